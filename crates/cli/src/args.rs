@@ -1,0 +1,367 @@
+//! The command line: every verb, its flags and its help. Parsing ends here; a verb gets values that are right by
+//! themselves and asks the daemon about the rest.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::client::host::Host;
+
+/// Runs, watches, steers and recovers fleets of AI coding agents.
+#[derive(Debug, Parser)]
+#[command(name = "qd", version, propagate_version = true, disable_help_subcommand = true)]
+#[command(after_help = "Examples:
+  qd run 'explain this repository'      start a conversation and see the answer
+  qd run --detach 'fix the tests'       leave it to itself; `qd ps`, `qd attach ID` find it again
+  qd asks                               what agents wait for
+Ids may be shortened, or be a title. Exit codes: 0 well, 1 failed, 2 wrong usage, 3 not found,
+4 no daemon, 124 timed out, 130 cancelled.")]
+pub(crate) struct Line {
+    /// What holds for every verb.
+    #[command(flatten)]
+    pub(crate) global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+/// What holds for every verb.
+#[derive(Debug, Args)]
+pub(crate) struct Global {
+    /// Print JSON: one value, or one per line for streams
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// The daemon: unix:PATH, http://HOST:PORT or https://HOST:PORT [default: $QD_HOST, else the home's socket]
+    #[arg(long, global = true, value_name = "HOST")]
+    pub(crate) host: Option<Host>,
+    /// Where the daemon keeps everything [default: $QD_HOME, else quarterdeck in the XDG data directory]
+    #[arg(long, global = true, value_name = "DIR")]
+    pub(crate) home: Option<PathBuf>,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Give an agent a prompt and show its answer as it comes
+    #[command(after_help = "Examples:
+  qd run 'why does the build fail?'
+  git diff | qd run --agent claude -
+  qd run --detach --title nightly --policy allow 'update the dependencies'
+Ctrl-C cancels the run and waits for its end; a second one leaves it alone.")]
+    Run(Run),
+    /// List sessions
+    #[command(after_help = "Examples:
+  qd ps
+  qd ps -a --json | jq '.[].id'")]
+    Ps {
+        /// The closed ones too
+        #[arg(short, long)]
+        all: bool,
+    },
+    /// Show what happened in a session, go on live, and talk to it
+    #[command(after_help = "Examples:
+  qd attach ses_4k
+  echo 'and now the tests' | qd attach nightly
+A line is sent as a prompt, or answers the ask that is open. /steer TEXT, /cancel, /detach, /help.")]
+    Attach {
+        /// The session
+        id: String,
+    },
+    /// Give a session one more prompt, without waiting for the answer
+    #[command(after_help = "Examples:
+  qd send nightly 'then open a pull request'
+  qd send nightly --steer 'skip the slow tests'")]
+    Send {
+        /// The session
+        id: String,
+        /// The prompt; `-` reads it from stdin
+        text: String,
+        /// Tell it to the run that is active now
+        #[arg(long)]
+        steer: bool,
+    },
+    /// Print the conversation of a session or a run
+    #[command(after_help = "Examples:
+  qd logs nightly
+  qd logs -f --json run_7x | jq .kind")]
+    Logs {
+        /// Go on with whatever happens
+        #[arg(short, long)]
+        follow: bool,
+        /// The session or run
+        id: String,
+    },
+    /// Wait until sessions or runs have nothing more to do
+    #[command(after_help = "Examples:
+  qd wait nightly && make release
+  qd wait --timeout 600 ses_4k ses_9b
+The exit code is the greatest of those of the runs that were waited for.")]
+    Wait {
+        /// Sessions or runs
+        #[arg(required = true, value_name = "ID")]
+        ids: Vec<String>,
+        /// Give up after so many seconds, with exit code 124
+        #[arg(long, value_name = "S", value_parser = seconds)]
+        timeout: Option<f64>,
+    },
+    /// Cancel everything a session has to do, or one run
+    #[command(after_help = "Examples:
+  qd cancel nightly
+  qd cancel run_7x run_8a")]
+    Cancel {
+        /// Sessions or runs
+        #[arg(required = true, value_name = "ID")]
+        ids: Vec<String>,
+    },
+    /// Close sessions
+    #[command(after_help = "Examples:
+  qd rm nightly
+  qd rm --purge ses_4k")]
+    Rm {
+        /// Sessions
+        #[arg(required = true, value_name = "ID")]
+        ids: Vec<String>,
+        /// Delete their events as well
+        #[arg(long)]
+        purge: bool,
+    },
+    /// List what agents wait for
+    #[command(after_help = "Examples:
+  qd asks
+  qd asks -f --json")]
+    Asks {
+        /// Go on with new ones
+        #[arg(short, long)]
+        follow: bool,
+    },
+    /// Let an agent do what it asks for
+    #[command(after_help = "Example:
+  qd allow ask_3f")]
+    Allow {
+        /// The ask
+        ask: String,
+        /// This tool for the rest of the session (never where the risk is high)
+        #[arg(long)]
+        always: bool,
+    },
+    /// Refuse what an agent asks for
+    #[command(after_help = "Example:
+  qd deny ask_3f use the staging server")]
+    Deny {
+        /// The ask
+        ask: String,
+        /// What the agent is told
+        reason: Vec<String>,
+    },
+    /// Answer an agent's question
+    #[command(after_help = "Example:
+  qd answer ask_3f 'the second one'")]
+    Answer {
+        /// The ask
+        ask: String,
+        /// The answer
+        #[arg(allow_hyphen_values = true)]
+        value: String,
+    },
+    /// Let nothing start any more, in any workspace
+    #[command(after_help = "Examples:
+  qd halt
+  qd halt --cancel the bill is too high")]
+    Halt {
+        /// Cancel what is running too
+        #[arg(long)]
+        cancel: bool,
+        /// Why
+        reason: Vec<String>,
+    },
+    /// Let things start again
+    Unhalt,
+    /// List known agents and whether they can start here
+    Agents,
+    /// List live workers
+    Workers,
+    /// Run the daemon in the foreground
+    #[command(after_help = "Examples:
+  qd serve
+  qd serve --listen unix:/run/user/1000/qd.sock --listen 127.0.0.1:7777
+  qd serve --listen 0.0.0.0:7777 --tls self --allow-host build.example")]
+    Serve(Serve),
+    /// End the daemon and wait until it is gone
+    Stop {
+        /// End the workers, and so the agents, as well
+        #[arg(long)]
+        workers: bool,
+    },
+    /// Show which settings count, and from where
+    Config,
+    /// Show what the home holds and free what is old
+    #[command(after_help = "Examples:
+  qd gc
+  qd gc --older-than 7 --yes")]
+    Gc {
+        /// Sessions that have been closed for so many days
+        #[arg(long, value_name = "DAYS", default_value_t = 30)]
+        older_than: u32,
+        /// Do it, instead of only saying what it would free
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Check the installation and say what to do
+    Doctor {
+        /// Make the lists anew from the events (the daemon must be stopped)
+        #[arg(long)]
+        rebuild: bool,
+    },
+    /// Print completions for a shell
+    #[command(after_help = "Example:
+  qd completions bash > ~/.local/share/bash-completion/completions/qd")]
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+/// `qd run`.
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    /// The agent [default: the configured one, else the only one found, else echo]
+    #[arg(long, short, value_name = "A", conflicts_with = "session")]
+    pub(crate) agent: Option<String>,
+    /// Print the session's id and leave it to itself
+    #[arg(long, short)]
+    pub(crate) detach: bool,
+    /// The project directory [default: the current one]
+    #[arg(short = 'C', value_name = "DIR", conflicts_with = "session")]
+    pub(crate) dir: Option<PathBuf>,
+    /// Which model, in the agent's words
+    #[arg(long, value_name = "M", conflicts_with = "session")]
+    pub(crate) model: Option<String>,
+    /// A name for people
+    #[arg(long, value_name = "T", conflicts_with = "session")]
+    pub(crate) title: Option<String>,
+    /// Go on with this session instead of a new one
+    #[arg(long, value_name = "ID")]
+    pub(crate) session: Option<String>,
+    /// ask, allow, deny, or rules: JSON or a file of it
+    #[arg(long, value_name = "P", conflicts_with = "session")]
+    pub(crate) policy: Option<String>,
+    /// What to do when the agent asks
+    #[arg(long, value_enum, default_value_t = OnAsk::Wait)]
+    pub(crate) on_ask: OnAsk,
+    /// Cancel the run after so many seconds, with exit code 124
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    pub(crate) timeout: Option<f64>,
+    /// The prompt; `-` reads it from stdin
+    #[arg(allow_hyphen_values = true)]
+    pub(crate) prompt: String,
+}
+
+/// What `qd run` does when its agent asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnAsk {
+    /// Wait for an answer from here or elsewhere
+    Wait,
+    /// Deny it at once and go on
+    Deny,
+    /// Cancel the run and fail
+    Fail,
+}
+
+/// `qd serve`.
+#[derive(Debug, Args)]
+pub(crate) struct Serve {
+    /// Where to listen: unix:PATH or HOST:PORT, port 0 for any free one [default: the home's socket]
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) listen: Vec<String>,
+    /// A name that clients may have in their Host header
+    #[arg(long, value_name = "NAME")]
+    pub(crate) allow_host: Vec<String>,
+    /// `self`: make a certificate and print its fingerprint
+    #[arg(long, value_name = "HOW", value_parser = ["self"], conflicts_with_all = ["tls_cert", "tls_key"])]
+    pub(crate) tls: Option<String>,
+    /// The certificate, as PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Its key, as PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Leave the caller's terminal; set by `qd` itself when it starts a daemon
+    #[arg(long, hide = true)]
+    pub(crate) background: bool,
+}
+
+/// A time that can be waited for. More than a year is taken for a slip of the pen.
+fn seconds(text: &str) -> Result<f64, String> {
+    const YEAR: f64 = 366.0 * 86_400.0;
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds <= YEAR => Ok(seconds),
+        _ => Err("a number of seconds above 0, such as 90 or 0.5".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(line: &[&str]) -> Result<Line, clap::Error> {
+        Line::try_parse_from(std::iter::once(&"qd").chain(line))
+    }
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Line::command().debug_assert();
+    }
+
+    #[test]
+    fn every_verb_of_the_contract_is_there() {
+        let verbs: Vec<String> = Line::command().get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
+        for verb in "serve run ps attach send logs wait cancel rm asks allow deny answer halt unhalt agents workers \
+                     doctor completions stop config gc"
+            .split_whitespace()
+        {
+            assert!(verbs.iter().any(|known| known == verb), "{verb}");
+        }
+    }
+
+    #[test]
+    fn a_prompt_may_be_a_dash_or_json() {
+        for prompt in ["-", "[{\"say\":\"hi\"}]", "-v is a flag, is it not?"] {
+            let Ok(Line { verb: Verb::Run(run), .. }) = parse(&["run", "--agent", "script", prompt]) else {
+                panic!("{prompt}")
+            };
+            assert_eq!(run.prompt, prompt);
+        }
+    }
+
+    #[test]
+    fn global_flags_stand_before_or_after_the_verb() {
+        assert!(parse(&["--json", "ps"]).unwrap().global.json);
+        assert!(parse(&["ps", "-a", "--json", "--host", "unix:/x"]).unwrap().global.json);
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for line in [
+            &["ps", "--host", "example.com"][..],
+            &["run"],
+            &["run", "--timeout", "0", "x"],
+            &["run", "--timeout", "-1", "x"],
+            &["run", "--timeout", "NaN", "x"],
+            &["run", "--session", "s", "--agent", "a", "x"],
+            &["run", "--on-ask", "shrug", "x"],
+            &["serve", "--tls-cert", "a"],
+            &["serve", "--tls", "self", "--tls-cert", "a", "--tls-key", "b"],
+            &["wait"],
+            &["dance"],
+        ] {
+            assert_eq!(parse(line).unwrap_err().exit_code(), 2, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn a_reason_needs_no_quotes() {
+        let Verb::Deny { reason, .. } = parse(&["deny", "ask_1", "not", "now"]).unwrap().verb else { panic!() };
+        assert_eq!(reason.join(" "), "not now");
+    }
+}

@@ -1,0 +1,98 @@
+//! Where a daemon listens, as `--host` says it.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// An address of a daemon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Host {
+    /// A socket file of this machine.
+    Unix(PathBuf),
+    /// A port, with TLS or without.
+    Tcp {
+        /// `HOST:PORT`, an IPv6 address in brackets.
+        authority: String,
+        /// Whether it is `https`.
+        tls: bool,
+    },
+}
+
+impl Host {
+    /// The `Host` header.
+    pub(crate) fn header(&self) -> &str {
+        match self {
+            Self::Unix(_) => "localhost",
+            Self::Tcp { authority, .. } => authority,
+        }
+    }
+
+    /// The name without the port, as certificates have it.
+    pub(crate) fn server_name(&self) -> &str {
+        let name = self.header();
+        let name = name.rsplit_once(':').map_or(name, |(name, _)| name);
+        name.trim_start_matches('[').trim_end_matches(']')
+    }
+}
+
+impl FromStr for Host {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const FORMS: &str = "a host is unix:PATH, http://HOST:PORT or https://HOST:PORT";
+        if let Some(path) = text.strip_prefix("unix:") {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            return if path.is_empty() { Err(FORMS.to_owned()) } else { Ok(Self::Unix(path.into())) };
+        }
+        let (rest, tls) = match (text.strip_prefix("http://"), text.strip_prefix("https://")) {
+            (Some(rest), _) => (rest, false),
+            (_, Some(rest)) => (rest, true),
+            (None, None) => return Err(FORMS.to_owned()),
+        };
+        let authority = rest.trim_end_matches('/');
+        let port = authority.rsplit_once(':').filter(|(name, _)| !name.is_empty()).map(|(_, port)| port);
+        match port {
+            Some(port) if port.parse::<u16>().is_ok_and(|port| port > 0) && !authority.contains('/') => {
+                Ok(Self::Tcp { authority: authority.to_owned(), tls })
+            }
+            _ => Err(FORMS.to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Tcp { authority, tls: false } => write!(f, "http://{authority}"),
+            Self::Tcp { authority, tls: true } => write!(f, "https://{authority}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_reads_back_as_it_was_written() {
+        for text in ["unix:/run/qd.sock", "http://127.0.0.1:7777", "https://box.example:443", "http://[::1]:80"] {
+            assert_eq!(text.parse::<Host>().unwrap().to_string(), text);
+        }
+        assert_eq!("http://a:1/".parse::<Host>().unwrap().to_string(), "http://a:1");
+        assert_eq!("unix:///a".parse::<Host>().unwrap(), Host::Unix("/a".into()));
+    }
+
+    #[test]
+    fn what_is_no_host_is_refused_with_the_forms() {
+        for text in ["", "unix:", "/run/qd.sock", "http://", "http://a", "http://a:0", "http://a:x", "http://a:1/b", "http://:1"] {
+            assert!(text.parse::<Host>().unwrap_err().contains("unix:PATH"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_certificate_is_asked_for_by_name_alone() {
+        assert_eq!("https://box.example:443".parse::<Host>().unwrap().server_name(), "box.example");
+        assert_eq!("https://[::1]:443".parse::<Host>().unwrap().server_name(), "::1");
+    }
+}

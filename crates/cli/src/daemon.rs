@@ -1,0 +1,274 @@
+//! Finds the daemon, or starts one in the background. Nothing here knows what a daemon does: only where it listens,
+//! how it is started, and that nothing of the caller's may stay open in it.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use qd_daemon::home::Home;
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, PidfdFlags};
+use tokio::time::{Instant, sleep};
+
+use crate::client::Client;
+use crate::client::host::Host;
+use crate::failure::{Failure, Result};
+use crate::output::Output;
+
+/// How long a daemon may take to answer after its start, an old one's ending included.
+const START: Duration = Duration::from_secs(20);
+/// Between two looks at a daemon that starts.
+const LOOK: Duration = Duration::from_millis(2);
+/// Between two starts while an old daemon lets go of the home.
+const AGAIN: Duration = Duration::from_millis(100);
+/// Bytes of a failed start's output that are shown.
+const TAIL: u64 = 4096;
+
+/// Which daemon, and whether one may be started.
+#[derive(Debug)]
+pub(crate) struct Whereabouts {
+    /// Where its files are, if it is ours.
+    pub(crate) home: Home,
+    /// Said by the caller; then nothing is started.
+    pub(crate) explicit: Option<Host>,
+}
+
+impl Whereabouts {
+    /// Where the command line named no daemon, `QD_HOST` may.
+    pub(crate) fn ask_environment(&mut self) -> Result<()> {
+        let said = std::env::var("QD_HOST").ok().filter(|host| !host.is_empty());
+        if let (None, Some(host)) = (&self.explicit, said) {
+            let host = host.parse().map_err(|forms| Failure::Usage(format!("QD_HOST is {host}, but {forms}")))?;
+            self.explicit = Some(host);
+        }
+        Ok(())
+    }
+
+    /// A client of the daemon that is there, or of one that is started for it.
+    pub(crate) async fn reach(&self, out: &Output) -> Result<Client> {
+        match self.find(out).await {
+            Ok(client) => Ok(client),
+            Err(Failure::Unreachable(_)) if self.explicit.is_none() => self.start(out).await,
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// A client of the daemon that is there; none is started.
+    pub(crate) async fn find(&self, out: &Output) -> Result<Client> {
+        let client = self.client()?;
+        let version = match client.probe().await {
+            // One that is going down counts as gone.
+            Err(Failure::Refused(refusal)) if refusal.status == 503 => {
+                return Err(Failure::Unreachable(refusal.error.message));
+            }
+            other => other?,
+        };
+        let ours = env!("CARGO_PKG_VERSION");
+        if let Some(theirs) = version.filter(|theirs| theirs != ours) {
+            out.note(&format!("the daemon is version {theirs}, this qd is {ours}; `qd stop` ends it, the next verb starts yours"));
+        }
+        Ok(client)
+    }
+
+    /// A client that has not asked anything yet.
+    fn client(&self) -> Result<Client> {
+        let host = self.explicit.clone().unwrap_or_else(|| Host::Unix(self.home.socket()));
+        let token = match &host {
+            Host::Unix(_) => None,
+            Host::Tcp { .. } => token(&self.home),
+        };
+        Ok(Client::new(host, token))
+    }
+
+    /// Starts a daemon, unless somebody else just did.
+    async fn start(&self, out: &Output) -> Result<Client> {
+        self.home.prepare().context("the daemon has no home")?;
+        let lock = private(&self.home.path().join("start.lock"))?;
+        flock(&lock, FlockOperation::LockExclusive).context("the start cannot be locked")?;
+        let deadline = Instant::now() + START;
+        loop {
+            if let Ok(client) = self.find(out).await {
+                return Ok(client);
+            }
+            let (child, output, before) = spawn(&self.home)?;
+            if let Some(client) = self.answers(out, child, deadline).await {
+                return Ok(client);
+            }
+            // An old daemon that is ending still holds the home; its place is free in a moment.
+            if !held(&self.home) || Instant::now() > deadline {
+                return Err(Failure::Unreachable(format!("the daemon did not start\n{}", tail(output, before))));
+            }
+            sleep(AGAIN).await;
+        }
+    }
+
+    /// Waits until a started daemon answers; none if it ended first.
+    async fn answers(&self, out: &Output, mut child: Child, deadline: Instant) -> Option<Client> {
+        loop {
+            let ended = !matches!(child.try_wait(), Ok(None));
+            match self.find(out).await {
+                Ok(client) => return Some(client),
+                Err(_) if ended || Instant::now() > deadline => return None,
+                Err(_) => sleep(LOOK).await,
+            }
+        }
+    }
+}
+
+/// Leaves the caller's terminal and session. The first thing that `qd serve --background` does.
+pub(crate) fn leave_the_caller() {
+    // It fails only for a leader of its group, who has nobody to leave.
+    let _ = rustix::process::setsid();
+}
+
+/// Waits until a process of this machine has ended, however its parent treats it.
+pub(crate) fn wait_for_end(pid: u32, patience: Duration) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return true };
+    let Ok(process) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { return true };
+    let patience = Timespec::try_from(patience).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
+    poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&patience)).is_ok_and(|ready| ready > 0)
+}
+
+/// The token for TCP: said by the caller, else the one that our home keeps.
+fn token(home: &Home) -> Option<String> {
+    let said = std::env::var("QD_TOKEN").ok().filter(|token| !token.is_empty());
+    said.or_else(|| std::fs::read_to_string(home.token_file()).ok().map(|text| text.trim().to_owned()))
+}
+
+/// Starts our own executable as a daemon, and gives where its output begins.
+fn spawn(home: &Home) -> Result<(Child, File, u64)> {
+    let exe = std::env::current_exe().context("this program's own file is not known")?;
+    let output = private(&home.log().join("daemon.out"))?;
+    let before = output.metadata().context("the daemon's output has no size")?.len();
+    let mut command = without_inherited(&exe, &inherited());
+    command
+        .args(["serve", "--background", "--home"])
+        .arg(home.path())
+        .env_remove("QD_HOST")
+        .env_remove("QD_TOKEN")
+        .current_dir(home.path())
+        .stdin(Stdio::null())
+        .stdout(output.try_clone().context("the daemon's output cannot be shared")?)
+        .stderr(output.try_clone().context("the daemon's output cannot be shared")?);
+    let child = command.spawn().with_context(|| format!("{} does not start", exe.display()))?;
+    Ok((child, output, before))
+}
+
+/// Descriptors above stderr that a child of ours would inherit: those that our caller left open in us. Our own are
+/// all closed on exec.
+fn inherited() -> Vec<u32> {
+    let Ok(descriptors) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
+    let numbers = descriptors.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let mut left: Vec<u32> = numbers.filter(|&number| number > 2 && survives_exec(number)).collect();
+    left.sort_unstable();
+    left
+}
+
+fn survives_exec(descriptor: u32) -> bool {
+    let Ok(info) = std::fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")) else { return false };
+    let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|octal| u32::from_str_radix(octal.trim(), 8).ok()).unwrap_or(0);
+    flags & rustix::fs::OFlags::CLOEXEC.bits() == 0
+}
+
+/// A command for `exe` that does not inherit these descriptors. Only a system call could close a foreign descriptor
+/// here, and none is safe Rust; so where there are any, a shell closes them and becomes the program. A POSIX shell
+/// closes one digit, bash any number.
+fn without_inherited(exe: &Path, inherited: &[u32]) -> Command {
+    if inherited.is_empty() {
+        return Command::new(exe);
+    }
+    let bash = Path::new("/bin/bash");
+    let shell = if inherited.iter().any(|&number| number > 9) && bash.exists() { bash } else { Path::new("/bin/sh") };
+    let digits = shell == bash;
+    let close: String =
+        inherited.iter().filter(|&&number| digits || number <= 9).map(|number| format!(" {number}>&-")).collect();
+    let mut command = Command::new(shell);
+    command.arg("-c").arg(format!("exec \"$0\" \"$@\"{close}")).arg(exe);
+    command
+}
+
+/// Whether a living process holds the home, as its lock file says.
+fn held(home: &Home) -> bool {
+    let holder = std::fs::read_to_string(home.path().join("lock")).unwrap_or_default();
+    let pid = holder.trim().parse().ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| rustix::process::test_kill_process(pid).is_ok())
+}
+
+fn private(path: &Path) -> Result<File> {
+    let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path);
+    Ok(file.with_context(|| format!("{} cannot be opened", path.display()))?)
+}
+
+/// The end of what a failed daemon wrote.
+fn tail(mut output: File, before: u64) -> String {
+    let end = output.metadata().map_or(before, |meta| meta.len());
+    let from = before.max(end.saturating_sub(TAIL));
+    let mut bytes = Vec::new();
+    let read = output.seek(SeekFrom::Start(from)).and_then(|_| output.read_to_end(&mut bytes));
+    match read {
+        Ok(0) => "it said nothing".to_owned(),
+        Ok(_) => String::from_utf8_lossy(&bytes).trim_end().to_owned(),
+        Err(error) => format!("and its output cannot be read: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+
+    fn said(command: &mut Command) -> String {
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
+    }
+
+    #[test]
+    fn without_anything_inherited_no_shell_is_needed() {
+        assert_eq!(without_inherited(Path::new("/bin/true"), &[]).get_program(), "/bin/true");
+    }
+
+    #[test]
+    fn inherited_descriptors_are_closed_and_arguments_kept() {
+        // The inner shell stands for a caller that left 7 and 8 open, the outer program for the daemon.
+        let mut daemon = without_inherited(Path::new("/bin/sh"), &[7, 8]);
+        daemon.args(["-c", "for fd in 7 8; do (: >&$fd) 2>/dev/null && echo open $fd; done; echo \"$1\"", "sh", "a b"]);
+        let words: Vec<String> = std::iter::once(daemon.get_program())
+            .chain(daemon.get_args())
+            .map(|word| format!("'{}'", word.to_str().unwrap().replace('\'', "'\\''")))
+            .collect();
+        let caller = format!("exec 7>/dev/null 8>/dev/null; {}", words.join(" "));
+        assert_eq!(said(Command::new("/bin/sh").arg("-c").arg(caller)), "a b\n");
+    }
+
+    #[test]
+    fn our_own_descriptors_are_not_taken_for_the_callers() {
+        let file = tempfile::tempfile().unwrap();
+        let number = u32::try_from(file.as_raw_fd()).unwrap();
+        assert!(!inherited().contains(&number));
+    }
+
+    #[test]
+    fn only_what_this_start_said_is_shown() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("daemon.out");
+        std::fs::write(&path, "old words\n").unwrap();
+        let file = private(&path).unwrap();
+        let before = file.metadata().unwrap().len();
+        assert_eq!(tail(private(&path).unwrap(), before), "it said nothing");
+        std::io::Write::write_all(&mut &file, b"the port is taken\n").unwrap();
+        assert_eq!(tail(file, before), "the port is taken");
+    }
+
+    #[test]
+    fn the_end_of_a_process_is_seen_although_nobody_reaped_it() {
+        let mut child = Command::new("/bin/true").spawn().unwrap();
+        assert!(wait_for_end(child.id(), Duration::from_secs(20)));
+        child.wait().unwrap();
+        assert!(wait_for_end(u32::MAX, Duration::ZERO), "what is no process has ended");
+    }
+}

@@ -1,0 +1,128 @@
+//! The only place that prints. Data goes to stdout and everything else to stderr; colour and the spinner appear on a
+//! terminal only. No other file may touch the standard streams for writing.
+
+use std::cell::Cell;
+use std::io::{self, IsTerminal, Write};
+
+use serde::Serialize;
+
+use crate::failure::{Exit, Failure};
+use crate::render::style::Style;
+
+/// Clears the line that the spinner stands on.
+const CLEAR_LINE: &str = "\r\x1b[2K";
+
+/// The two streams and what is known about them.
+#[derive(Debug)]
+pub(crate) struct Output {
+    /// Whether programs read us: one JSON value, or one per line.
+    pub(crate) json: bool,
+    /// Whether stdout is a terminal.
+    pub(crate) out_tty: bool,
+    /// Whether stderr is a terminal.
+    pub(crate) err_tty: bool,
+    /// Whether colour is unwanted even there.
+    no_colour: bool,
+    /// Whether the spinner's line stands on the terminal and must be cleared before anything else.
+    spinning: Cell<bool>,
+}
+
+impl Output {
+    /// Looks at the streams once.
+    pub(crate) fn new(json: bool) -> Self {
+        // https://no-color.org: present and not empty.
+        let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
+            || std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        Self {
+            json,
+            out_tty: io::stdout().is_terminal(),
+            err_tty: io::stderr().is_terminal(),
+            no_colour,
+            spinning: Cell::new(false),
+        }
+    }
+
+    /// How to colour what goes to stdout.
+    pub(crate) fn out_style(&self) -> Style {
+        Style::new(self.out_tty && !self.no_colour)
+    }
+
+    /// How to colour what goes to stderr.
+    pub(crate) fn err_style(&self) -> Style {
+        Style::new(self.err_tty && !self.no_colour)
+    }
+
+    /// Columns of the terminal on stdout; none if it is not one, and nothing need be cut.
+    pub(crate) fn width(&self) -> Option<usize> {
+        if !self.out_tty {
+            return None;
+        }
+        let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+        (size.ws_col > 0).then_some(usize::from(size.ws_col))
+    }
+
+    /// Data, as it is.
+    pub(crate) fn data(&self, text: &str) -> io::Result<()> {
+        self.clear_spinner();
+        let mut out = io::stdout().lock();
+        out.write_all(text.as_bytes())?;
+        out.flush()
+    }
+
+    /// One line of data.
+    pub(crate) fn line(&self, text: &str) -> io::Result<()> {
+        self.data(&format!("{text}\n"))
+    }
+
+    /// One JSON value on a line of its own.
+    pub(crate) fn value(&self, value: &impl Serialize) -> Result<(), Failure> {
+        let text = serde_json::to_string(value).map_err(anyhow::Error::from)?;
+        Ok(self.line(&text)?)
+    }
+
+    /// Something beside the data, as it is. That nobody reads stderr is nobody's failure.
+    pub(crate) fn aside(&self, text: &str) {
+        self.clear_spinner();
+        let mut err = io::stderr().lock();
+        let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
+    }
+
+    /// One line for people, beside the data.
+    pub(crate) fn note(&self, text: &str) {
+        self.aside(&format!("{}\n", self.err_style().dim(text)));
+    }
+
+    /// The last word of a verb that failed.
+    pub(crate) fn failure(&self, failure: &Failure) {
+        if failure.exit() == Exit::Well {
+            return;
+        }
+        if self.json {
+            let text = serde_json::to_string(&failure.body()).unwrap_or_else(|error| error.to_string());
+            self.aside(&format!("{text}\n"));
+        } else {
+            self.aside(&format!("{} {failure}\n", self.err_style().red("qd:")));
+        }
+    }
+
+    /// Puts one line on the terminal that the next output replaces. Only for a stderr that is a terminal.
+    pub(crate) fn spin(&self, text: &str) {
+        if !self.err_tty {
+            return;
+        }
+        let width = rustix::termios::tcgetwinsize(io::stderr()).map_or(80, |size| usize::from(size.ws_col));
+        let text = crate::render::text::cut(text, width.saturating_sub(1).max(20));
+        let line = format!("{CLEAR_LINE}{}", self.err_style().dim(&text));
+        let mut err = io::stderr().lock();
+        let _ = err.write_all(line.as_bytes()).and_then(|()| err.flush());
+        self.spinning.set(true);
+    }
+
+    /// Takes the spinner away.
+    pub(crate) fn clear_spinner(&self) {
+        if self.spinning.replace(false) {
+            let mut err = io::stderr().lock();
+            let _ = err.write_all(CLEAR_LINE.as_bytes()).and_then(|()| err.flush());
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! What people see: text made of events, lists and asks. Everything here is a pure function or a small state machine
+//! over strings; printing is left to `output.rs`.
+
+pub(crate) mod ask;
+pub(crate) mod conversation;
+pub(crate) mod spinner;
+pub(crate) mod style;
+pub(crate) mod table;
+pub(crate) mod text;
+pub(crate) mod tool;

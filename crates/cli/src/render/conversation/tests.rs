@@ -1,0 +1,123 @@
+//! What people see of a conversation, event by event.
+
+use qd_protocol::{Millis, Seq};
+use serde_json::json;
+
+use super::*;
+
+fn event(kind: &str, data: Value) -> Event {
+    Event {
+        seq: Seq(1),
+        ts: Millis(0),
+        workspace_id: None,
+        session_id: None,
+        run_id: Some(RunId::parse("run_1").unwrap()),
+        kind: kind.to_owned(),
+        data,
+    }
+}
+
+fn delta(text: &str) -> Event {
+    event("text.delta", json!({"message_id": "m", "text": text}))
+}
+
+fn finished(reason: &str, text: &str) -> Event {
+    let usage = json!({"input_tokens": 0, "output_tokens": 0, "cost_usd": 0.0});
+    let processes = json!({"killed": 0, "survivors": 0});
+    event(
+        "run.finished",
+        json!({"finish_reason": reason, "text": text, "error": null, "usage": usage, "processes": processes}),
+    )
+}
+
+/// The two channels after all of `events`.
+fn shown(joined: bool, events: &[Event]) -> (String, String) {
+    let look = Look { style: Style::new(false), joined, prompts: true, clean: false };
+    let mut conversation = Conversation::new(look);
+    let (mut answer, mut aside) = (String::new(), String::new());
+    for event in events {
+        for piece in conversation.show(event) {
+            match piece.channel {
+                Channel::Answer => answer.push_str(&piece.text),
+                Channel::Aside => aside.push_str(&piece.text),
+            }
+        }
+    }
+    (answer, aside)
+}
+
+/// Both channels as one screen shows them.
+fn screen(events: &[Event]) -> String {
+    let look = Look { style: Style::new(false), joined: true, prompts: true, clean: true };
+    let mut conversation = Conversation::new(look);
+    events.iter().flat_map(|event| conversation.show(event)).map(|piece| piece.text).collect()
+}
+
+#[test]
+fn streamed_text_is_the_answer_and_its_result_is_not_said_again() {
+    let (answer, aside) = shown(false, &[delta("hello "), delta("you "), finished("end_turn", "echo: hello you")]);
+    assert_eq!((answer.as_str(), aside.as_str()), ("hello you \n", ""));
+}
+
+#[test]
+fn a_run_that_streamed_nothing_shows_its_result() {
+    assert_eq!(shown(false, &[finished("end_turn", "done")]).0, "done\n");
+    assert_eq!(shown(false, &[finished("end_turn", "")]).0, "", "nothing was said, so nothing is shown");
+}
+
+#[test]
+fn the_words_of_one_run_do_not_silence_the_result_of_the_next() {
+    let mut next = finished("end_turn", "two");
+    next.run_id = Some(RunId::parse("run_2").unwrap());
+    assert_eq!(shown(false, &[delta("one"), finished("end_turn", "one"), next]).0, "one\ntwo\n");
+}
+
+#[test]
+fn data_stays_exact_while_asides_come_between() {
+    let tool = event("tool.started", json!({"call_id": "c", "name": "Bash", "input": {"command": "ls"}}));
+    let (answer, aside) = shown(false, &[delta("a"), tool, delta("b"), finished("end_turn", "")]);
+    assert_eq!((answer.as_str(), aside.as_str()), ("ab\n", "tool Bash: ls\n"));
+}
+
+#[test]
+fn on_one_screen_every_aside_has_its_own_line() {
+    let tool = event("tool.started", json!({"call_id": "c", "name": "Bash", "input": {"command": "ls"}}));
+    let done = event("tool.finished", json!({"call_id": "c", "output": "x\ny", "is_error": false}));
+    let thought = event("thought.delta", json!({"text": "hm"}));
+    let events = [delta("a"), tool, done, thought, delta("b"), finished("end_turn", "")];
+    assert_eq!(screen(&events), "a\ntool Bash: ls\n  = x (+1 lines)\nhm\nb\n");
+}
+
+#[test]
+fn a_prompt_is_shown_by_its_speaker() {
+    let parts = json!([{"type": "text", "text": "do this\nand that"}]);
+    let prompt = event("message.created", json!({"message_id": "m", "role": "user", "parts": parts}));
+    assert_eq!(screen(&[prompt]), "> do this\n  and that\n");
+}
+
+#[test]
+fn a_failed_run_says_why() {
+    let mut failed = finished("error", "");
+    failed.data["error"] =
+        json!({"code": "agent_exited", "message": "the agent exited", "exit_status": 3, "stderr": ["boom"]});
+    let (_, aside) = shown(false, &[failed]);
+    assert_eq!(aside, "run ended: error: the agent exited (exit status 3)\n    boom\n");
+    assert_eq!(shown(false, &[finished("timeout", "")]).1, "run ended: timeout\n");
+}
+
+#[test]
+fn late_words_are_never_the_answer() {
+    let late = event("text.delta", json!({"text": "too late", "after_run": "run_1"}));
+    let (answer, aside) = shown(false, &[late]);
+    assert_eq!((answer.as_str(), aside.as_str()), ("", "late: too late\n"));
+}
+
+#[test]
+fn a_terminal_gets_no_escape_sequence_of_an_agent() {
+    assert_eq!(screen(&[delta("a\x1b]0;owned\x07b")]), "a]0;ownedb");
+}
+
+#[test]
+fn an_unknown_kind_and_data_of_another_shape_add_nothing() {
+    assert_eq!(screen(&[event("comet.sighted", json!({})), event("text.delta", json!([1]))]), "");
+}

@@ -1,0 +1,103 @@
+//! Small forms of text: cut to a width, cleaned of control characters, ages, sizes and money.
+
+use qd_protocol::Millis;
+
+/// At most `width` characters; what is cut ends in an ellipsis.
+pub(crate) fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    let mut head: String = text.chars().take(width.saturating_sub(1)).collect();
+    head.push('…');
+    head
+}
+
+/// The first line that is not blank, cleaned and cut: how a prompt or an output stands in a list.
+pub(crate) fn head(text: &str, width: usize) -> String {
+    let line = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
+    cut(&clean(line), width)
+}
+
+/// Without control characters but newline and tab. What an agent says must not move the cursor, rename the window or
+/// forge the line that asks for permission.
+pub(crate) fn clean(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
+}
+
+/// How long, in the one or two units that matter.
+pub(crate) fn span(ms: u64) -> String {
+    let s = ms / 1000;
+    match s {
+        0..60 => format!("{s}s"),
+        60..3600 => format!("{}m", s / 60),
+        3600..86_400 => format!("{}h{:02}m", s / 3600, s / 60 % 60),
+        _ => format!("{}d{:02}h", s / 86_400, s / 3600 % 24),
+    }
+}
+
+/// How long ago.
+pub(crate) fn age(then: Millis, now: Millis) -> String {
+    span(now.since(then))
+}
+
+/// Bytes for people.
+pub(crate) fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut unit = 0;
+    let mut scaled = bytes;
+    // Tenths are kept by stopping one step early and dividing once more as a float.
+    while scaled >= 1024 * 1024 && unit + 2 < UNITS.len() {
+        scaled /= 1024;
+        unit += 1;
+    }
+    if scaled < 1024 {
+        return format!("{scaled} {}", UNITS[unit]);
+    }
+    let value = scaled as f64 / 1024.0;
+    format!("{value:.1} {}", UNITS[unit + 1])
+}
+
+/// Dollars; nothing if nothing was spent.
+pub(crate) fn dollars(usd: f64) -> String {
+    if usd == 0.0 {
+        "-".to_owned()
+    } else if usd < 0.01 {
+        format!("${usd:.4}")
+    } else {
+        format!("${usd:.2}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_text_counts_characters_not_bytes() {
+        assert_eq!(cut("äöü", 3), "äöü");
+        assert_eq!(cut("äöüß", 3), "äö…");
+        assert_eq!(head("\n\n  first \nsecond", 20), "first");
+    }
+
+    #[test]
+    fn an_agent_cannot_move_the_cursor() {
+        assert_eq!(clean("a\x1b[2Kb\r\x07c\n\td"), "a[2Kbc\n\td");
+    }
+
+    #[test]
+    fn spans_sizes_and_money_are_short() {
+        assert_eq!(span(999), "0s");
+        assert_eq!(span(59_000), "59s");
+        assert_eq!(span(61_000), "1m");
+        assert_eq!(span(3_660_000), "1h01m");
+        assert_eq!(span(90_000_000), "1d01h");
+        assert_eq!(size(0), "0 B");
+        assert_eq!(size(1023), "1023 B");
+        assert_eq!(size(1536), "1.5 KiB");
+        assert_eq!(size(5 << 20), "5.0 MiB");
+        assert_eq!(size(3 << 40), "3.0 TiB");
+        assert_eq!(dollars(0.0), "-");
+        assert_eq!(dollars(0.001), "$0.0010");
+        assert_eq!(dollars(1.5), "$1.50");
+    }
+}

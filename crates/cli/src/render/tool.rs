@@ -1,0 +1,79 @@
+//! A tool call in one line: its name and the argument that matters.
+
+use serde_json::Value;
+
+use super::text;
+
+/// How much of an argument or an output a line shows.
+const HEAD: usize = 100;
+/// The arguments by which people know a call, the first that is there counts.
+const MAIN: [&str; 9] =
+    ["command", "cmd", "file_path", "path", "url", "uri", "pattern", "query", "description"];
+
+/// The call in a few words: `Bash: git status`.
+pub(crate) fn call(name: &str, input: &Value) -> String {
+    let name = text::head(name, HEAD);
+    match argument(input) {
+        Some(argument) => format!("{name}: {argument}"),
+        None => name,
+    }
+}
+
+/// What came out, in a few words; nothing if nothing did.
+pub(crate) fn result(output: &Value) -> Option<String> {
+    let words = match output {
+        Value::Null => return None,
+        Value::String(words) => words.clone(),
+        other => other.to_string(),
+    };
+    let lines = words.lines().filter(|line| !line.trim().is_empty()).count();
+    match lines {
+        0 => None,
+        1 => Some(text::head(&words, HEAD)),
+        _ => Some(format!("{} (+{} lines)", text::head(&words, HEAD), lines - 1)),
+    }
+}
+
+/// The argument by which people know the call, else all of them as JSON.
+fn argument(input: &Value) -> Option<String> {
+    match input {
+        Value::Null => None,
+        Value::String(words) => Some(text::head(words, HEAD)),
+        Value::Object(map) if map.is_empty() => None,
+        Value::Object(map) => {
+            let main = MAIN.iter().find_map(|key| map.get(*key)).and_then(|value| match value {
+                Value::String(words) => Some(words.clone()),
+                Value::Array(words) => {
+                    words.iter().map(Value::as_str).collect::<Option<Vec<_>>>().map(|words| words.join(" "))
+                }
+                _ => None,
+            });
+            Some(text::head(&main.unwrap_or_else(|| input.to_string()), HEAD))
+        }
+        other => Some(text::head(&other.to_string(), HEAD)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_call_shows_the_argument_that_matters() {
+        assert_eq!(call("Bash", &json!({"timeout": 3, "command": "git status"})), "Bash: git status");
+        assert_eq!(call("Run", &json!({"cmd": ["ls", "-l"]})), "Run: ls -l");
+        assert_eq!(call("Odd", &json!({"x": 1})), "Odd: {\"x\":1}");
+        assert_eq!(call("None", &Value::Null), "None");
+        assert_eq!(call("Bash", &json!({"command": "a\x1b[2K"})), "Bash: a[2K");
+    }
+
+    #[test]
+    fn a_result_is_its_first_line_and_a_count() {
+        assert_eq!(result(&Value::Null), None);
+        assert_eq!(result(&json!("")), None);
+        assert_eq!(result(&json!("one")), Some("one".to_owned()));
+        assert_eq!(result(&json!("one\n\ntwo\nthree")), Some("one (+2 lines)".to_owned()));
+        assert_eq!(result(&json!({"ok": true})), Some("{\"ok\":true}".to_owned()));
+    }
+}

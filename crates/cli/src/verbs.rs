@@ -1,0 +1,75 @@
+//! One file per verb or small family of them. A verb calls the daemon through `client.rs`, prints through `output.rs`
+//! and gives back an exit code; verbs do not call each other.
+
+mod agents;
+mod answer;
+mod asks;
+mod attach;
+mod cancel;
+mod completions;
+mod config;
+mod doctor;
+mod follow;
+mod gc;
+mod halt;
+mod logs;
+mod prompt;
+mod ps;
+mod rm;
+mod run;
+mod send;
+mod stop;
+mod transcript;
+mod typed;
+mod wait;
+mod workers;
+
+use crate::args::Verb;
+use crate::client::Client;
+use crate::daemon::Whereabouts;
+use crate::failure::{Exit, Result};
+use crate::output::Output;
+
+/// What every verb is given.
+#[derive(Debug)]
+pub(crate) struct Context {
+    /// Where it prints.
+    pub(crate) out: Output,
+    /// Which daemon it talks to.
+    pub(crate) whereabouts: Whereabouts,
+}
+
+impl Context {
+    /// A client of the daemon, which is started if none answers.
+    pub(crate) async fn client(&self) -> Result<Client> {
+        self.whereabouts.reach(&self.out).await
+    }
+}
+
+/// Does what the command line says.
+pub(crate) async fn perform(context: &Context, verb: Verb) -> Result<Exit> {
+    match verb {
+        Verb::Run(flags) => run::run(context, flags).await,
+        Verb::Ps { all } => ps::ps(context, all).await,
+        Verb::Attach { id } => attach::attach(context, &id).await,
+        Verb::Send { id, text, steer } => send::send(context, &id, &text, steer).await,
+        Verb::Logs { follow, id } => logs::logs(context, &id, follow).await,
+        Verb::Wait { ids, timeout } => wait::wait(context, &ids, timeout).await,
+        Verb::Cancel { ids } => cancel::cancel(context, &ids).await,
+        Verb::Rm { ids, purge } => rm::rm(context, &ids, purge).await,
+        Verb::Asks { follow } => asks::asks(context, follow).await,
+        Verb::Allow { ask, always } => answer::allow(context, &ask, always).await,
+        Verb::Deny { ask, reason } => answer::deny(context, &ask, &reason.join(" ")).await,
+        Verb::Answer { ask, value } => answer::answer(context, &ask, value).await,
+        Verb::Halt { cancel, reason } => halt::halt(context, cancel, &reason.join(" ")).await,
+        Verb::Unhalt => halt::unhalt(context).await,
+        Verb::Agents => agents::agents(context).await,
+        Verb::Workers => workers::workers(context).await,
+        Verb::Stop { workers } => stop::stop(context, workers).await,
+        Verb::Config => config::config(context),
+        Verb::Gc { older_than, yes } => gc::gc(context, older_than, yes).await,
+        Verb::Doctor { rebuild } => doctor::doctor(context, rebuild).await,
+        Verb::Completions { shell } => completions::completions(context, shell),
+        Verb::Serve(flags) => crate::serve::serve(context, flags),
+    }
+}

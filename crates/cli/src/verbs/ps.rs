@@ -1,0 +1,122 @@
+//! `qd ps`: the sessions, as one table. Sessions and workspaces are asked for at once; asks only if somebody waits.
+
+use std::collections::HashMap;
+
+use qd_protocol::api::{Session, SessionState, Workspace};
+use qd_protocol::event::Ask;
+use qd_protocol::{Millis, SessionId, WorkspaceId};
+
+use super::Context;
+use crate::failure::{Exit, Result};
+use crate::render::table::Table;
+use crate::render::text;
+
+/// How much of a title is shown, so that the columns after it stay on the screen.
+const TITLE: usize = 40;
+
+/// Lists sessions; the closed ones too with `all`.
+pub(crate) async fn ps(context: &Context, all: bool) -> Result<Exit> {
+    let client = context.client().await?;
+    let path = if all { "/v1/sessions" } else { "/v1/sessions?open=true" };
+    if context.out.json {
+        context.out.value(&client.list::<serde_json::Value>(path).await?)?;
+        return Ok(Exit::Well);
+    }
+    let (sessions, workspaces) = tokio::join!(client.list(path), client.list("/v1/workspaces"));
+    let (sessions, workspaces): (Vec<Session>, Vec<Workspace>) = (sessions?, workspaces?);
+    let mut asks: Vec<Ask> = Vec::new();
+    if sessions.iter().any(|session| session.state == SessionState::Waiting) {
+        asks = client.list("/v1/asks?state=pending").await?;
+    }
+    let table = table(&sessions, &workspaces, &asks, Millis::now());
+    context.out.data(&table.render(context.out.out_style(), context.out.width()))?;
+    Ok(Exit::Well)
+}
+
+fn table(sessions: &[Session], workspaces: &[Workspace], asks: &[Ask], now: Millis) -> Table {
+    let paths: HashMap<&WorkspaceId, &str> =
+        workspaces.iter().map(|workspace| (&workspace.id, workspace.path.as_str())).collect();
+    let mut waiting: HashMap<&SessionId, usize> = HashMap::new();
+    for ask in asks {
+        *waiting.entry(&ask.session_id).or_default() += 1;
+    }
+    let mut table = Table::new(&["ID", "AGENT", "STATE", "AGE", "COST", "TITLE", "WORKSPACE"]);
+    for session in sessions {
+        let workspace = paths.get(&session.workspace_id).copied().unwrap_or(session.workspace_id.as_str());
+        table.row([
+            session.id.to_string(),
+            session.agent.clone(),
+            state(session, waiting.get(&session.id).copied().unwrap_or(0)),
+            text::age(session.created_at, now),
+            text::dollars(session.usage.cost_usd),
+            session.title.as_deref().map_or_else(|| "-".to_owned(), |title| text::cut(title, TITLE)),
+            workspace.to_owned(),
+        ]);
+    }
+    table
+}
+
+/// The state, with how many asks and prompts wait.
+fn state(session: &Session, asks: usize) -> String {
+    let mut state = match session.state {
+        SessionState::Idle => "idle",
+        SessionState::Starting => "starting",
+        SessionState::Running => "running",
+        SessionState::Waiting => "waiting",
+        SessionState::Closed => "closed",
+    }
+    .to_owned();
+    if asks > 0 {
+        state.push_str(&format!(", {asks} ask{}", if asks == 1 { "" } else { "s" }));
+    }
+    if session.queued > 0 {
+        state.push_str(&format!(", {} queued", session.queued));
+    }
+    if session.closing && session.state != SessionState::Closed {
+        state.push_str(", closing");
+    }
+    state
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::ask::tests::permission;
+    use crate::render::style::Style;
+    use qd_protocol::policy::Risk;
+    use serde_json::json;
+
+    fn session() -> Session {
+        serde_json::from_value(json!({
+            "id": "ses_1", "workspace_id": "ws_1", "agent": "echo", "title": "nightly", "state": "waiting",
+            "busy": true, "parent": null, "model": null, "system_prompt": null, "policy": "ask", "queued": 2,
+            "usage": {"input_tokens": 1, "output_tokens": 2, "cost_usd": 0.25}, "agent_session_id": null,
+            "worktree": null, "budget_usd": null, "max_turns": null, "run_timeout_s": null, "cancel_grace_s": null,
+            "env": [], "closing": false,
+            "created_at": "1970-01-01T00:00:00.000Z", "updated_at": "1970-01-01T00:00:00.000Z"
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_row_says_who_does_what_where_since_when() {
+        let workspace = Workspace {
+            id: WorkspaceId::parse("ws_1").unwrap(),
+            path: "/src/app".to_owned(),
+            name: "app".to_owned(),
+            created_at: Millis(0),
+        };
+        let table = table(&[session()], &[workspace], &[permission(Risk::Low)], Millis(120_000));
+        assert_eq!(
+            table.render(Style::new(false), None),
+            "ID     AGENT  STATE                     AGE  COST   TITLE    WORKSPACE\n\
+             ses_1  echo   waiting, 1 ask, 2 queued  2m   $0.25  nightly  /src/app\n"
+        );
+    }
+
+    #[test]
+    fn a_workspace_that_is_gone_is_shown_by_its_id() {
+        let table = table(&[session()], &[], &[], Millis(0));
+        assert!(table.render(Style::new(false), None).contains("ws_1"));
+    }
+}

@@ -1,0 +1,30 @@
+//! `qd rm`: closes sessions, and on demand deletes what they left.
+
+use serde_json::Value;
+
+use super::Context;
+use crate::failure::{Exit, Result};
+use crate::refs;
+
+/// Closes each of `ids`. All are looked up first: a wrong one among them closes none.
+pub(crate) async fn rm(context: &Context, ids: &[String], purge: bool) -> Result<Exit> {
+    let client = context.client().await?;
+    let mut sessions = Vec::new();
+    for id in ids {
+        sessions.push(refs::session(&client, id).await?);
+    }
+    let mut answers = Vec::new();
+    for session in sessions {
+        let query = if purge { "?purge=true" } else { "" };
+        let answer = client.delete(&format!("{}{query}", session.path())).await?;
+        if context.out.json {
+            answers.push(if answer.is_null() { serde_json::json!({ "id": session.id }) } else { answer });
+        } else {
+            context.out.line(session.id.as_str())?;
+        }
+    }
+    if context.out.json {
+        context.out.value(&Value::Array(answers))?;
+    }
+    Ok(Exit::Well)
+}

@@ -1,0 +1,302 @@
+//! Every command that a line may run, for those who must err on the side of caution: deny rules, ask rules and the
+//! table of risks. It looks through `sudo`, `sh -c` and their like and guesses where a line cannot be split, so it
+//! names too many rather than too few; nothing may be allowed on its word.
+
+use std::collections::HashSet;
+
+use super::command_line::{CONTROL_WORDS, is_assignment, split};
+
+/// A longer line is not looked into; it counts as tangled.
+pub(super) const LINE_MAX: usize = 64 << 10;
+/// Lines within lines (`sh -c`) that are looked into.
+const LINES_MAX: usize = 64;
+/// Words after a command like `sudo` at which the command that it runs may begin.
+const STARTS_MAX: usize = 32;
+
+/// One command that a line may run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Reading {
+    /// The command and its arguments, without quotes. Never empty.
+    pub(super) words: Vec<String>,
+    /// Whether it reads what another command writes.
+    pub(super) piped: bool,
+}
+
+impl Reading {
+    /// The command's name without its directory.
+    pub(super) fn program(&self) -> &str {
+        name(&self.words[0])
+    }
+}
+
+/// What a line may do.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Readings {
+    pub(super) commands: Vec<Reading>,
+    /// Files that it may write by redirection.
+    pub(super) writes: Vec<String>,
+    /// Whether every line could be split, so that no command is a guess.
+    pub(super) clear: bool,
+    /// Whether it was too much to look into.
+    pub(super) tangled: bool,
+}
+
+/// Reads a line, and the lines within it.
+pub(super) fn read(line: &str) -> Readings {
+    let mut found = Readings { clear: true, ..Readings::default() };
+    if line.len() > LINE_MAX {
+        let (commands, writes) = guess(line);
+        return Readings { commands, writes, clear: false, tangled: true };
+    }
+    let mut seen = HashSet::from([line.to_owned()]);
+    let mut lines = vec![line.to_owned()];
+    while let Some(line) = lines.pop() {
+        let commands = match split(&line) {
+            Some(parts) => parts
+                .into_iter()
+                .map(|part| Reading {
+                    words: part.words.into_iter().map(|word| word.value).collect(),
+                    piped: part.piped,
+                })
+                .collect(),
+            None => {
+                found.clear = false;
+                let (commands, writes) = guess(&line);
+                found.writes.extend(writes);
+                commands
+            }
+        };
+        for command in commands {
+            for line in found.unwrap_command(command) {
+                if seen.len() >= LINES_MAX {
+                    found.tangled = true;
+                } else if seen.insert(line.clone()) {
+                    lines.push(line);
+                }
+            }
+        }
+    }
+    found
+}
+
+impl Readings {
+    /// Notes a command and those that it runs by its arguments, and returns the lines that it hands to a shell.
+    fn unwrap_command(&mut self, command: Reading) -> Vec<String> {
+        let mut lines = Vec::new();
+        let starts = starts(&command.words);
+        if starts.len() > STARTS_MAX {
+            self.tangled = true;
+        }
+        // What begins at a later word is listed from here once, so it need not be unwrapped again: `sudo` before
+        // `sudo` before `sudo` stays linear.
+        for start in starts.into_iter().take(STARTS_MAX) {
+            let inner = Reading { words: command.words[start..].to_vec(), piped: command.piped };
+            lines.extend(handed_to_a_shell(&inner));
+            self.commands.push(inner);
+        }
+        if is_wrapper(command.program()) {
+            lines.extend(command.words[1..].iter().filter_map(|word| line_in(word)));
+        }
+        lines.extend(handed_to_a_shell(&command));
+        self.commands.push(command);
+        lines
+    }
+}
+
+/// Commands whose arguments are a command. Their options differ too much to be parsed: any word may be its beginning.
+const WRAPPERS: &[&str] = &[
+    "sudo",
+    "doas",
+    "su",
+    "pkexec",
+    "env",
+    "nohup",
+    "setsid",
+    "time",
+    "nice",
+    "ionice",
+    "chrt",
+    "stdbuf",
+    "timeout",
+    "xargs",
+    "parallel",
+    "watch",
+    "strace",
+    "ltrace",
+    "command",
+    "builtin",
+    "exec",
+    "flock",
+    "busybox",
+    "unshare",
+    "nsenter",
+    "chroot",
+    "script",
+    "entr",
+    "caffeinate",
+];
+
+/// Shells, by name.
+pub(super) const SHELLS: &[&str] = &["sh", "bash", "zsh", "dash", "ksh", "ash", "fish"];
+
+fn is_wrapper(program: &str) -> bool {
+    WRAPPERS.contains(&program)
+}
+
+/// Where, after the first word, another command may begin.
+fn starts(words: &[String]) -> Vec<usize> {
+    let program = name(&words[0]);
+    if is_wrapper(program) {
+        let begins = |word: &String| !word.is_empty() && !word.starts_with('-') && !is_assignment(word);
+        return (1..words.len()).filter(|&at| begins(&words[at])).collect();
+    }
+    let after: &[&str] = match program {
+        "find" => &["-exec", "-execdir", "-ok", "-okdir"],
+        "fd" | "fdfind" => &["-x", "-X", "--exec", "--exec-batch"],
+        _ => return Vec::new(),
+    };
+    (2..words.len()).filter(|&at| after.contains(&words[at - 1].as_str())).collect()
+}
+
+/// A word that may itself be a line, as in `watch 'rm -r x'` or `env -S'rm -r x'`.
+fn line_in(word: &str) -> Option<String> {
+    if !word.contains(char::is_whitespace) {
+        return None;
+    }
+    let line = match word.strip_prefix('-') {
+        None => word,
+        Some(option) => match option.split_once('=') {
+            Some((_, value)) => value,
+            None => option.get(1..).unwrap_or_default(),
+        },
+    };
+    Some(line.to_owned())
+}
+
+/// The line of `sh -c LINE` or `eval LINE`.
+fn handed_to_a_shell(command: &Reading) -> Option<String> {
+    let program = command.program();
+    if program == "eval" {
+        return Some(command.words[1..].join(" "));
+    }
+    if !SHELLS.contains(&program) {
+        return None;
+    }
+    let mut is_line = false;
+    let mut words = command.words[1..].iter();
+    while let Some(word) = words.next() {
+        match word.strip_prefix(['-', '+']) {
+            Some(option) => {
+                is_line |= !option.starts_with('-') && option.contains('c');
+                // `-o pipefail`: the next word is the option's.
+                if !option.starts_with('-') && option.ends_with(['o', 'O']) {
+                    words.next();
+                }
+            }
+            None => return is_line.then(|| word.clone()),
+        }
+    }
+    None
+}
+
+/// Cuts a line at everything that could begin a command, heedless of quotes.
+fn guess(line: &str) -> (Vec<Reading>, Vec<String>) {
+    let mut commands = Vec::new();
+    let mut writes = Vec::new();
+    let mut words: Vec<String> = Vec::new();
+    let mut word = String::new();
+    let (mut piped, mut is_target) = (false, false);
+    // Ways to write a space, or nothing at all, that would hide the name of a command.
+    let mut line = line.replace("\\\n", "");
+    for (hidden, plain) in [("${IFS}", " "), ("$IFS", " "), ("$'", "'"), ("$\"", "\"")] {
+        line = line.replace(hidden, plain);
+    }
+    for c in line.chars().chain(['\n']) {
+        match c {
+            '\'' | '"' | '\\' => continue,
+            c if c.is_whitespace() || c.is_control() || ";&|(){}`<>".contains(c) => {}
+            c => {
+                word.push(c);
+                continue;
+            }
+        }
+        if !word.is_empty() {
+            let word = std::mem::take(&mut word);
+            if std::mem::take(&mut is_target) {
+                writes.push(word);
+            } else {
+                words.push(word);
+            }
+        }
+        match c {
+            '>' => is_target = true,
+            '\n' | ';' | '&' | '|' | '(' | ')' | '{' | '}' | '`' => {
+                let skipped = |word: &String| {
+                    CONTROL_WORDS.contains(&word.as_str()) || is_assignment(word) || word == "$"
+                };
+                let begin = words.iter().position(|word| !skipped(word)).unwrap_or(words.len());
+                let words = std::mem::take(&mut words).split_off(begin);
+                if !words.is_empty() {
+                    commands.push(Reading { words, piped });
+                    piped = false;
+                }
+                piped |= c == '|';
+            }
+            _ => {}
+        }
+    }
+    (commands, writes)
+}
+
+fn name(word: &str) -> &str {
+    word.trim_end_matches('/').rsplit('/').next().unwrap_or(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(line: &str) -> Vec<String> {
+        read(line).commands.iter().map(|command| command.words.join(" ")).collect()
+    }
+
+    #[test]
+    fn a_command_within_a_command_is_seen() {
+        for (line, inner) in [
+            ("sudo -u root rm -r x", "rm -r x"),
+            ("env -i A=1 timeout 5 rm x", "rm x"),
+            ("xargs -n 1 rm -f", "rm -f"),
+            ("bash -c 'ls; rm x'", "rm x"),
+            ("bash -euo pipefail -c 'rm x'", "rm x"),
+            ("/usr/bin/env bash -lc \"rm x\"", "rm x"),
+            ("bash -c \"bash -c 'rm x'\"", "rm x"),
+            ("find . -name '*.o' -exec rm {} +", "rm {} +"),
+            ("watch 'rm x'", "rm x"),
+            ("env -S'rm x'", "rm x"),
+            ("eval 'rm x'", "rm x"),
+            ("echo $(rm x)", "rm x"),
+            ("if true; then rm x; fi", "rm x"),
+            ("A=1 B=2 rm x", "rm x"),
+            ("f() { rm x; }", "rm x"),
+            ("echo `rm x`", "rm x"),
+            ("cat <(rm x)", "rm x"),
+            ("echo 'unbalanced; rm x", "rm x"),
+        ] {
+            assert!(texts(line).iter().any(|text| text == inner), "{line:?} gives {:?}", texts(line));
+        }
+    }
+
+    #[test]
+    fn a_line_that_folds_into_itself_comes_to_an_end() {
+        let nested = |prefix: &str| {
+            (0..6).fold("ls".to_owned(), |line, _| {
+                format!("{} {}", prefix.repeat(30), super::super::command_line::join(&[line]))
+            })
+        };
+        for prefix in ["sudo ", "bash -o ", "sudo bash -c "] {
+            assert!(read(&nested(prefix)).commands.len() < 10_000);
+        }
+        assert!(read(&"sudo a ".repeat(100)).tangled);
+        assert!(read(&"x ".repeat(LINE_MAX)).tangled);
+    }
+}

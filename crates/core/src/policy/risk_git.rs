@@ -1,0 +1,89 @@
+//! The part of the table of risks that is about git, which is used more than all else and has the most ways to lose
+//! work. It sees the arguments only; files that hold keys have been looked for before.
+
+use qd_protocol::policy::Risk;
+
+use super::path::{Place, place};
+
+/// Our opinion on `git` with these arguments.
+pub(super) fn of_git(arguments: &[&str], strayed: bool) -> Option<Risk> {
+    let (mut at, mut plain) = (0, !strayed);
+    // Options before the subcommand may bring another repository or another configuration, and with it programs to run.
+    while let Some(word) = arguments.get(at).filter(|word| word.starts_with('-')) {
+        plain &= matches!(*word, "--no-pager" | "-P" | "--no-optional-locks" | "--literal-pathspecs");
+        at += if matches!(*word, "-C" | "-c" | "--git-dir" | "--work-tree" | "--namespace") { 2 } else { 1 };
+    }
+    let Some(verb) = arguments.get(at) else { return Some(Risk::Low).filter(|_| plain) };
+    let rest = &arguments[at + 1..];
+    if loses_work(verb, rest) {
+        return Some(Risk::High);
+    }
+    if plain && only_looks(verb, rest) { Some(Risk::Low) } else { Some(Risk::Medium) }
+}
+
+/// Whether work of this person or of others may be gone afterwards, or settings beyond the repository changed.
+fn loses_work(verb: &str, rest: &[&str]) -> bool {
+    let first = rest.first().copied().unwrap_or_default();
+    match verb {
+        "push" => {
+            has(rest, "fd", &["force", "force-with-lease", "force-if-includes", "mirror", "delete", "prune"])
+                || rest.iter().any(|word| word.starts_with(['+', ':']))
+        }
+        "reset" => has(rest, "", &["hard"]),
+        "clean" => has(rest, "f", &["force"]) && !has(rest, "n", &["dry-run"]),
+        "checkout" | "restore" | "switch" => {
+            has(rest, "f", &["force", "discard-changes"])
+                || rest.iter().any(|word| matches!(*word, "." | "*" | ":/"))
+        }
+        "stash" => matches!(first, "drop" | "clear"),
+        "reflog" => matches!(first, "expire" | "delete"),
+        "filter-branch" | "filter-repo" | "credential" => true,
+        "update-ref" => has(rest, "d", &["stdin"]),
+        "gc" => has(rest, "", &["prune"]),
+        "worktree" => first == "remove" && has(rest, "f", &["force"]),
+        "config" => has(rest, "", &["global", "system"]) && !has(rest, "l", &["get", "get-all", "list"]),
+        _ => false,
+    }
+}
+
+fn only_looks(verb: &str, rest: &[&str]) -> bool {
+    let near = rest
+        .iter()
+        .all(|word| word.starts_with('-') || matches!(place(word), Place::Inside) || is_range(word));
+    // Options may be shortened, so their beginnings count.
+    let runs = rest
+        .iter()
+        .any(|word| ["--ou", "--ext", "--textc", "--op", "-O"].iter().any(|o| word.starts_with(o)));
+    if !near || runs {
+        return false;
+    }
+    let listing = |options: &[&str]| rest.iter().all(|word| options.contains(word));
+    match verb {
+        "status" | "log" | "diff" | "show" | "rev-parse" | "rev-list" | "ls-files" | "ls-tree" | "blame"
+        | "describe" | "shortlog" | "cat-file" | "name-rev" | "merge-base" | "whatchanged"
+        | "count-objects" | "version" | "grep" => true,
+        "branch" => {
+            listing(&["-a", "-r", "-v", "-vv", "-av", "-avv", "--all", "--list", "-l", "--show-current"])
+        }
+        "tag" => listing(&["-l", "--list", "-n"]),
+        "remote" => listing(&["-v", "--verbose"]),
+        "stash" | "worktree" => rest == ["list"],
+        _ => false,
+    }
+}
+
+/// `main..HEAD` is no way up, whatever it looks like.
+fn is_range(word: &str) -> bool {
+    word.contains("..") && !word.split('/').any(|step| step == "..") && !word.starts_with(['/', '~', '$'])
+}
+
+fn has(words: &[&str], short: &str, long: &[&str]) -> bool {
+    words.iter().take_while(|word| **word != "--").any(|word| match word.strip_prefix("--") {
+        // Git takes any beginning of a long option that is unambiguous; three letters are enough to be suspicious.
+        Some(option) => {
+            let option = option.split('=').next().unwrap_or_default();
+            option.len() >= 3 && long.iter().any(|name| name.starts_with(option))
+        }
+        None => word.strip_prefix('-').is_some_and(|bundle| bundle.contains(|c| short.contains(c))),
+    })
+}

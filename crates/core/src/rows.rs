@@ -1,0 +1,228 @@
+//! The documents that lists are made of. They are written in the same transaction as the events that changed them,
+//! and [`apply`] over the journal makes them again from nothing. Streamed words change no row.
+
+use qd_protocol::api::{self, RunState, SessionState};
+use qd_protocol::event::{Ask, Body, FinishReason, RunError, Usage};
+use qd_protocol::text::Blob;
+use qd_protocol::{Millis, RunId, SessionId};
+use serde::{Deserialize, Serialize};
+
+use crate::session::{Phase, Recorded, Run, State, evolve};
+
+/// A row that an event changed, besides its session's own.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Row {
+    /// A run. Its prompt is known when it is accepted and never changes, so it comes only then.
+    Run {
+        /// The run.
+        id: RunId,
+        /// As it now stands.
+        doc: RunDoc,
+        /// What was asked.
+        prompt: Option<Prompt>,
+        /// What tells it apart from another prompt under the same id.
+        fingerprint: String,
+    },
+    /// An ask, as it now stands.
+    Ask(Ask),
+}
+
+/// What was asked of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Prompt {
+    /// The prompt, or its head.
+    pub prompt: String,
+    /// The file that holds the whole.
+    pub blob: Option<Blob>,
+}
+
+/// A run as it stands, all but its prompt.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunDoc {
+    /// Whose.
+    pub session_id: SessionId,
+    /// What it does.
+    pub state: RunState,
+    /// Its place in the queue when it was accepted, for its receipt.
+    pub position: u32,
+    /// Why it ended.
+    pub finish_reason: Option<FinishReason>,
+    /// What came of it.
+    pub text: Option<String>,
+    /// The file that holds the whole of that.
+    pub text_blob: Option<Blob>,
+    /// What went wrong.
+    pub error: Option<RunError>,
+    /// What it used.
+    pub usage: Usage,
+    /// When it was accepted.
+    pub accepted_at: Millis,
+    /// When the agent got it.
+    pub started_at: Option<Millis>,
+    /// When it ended.
+    pub finished_at: Option<Millis>,
+}
+
+impl RunDoc {
+    /// The run as clients see it.
+    pub fn view(self, id: RunId, prompt: Prompt) -> api::Run {
+        api::Run {
+            id,
+            session_id: self.session_id,
+            state: self.state,
+            prompt: prompt.prompt,
+            prompt_blob: prompt.blob,
+            finish_reason: self.finish_reason,
+            text: self.text,
+            text_blob: self.text_blob,
+            error: self.error,
+            usage: self.usage,
+            accepted_at: self.accepted_at,
+            started_at: self.started_at,
+            finished_at: self.finished_at,
+        }
+    }
+}
+
+/// A session as it stands. What depends on the moment, such as a halt, is left to [`SessionDoc::view`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SessionDoc {
+    /// As far as the journal says.
+    pub session: api::Session,
+    /// What it does.
+    pub phase: Phase,
+    /// Runs that have not ended.
+    pub unfinished: u32,
+}
+
+impl SessionDoc {
+    /// Of a session.
+    pub fn of(state: &State) -> Self {
+        let settings = &state.settings;
+        let session = api::Session {
+            id: state.id.clone(),
+            workspace_id: state.workspace.clone(),
+            agent: settings.agent.clone(),
+            title: settings.title.clone(),
+            state: SessionState::Idle,
+            busy: state.busy(),
+            parent: settings.parent.clone(),
+            model: settings.model.clone(),
+            system_prompt: settings.system_prompt.clone(),
+            policy: settings.policy.clone(),
+            queued: 0,
+            usage: state.usage,
+            agent_session_id: state.agent_session_id.clone(),
+            worktree: None,
+            budget_usd: settings.limits.budget_usd,
+            max_turns: settings.limits.max_turns,
+            run_timeout_s: settings.limits.run_timeout_s,
+            cancel_grace_s: settings.limits.cancel_grace_s,
+            env: settings.env.clone(),
+            closing: state.closing.is_some(),
+            created_at: state.created_at,
+            updated_at: state.updated_at,
+        };
+        Self { session, phase: state.phase(), unfinished: state.runs.len() as u32 }
+    }
+
+    /// The session as clients see it now. Under a halt a run that has not started waits, and nothing is starting.
+    pub fn view(self, halted: bool) -> api::Session {
+        let serving = match self.phase {
+            Phase::Unstarted => !halted,
+            Phase::Running | Phase::Waiting => true,
+            Phase::Idle | Phase::Closed => false,
+        };
+        let state = match self.phase {
+            Phase::Unstarted if !halted => SessionState::Starting,
+            Phase::Idle | Phase::Unstarted => SessionState::Idle,
+            Phase::Running => SessionState::Running,
+            Phase::Waiting => SessionState::Waiting,
+            Phase::Closed => SessionState::Closed,
+        };
+        api::Session { state, queued: self.unfinished - u32::from(serving).min(self.unfinished), ..self.session }
+    }
+}
+
+/// Whether an event changes its session's own row.
+pub fn touches_session(body: &Body) -> bool {
+    !matches!(
+        body,
+        Body::TextDelta(_)
+            | Body::ThoughtDelta(_)
+            | Body::ToolStarted(_)
+            | Body::ToolOutput(_)
+            | Body::ToolFinished(_)
+            | Body::TurnStarted(_)
+            | Body::PlanUpdated(_)
+            | Body::NoticeShown(_)
+            | Body::MessageCreated(_)
+            | Body::MessageFinished(_)
+            | Body::AskDelivered(_)
+    )
+}
+
+/// Applies an event and says which rows it changed.
+pub fn apply(state: &mut State, event: &Recorded) -> Vec<Row> {
+    let ending = match (&event.body, &event.run) {
+        (Body::RunFinished(_), Some(id)) => state.run(id).cloned(),
+        _ => None,
+    };
+    evolve(state, event);
+    let run_of = |id: &RunId| state.run(id).map(|run| run_row(state, run, None));
+    match (&event.body, &event.run) {
+        (Body::RunAccepted(accepted), Some(id)) => {
+            let prompt = Prompt { prompt: accepted.prompt.clone(), blob: accepted.blob.clone() };
+            state.run(id).map(|run| run_row(state, run, Some(prompt))).into_iter().collect()
+        }
+        (Body::RunStarted(_) | Body::UsageReported(_), Some(id)) => run_of(id).into_iter().collect(),
+        (Body::AskOpened(opened), run) => {
+            run.iter().filter_map(run_of).chain([Row::Ask(opened.ask.clone())]).collect()
+        }
+        (Body::AskResolved(resolved), run) => {
+            run.iter().filter_map(run_of).chain([Row::Ask(resolved.ask.clone())]).collect()
+        }
+        (Body::RunFinished(finished), Some(id)) => {
+            let Some(run) = ending else { return Vec::new() };
+            let doc = RunDoc {
+                state: RunState::Finished,
+                finish_reason: Some(finished.finish_reason),
+                text: Some(finished.text.clone()),
+                text_blob: finished.blob.clone(),
+                error: finished.error.clone(),
+                usage: finished.usage,
+                finished_at: Some(event.ts),
+                ..run_doc(state, &run)
+            };
+            vec![Row::Run { id: id.clone(), doc, prompt: None, fingerprint: run.fingerprint }]
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn run_row(state: &State, run: &Run, prompt: Option<Prompt>) -> Row {
+    let (id, fingerprint) = (run.id.clone(), run.fingerprint.clone());
+    Row::Run { id, doc: run_doc(state, run), prompt, fingerprint }
+}
+
+fn run_doc(state: &State, run: &Run) -> RunDoc {
+    let waits = state.pending_asks().any(|ask| ask.run_id == run.id);
+    RunDoc {
+        session_id: state.id.clone(),
+        state: match (&run.started, run.position) {
+            (Some(_), _) if waits => RunState::Waiting,
+            (Some(_), _) => RunState::Running,
+            (None, 0) => RunState::Accepted,
+            (None, _) => RunState::Queued,
+        },
+        position: run.position,
+        finish_reason: None,
+        text: None,
+        text_blob: None,
+        error: None,
+        usage: run.started.as_ref().map(|started| started.usage).unwrap_or_default(),
+        accepted_at: run.accepted_at,
+        started_at: run.started.as_ref().map(|started| started.at),
+        finished_at: None,
+    }
+}

@@ -1,0 +1,243 @@
+//! What the agent's side says, and what becomes of it. The machine is the authority, not the agent: words that come
+//! after a run's end are kept apart, and a terminal is one opinion among others.
+
+use qd_protocol::event::{
+    Answer, Ask, AskDelivered, AskKind, AskOpened, AskResolved, AskState, Body, Decision, Delta, Empty, Notice, Plan, ResolvedBy,
+    RunError, SessionUpdated, SteerTaken, StopCause, Tool, UsageReported,
+};
+use qd_protocol::link::{AskRequest, Gone, Outcome, Reply as AskReply, Said, Stop, Up, UpNumber};
+use qd_protocol::policy::Rule;
+use qd_protocol::{AskId, FinishReason, MessageId, Number, RunId};
+
+use super::draft::Draft;
+use super::finish::Ending;
+use super::{AskEntry, Effect};
+use crate::policy::{self, Judgement};
+
+impl Draft<'_> {
+    /// Something that was heard before makes nothing: delivery is at least once, the journal makes it exactly once.
+    pub(super) fn heard(&mut self, number: UpNumber, up: Up) {
+        if number <= self.taken || self.closed {
+            return;
+        }
+        self.hearing(number);
+        match up {
+            Up::Ready { agent_session_id, .. } => {
+                if agent_session_id.is_some() && agent_session_id != self.agent_session_id {
+                    self.update(SessionUpdated { agent_session_id, ..Default::default() });
+                }
+                self.advance();
+            }
+            Up::Said { run, what } => self.said(run, what),
+            Up::Ask { run, ask } => self.asked(run, ask),
+            Up::AskWithdrawn { ask } => self.withdraw_one(&ask, ResolvedBy::Agent),
+            Up::AskDelivered { ask } => {
+                if let Some(AskEntry::Answered { run, .. }) = self.asks.get(&ask) {
+                    let run = run.clone();
+                    self.emit(Some(run), Body::AskDelivered(AskDelivered { ask_id: ask }));
+                }
+            }
+            Up::SteerTaken { steer } => {
+                if let Some((run, steer)) = self.sent_steer(steer) {
+                    self.emit(Some(run), Body::SteerTaken(SteerTaken { steer }));
+                }
+            }
+            Up::SteerMissed { steer } => {
+                if let Some((run, steer)) = self.sent_steer(steer) {
+                    self.miss(&run, steer);
+                }
+            }
+            Up::Terminal { run, outcome } => self.terminal(&run, outcome),
+        }
+    }
+
+    /// The steer of the active run that went down under this number.
+    fn sent_steer(&self, sent: Number) -> Option<(RunId, Number)> {
+        let (run, _) = self.active()?;
+        let steer = run.steers.iter().find(|steer| steer.sent == Some(sent))?;
+        Some((run.id.clone(), steer.accepted))
+    }
+
+    fn is_active(&self, run: &RunId) -> bool {
+        self.active().is_some_and(|(active, _)| active.id == *run)
+    }
+
+    fn said(&mut self, run: RunId, what: Said) {
+        let live = self.is_active(&run);
+        let message_id = live.then(|| MessageId::assistant(&run));
+        let after_run = (!live).then(|| run.clone());
+        let tool = |call_id, after_run| Tool { message_id: message_id.clone(), call_id, after_run, ..Tool::default() };
+        let spends = matches!(what, Said::Usage { .. });
+        let body = match what {
+            Said::Text { text } => Body::TextDelta(Delta { message_id, text, after_run }),
+            Said::Thought { text } => Body::ThoughtDelta(Delta { message_id, text, after_run }),
+            Said::ToolStarted { call_id, name, input } => {
+                Body::ToolStarted(Tool { name: Some(name), input: Some(input), ..tool(call_id, after_run) })
+            }
+            Said::ToolOutput { call_id, text } => Body::ToolOutput(Tool { text: Some(text), ..tool(call_id, after_run) }),
+            Said::ToolFinished { call_id, name, output, is_error } => Body::ToolFinished(Tool {
+                name: Some(name),
+                output: Some(output),
+                is_error: Some(is_error),
+                ..tool(call_id, after_run)
+            }),
+            Said::Plan { entries } => Body::PlanUpdated(Plan { message_id, entries, after_run }),
+            Said::Notice { text } => Body::NoticeShown(Notice { text, after_run }),
+            Said::Usage { usage } => Body::UsageReported(UsageReported {
+                input_tokens: usage.input_tokens,
+                output_tokens: usage.output_tokens,
+                cost_usd: usage.cost_usd,
+                after_run,
+            }),
+            Said::Turn if live => Body::TurnStarted(Empty {}),
+            Said::Turn => return,
+        };
+        self.emit(live.then_some(run), body);
+        if spends {
+            self.effect(Effect::CheckBudget);
+        }
+        let turns = self.active().map_or(0, |(_, started)| started.turns);
+        if live && self.settings.limits.max_turns.is_some_and(|max| turns > max) {
+            self.stop_active(StopCause::MaxTurns, None);
+        }
+    }
+
+    fn asked(&mut self, run: RunId, request: AskRequest) {
+        if self.asks.contains_key(&request.id) {
+            return;
+        }
+        let AskRequest { id, kind, tool, input, risk, prompt, options } = request;
+        let risk = policy::assess(tool.as_deref().unwrap_or_default(), &input, risk);
+        let ask = Ask {
+            id,
+            session_id: self.id.clone(),
+            run_id: run.clone(),
+            kind,
+            tool,
+            input,
+            risk,
+            prompt,
+            options,
+            opened_at: self.world.now,
+            state: AskState::Pending,
+            answer: None,
+        };
+        let stopping = match self.active() {
+            Some((active, started)) if active.id == run => started.stop.is_some(),
+            _ => return self.turn_away(ask, None, ResolvedBy::End),
+        };
+        if stopping {
+            return self.turn_away(ask, Some(run), ResolvedBy::Cancel);
+        }
+        match self.judge(&ask) {
+            Judgement::Ask => {
+                let ask_id = ask.id.clone();
+                self.emit(Some(run), Body::AskOpened(AskOpened { ask_id, ask }));
+            }
+            Judgement::Allow { rule } => self.decide(ask, Decision::AllowOnce, None, rule),
+            Judgement::Deny { rule, reason } => self.decide(ask, Decision::Deny, Some(reason), rule),
+        }
+    }
+
+    fn judge(&self, ask: &Ask) -> Judgement {
+        match (&ask.kind, &ask.tool) {
+            (AskKind::Permission, Some(tool)) => {
+                let question = policy::Question { tool, input: &ask.input, risk: ask.risk };
+                policy::judge(&self.settings.policy, self.grants.contains(tool), &question)
+            }
+            _ => Judgement::Ask,
+        }
+    }
+
+    fn decide(&mut self, mut ask: Ask, decision: Decision, reason: Option<String>, rule: Option<Rule>) {
+        ask.state = AskState::Answered;
+        ask.answer = Some(Answer { decision: Some(decision), value: None, reason });
+        self.resolve(ask, ResolvedBy::Policy, rule);
+    }
+
+    /// Journals an answer and sends it down. What the agent is told is what `evolve` made of it: once, never always.
+    pub(super) fn resolve(&mut self, ask: Ask, by: ResolvedBy, rule: Option<Rule>) {
+        let (id, run) = (ask.id.clone(), ask.run_id.clone());
+        let number = self.emit(Some(run), Body::AskResolved(AskResolved { ask_id: id.clone(), ask, by, rule }));
+        if let Some(AskEntry::Answered { reply, .. }) = self.asks.get(&id) {
+            let reply = reply.clone();
+            self.effect(Effect::Answer { number, ask: id, reply });
+        }
+    }
+
+    /// An ask that nobody will answer: its run is being stopped, or is over.
+    fn turn_away(&mut self, mut ask: Ask, run: Option<RunId>, by: ResolvedBy) {
+        ask.state = AskState::Withdrawn;
+        let id: AskId = ask.id.clone();
+        let number = self.emit(run, Body::AskResolved(AskResolved { ask_id: id.clone(), ask, by, rule: None }));
+        self.effect(Effect::Answer { number, ask: id, reply: AskReply::Withdrawn });
+    }
+
+    fn terminal(&mut self, run: &RunId, outcome: Outcome) {
+        if !self.is_active(run) {
+            return;
+        }
+        let Outcome { stop, text, error, processes } = outcome;
+        let (reason, error) = match stop {
+            Stop::EndTurn => (FinishReason::EndTurn, None),
+            Stop::Cancelled => (FinishReason::Cancelled, None),
+            Stop::MaxTokens => (FinishReason::MaxTokens, None),
+            Stop::MaxTurns => (FinishReason::MaxTurns, None),
+            Stop::Refused => (FinishReason::Refused, None),
+            Stop::Error => {
+                (FinishReason::Error, error.or_else(|| Some(RunError::new("agent_error", "the agent failed"))))
+            }
+            Stop::Suspended => {
+                let message = "the agent suspended its run, but started no session that it could wait for";
+                (FinishReason::Error, Some(RunError::new("nothing_to_wait_for", message)))
+            }
+        };
+        self.end(run, Ending { reason, text, error, processes });
+        self.advance();
+    }
+
+    /// The agent is gone. A run that it had is over; one that waited for it to be ready failed only if the agent
+    /// did, and is otherwise simply started again.
+    pub(super) fn gone(&mut self, gone: Gone) {
+        if let Some(run) = self.runs.front() {
+            let (id, started) = (run.id.clone(), run.started.is_some());
+            let ending = match gone {
+                Gone::Failed(error) => Some(Ending::failed(error)),
+                Gone::Lost | Gone::Stopped if started => Some(Ending::of(FinishReason::Interrupted)),
+                Gone::Lost | Gone::Stopped => None,
+            };
+            if let Some(ending) = ending {
+                self.end(&id, ending);
+            }
+        }
+        self.advance();
+    }
+
+    /// The connection is back: what the agent's side has not applied is sent again, in order.
+    pub(super) fn back(&mut self, applied: Number) {
+        let mut owed: Vec<(Number, Effect)> = Vec::new();
+        if let Some((run, started)) = self.active() {
+            let id = || run.id.clone();
+            owed.push((started.number, Effect::Prompt { number: started.number, run: id() }));
+            for steer in &run.steers {
+                if let Some(number) = steer.sent {
+                    owed.push((number, Effect::Steer { number, run: id(), text: steer.words() }));
+                }
+            }
+            owed.extend(started.stop.map(|mark| (mark.number, Effect::Cancel { number: mark.number, run: id() })));
+            owed.extend(started.kill.map(|mark| (mark.number, Effect::Kill { number: mark.number, run: id() })));
+        }
+        for (id, entry) in &self.asks {
+            if let AskEntry::Answered { number, reply, .. } = entry {
+                let effect = Effect::Answer { number: *number, ask: id.clone(), reply: reply.clone() };
+                owed.push((*number, effect));
+            }
+        }
+        owed.retain(|(number, _)| *number > applied);
+        owed.sort_by_key(|(number, _)| *number);
+        for (_, effect) in owed {
+            self.effect(effect);
+        }
+        self.advance();
+    }
+}

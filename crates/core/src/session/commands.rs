@@ -1,0 +1,360 @@
+//! What clients and the daemon may want of a session, and the rule that starts the next run.
+
+use qd_protocol::event::{
+    Answer, Ask, AskKind, AskResolved, AskState, Body, CancelRequested, Closing, Decision, Empty, MessageCreated, Part,
+    QueueReason, ResolvedBy, Role, RunAccepted, RunQueued, SessionClosed, SessionUpdated, SteerAccepted, SteerSent,
+    StopCause,
+};
+use qd_protocol::limits::QUEUE_MAX;
+use qd_protocol::link::Reply as AskReply;
+use qd_protocol::policy::Risk;
+use qd_protocol::{AskId, FinishReason, MessageId, Number, RunId, Text};
+
+use super::draft::Draft;
+use super::{Accept, AskEntry, Command, Effect, Link, Refusal, Reply, Update};
+
+impl Draft<'_> {
+    pub(super) fn command(&mut self, command: Command) {
+        match command {
+            Command::Accept(prompt) => self.accept(prompt),
+            Command::Cancel { run, by, reason } => self.cancel(run, by, reason),
+            Command::CancelFromAbove { cause } => self.cancel_from_above(cause),
+            Command::BelowCancelled { number } => {
+                if self.owed_cancel == Some(number) {
+                    self.update(SessionUpdated { below_cancelled: Some(number), ..Default::default() });
+                }
+                self.reply(Reply::Done);
+            }
+            Command::CancelActive => {
+                let hit = self.stop_active(StopCause::Halt, None);
+                self.reply(Reply::Cancelled(hit.into_iter().collect()));
+            }
+            Command::OverBudget => {
+                self.stop_active(StopCause::Budget, None);
+                self.advance();
+                self.reply(Reply::Done);
+            }
+            Command::Steer { text } => self.steer(text),
+            Command::Answer { ask, answer } => self.answer(&ask, answer),
+            Command::Remove { run } => self.remove(&run),
+            Command::Clear => {
+                let waiting = self.waiting(self.world.halted).map(|(_, run)| run.id.clone()).collect();
+                self.drop_waiting(waiting);
+            }
+            Command::Update(change) => self.change(change),
+            Command::AddChild { child } => {
+                if self.closing.is_some() {
+                    return self.refuse(Refusal::Closed);
+                }
+                self.update(SessionUpdated { child: Some(child), ..Default::default() });
+                self.reply(Reply::Done);
+            }
+            Command::Close { purge } => self.close(purge),
+            Command::BelowClosed => {
+                if self.closing.is_some() && !self.below_closed {
+                    self.update(SessionUpdated { below_closed: true, ..Default::default() });
+                }
+                self.advance();
+                self.reply(Reply::Done);
+            }
+        }
+    }
+
+    /// After a rebuild, or when the world has changed for the better: what is owed is owed again.
+    pub(super) fn wake(&mut self) {
+        if let Some(number) = self.owed_cancel {
+            self.effect(Effect::CancelBelow { number });
+        }
+        if let (Some(closing), false) = (self.closing, self.closed)
+            && !self.children.is_empty()
+            && !self.below_closed
+        {
+            self.effect(Effect::CloseBelow { purge: closing == Closing::Purge });
+        }
+        self.advance();
+    }
+
+    /// Starts the next run if it can start; ends the session if it is closing and nothing is left. Every step that
+    /// may have made room ends here, so no run can be forgotten whatever ended the one before it.
+    pub(super) fn advance(&mut self) {
+        while let Some(next) = self.runs.front()
+            && next.started.is_none()
+        {
+            let run = next.id.clone();
+            if self.world.over_budget {
+                self.finish(&run, FinishReason::BudgetExceeded);
+                continue;
+            }
+            match self.world.link {
+                _ if self.world.halted => {}
+                Link::Ready { .. } => self.start(run),
+                Link::Absent => self.effect(Effect::Launch),
+                Link::Starting | Link::Lost => {}
+            }
+            break;
+        }
+        let below = self.children.is_empty() || self.below_closed;
+        if let (Some(closing), true, false, false) = (self.closing, below, self.busy(), self.closed) {
+            let purge = closing == Closing::Purge;
+            self.emit(None, Body::SessionClosed(SessionClosed { purge }));
+            self.effect(Effect::StopAgent);
+            if purge {
+                self.effect(Effect::Purge);
+            }
+        }
+    }
+
+    /// Written when the agent is ready and before the prompt goes to it: a run without it was never given away.
+    fn start(&mut self, run: RunId) {
+        let number = self.emit(Some(run.clone()), Body::RunStarted(Empty {}));
+        self.open_answer(&run);
+        self.effect(Effect::Prompt { number, run: run.clone() });
+        let waiting: Vec<_> = self.runs.front().map(|run| run.steers.clone()).unwrap_or_default();
+        for steer in waiting {
+            let body = Body::SteerSent(SteerSent { steer: steer.accepted });
+            let number = self.emit(Some(run.clone()), body);
+            self.effect(Effect::Steer { number, run: run.clone(), text: steer.words() });
+        }
+    }
+
+    /// The assistant's message of a run, still empty.
+    pub(super) fn open_answer(&mut self, run: &RunId) {
+        let message_id = MessageId::assistant(run);
+        let body = Body::MessageCreated(MessageCreated { message_id, role: Role::Assistant, parts: Vec::new() });
+        self.emit(Some(run.clone()), body);
+    }
+
+    fn accept(&mut self, prompt: Accept) {
+        if let Some(known) = self.run(&prompt.run) {
+            let reply = match known.fingerprint == prompt.fingerprint {
+                true => Reply::Accepted { position: known.position, event: None },
+                false => Reply::Refused(Refusal::RunIdConflict),
+            };
+            return self.reply(reply);
+        }
+        if self.closing.is_some() {
+            return self.refuse(Refusal::Closed);
+        }
+        let halted = self.world.halted;
+        if self.waiting(halted).count() >= QUEUE_MAX {
+            return self.refuse(Refusal::QueueFull);
+        }
+        let at_once = self.runs.is_empty() && !halted;
+        let position = if at_once { 0 } else { self.waiting(halted).count() as u32 + 1 };
+        self.admit(prompt, position, None);
+        let event = self.last_event() - 1;
+        if !at_once {
+            let reason = if halted { QueueReason::Halted } else { QueueReason::Busy };
+            let body = Body::RunQueued(RunQueued { reason, position });
+            let run = self.runs.back().map(|run| run.id.clone());
+            self.emit(run, body);
+        }
+        self.advance();
+        self.reply(Reply::Accepted { position, event: Some(event) });
+    }
+
+    /// The two events that every accepted run begins with.
+    pub(super) fn admit(&mut self, prompt: Accept, position: u32, steer: Option<Number>) {
+        let Accept { run, prompt: Text { head, blob }, attachments, fingerprint } = prompt;
+        let accepted = RunAccepted { prompt: head.clone(), blob: blob.clone(), position, fingerprint, steer };
+        self.emit(Some(run.clone()), Body::RunAccepted(accepted));
+        let mut parts = vec![Part::Text { text: head, blob }];
+        parts.extend(attachments.into_iter().map(|file| Part::File { file }));
+        let message_id = MessageId::user(&run);
+        let body = Body::MessageCreated(MessageCreated { message_id, role: Role::User, parts });
+        self.emit(Some(run), body);
+    }
+
+    fn cancel(&mut self, run: Option<RunId>, by: StopCause, reason: Option<String>) {
+        let hit = match run {
+            Some(run) => self.cancel_one(&run, by, reason).into_iter().collect(),
+            None => self.cancel_all(by, reason),
+        };
+        self.advance();
+        self.reply(Reply::Cancelled(hit));
+    }
+
+    fn cancel_one(&mut self, run: &RunId, by: StopCause, reason: Option<String>) -> Option<RunId> {
+        let started = self.run(run)?.started.is_some();
+        if started {
+            return self.stop_active(by, reason);
+        }
+        self.finish(run, by.finish_reason());
+        Some(run.clone())
+    }
+
+    /// Every run there is was accepted before this cancel, and none that is accepted later is here: the order of the
+    /// inbox is the order of accept and cancel, and no mark is needed that could hit the wrong run.
+    fn cancel_all(&mut self, by: StopCause, reason: Option<String>) -> Vec<RunId> {
+        if !self.children.is_empty() {
+            let number = self.update(SessionUpdated { cancels_below: true, ..Default::default() });
+            self.effect(Effect::CancelBelow { number });
+        }
+        let hit: Vec<RunId> = self.runs.iter().map(|run| run.id.clone()).collect();
+        self.stop_active(by, reason);
+        self.finish_unstarted();
+        hit
+    }
+
+    fn finish_unstarted(&mut self) {
+        let unstarted = self.runs.iter().filter(|run| run.started.is_none());
+        let unstarted: Vec<RunId> = unstarted.map(|run| run.id.clone()).collect();
+        for run in &unstarted {
+            self.finish(run, FinishReason::Cancelled);
+        }
+    }
+
+    fn cancel_from_above(&mut self, cause: Number) {
+        if cause <= self.parent_cancel {
+            return self.reply(Reply::Cancelled(Vec::new()));
+        }
+        self.update(SessionUpdated { parent_cancel: Some(cause), ..Default::default() });
+        let hit = self.cancel_all(StopCause::Parent, None);
+        self.advance();
+        self.reply(Reply::Cancelled(hit));
+    }
+
+    /// Asks the agent to stop its turn. The stop is a latch: asked again it changes nothing, but that a cancel on
+    /// top of a timeout makes it a cancel.
+    pub(super) fn stop_active(&mut self, by: StopCause, reason: Option<String>) -> Option<RunId> {
+        let (run, started) = self.active()?;
+        let (run, stop) = (run.id.clone(), started.stop);
+        let cancels = |by: StopCause| by.finish_reason() == FinishReason::Cancelled;
+        match stop {
+            Some(first) if cancels(first.by) || !cancels(by) => {}
+            _ => {
+                let body = Body::RunCancelRequested(CancelRequested { by, reason });
+                let number = self.emit(Some(run.clone()), body);
+                if stop.is_none() {
+                    self.effect(Effect::Cancel { number, run: run.clone() });
+                }
+                self.withdraw(&run, ResolvedBy::Cancel);
+            }
+        }
+        Some(run)
+    }
+
+    /// Takes back every open ask of a run, and tells the agent so.
+    pub(super) fn withdraw(&mut self, run: &RunId, by: ResolvedBy) {
+        let open: Vec<AskId> = self.pending_asks().filter(|ask| ask.run_id == *run).map(|ask| ask.id.clone()).collect();
+        for id in open {
+            self.withdraw_one(&id, by);
+        }
+    }
+
+    pub(super) fn withdraw_one(&mut self, id: &AskId, by: ResolvedBy) {
+        let Some(AskEntry::Pending(ask)) = self.asks.get(id) else { return };
+        let mut ask = ask.clone();
+        ask.state = AskState::Withdrawn;
+        let run = Some(ask.run_id.clone());
+        let number = self.emit(run, Body::AskResolved(AskResolved { ask_id: id.clone(), ask, by, rule: None }));
+        if by == ResolvedBy::Cancel {
+            self.effect(Effect::Answer { number, ask: id.clone(), reply: AskReply::Withdrawn });
+        }
+    }
+
+    fn steer(&mut self, text: Text) {
+        let steers = matches!(self.world.link, Link::Ready { steers: true });
+        let refusal = match self.runs.front() {
+            _ if self.closing.is_some() => Some(Refusal::Closed),
+            None => Some(Refusal::NotRunning),
+            Some(run) if run.started.is_none() && self.world.halted => Some(Refusal::NotRunning),
+            Some(_) if !steers && matches!(self.world.link, Link::Ready { .. }) => Some(Refusal::SteerUnsupported),
+            Some(_) => None,
+        };
+        let Some(run) = self.runs.front().filter(|_| refusal.is_none()) else {
+            return self.refuse(refusal.unwrap_or(Refusal::NotRunning));
+        };
+        let (run, started) = (run.id.clone(), run.started.is_some());
+        let body = Body::SteerAccepted(SteerAccepted { text: text.head.clone(), blob: text.blob.clone() });
+        let number = self.emit(Some(run.clone()), body);
+        let event = self.last_event();
+        if started {
+            self.effect(Effect::Steer { number, run: run.clone(), text });
+        }
+        self.reply(Reply::Steered { run, event });
+    }
+
+    fn answer(&mut self, id: &AskId, answer: Answer) {
+        let Some(AskEntry::Pending(ask)) = self.asks.get(id) else {
+            return self.refuse(Refusal::AskNotOpen);
+        };
+        if let Err(why) = fits(ask, &answer) {
+            return self.refuse(Refusal::InvalidAnswer(why));
+        }
+        let mut ask = ask.clone();
+        ask.state = AskState::Answered;
+        ask.answer = Some(answer);
+        self.resolve(ask.clone(), ResolvedBy::User, None);
+        self.reply(Reply::Answered(Box::new(ask)));
+    }
+
+    fn remove(&mut self, run: &RunId) {
+        let waits = self.waiting(self.world.halted).any(|(_, waiting)| waiting.id == *run);
+        if waits { self.drop_waiting(vec![run.clone()]) } else { self.refuse(Refusal::NotQueued) }
+    }
+
+    fn drop_waiting(&mut self, runs: Vec<RunId>) {
+        for run in &runs {
+            self.finish(run, FinishReason::Cancelled);
+        }
+        self.advance();
+        self.reply(Reply::Removed(runs));
+    }
+
+    fn change(&mut self, change: Update) {
+        if self.closing.is_some() {
+            return self.refuse(Refusal::Closed);
+        }
+        let Update { title, model, policy, limits } = change;
+        self.update(SessionUpdated { title, model, policy, limits, ..Default::default() });
+        self.advance();
+        self.reply(Reply::Done);
+    }
+
+    fn close(&mut self, purge: bool) {
+        let wanted = if purge { Closing::Purge } else { Closing::Keep };
+        if self.closed {
+            if purge {
+                self.effect(Effect::Purge);
+            }
+            return self.reply(Reply::Done);
+        }
+        if self.closing.is_none() || (purge && self.closing == Some(Closing::Keep)) {
+            self.update(SessionUpdated { closing: Some(wanted), ..Default::default() });
+            if !self.children.is_empty() {
+                self.effect(Effect::CloseBelow { purge });
+            }
+            self.stop_active(StopCause::Close, None);
+            self.finish_unstarted();
+        }
+        self.advance();
+        self.reply(Reply::Done);
+    }
+
+    pub(super) fn update(&mut self, change: SessionUpdated) -> Number {
+        self.emit(None, Body::SessionUpdated(change))
+    }
+}
+
+/// Whether an answer is one to this ask.
+fn fits(ask: &Ask, answer: &Answer) -> Result<(), String> {
+    match ask.kind {
+        AskKind::Permission => match (answer.decision, &answer.value) {
+            (_, Some(_)) => Err("a permission takes a decision, not a value".to_owned()),
+            (None, _) => Err("a permission takes a decision: allow_once, allow_always or deny".to_owned()),
+            (Some(Decision::AllowAlways), _) if ask.risk == Risk::High => {
+                Err("what is of high risk is allowed once at a time: use allow_once".to_owned())
+            }
+            _ => Ok(()),
+        },
+        AskKind::Question => match (answer.decision, &answer.value) {
+            (Some(_), _) => Err("a question takes a value, not a decision".to_owned()),
+            (_, None) => Err("a question takes a value".to_owned()),
+            (_, Some(value)) if !ask.options.is_empty() && !ask.options.contains(value) => {
+                Err(format!("the value is one of: {}", ask.options.join(", ")))
+            }
+            _ => Ok(()),
+        },
+    }
+}

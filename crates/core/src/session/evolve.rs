@@ -1,0 +1,217 @@
+//! What an event does to a session. The only place where a [`State`] changes, live and on replay alike.
+
+use qd_protocol::event::{AskResolved, AskState, Body, Decision, StopCause};
+use qd_protocol::limits::INLINE_MAX;
+use qd_protocol::link::Reply;
+use qd_protocol::{AskId, Number};
+
+use super::state::{AskEntry, Mark, Run, Started, State, Steer};
+use super::Recorded;
+
+/// Applies one event. Events come in order and each once; what a later version added is passed over.
+pub fn evolve(state: &mut State, event: &Recorded) {
+    debug_assert_eq!(event.number.0, state.number.0 + 1, "events of a session come in order");
+    state.number = event.number;
+    state.updated_at = event.ts;
+    if let Some(up) = event.up {
+        state.taken = state.taken.max(up);
+    }
+    let ours = event.run.as_ref();
+    match &event.body {
+        Body::SessionUpdated(change) => {
+            let settings = &mut state.settings;
+            settings.title = change.title.clone().or(settings.title.take());
+            settings.model = change.model.clone().or(settings.model.take());
+            if let Some(policy) = &change.policy {
+                settings.policy = policy.clone();
+            }
+            if let Some(limits) = &change.limits {
+                settings.limits = limits.clone();
+            }
+            state.agent_session_id = change.agent_session_id.clone().or(state.agent_session_id.take());
+            state.children.extend(change.child.clone());
+            state.parent_cancel = change.parent_cancel.unwrap_or(state.parent_cancel);
+            if change.cancels_below {
+                state.owed_cancel = Some(event.number);
+            }
+            if change.below_cancelled.is_some() && change.below_cancelled == state.owed_cancel {
+                state.owed_cancel = None;
+            }
+            state.closing = change.closing.or(state.closing);
+            state.below_closed |= change.below_closed;
+        }
+        Body::SessionClosed(_) => state.closed = true,
+        Body::RunAccepted(accepted) => {
+            let Some(id) = ours else { return };
+            let run = Run {
+                id: id.clone(),
+                accepted_at: event.ts,
+                position: accepted.position,
+                fingerprint: accepted.fingerprint.clone(),
+                was_steer: accepted.steer.is_some(),
+                steers: Vec::new(),
+                started: None,
+            };
+            // A missed steer runs next: behind the run it was meant for and the steers missed before it.
+            let at = match accepted.steer {
+                Some(_) => state.runs.iter().skip(1).position(|run| !run.was_steer).map_or(state.runs.len(), |i| i + 1),
+                None => state.runs.len(),
+            };
+            state.runs.insert(at.min(state.runs.len()), run);
+        }
+        Body::RunStarted(_) => {
+            if let Some(run) = state.runs.front_mut().filter(|run| Some(&run.id) == ours) {
+                run.started = Some(Started {
+                    at: event.ts,
+                    number: event.number,
+                    stop: None,
+                    kill: None,
+                    waited_ms: 0,
+                    waiting_since: None,
+                    turns: 0,
+                    reports_turns: false,
+                    text: String::new(),
+                    text_len: 0,
+                    usage: Default::default(),
+                });
+            }
+        }
+        Body::RunFinished(_) => {
+            state.runs.retain(|run| Some(&run.id) != ours);
+            state.asks.retain(|_, entry| Some(entry.run()) != ours);
+        }
+        Body::RunCancelRequested(request) => {
+            let mark = Mark { number: event.number, at: event.ts, by: request.by };
+            if let Some(started) = started(state, event) {
+                started.stop = Some(match started.stop {
+                    // A cancel on top of a timeout changes what the run ends as, not when it is killed.
+                    Some(first) => Mark { at: first.at, ..mark },
+                    None => mark,
+                });
+            }
+        }
+        Body::RunKillRequested(_) => {
+            if let Some(started) = started(state, event) {
+                let by = started.stop.map_or(StopCause::User, |stop| stop.by);
+                started.kill = Some(Mark { number: event.number, at: event.ts, by });
+            }
+        }
+        Body::TextDelta(delta) => {
+            if let Some(started) = started(state, event) {
+                let whole = started.text.len() as u64 == started.text_len;
+                started.text_len += delta.text.len() as u64;
+                if whole && started.text.len() < INLINE_MAX {
+                    let room = INLINE_MAX - started.text.len();
+                    started.text.push_str(&delta.text[..delta.text.floor_char_boundary(room)]);
+                }
+            }
+        }
+        Body::ToolStarted(_) => {
+            if let Some(started) = started(state, event).filter(|started| !started.reports_turns) {
+                started.turns += 1;
+            }
+        }
+        Body::TurnStarted(_) => {
+            if let Some(started) = started(state, event) {
+                started.turns = if started.reports_turns { started.turns + 1 } else { 1 };
+                started.reports_turns = true;
+            }
+        }
+        Body::UsageReported(report) => {
+            state.usage += report.usage();
+            if let Some(started) = started(state, event) {
+                started.usage += report.usage();
+            }
+        }
+        Body::AskOpened(opened) => {
+            state.asks.insert(opened.ask_id.clone(), AskEntry::Pending(opened.ask.clone()));
+            settle_waiting(state, event);
+        }
+        Body::AskResolved(resolved) => {
+            resolve(state, &resolved.ask_id, event.number, resolved);
+            settle_waiting(state, event);
+        }
+        Body::AskDelivered(delivered) => {
+            state.asks.remove(&delivered.ask_id);
+        }
+        Body::SteerAccepted(steer) => {
+            if let Some(run) = state.runs.front_mut().filter(|run| Some(&run.id) == ours) {
+                run.steers.push(Steer {
+                    accepted: event.number,
+                    sent: run.started.is_some().then_some(event.number),
+                    text: steer.text.clone(),
+                    blob: steer.blob.clone(),
+                });
+            }
+        }
+        Body::SteerSent(sent) => {
+            let steers = state.runs.front_mut().into_iter().flat_map(|run| &mut run.steers);
+            for steer in steers.filter(|steer| steer.accepted == sent.steer) {
+                steer.sent = Some(event.number);
+            }
+        }
+        Body::SteerTaken(taken) => forget_steer(state, taken.steer),
+        Body::SteerMissed(missed) => forget_steer(state, missed.steer),
+        Body::SessionCreated(_)
+        | Body::RunQueued(_)
+        | Body::MessageCreated(_)
+        | Body::MessageFinished(_)
+        | Body::ThoughtDelta(_)
+        | Body::ToolOutput(_)
+        | Body::ToolFinished(_)
+        | Body::PlanUpdated(_)
+        | Body::NoticeShown(_)
+        | Body::ErrorRaised(_)
+        | Body::WorkspaceCreated(_)
+        | Body::WorkspaceRemoved(_)
+        | Body::HaltSet(_)
+        | Body::HaltLifted(_) => {}
+    }
+}
+
+/// The active run, if the event belongs to it.
+fn started<'a>(state: &'a mut State, event: &Recorded) -> Option<&'a mut Started> {
+    let run = state.runs.front_mut().filter(|run| Some(&run.id) == event.run.as_ref())?;
+    run.started.as_mut()
+}
+
+fn resolve(state: &mut State, id: &AskId, number: Number, resolved: &AskResolved) {
+    let ask = &resolved.ask;
+    match (&ask.state, &ask.answer) {
+        (AskState::Answered, Some(answer)) => {
+            let always = answer.decision == Some(Decision::AllowAlways);
+            if let (true, Some(tool)) = (always, &ask.tool) {
+                state.grants.insert(tool.clone());
+            }
+            let mut told = answer.clone();
+            if always {
+                told.decision = Some(Decision::AllowOnce);
+            }
+            let entry = AskEntry::Answered { run: ask.run_id.clone(), number, reply: Reply::Answered(told) };
+            state.asks.insert(id.clone(), entry);
+        }
+        _ => {
+            state.asks.remove(id);
+        }
+    }
+}
+
+/// A run waits for a person while any of its asks is pending.
+fn settle_waiting(state: &mut State, event: &Recorded) {
+    let pending = state.pending_asks().next().is_some();
+    let Some(started) = state.runs.front_mut().and_then(|run| run.started.as_mut()) else { return };
+    match (pending, started.waiting_since) {
+        (true, None) => started.waiting_since = Some(event.ts),
+        (false, Some(since)) => {
+            started.waited_ms += event.ts.since(since);
+            started.waiting_since = None;
+        }
+        _ => {}
+    }
+}
+
+fn forget_steer(state: &mut State, accepted: Number) {
+    for run in &mut state.runs {
+        run.steers.retain(|steer| steer.accepted != accepted);
+    }
+}

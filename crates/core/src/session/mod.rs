@@ -1,0 +1,334 @@
+//! One conversation, as a machine. [`step`] judges an input and answers with a [`Step`]: events, effects, a reply.
+//! Every change of [`State`] goes through [`evolve`], so replaying the journal gives the same state, byte for byte.
+//!
+//! What the state does not hold is as important: nothing that the journal does not say. Whether an agent is there,
+//! whether a halt is set and whether a budget is spent are facts of the moment; they come with each input as the
+//! [`World`].
+
+mod agent;
+mod commands;
+mod draft;
+mod evolve;
+mod finish;
+mod state;
+mod timers;
+
+use qd_protocol::event::{Answer, Ask, Attachment, Body, Limits, StopCause};
+use qd_protocol::link::{Gone, Reply as AskReply, Up, UpNumber};
+use qd_protocol::policy::Policy;
+use qd_protocol::{AskId, Millis, Number, RunId, SessionId, Text};
+
+pub use evolve::evolve;
+pub use state::{AskEntry, Mark, Phase, Run, Started, State, Steer};
+pub use timers::deadline;
+
+use crate::rows::Row;
+use draft::Draft;
+
+/// What is true at this moment outside the journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct World {
+    /// The time.
+    pub now: Millis,
+    /// Whether a halt is set: nothing starts.
+    pub halted: bool,
+    /// Whether the budget of this session, or of one above it, is spent: what would start ends at once.
+    pub over_budget: bool,
+    /// The agent.
+    pub link: Link,
+}
+
+/// Whether there is an agent to talk to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Link {
+    /// No.
+    Absent,
+    /// On its way.
+    Starting,
+    /// Yes.
+    Ready {
+        /// Whether its turns can be steered.
+        steers: bool,
+    },
+    /// It may be; the connection is broken and being mended.
+    Lost,
+}
+
+/// Everything that can happen to a session.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Input {
+    /// A client, or the daemon itself, wants something.
+    Command(Command),
+    /// The agent's side said something.
+    Heard(UpNumber, Up),
+    /// The connection broke; the agent may live on.
+    Lost,
+    /// The connection is back; the agent's side has applied our commands up to this number.
+    Back {
+        /// The last number applied.
+        applied: Number,
+    },
+    /// There is no agent any more.
+    Gone(Gone),
+    /// A [`deadline`] may have passed.
+    Tick,
+    /// The world changed for the better, or we have just been rebuilt: see what can go on.
+    Wake,
+}
+
+/// What a client, or the daemon itself, wants.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Command {
+    /// Take a prompt.
+    Accept(Accept),
+    /// Stop every run there is, or one.
+    Cancel {
+        /// This one alone.
+        run: Option<RunId>,
+        /// By whom.
+        by: StopCause,
+        /// In the client's words.
+        reason: Option<String>,
+    },
+    /// The session above was cancelled.
+    CancelFromAbove {
+        /// The number of that cancel there, by which a repeat is known.
+        cause: Number,
+    },
+    /// All sessions below have applied this cancel.
+    BelowCancelled {
+        /// The number it bears here.
+        number: Number,
+    },
+    /// Stop the active run because a halt says so; what waits goes on waiting.
+    CancelActive,
+    /// The budget of this session or of one above is spent.
+    OverBudget,
+    /// Tell the running turn something.
+    Steer {
+        /// What.
+        text: Text,
+    },
+    /// Answer an ask.
+    Answer {
+        /// Which.
+        ask: AskId,
+        /// How.
+        answer: Answer,
+    },
+    /// Remove one that waits.
+    Remove {
+        /// Which.
+        run: RunId,
+    },
+    /// Remove all that wait.
+    Clear,
+    /// Change settings.
+    Update(Update),
+    /// A session below is being created, in the same transaction.
+    AddChild {
+        /// Its id.
+        child: SessionId,
+    },
+    /// End the conversation.
+    Close {
+        /// Whether its events go too.
+        purge: bool,
+    },
+    /// All sessions below have closed.
+    BelowClosed,
+}
+
+/// A prompt that was checked at the edge.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Accept {
+    /// Its run.
+    pub run: RunId,
+    /// What to do.
+    pub prompt: Text,
+    /// Files.
+    pub attachments: Vec<Attachment>,
+    /// What tells it apart from another prompt under the same id.
+    pub fingerprint: String,
+}
+
+/// A change of settings that was checked at the edge. What is `None` stays.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Update {
+    /// The new title.
+    pub title: Option<String>,
+    /// The new model.
+    pub model: Option<String>,
+    /// The new policy.
+    pub policy: Option<Policy>,
+    /// The new limits, all of them.
+    pub limits: Option<Limits>,
+}
+
+/// What a step decided.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Step {
+    /// To be journalled, in order.
+    pub events: Vec<Recorded>,
+    /// What they change in the lists, in the same transaction; the last word on each row counts.
+    pub rows: Vec<Row>,
+    /// Whether they change the session's own row.
+    pub session_changed: bool,
+    /// To be done once they are.
+    pub effects: Vec<Effect>,
+    /// For whoever sent the command.
+    pub reply: Option<Reply>,
+    /// Texts that do not fit their event and must be kept as files before it is journalled.
+    pub large: Vec<Large>,
+}
+
+/// An event of a session, before the journal gives it a seq.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Recorded {
+    /// Its place in the session.
+    pub number: Number,
+    /// When it was decided.
+    pub ts: Millis,
+    /// The run that it belongs to.
+    pub run: Option<RunId>,
+    /// What was heard and made it.
+    pub up: Option<UpNumber>,
+    /// What happened.
+    pub body: Body,
+}
+
+/// The text of a `run.finished` that is too long for it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Large {
+    /// Which of the step's events.
+    pub event: usize,
+    /// The text; `None`: it is the run's deltas, joined, which only the journal has.
+    pub text: Option<String>,
+}
+
+/// What the shell is to do once the events are journalled.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Effect {
+    /// See that there is an agent. Nothing, if there is one or one is on its way.
+    Launch,
+    /// Give the prompt of this run to the agent.
+    Prompt {
+        /// The number of its `run.started`.
+        number: Number,
+        /// The run.
+        run: RunId,
+    },
+    /// Give a steer to the agent.
+    Steer {
+        /// The number of the event that sends it.
+        number: Number,
+        /// The run.
+        run: RunId,
+        /// The words.
+        text: Text,
+    },
+    /// Ask the agent to stop.
+    Cancel {
+        /// The number of the `run.cancel_requested`.
+        number: Number,
+        /// The run.
+        run: RunId,
+    },
+    /// Stop the agent's turn whatever it takes.
+    Kill {
+        /// The number of the `run.kill_requested`.
+        number: Number,
+        /// The run.
+        run: RunId,
+    },
+    /// Give an answer to the agent.
+    Answer {
+        /// The number of the `ask.resolved`.
+        number: Number,
+        /// The ask.
+        ask: AskId,
+        /// The answer.
+        reply: AskReply,
+    },
+    /// End the agent.
+    StopAgent,
+    /// Cancel the sessions below; then say [`Command::BelowCancelled`].
+    CancelBelow {
+        /// The number that this cancel bears.
+        number: Number,
+    },
+    /// Close the sessions below; then say [`Command::BelowClosed`].
+    CloseBelow {
+        /// Whether their events go too.
+        purge: bool,
+    },
+    /// Money was spent: see whether a budget is.
+    CheckBudget,
+    /// The session is closed and its events are to be deleted.
+    Purge,
+}
+
+/// What became of a command.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Reply {
+    /// A prompt is ours.
+    Accepted {
+        /// Its place in the queue; 0: it starts at once.
+        position: u32,
+        /// Its `run.accepted` among the step's events; `None`: it was ours before.
+        event: Option<usize>,
+    },
+    /// These runs were hit.
+    Cancelled(Vec<RunId>),
+    /// A steer is ours.
+    Steered {
+        /// The run it goes to.
+        run: RunId,
+        /// Its `steer.accepted` among the step's events.
+        event: usize,
+    },
+    /// An answer won.
+    Answered(Box<Ask>),
+    /// These runs left the queue.
+    Removed(Vec<RunId>),
+    /// It is so.
+    Done,
+    /// It is not.
+    Refused(Refusal),
+}
+
+/// Why a command was refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// The session takes no more.
+    Closed,
+    /// Too many wait.
+    QueueFull,
+    /// The id is known with other words.
+    RunIdConflict,
+    /// There is nothing to steer.
+    NotRunning,
+    /// The agent cannot be steered.
+    SteerUnsupported,
+    /// The run does not wait in the queue.
+    NotQueued,
+    /// No open ask has this id.
+    AskNotOpen,
+    /// The answer does not fit.
+    InvalidAnswer(String),
+}
+
+/// Judges one input. Each event is applied with [`evolve`] as it is decided; nothing else changes the state.
+pub fn step(state: &mut State, input: Input, world: &World) -> Step {
+    let mut draft = Draft::new(state, *world);
+    match input {
+        Input::Command(command) => draft.command(command),
+        Input::Heard(number, up) => draft.heard(number, up),
+        Input::Lost => {}
+        Input::Back { applied } => draft.back(applied),
+        Input::Gone(gone) => draft.gone(gone),
+        Input::Tick => draft.tick(),
+        Input::Wake => draft.wake(),
+    }
+    draft.done()
+}

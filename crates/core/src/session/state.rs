@@ -1,0 +1,249 @@
+//! What a session is, as far as the journal says. Only [`evolve`](super::evolve) changes it; here are its parts and
+//! the questions that can be asked of it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use qd_protocol::event::{Ask, Closing, SessionCreated, StopCause, Usage};
+use qd_protocol::link::{Reply, UpNumber};
+use qd_protocol::text::Blob;
+use qd_protocol::{AskId, Millis, Number, RunId, SessionId, Text, WorkspaceId};
+use serde::{Deserialize, Serialize};
+
+/// One conversation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    /// The session.
+    pub id: SessionId,
+    /// Its project.
+    pub workspace: WorkspaceId,
+    /// How many events it has.
+    pub number: Number,
+    /// The last thing heard that made an event. What is not above it was heard before.
+    pub taken: UpNumber,
+    /// What it was made with, as changed since.
+    pub settings: SessionCreated,
+    /// The agent's own name for the conversation.
+    pub agent_session_id: Option<String>,
+    /// Runs that have not ended, in the order in which they are served. Only the first can have started.
+    pub runs: VecDeque<Run>,
+    /// Asks that nobody has answered, and answers that the agent has not confirmed.
+    pub asks: BTreeMap<AskId, AskEntry>,
+    /// Tools that a person has allowed for the rest of the session.
+    pub grants: BTreeSet<String>,
+    /// What all its runs have used.
+    pub usage: Usage,
+    /// Sessions below.
+    pub children: BTreeSet<SessionId>,
+    /// A cancel that the sessions below have not all confirmed.
+    pub owed_cancel: Option<Number>,
+    /// The last cancel of the session above that was applied here.
+    pub parent_cancel: Number,
+    /// Whether it takes no more prompts.
+    pub closing: Option<Closing>,
+    /// Whether the sessions below have closed, where this one is closing.
+    pub below_closed: bool,
+    /// Whether it has ended.
+    pub closed: bool,
+    /// Since when it exists.
+    pub created_at: Millis,
+    /// Its last event.
+    pub updated_at: Millis,
+}
+
+/// A run that has not ended. Its prompt is in the journal, not here.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// The run.
+    pub id: RunId,
+    /// When it was accepted.
+    pub accepted_at: Millis,
+    /// Its place in the queue when it was accepted, for its receipt.
+    pub position: u32,
+    /// What tells it apart from another prompt under the same id.
+    pub fingerprint: String,
+    /// Whether it was a steer that its turn did not take.
+    pub was_steer: bool,
+    /// Steers that the turn has neither taken nor missed.
+    pub steers: Vec<Steer>,
+    /// What there is once the agent has it.
+    pub started: Option<Started>,
+}
+
+/// A run that the agent works on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Started {
+    /// When.
+    pub at: Millis,
+    /// The number of its `run.started`, which its prompt bears.
+    pub number: Number,
+    /// The stop that was asked for: a latch, never taken back.
+    pub stop: Option<Mark>,
+    /// The kill after that.
+    pub kill: Option<Mark>,
+    /// Milliseconds that it has waited for people, up to `waiting_since`.
+    pub waited_ms: u64,
+    /// Since when it waits for a person.
+    pub waiting_since: Option<Millis>,
+    /// Model calls so far.
+    pub turns: u32,
+    /// Whether the agent itself reports them; else tool calls are counted.
+    pub reports_turns: bool,
+    /// The beginning of what it said, as much as fits an event.
+    pub text: String,
+    /// Bytes of all that it said.
+    pub text_len: u64,
+    /// What it used.
+    pub usage: Usage,
+}
+
+/// A moment at which something was asked of the agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    /// The event.
+    pub number: Number,
+    /// When.
+    pub at: Millis,
+    /// Why.
+    pub by: StopCause,
+}
+
+/// A steer that is under way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Steer {
+    /// The number of its `steer.accepted`.
+    pub accepted: Number,
+    /// The number of the event that sent it; `None`: it waits for its run to start.
+    pub sent: Option<Number>,
+    /// The words, or their head.
+    pub text: String,
+    /// The file that holds the whole.
+    pub blob: Option<Blob>,
+}
+
+impl Steer {
+    /// Its words.
+    pub fn words(&self) -> Text {
+        Text { head: self.text.clone(), blob: self.blob.clone() }
+    }
+}
+
+/// An ask that is not done with.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum AskEntry {
+    /// Nobody has answered.
+    Pending(Ask),
+    /// Answered; the agent has not confirmed that it knows.
+    Answered {
+        /// The run.
+        run: RunId,
+        /// The number of its `ask.resolved`.
+        number: Number,
+        /// What the agent is told.
+        reply: Reply,
+    },
+}
+
+impl AskEntry {
+    /// The run that it belongs to.
+    pub fn run(&self) -> &RunId {
+        match self {
+            Self::Pending(ask) => &ask.run_id,
+            Self::Answered { run, .. } => run,
+        }
+    }
+}
+
+/// What a session does, as far as the journal says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// No run.
+    Idle,
+    /// A run that has not started.
+    Unstarted,
+    /// A run that the agent works on.
+    Running,
+    /// A run that waits for a person.
+    Waiting,
+    /// It has ended.
+    Closed,
+}
+
+impl State {
+    /// A session that has just been created. The event is its first.
+    pub fn new(id: SessionId, workspace: WorkspaceId, created: SessionCreated, at: Millis) -> Self {
+        Self {
+            id,
+            workspace,
+            number: Number(1),
+            taken: UpNumber(0),
+            settings: created,
+            agent_session_id: None,
+            runs: VecDeque::new(),
+            asks: BTreeMap::new(),
+            grants: BTreeSet::new(),
+            usage: Usage::default(),
+            children: BTreeSet::new(),
+            owed_cancel: None,
+            parent_cancel: Number(0),
+            closing: None,
+            below_closed: false,
+            closed: false,
+            created_at: at,
+            updated_at: at,
+        }
+    }
+
+    /// True from the moment a prompt is accepted until its run has ended and nothing is queued.
+    pub fn busy(&self) -> bool {
+        !self.runs.is_empty()
+    }
+
+    /// What it does.
+    pub fn phase(&self) -> Phase {
+        match self.runs.front() {
+            _ if self.closed => Phase::Closed,
+            None => Phase::Idle,
+            Some(Run { started: None, .. }) => Phase::Unstarted,
+            Some(_) if self.pending_asks().next().is_some() => Phase::Waiting,
+            Some(_) => Phase::Running,
+        }
+    }
+
+    /// The run that the agent works on.
+    pub fn active(&self) -> Option<(&Run, &Started)> {
+        let run = self.runs.front()?;
+        Some((run, run.started.as_ref()?))
+    }
+
+    /// The run of this id, if it has not ended.
+    pub fn run(&self, id: &RunId) -> Option<&Run> {
+        self.runs.iter().find(|run| run.id == *id)
+    }
+
+    /// Asks that nobody has answered.
+    pub fn pending_asks(&self) -> impl Iterator<Item = &Ask> {
+        self.asks.values().filter_map(|entry| match entry {
+            AskEntry::Pending(ask) => Some(ask),
+            AskEntry::Answered { .. } => None,
+        })
+    }
+
+    /// Whether it owes another session something that only the journal remembers.
+    pub fn owes(&self) -> bool {
+        self.owed_cancel.is_some() || (self.closing.is_some() && !self.closed)
+    }
+
+    /// How many runs at the head of the list are not waiting: the one that is active or about to be.
+    pub fn serving(&self, halted: bool) -> usize {
+        match self.runs.front() {
+            Some(run) => usize::from(run.started.is_some() || !halted),
+            None => 0,
+        }
+    }
+
+    /// Runs that wait, with their places from 1.
+    pub fn waiting(&self, halted: bool) -> impl Iterator<Item = (u32, &Run)> {
+        (1..).zip(self.runs.iter().skip(self.serving(halted)))
+    }
+}

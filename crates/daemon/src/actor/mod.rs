@@ -1,0 +1,357 @@
+//! The shell around one session's machine: dull on purpose. It takes what has come, lets the machine judge it,
+//! appends once, waits, and only then answers and acts. If the append fails it forgets its state, reads it again
+//! and says so; nobody has seen anything.
+
+mod agent;
+mod batch;
+mod below;
+mod effects;
+mod load;
+mod reply;
+
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use qd_core::session::{Command, Input, State, World, deadline, step};
+use qd_journal::SessionKey;
+use qd_link::{Heard, Numbered};
+use qd_protocol::link::{Gone, Up};
+use qd_protocol::{ApiError, Millis, RunId};
+use tokio::sync::oneshot;
+
+pub(crate) use reply::{Answer, Done};
+
+use crate::daemon::{Daemon, SessionRef};
+use crate::registry::Mailbox;
+use agent::Agent;
+use batch::{Batch, Held};
+pub(crate) use batch::Birth;
+
+/// How many things are judged before the next append.
+const BATCH_MAX: usize = 256;
+/// How long to wait before what the agent said is tried again on a journal that did not take it.
+const RETRY: Duration = Duration::from_millis(250);
+
+/// What can be in a session's mailbox.
+pub(crate) enum Mail {
+    /// Somebody wants something and waits for the answer.
+    Request(Box<Request>),
+    /// Something has changed for the better: see what can go on.
+    Wake,
+    /// Somebody wants to know what it does, after everything before is committed.
+    Probe(oneshot::Sender<Probe>),
+    /// The daemon ends.
+    Stop,
+}
+
+/// A command with whoever waits for its answer.
+pub(crate) struct Request {
+    pub(crate) command: Command,
+    /// The client's name for it, remembered with its answer.
+    pub(crate) key: Option<IdempotencyKey>,
+    /// A session below that is created with it.
+    pub(crate) birth: Option<Box<Birth>>,
+    pub(crate) reply: oneshot::Sender<Result<Done, ApiError>>,
+}
+
+/// An `Idempotency-Key` and what came with it.
+#[derive(Debug, Clone)]
+pub(crate) struct IdempotencyKey {
+    pub(crate) key: String,
+    pub(crate) fingerprint: [u8; 32],
+}
+
+/// What a session does.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Probe {
+    /// Whether a run has not ended.
+    pub(crate) busy: bool,
+    /// Runs that wait, with their places from 1.
+    pub(crate) waiting: Vec<(u32, RunId)>,
+}
+
+/// Lives until the session sleeps, the daemon ends or the journal is gone.
+pub(crate) async fn live(daemon: Arc<Daemon>, session: Arc<SessionRef>, mailbox: Arc<Mailbox<Mail>>) {
+    // Also if it panics: the next message must wake a new actor, not wait for a dead one.
+    let _grave = Grave { daemon: Arc::clone(&daemon), session: Arc::clone(&session), mailbox: Arc::clone(&mailbox) };
+    match Box::pin(load::load(&daemon, &session)).await {
+        Ok((state, line)) => {
+            let prompts = Held::default();
+            let mut actor = Actor { daemon, session, mailbox, state, line, agent: Agent::default(), prompts, redo: None };
+            actor.run().await;
+        }
+        Err(error) => {
+            tracing::error!(session = %session.id, %error, "a session could not be read");
+            refuse_all(&mailbox, error);
+        }
+    }
+}
+
+struct Grave {
+    daemon: Arc<Daemon>,
+    session: Arc<SessionRef>,
+    mailbox: Arc<Mailbox<Mail>>,
+}
+
+impl Drop for Grave {
+    fn drop(&mut self) {
+        self.daemon.bury(&self.session.id, &self.mailbox);
+    }
+}
+
+/// Answers everybody who waits for a session that could not be read.
+fn refuse_all(mailbox: &Mailbox<Mail>, error: ApiError) {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    let mut mail = Vec::new();
+    while mailbox.poll_take(&mut context, &mut mail, BATCH_MAX) == Poll::Ready(()) {}
+    for letter in mail {
+        if let Mail::Request(request) = letter {
+            // Whoever has gone away does not need the answer.
+            let _gone = request.reply.send(Err(error.clone()));
+        }
+    }
+}
+
+struct Actor {
+    daemon: Arc<Daemon>,
+    session: Arc<SessionRef>,
+    mailbox: Arc<Mailbox<Mail>>,
+    state: Box<State>,
+    /// Its own key and those of the sessions above it: whose budgets count.
+    line: Vec<SessionKey>,
+    agent: Agent,
+    /// Prompts that were accepted and not given to the agent, as far as they are small.
+    prompts: Held,
+    /// What the agent said and the journal did not take.
+    redo: Option<Box<Redo>>,
+}
+
+/// What must be judged again before anything else is heard.
+#[derive(Default)]
+struct Redo {
+    said: Vec<Numbered>,
+    gone: Option<Gone>,
+    wake: bool,
+}
+
+/// What an actor has to deal with next.
+enum Next {
+    Mail(Vec<Mail>),
+    Heard(Heard),
+    Redo,
+    Tick,
+    Idle,
+}
+
+impl Actor {
+    async fn run(&mut self) {
+        let mut redo = Redo { wake: true, ..Redo::default() };
+        if self.state.active().is_some() {
+            // An agent inside the daemon died with the daemon that had it.
+            redo.gone = Some(Gone::Lost);
+        }
+        self.redo = Some(Box::new(redo));
+        Box::pin(self.retry()).await;
+        loop {
+            match self.next().await {
+                Next::Mail(mail) => {
+                    if Box::pin(self.read(mail)).await.is_break() {
+                        return;
+                    }
+                }
+                Next::Heard(heard) => Box::pin(self.hear(heard)).await,
+                Next::Redo => Box::pin(self.retry()).await,
+                Next::Tick => {
+                    let mut batch = Batch::default();
+                    self.judge(&mut batch, Input::Tick);
+                    Box::pin(self.commit(batch)).await;
+                }
+                Next::Idle => {
+                    Box::pin(self.agent.stop()).await;
+                    if self.is_quiet() && self.daemon.let_sleep(&self.session.id, &self.mailbox) {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for whatever comes first. Mail before the agent: a cancel overtakes what it cancels.
+    async fn next(&mut self) -> Next {
+        let mut mail = Vec::new();
+        let mailbox = &self.mailbox;
+        let letters = std::future::poll_fn(|context| mailbox.poll_take(context, &mut mail, BATCH_MAX));
+        let due = deadline(&self.state).map(|at| Duration::from_millis(at.since(Millis::now())));
+        let (pause, after) = match due {
+            _ if self.redo.is_some() => (RETRY, Next::Redo),
+            Some(due) => (due, Next::Tick),
+            None if self.is_quiet() => (self.daemon.idle, Next::Idle),
+            None => (Duration::MAX, Next::Tick),
+        };
+        let listens = self.redo.is_none();
+        tokio::select! {
+            biased;
+            () = letters => {}
+            heard = self.agent.hear(), if listens => return Next::Heard(heard),
+            () = tokio::time::sleep(pause), if pause != Duration::MAX => return after,
+        }
+        Next::Mail(mail)
+    }
+
+    /// Nothing runs, nothing is about to, and nothing is owed.
+    fn is_quiet(&self) -> bool {
+        let waits = !self.state.busy() || (self.daemon.halted() && self.state.active().is_none());
+        self.redo.is_none() && waits && !self.agent.is_starting()
+    }
+
+    fn world(&self) -> World {
+        World {
+            now: Millis::now(),
+            halted: self.daemon.halted(),
+            over_budget: self.daemon.budgets.any_spent(&self.line),
+            link: self.agent.state(),
+        }
+    }
+
+    fn judge(&mut self, batch: &mut Batch, input: Input) {
+        let world = self.world();
+        let decided = step(&mut self.state, input, &world);
+        batch.add(decided, &self.state);
+    }
+
+    /// Judges mail. A keyed request ends its batch, since an append remembers one answer.
+    async fn read(&mut self, mail: Vec<Mail>) -> std::ops::ControlFlow<()> {
+        let mut batch = Batch::default();
+        let mut probes = Vec::new();
+        for letter in mail {
+            match letter {
+                Mail::Request(request) => {
+                    let Request { command, key, birth, reply } = *request;
+                    self.agent.refresh_before(&self.state).await;
+                    self.note(&command);
+                    let has_key = key.is_some();
+                    self.judge(&mut batch, Input::Command(command));
+                    batch.attach(reply, key, birth);
+                    if has_key {
+                        self.commit(std::mem::take(&mut batch)).await;
+                    }
+                }
+                Mail::Wake => self.judge(&mut batch, Input::Wake),
+                Mail::Probe(reply) => probes.push(reply),
+                Mail::Stop => {
+                    self.commit(batch).await;
+                    self.agent.stop().await;
+                    return std::ops::ControlFlow::Break(());
+                }
+            }
+        }
+        self.commit(batch).await;
+        for reply in probes {
+            let halted = self.daemon.halted();
+            let waiting = self.state.waiting(halted).map(|(place, run)| (place, run.id.clone())).collect();
+            // Whoever has gone away does not need the answer.
+            let _gone = reply.send(Probe { busy: self.state.busy(), waiting });
+        }
+        std::ops::ControlFlow::Continue(())
+    }
+
+    /// Keeps in mind what a command brings that the state does not hold.
+    fn note(&mut self, command: &Command) {
+        match command {
+            Command::Accept(prompt) => self.prompts.keep(prompt),
+            Command::Update(change) if change.model.is_some() => self.agent.is_outdated(),
+            _ => {}
+        }
+    }
+
+    async fn hear(&mut self, heard: Heard) {
+        let mut batch = Batch::default();
+        match heard {
+            Heard::Said(said) => {
+                for thing in said {
+                    self.hear_one(&mut batch, thing);
+                }
+            }
+            Heard::Lost => {
+                self.agent.lost();
+                self.judge(&mut batch, Input::Lost);
+            }
+            Heard::Back { applied } => {
+                self.agent.back();
+                self.judge(&mut batch, Input::Back { applied });
+            }
+            Heard::Gone(gone) => {
+                self.agent.gone();
+                batch.gone = Some(gone.clone());
+                self.judge(&mut batch, Input::Gone(gone));
+            }
+        }
+        self.commit(batch).await;
+    }
+
+    fn hear_one(&mut self, batch: &mut Batch, thing: Numbered) {
+        let Numbered { number, up } = thing;
+        if let Up::Ready { steers, .. } = up {
+            self.agent.ready(steers);
+        }
+        batch.heard = Some(number);
+        self.judge(batch, Input::Heard(number, up));
+    }
+
+    /// Judges again what a failed append had decided and nobody has seen.
+    async fn retry(&mut self) {
+        let Some(redo) = self.redo.take() else { return };
+        let mut batch = Batch::default();
+        for thing in redo.said {
+            self.hear_one(&mut batch, thing);
+        }
+        if let Some(gone) = redo.gone {
+            batch.gone = Some(gone.clone());
+            self.judge(&mut batch, Input::Gone(gone));
+        }
+        if redo.wake {
+            batch.wake = true;
+            self.judge(&mut batch, Input::Wake);
+        }
+        self.commit(batch).await;
+    }
+
+    /// Appends what was decided. Then, and only then, answers and acts.
+    async fn commit(&mut self, mut batch: Batch) {
+        let line = &self.line;
+        match batch.append(&self.daemon, &self.session, &self.state, line).await {
+            Ok(first) => {
+                if let Some(number) = batch.heard {
+                    self.agent.acknowledge(number);
+                }
+                self.daemon.stats.count(batch.bodies());
+                for outcome in batch.outcomes(first) {
+                    self.carry_out(outcome).await;
+                }
+                self.prompts.forget_ended(&self.state);
+            }
+            Err(error) => self.undo(batch, error).await,
+        }
+    }
+
+    /// Nothing of the batch is true: who waits is told, the state is read again, and what cannot be asked for again
+    /// is kept to be judged again.
+    async fn undo(&mut self, batch: Batch, error: ApiError) {
+        tracing::warn!(session = %self.session.id, %error, "an append failed; the session is read again");
+        let redo = Redo { said: self.agent.unacknowledged(), gone: batch.gone.clone(), wake: batch.wake };
+        batch.fail(error);
+        loop {
+            match load::load(&self.daemon, &self.session).await {
+                Ok((state, _)) => {
+                    self.state = state;
+                    break;
+                }
+                Err(_) if self.daemon.is_stopping() => return,
+                Err(_) => tokio::time::sleep(RETRY).await,
+            }
+        }
+        // Also if it is empty: it holds back a tick whose deadline has passed until the journal had a moment.
+        self.redo = Some(Box::new(redo));
+    }
+}

@@ -1,0 +1,79 @@
+//! What the machine replied, in the words of the API.
+
+use qd_core::session::{Refusal, Reply};
+use qd_protocol::api::{Cancelled, Receipt, RunState, Steered};
+use qd_protocol::event::Ask;
+use qd_protocol::{ApiError, Code, RunId, Seq};
+use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
+
+/// What came of a request. It can be written down and read again, for a client that asks twice.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Answer {
+    /// A prompt is ours.
+    Accepted(Receipt),
+    /// A prompt was ours before; its row has the first receipt.
+    Known,
+    /// What a cancel hit.
+    Cancelled(Cancelled),
+    /// A steer is ours.
+    Steered(Steered),
+    /// An answer won.
+    Answered(Box<Ask>),
+    /// These left the queue.
+    Removed(Vec<RunId>),
+    /// It is so.
+    Done,
+}
+
+/// An answer, and what may still come of it.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) answer: Answer,
+    /// The runs that a cancel hit in the sessions below, once all of them have it.
+    pub(crate) below: Option<oneshot::Receiver<Vec<RunId>>>,
+}
+
+/// Puts a reply into words. `run` is the run of a prompt, `seq_of` says where an event of the step came to lie.
+pub(super) fn answer(reply: &Reply, run: Option<&RunId>, seq_of: impl Fn(usize) -> Seq) -> Result<Answer, ApiError> {
+    Ok(match reply {
+        Reply::Accepted { position, event: Some(event) } => match run {
+            Some(run) => Answer::Accepted(Receipt {
+                run_id: run.clone(),
+                state: if *position == 0 { RunState::Accepted } else { RunState::Queued },
+                position: *position,
+                seq: seq_of(*event),
+            }),
+            None => Answer::Known,
+        },
+        Reply::Accepted { event: None, .. } => Answer::Known,
+        Reply::Cancelled(hit) => Answer::Cancelled(Cancelled { cancelled: hit.clone(), idle: hit.is_empty() }),
+        Reply::Steered { run, event } => Answer::Steered(Steered { run_id: run.clone(), seq: seq_of(*event) }),
+        Reply::Answered(ask) => Answer::Answered(ask.clone()),
+        Reply::Removed(runs) => Answer::Removed(runs.clone()),
+        Reply::Done => Answer::Done,
+        Reply::Refused(refusal) => return Err(refused(refusal)),
+    })
+}
+
+fn refused(refusal: &Refusal) -> ApiError {
+    match refusal {
+        Refusal::Closed => ApiError::new(Code::SessionClosed, "the session is closed; create another one"),
+        Refusal::QueueFull => {
+            ApiError::new(Code::QueueFull, "100 prompts wait already; retry when some have run, or clear the queue")
+        }
+        Refusal::RunIdConflict => run_id_conflict(),
+        Refusal::NotRunning => ApiError::new(Code::NotRunning, "no run is active that could be steered; send a prompt"),
+        Refusal::SteerUnsupported => {
+            ApiError::new(Code::SteerUnsupported, "this agent cannot be steered; send a prompt, which waits its turn")
+        }
+        Refusal::NotQueued => ApiError::new(Code::NotQueued, "the run does not wait in the queue; to stop it, cancel it"),
+        Refusal::AskNotOpen => ApiError::new(Code::NotFound, "no open ask has this id"),
+        Refusal::InvalidAnswer(why) => ApiError::new(Code::InvalidAnswer, why.clone()),
+    }
+}
+
+/// The run id is known, with other words.
+pub(crate) fn run_id_conflict() -> ApiError {
+    ApiError::new(Code::RunIdConflict, "this run_id was used for another prompt; choose a new one")
+}

@@ -1,0 +1,376 @@
+//! `config.toml`, in the home and in the user's configuration directory. Every value knows where it came from, so
+//! that `qd config` can say what counts and why. This reads two files and nothing else; flags are laid over it by
+//! whoever has them.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use qd_protocol::policy::Policy;
+use serde::Serialize;
+use serde::de::{DeserializeOwned, Error as _};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::edge::listen::Address;
+use crate::home::{Home, user_directory};
+
+/// How long an idle session stays awake unless the settings say otherwise.
+const IDLE_S: u64 = 10;
+/// No settings file is larger; one that is was meant to be something else.
+const FILE_MAX: u64 = 1 << 20;
+
+/// The settings that count.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The agent of `qd run` without `--agent`.
+    pub agent: Setting<Option<String>>,
+    /// The policy of a session that is given none.
+    pub policy: Setting<Policy>,
+    /// What `qd serve` without `--listen` listens on.
+    pub listen: Setting<Vec<Address>>,
+    /// Names, besides ours, that a `Host` header may have.
+    pub allow_host: Setting<Vec<String>>,
+    /// Seconds that an idle session stays awake.
+    pub idle_s: Setting<u64>,
+    /// What is logged: a level, or a filter of levels by module.
+    pub log: Setting<String>,
+}
+
+/// A value and where it came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting<T> {
+    /// What counts.
+    pub value: T,
+    /// Who said so.
+    pub origin: Origin,
+}
+
+/// Where a value came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody said anything.
+    Default,
+    /// A line of a settings file.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Its line, from 1.
+        line: usize,
+    },
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File { path, line } => write!(f, "{}:{line}", path.display()),
+        }
+    }
+}
+
+/// One line of what `qd config` shows.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Entry {
+    /// The key.
+    pub key: &'static str,
+    /// What counts.
+    pub value: serde_json::Value,
+    /// `default`, or file and line.
+    pub origin: String,
+}
+
+/// A settings file that cannot be used. The daemon does not start with half of one.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// It is there but cannot be read.
+    #[error("could not read {path}: {source}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is not TOML, or a value is not what its key takes.
+    #[error("{path}:{line}: {message}")]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// Its line, from 1.
+        line: usize,
+        /// What is wrong.
+        message: String,
+    },
+    /// A key that means nothing to us; most often a slip of the pen.
+    #[error("{path}:{line}: there is no key `{key}`; did you mean `{nearest}`?")]
+    UnknownKey {
+        /// The file.
+        path: PathBuf,
+        /// Its line, from 1.
+        line: usize,
+        /// The key as written.
+        key: String,
+        /// The valid key that is most like it.
+        nearest: &'static str,
+    },
+}
+
+const KEYS: [&str; 6] = ["agent", "policy", "listen", "allow_host", "idle_s", "log"];
+
+impl Config {
+    /// What counts for this home: its own file over the user's over the defaults. A file that is not there says
+    /// nothing.
+    pub fn load(home: &Home) -> Result<Self, ConfigError> {
+        Self::load_from(home, user_file().as_deref())
+    }
+
+    /// The same with the user's file given.
+    pub fn load_from(home: &Home, user: Option<&Path>) -> Result<Self, ConfigError> {
+        let mut config = Self::defaults(home);
+        for path in user.into_iter().chain([home.config_file().as_path()]) {
+            if let Some(text) = read(path)? {
+                config.lay_over(path, &text)?;
+            }
+        }
+        Ok(config)
+    }
+
+    /// Every key with its value and origin, in the order of the documentation.
+    pub fn entries(&self) -> Vec<Entry> {
+        fn entry<T: Serialize>(key: &'static str, setting: &Setting<T>) -> Entry {
+            let value = serde_json::to_value(&setting.value).expect("settings are plain data");
+            Entry { key, value, origin: setting.origin.to_string() }
+        }
+        vec![
+            entry("agent", &self.agent),
+            entry("policy", &self.policy),
+            entry("listen", &self.listen),
+            entry("allow_host", &self.allow_host),
+            entry("idle_s", &self.idle_s),
+            entry("log", &self.log),
+        ]
+    }
+
+    fn defaults(home: &Home) -> Self {
+        fn default<T>(value: T) -> Setting<T> {
+            Setting { value, origin: Origin::Default }
+        }
+        Self {
+            agent: default(None),
+            policy: default(Policy::default()),
+            listen: default(vec![Address::Unix(home.socket())]),
+            allow_host: default(Vec::new()),
+            idle_s: default(IDLE_S),
+            log: default("info".to_owned()),
+        }
+    }
+
+    fn lay_over(&mut self, path: &Path, text: &str) -> Result<(), ConfigError> {
+        let table = DeTable::parse(text).map_err(|error| invalid(path, text, &error, 0))?;
+        for (key, value) in table.into_inner() {
+            let start = key.span().start;
+            let line = line_of(text, start);
+            let origin = Origin::File { path: path.to_owned(), line };
+            let failed = |error: toml::de::Error| invalid(path, text, &error, start);
+            match key.get_ref().as_ref() {
+                "agent" => self.agent = Setting { value: Some(read_value(value).map_err(failed)?), origin },
+                "policy" => self.policy = Setting { value: read_value(value).map_err(failed)?, origin },
+                "listen" => self.listen = Setting { value: read_addresses(value).map_err(failed)?, origin },
+                "allow_host" => {
+                    self.allow_host = Setting { value: read_value(value).map_err(failed)?, origin }
+                }
+                "idle_s" => self.idle_s = Setting { value: read_value(value).map_err(failed)?, origin },
+                "log" => self.log = Setting { value: read_value(value).map_err(failed)?, origin },
+                unknown => {
+                    let (path, key) = (path.to_owned(), unknown.to_owned());
+                    let nearest = nearest(unknown);
+                    return Err(ConfigError::UnknownKey { path, line, key, nearest });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `quarterdeck/config.toml` in the user's configuration directory.
+pub fn user_file() -> Option<PathBuf> {
+    let configured = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let folder =
+        configured.or_else(|| Some(user_directory(|name| std::env::var_os(name))?.join(".config")))?;
+    Some(folder.join("quarterdeck/config.toml"))
+}
+
+fn read(path: &Path) -> Result<Option<String>, ConfigError> {
+    let unreadable = |source| ConfigError::Unreadable { path: path.to_owned(), source };
+    let text = match fs::metadata(path) {
+        Ok(about) if about.len() > FILE_MAX => Err(io::Error::from(io::ErrorKind::FileTooLarge)),
+        Ok(_) => fs::read_to_string(path),
+        Err(error) => Err(error),
+    };
+    match text {
+        Ok(text) => Ok(Some(text)),
+        // `NotADirectory`: some part of the path is a file, so there is no settings file either.
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
+        Err(error) => Err(unreadable(error)),
+    }
+}
+
+fn read_value<T: DeserializeOwned>(value: Spanned<DeValue<'_>>) -> Result<T, toml::de::Error> {
+    T::deserialize(toml::de::ValueDeserializer::from(value))
+}
+
+fn read_addresses(value: Spanned<DeValue<'_>>) -> Result<Vec<Address>, toml::de::Error> {
+    let texts: Vec<String> = read_value(value)?;
+    let addresses: Result<Vec<Address>, _> = texts.iter().map(|text| text.parse()).collect();
+    match addresses {
+        Ok(addresses) if addresses.is_empty() => {
+            Err(toml::de::Error::custom("`listen` needs at least one address"))
+        }
+        other => other.map_err(toml::de::Error::custom),
+    }
+}
+
+fn invalid(path: &Path, text: &str, error: &toml::de::Error, start: usize) -> ConfigError {
+    let line = line_of(text, error.span().map_or(start, |span| span.start));
+    ConfigError::Invalid { path: path.to_owned(), line, message: error.message().trim().replace('\n', "; ") }
+}
+
+fn line_of(text: &str, offset: usize) -> usize {
+    1 + text.bytes().take(offset).filter(|b| *b == b'\n').count()
+}
+
+fn nearest(unknown: &str) -> &'static str {
+    KEYS.into_iter().min_by_key(|key| distance(unknown, key)).expect("there are keys")
+}
+
+/// How many characters must be added, dropped or changed to make one word of the other.
+fn distance(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    // A key can be as long as the file; past any word of ours, more of it makes no difference.
+    for (i, a) in from.chars().take(64).enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, b) in to.iter().enumerate() {
+            let change = diagonal + usize::from(a != *b);
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[to.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use qd_protocol::policy::Verdict;
+
+    struct Files {
+        _folder: tempfile::TempDir,
+        home: Home,
+        user: PathBuf,
+    }
+
+    impl Files {
+        fn new(home_text: Option<&str>, user_text: Option<&str>) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let home = Home::resolve(Some(folder.path().join("home")));
+            home.prepare().unwrap();
+            let user = folder.path().join("user.toml");
+            if let Some(text) = home_text {
+                fs::write(home.config_file(), text).unwrap();
+            }
+            if let Some(text) = user_text {
+                fs::write(&user, text).unwrap();
+            }
+            Self { _folder: folder, home, user }
+        }
+
+        fn load(&self) -> Result<Config, ConfigError> {
+            Config::load_from(&self.home, Some(&self.user))
+        }
+    }
+
+    #[test]
+    fn without_any_file_the_defaults_count() {
+        let files = Files::new(None, None);
+        let config = files.load().unwrap();
+        assert_eq!(config.listen.value, [Address::Unix(files.home.socket())]);
+        assert_eq!(config.idle_s.value, 10);
+        assert_eq!(config.policy.value, Policy::Always(Verdict::Ask));
+        assert!(config.entries().iter().all(|entry| entry.origin == "default"));
+        assert_eq!(config.entries().iter().map(|entry| entry.key).collect::<Vec<_>>(), KEYS);
+    }
+
+    #[test]
+    fn the_home_wins_over_the_user_and_each_value_knows_its_line() {
+        let files = Files::new(
+            Some("# mine\nagent = \"claude\"\nlisten = [\"127.0.0.1:0\", \"unix:/run/x\"]\n"),
+            Some("agent = \"codex\"\nidle_s = 30\nlog = \"debug\"\nallow_host = [\"dev.example\"]\n"),
+        );
+        let config = files.load().unwrap();
+        assert_eq!(config.agent.value.as_deref(), Some("claude"));
+        assert_eq!(config.agent.origin.to_string(), format!("{}:2", files.home.config_file().display()));
+        assert_eq!(
+            config.idle_s,
+            Setting { value: 30, origin: Origin::File { path: files.user.clone(), line: 2 } }
+        );
+        assert_eq!(config.listen.value.len(), 2);
+        let shown = serde_json::to_value(config.entries()).unwrap();
+        assert_eq!(shown[2]["value"], serde_json::json!(["127.0.0.1:0", "unix:/run/x"]));
+        assert_eq!(shown[3]["value"], serde_json::json!(["dev.example"]));
+    }
+
+    #[test]
+    fn a_policy_is_a_word_or_rules() {
+        let files = Files::new(Some("policy = \"deny\""), None);
+        assert_eq!(files.load().unwrap().policy.value, Policy::Always(Verdict::Deny));
+        let rules = "[[policy]]\ntool = \"Bash\"\nmatch = \"git status*\"\ndecision = \"allow\"\n";
+        let Policy::Rules(rules) = Files::new(Some(rules), None).load().unwrap().policy.value else {
+            panic!()
+        };
+        assert_eq!(rules[0].pattern.as_deref(), Some("git status*"));
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_file_line_and_the_nearest_valid_one() {
+        for (written, meant) in [("idel_s", "idle_s"), ("listn", "listen"), ("allowed-hosts", "allow_host")] {
+            let files = Files::new(Some(&format!("\n\n{written} = 1\n")), None);
+            let said = files.load().unwrap_err().to_string();
+            let file = files.home.config_file();
+            assert_eq!(
+                said,
+                format!("{}:3: there is no key `{written}`; did you mean `{meant}`?", file.display())
+            );
+        }
+    }
+
+    #[test]
+    fn a_bad_value_is_named_with_file_and_line() {
+        for (text, line, hint) in [
+            ("log = 3", 1, "expected a string"),
+            ("\nidle_s = -1", 2, "u64"),
+            ("\nlisten = [\"nonsense\"]", 2, "nonsense"),
+            ("listen = []", 1, "at least one"),
+            ("agent = \"a\"\nagent = \"b\"", 2, "duplicate"),
+            ("policy = \"perhaps\"", 1, "`ask`, `allow`, `deny`"),
+            ("a = = b", 1, ""),
+        ] {
+            let files = Files::new(Some(text), None);
+            let error = files.load().unwrap_err();
+            let ConfigError::Invalid { line: named, message, .. } = &error else { panic!("{error}") };
+            assert_eq!(*named, line, "{error}");
+            assert!(message.contains(hint), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_an_error_and_not_silence() {
+        let files = Files::new(None, None);
+        fs::create_dir(files.home.config_file()).unwrap();
+        assert!(matches!(files.load(), Err(ConfigError::Unreadable { .. })));
+    }
+}

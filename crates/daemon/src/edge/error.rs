@@ -1,0 +1,216 @@
+//! Refusals and JSON on the wire: the contract's error shape, and the extractors with which a handler takes a body.
+//! Whatever is wrong with a body is said in one sentence with 400, or 413 if it is too large.
+
+use axum::extract::{FromRequest, Request};
+use axum::http::header::{self, HeaderValue};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use qd_protocol::error::ErrorBody;
+use qd_protocol::{ApiError, Code};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::body::read_whole;
+
+/// An error that answers a request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Refusal(pub ApiError);
+
+impl From<ApiError> for Refusal {
+    fn from(error: ApiError) -> Self {
+        Self(error)
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let code = self.0.code;
+        let status = StatusCode::from_u16(code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = (status, json(&ErrorBody::from(self.0))).into_response();
+        let headers = response.headers_mut();
+        match code.status() {
+            401 => drop(headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))),
+            429 | 503 => drop(headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"))),
+            _ => {}
+        }
+        response
+    }
+}
+
+/// A body in JSON, in or out.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Json<T>(pub T);
+
+impl<T: Serialize> IntoResponse for Json<T> {
+    fn into_response(self) -> Response {
+        json(&self.0)
+    }
+}
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Refusal> {
+        let (head, body) = request.into_parts();
+        let body = read_whole(body).await?;
+        if body.is_empty() {
+            return Err(bad("this request needs a body in JSON"));
+        }
+        parse(&head.headers, &body).map(Self)
+    }
+}
+
+/// A body in JSON that may be left out.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct OptionalJson<T>(pub T);
+
+impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalJson<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Refusal> {
+        let (head, body) = request.into_parts();
+        let body = read_whole(body).await?;
+        if body.is_empty() { Ok(Self(T::default())) } else { parse(&head.headers, &body).map(Self) }
+    }
+}
+
+/// A body as it came, within the same limits.
+#[derive(Debug, Clone, Default)]
+pub struct Raw(pub Bytes);
+
+impl<S: Send + Sync> FromRequest<S> for Raw {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Refusal> {
+        Ok(Self(read_whole(request.into_body()).await?))
+    }
+}
+
+fn parse<T: DeserializeOwned>(headers: &HeaderMap, body: &[u8]) -> Result<T, Refusal> {
+    check_type(headers)?;
+    serde_json::from_slice(body)
+        .map_err(|error| bad(format!("the body is not what this route takes: {error}")))
+}
+
+/// A web page can send plain text and forms to any site without asking, but not JSON that is called JSON.
+fn check_type(headers: &HeaderMap) -> Result<(), Refusal> {
+    for value in headers.get_all(header::CONTENT_TYPE) {
+        let text = value.to_str().unwrap_or_default();
+        let kind = text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+        if kind != "application/json" && !(kind.starts_with("application/") && kind.ends_with("+json")) {
+            return Err(bad("the body must be JSON, with the header `Content-Type: application/json`"));
+        }
+    }
+    Ok(())
+}
+
+fn bad(message: impl Into<String>) -> Refusal {
+    Refusal(ApiError::new(Code::InvalidRequest, message))
+}
+
+fn json(value: &impl Serialize) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
+        Err(error) => {
+            tracing::error!(%error, "an answer could not be written as JSON");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::body::Body;
+    use http_body_util::BodyExt;
+    use serde::Deserialize;
+
+    #[derive(Debug, Default, PartialEq, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Order {
+        #[serde(default)]
+        dish: String,
+    }
+
+    fn request(kind: Option<&str>, body: &str) -> Request {
+        let mut request = Request::builder();
+        if let Some(kind) = kind {
+            request = request.header("content-type", kind);
+        }
+        request.body(Body::from(body.to_owned())).unwrap()
+    }
+
+    async fn take(kind: Option<&str>, body: &str) -> Result<Order, ApiError> {
+        Json::from_request(request(kind, body), &())
+            .await
+            .map(|Json(order)| order)
+            .map_err(|Refusal(error)| error)
+    }
+
+    #[tokio::test]
+    async fn a_body_is_taken_as_json_and_from_no_form() {
+        let good = r#"{"dish":"soup"}"#;
+        for kind in [
+            None,
+            Some("application/json"),
+            Some("Application/JSON; charset=utf-8"),
+            Some("application/merge-patch+json"),
+        ] {
+            assert_eq!(take(kind, good).await.unwrap().dish, "soup", "{kind:?}");
+        }
+        for kind in [
+            "text/plain",
+            "text/plain; application/json",
+            "application/x-www-form-urlencoded",
+            "multipart/form-data; boundary=x",
+            "",
+        ] {
+            let error = take(Some(kind), good).await.unwrap_err();
+            assert_eq!(error.code, Code::InvalidRequest, "{kind}");
+            assert!(error.message.contains("application/json"), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_wrong_with_a_body_is_said_in_a_sentence() {
+        for (body, hint) in [
+            ("", "needs a body"),
+            ("{", "EOF"),
+            (r#"{"dsh":"soup"}"#, "unknown field `dsh`"),
+            (r#"{"dish":7}"#, "expected a string at line 1 column 9"),
+            ("[] []", "trailing"),
+        ] {
+            let error = take(None, body).await.unwrap_err();
+            assert_eq!(error.code, Code::InvalidRequest);
+            assert!(error.message.contains(hint), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_that_may_be_left_out_may_be_left_out() {
+        let take = async |kind, body| OptionalJson::<Order>::from_request(request(kind, body), &()).await;
+        assert_eq!(take(Some("text/plain"), "").await.unwrap().0, Order::default());
+        assert_eq!(take(None, r#"{"dish":"soup"}"#).await.unwrap().0.dish, "soup");
+        assert_eq!(take(None, "nonsense").await.unwrap_err().0.code, Code::InvalidRequest);
+    }
+
+    #[tokio::test]
+    async fn every_refusal_has_the_shape_of_the_contract() {
+        for code in Code::ALL {
+            let error = ApiError::new(*code, "one sentence").with("key", 1);
+            let response = Refusal(error).into_response();
+            assert_eq!(response.status().as_u16(), code.status());
+            assert_eq!(response.headers()["content-type"], "application/json");
+            let again = response.headers().get("retry-after").map(|value| value.to_str().unwrap());
+            assert_eq!(again, matches!(code.status(), 429 | 503).then_some("1"), "{code:?}");
+            assert_eq!(response.headers().contains_key("www-authenticate"), code.status() == 401);
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+            let expected = serde_json::json!({
+                "error": {"code": code.as_str(), "message": "one sentence", "details": {"key": 1}}
+            });
+            assert_eq!(body, expected);
+        }
+    }
+}

@@ -1,0 +1,442 @@
+//! Who may come in. The one outermost layer, before any route is looked at, and it denies by default: a request goes
+//! on only if every check says yes. It reads the head of a request and changes nothing; no CORS header is ever sent.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, header};
+use qd_protocol::{ApiError, Code};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use super::listen::{Listener, is_wildcard};
+use crate::home::Token;
+
+/// The one path that needs no token, so that something that has none can see whether we live.
+const OPEN_PATH: &str = "/healthz";
+
+/// Who is at the other end. Every request carries it as an extension.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Peer {
+    /// A process on this machine, as the kernel knew it when it connected.
+    Unix {
+        /// Its process, where the kernel tells.
+        pid: Option<i32>,
+        /// Its user.
+        uid: u32,
+    },
+    /// Something over TCP.
+    Tcp {
+        /// Where it comes from.
+        addr: SocketAddr,
+        /// Which of our addresses it came to.
+        local: SocketAddr,
+        /// Whether it came over TLS.
+        tls: bool,
+    },
+}
+
+/// A host as it stands in a URL: lower-case name or address.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Host {
+    /// A name.
+    Name(String),
+    /// An address.
+    Ip(IpAddr),
+}
+
+impl Host {
+    /// Reads `HOST` or `HOST:PORT`. A name with a trailing dot is none: no client of ours writes one, and to a browser
+    /// it is another site.
+    pub fn split(text: &str) -> Option<(Self, Option<u16>)> {
+        let (host, rest) = if let Some(inner) = text.strip_prefix('[') {
+            let (inside, rest) = inner.split_once(']')?;
+            (Self::Ip(inside.parse::<Ipv6Addr>().ok()?.into()), rest)
+        } else {
+            let end = text.find(':').unwrap_or(text.len());
+            (Self::name_or_v4(&text[..end])?, &text[end..])
+        };
+        match rest.strip_prefix(':') {
+            None if rest.is_empty() => Some((host, None)),
+            // `parse` alone would take a sign.
+            Some(port) if port.bytes().all(|b| b.is_ascii_digit()) => Some((host, Some(port.parse().ok()?))),
+            _ => None,
+        }
+    }
+
+    fn name_or_v4(text: &str) -> Option<Self> {
+        if let Ok(ip) = text.parse::<Ipv4Addr>() {
+            return Some(Self::Ip(ip.into()));
+        }
+        let label = |label: &str| {
+            !label.is_empty() && label.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'))
+        };
+        (text.len() <= 253 && text.split('.').all(label)).then(|| Self::Name(text.to_ascii_lowercase()))
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => f.write_str(name),
+            Self::Ip(IpAddr::V4(ip)) => write!(f, "{ip}"),
+            Self::Ip(IpAddr::V6(ip)) => write!(f, "[{ip}]"),
+        }
+    }
+}
+
+/// An `--allow-host` that is no host.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a host name or address; write it as in a URL, without a scheme or path")]
+pub struct BadHost(String);
+
+/// The hosts of `--allow-host`. A port is as good as none, for no port is compared.
+pub(super) fn allowed_hosts(texts: &[String]) -> Result<Vec<Host>, BadHost> {
+    let host = |text: &String| Host::split(text).map(|(host, _)| host).ok_or_else(|| BadHost(text.clone()));
+    texts.iter().map(host).collect()
+}
+
+/// The checks, and what they compare with.
+pub(super) struct Guard {
+    /// The token's digest: comparing digests takes the same time whatever the lengths are.
+    token: [u8; 32],
+    hosts: HashSet<Host>,
+    /// Whether every address of the machine is listened on.
+    wildcard: bool,
+    owner: u32,
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard")
+            .field("hosts", &self.hosts)
+            .field("owner", &self.owner)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Guard {
+    pub(super) fn new(token: &Token, listeners: &[Listener], allowed: Vec<Host>) -> Self {
+        let listened = listeners.iter().filter_map(|listener| match listener {
+            Listener::Tcp(door) => Some((&door.host, door.local.ip().to_canonical())),
+            Listener::Unix(_) => None,
+        });
+        Self::of(token, listened, allowed)
+    }
+
+    fn of<'a>(token: &Token, listened: impl Iterator<Item = (&'a Host, IpAddr)>, allowed: Vec<Host>) -> Self {
+        let mut hosts = HashSet::from([Host::Name("localhost".to_owned())]);
+        let mut wildcard = false;
+        for (named, ip) in listened {
+            if is_wildcard(ip) {
+                // A stand-in for all addresses, and no address that anybody can be at.
+                wildcard = true;
+            } else {
+                hosts.extend([named.clone(), Host::Ip(ip)]);
+            }
+            if is_wildcard(ip) || ip.is_loopback() {
+                hosts.extend([Host::Ip(Ipv4Addr::LOCALHOST.into()), Host::Ip(Ipv6Addr::LOCALHOST.into())]);
+            }
+        }
+        hosts.extend(allowed);
+        let owner = rustix::process::geteuid().as_raw();
+        Self { token: digest(token.expose()), hosts, wildcard, owner }
+    }
+
+    /// Lets a request in, or says why not. Host and Origin come before the token, so that a web page learns nothing
+    /// from the difference between a right and a wrong one.
+    pub(super) fn admit(&self, peer: &Peer, head: &Parts) -> Result<(), ApiError> {
+        match peer {
+            Peer::Unix { uid, .. } => {
+                if *uid != self.owner {
+                    return Err(ApiError::new(
+                        Code::PeerNotAllowed,
+                        "this socket serves the user who started the daemon and nobody else",
+                    ));
+                }
+                if from_a_page(&head.headers) {
+                    return Err(foreign_origin("a web page has no business on this socket"));
+                }
+                Ok(())
+            }
+            Peer::Tcp { local, tls, .. } => {
+                let at = self.check_host(head, local.ip().to_canonical())?;
+                check_origin(&head.headers, &at, *tls)?;
+                if head.uri.path() == OPEN_PATH { Ok(()) } else { self.check_token(&head.headers) }
+            }
+        }
+    }
+
+    /// The one host that the request names, if it is one of ours. Any port will do: a tunnel changes it, and a page
+    /// that was rebound to us cannot choose the name.
+    fn check_host(&self, head: &Parts, local: IpAddr) -> Result<(Host, Option<u16>), ApiError> {
+        let refused = |message: String| ApiError::new(Code::HostNotAllowed, message);
+        let text = only(&head.headers, header::HOST)
+            .ok_or_else(|| refused("a request needs exactly one Host header".to_owned()))?;
+        let at = Host::split(text).ok_or_else(|| refused("the Host header is not a host".to_owned()))?;
+        let allowed = |host: &Host| match host {
+            Host::Ip(ip) if self.wildcard && !is_wildcard(*ip) && ip.to_canonical() == local => true,
+            host => self.hosts.contains(host),
+        };
+        // The target of a request can name a host too (`GET http://host/path`), and then that one counts.
+        let target = match head.uri.authority() {
+            None => at.clone(),
+            Some(authority) => Host::split(authority.as_str())
+                .ok_or_else(|| refused("the request's target names no host".to_owned()))?,
+        };
+        if !allowed(&at.0) || target != at {
+            let named = if target == at { at.0 } else { target.0 };
+            return Err(refused(format!(
+                "the request is for {named}, which is not this daemon; if it should be, start it with --allow-host {named}"
+            )));
+        }
+        Ok(at)
+    }
+
+    fn check_token(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+        let given = only(headers, header::AUTHORIZATION).and_then(|text| {
+            let (scheme, token) = text.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+        });
+        match given {
+            Some(given) if bool::from(digest(given).ct_eq(&self.token)) => Ok(()),
+            Some(_) => Err(ApiError::new(
+                Code::Unauthorized,
+                "the token is wrong; it is in the file `token` of the home",
+            )),
+            None => Err(ApiError::new(
+                Code::Unauthorized,
+                "TCP needs the header `Authorization: Bearer TOKEN`; the token is in the file `token` of the home",
+            )),
+        }
+    }
+}
+
+/// A page of ours may speak to us; any other, and one whose origin the browser hides, may not.
+fn check_origin(headers: &HeaderMap, at: &(Host, Option<u16>), tls: bool) -> Result<(), ApiError> {
+    // What a browser sends with requests that carry no Origin, such as images and links. `none`: typed in by a person.
+    let sites = headers.get_all("sec-fetch-site").into_iter();
+    if !sites.into_iter().all(|site| matches!(site.as_bytes(), b"same-origin" | b"none")) {
+        return Err(foreign_origin("the request comes from a web page of another site"));
+    }
+    if !headers.contains_key(header::ORIGIN) {
+        return Ok(());
+    }
+    let (scheme, usual) = if tls { ("https://", 443) } else { ("http://", 80) };
+    let origin = only(headers, header::ORIGIN).and_then(|text| Host::split(text.strip_prefix(scheme)?));
+    match origin {
+        Some((host, port)) if host == at.0 && port.unwrap_or(usual) == at.1.unwrap_or(usual) => Ok(()),
+        _ => Err(foreign_origin("the request comes from a web page that is not ours")),
+    }
+}
+
+fn from_a_page(headers: &HeaderMap) -> bool {
+    headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site")
+}
+
+fn foreign_origin(message: &str) -> ApiError {
+    ApiError::new(Code::OriginNotAllowed, message)
+}
+
+/// The value of a header that came exactly once.
+fn only(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
+    let mut values = headers.get_all(name).into_iter();
+    let value = values.next()?;
+    if values.next().is_some() { None } else { value.to_str().ok() }
+}
+
+fn digest(text: &str) -> [u8; 32] {
+    Sha256::digest(text.as_bytes()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::Request;
+
+    const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+    fn token() -> Token {
+        let folder = tempfile::tempdir().unwrap();
+        let home = crate::home::Home::resolve(Some(folder.path().join("home")));
+        home.prepare().unwrap();
+        std::fs::write(home.token_file(), TOKEN).unwrap();
+        home.token().unwrap()
+    }
+
+    fn guard(listened: &[&str], allow: &[&str]) -> Guard {
+        let listened: Vec<(Host, IpAddr)> = listened
+            .iter()
+            .map(|text| {
+                let (host, _) = Host::split(text).unwrap();
+                let Host::Ip(ip) = host else { panic!("an address") };
+                (host, ip)
+            })
+            .collect();
+        let allow: Vec<String> = allow.iter().map(|text| (*text).to_owned()).collect();
+        let allowed = allowed_hosts(&allow).unwrap();
+        Guard::of(&token(), listened.iter().map(|(host, ip)| (host, *ip)), allowed)
+    }
+
+    fn tcp(local: &str, tls: bool) -> Peer {
+        Peer::Tcp { addr: "127.0.0.1:9".parse().unwrap(), local: local.parse().unwrap(), tls }
+    }
+
+    /// What the guard says to a request with the right token, these headers and this target.
+    fn says(guard: &Guard, peer: &Peer, target: &str, headers: &[(&str, &str)]) -> &'static str {
+        let mut request = Request::builder().uri(target).header("authorization", format!("Bearer {TOKEN}"));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let (head, ()) = request.body(()).unwrap().into_parts();
+        guard.admit(peer, &head).map_or_else(|error| error.code.as_str(), |()| "in")
+    }
+
+    #[test]
+    fn only_hosts_that_are_ours_are_let_in() {
+        let guard = guard(&["127.0.0.1"], &["deck.test", "192.0.2.9:1"]);
+        let peer = tcp("127.0.0.1:80", false);
+        let says = |host: &str| says(&guard, &peer, "/", &[("host", host)]);
+        for host in [
+            "localhost",
+            "LOCALHOST:8080",
+            "127.0.0.1",
+            "127.0.0.1:8080",
+            "[::1]",
+            "[::1]:80",
+            "[0:0::1]",
+            "deck.test",
+            "Deck.Test:443",
+            "192.0.2.9",
+        ] {
+            assert_eq!(says(host), "in", "{host}");
+        }
+        for host in [
+            "",
+            "evil.test",
+            "localhost.evil.test",
+            "evil.localhost",
+            "localhost.",
+            "localhost.:80",
+            "127.0.0.1.",
+            "127.0.0.2",
+            "127.1",
+            "2130706433",
+            "0.0.0.0",
+            "[::]",
+            "::1",
+            "[::1",
+            "[::1]x",
+            "[::1%lo]",
+            "127.0.0.1:",
+            "127.0.0.1:99999",
+            "127.0.0.1:+80",
+            "localhost:80:80",
+            "user@localhost",
+            "localhost/",
+            "local host",
+            "localhost,evil.test",
+            "..",
+            "[::ffff:127.0.0.1]",
+        ] {
+            assert_eq!(says(host), "host_not_allowed", "{host}");
+        }
+    }
+
+    #[test]
+    fn a_host_that_is_missing_or_doubled_or_contradicted_is_refused() {
+        let guard = guard(&["127.0.0.1"], &[]);
+        let peer = tcp("127.0.0.1:80", false);
+        assert_eq!(says(&guard, &peer, "/", &[]), "host_not_allowed");
+        assert_eq!(
+            says(&guard, &peer, "/", &[("host", "localhost"), ("host", "localhost")]),
+            "host_not_allowed"
+        );
+        assert_eq!(says(&guard, &peer, "http://evil.test/", &[("host", "localhost")]), "host_not_allowed");
+        assert_eq!(says(&guard, &peer, "http://localhost/", &[("host", "evil.test")]), "host_not_allowed");
+        assert_eq!(says(&guard, &peer, "http://u@localhost/", &[("host", "localhost")]), "host_not_allowed");
+        assert_eq!(says(&guard, &peer, "http://localhost/", &[("host", "localhost")]), "in");
+    }
+
+    #[test]
+    fn loopback_names_count_only_where_loopback_is_listened_on() {
+        let remote = guard(&["192.0.2.7"], &[]);
+        let peer = tcp("192.0.2.7:443", true);
+        assert_eq!(says(&remote, &peer, "/", &[("host", "192.0.2.7")]), "in");
+        assert_eq!(says(&remote, &peer, "/", &[("host", "127.0.0.1")]), "host_not_allowed");
+        assert_eq!(says(&remote, &peer, "/", &[("host", "192.0.2.8")]), "host_not_allowed");
+    }
+
+    #[test]
+    fn a_wildcard_answers_to_the_address_that_was_called_and_never_to_itself() {
+        let all = guard(&["[::]"], &[]);
+        let peer = tcp("[::ffff:192.0.2.7]:443", true);
+        assert_eq!(says(&all, &peer, "/", &[("host", "192.0.2.7")]), "in");
+        assert_eq!(says(&all, &peer, "/", &[("host", "127.0.0.1:443")]), "in");
+        assert_eq!(says(&all, &peer, "/", &[("host", "192.0.2.8")]), "host_not_allowed");
+        assert_eq!(says(&all, &peer, "/", &[("host", "[::]")]), "host_not_allowed");
+        assert_eq!(says(&all, &peer, "/", &[("host", "0.0.0.0")]), "host_not_allowed");
+    }
+
+    #[test]
+    fn only_a_page_of_ours_may_speak_to_us() {
+        let guard = guard(&["127.0.0.1"], &[]);
+        let (plain, tls) = (tcp("127.0.0.1:80", false), tcp("127.0.0.1:80", true));
+        let says = |peer: &Peer, host: &str, origin: &str| {
+            says(&guard, peer, "/", &[("host", host), ("origin", origin)])
+        };
+        assert_eq!(says(&plain, "localhost:8080", "http://localhost:8080"), "in");
+        assert_eq!(says(&plain, "localhost:80", "http://LOCALHOST"), "in");
+        assert_eq!(says(&plain, "[::1]:8080", "http://[::1]:8080"), "in");
+        assert_eq!(says(&tls, "localhost", "https://localhost:443"), "in");
+        for origin in [
+            "null",
+            "",
+            "http://evil.test",
+            "http://localhost:3000",
+            "http://localhost",
+            "https://localhost:8080",
+            "http://127.0.0.1:8080",
+            "http://localhost:8080/",
+            "http://localhost:8080.evil.test",
+            "localhost:8080",
+            "http://localhost:8080 http://localhost:8080",
+            "file://",
+            "http://localhost.:8080",
+        ] {
+            assert_eq!(says(&plain, "localhost:8080", origin), "origin_not_allowed", "{origin}");
+        }
+    }
+
+    #[test]
+    fn a_browser_that_says_it_comes_from_elsewhere_is_refused_without_an_origin_too() {
+        let guard = guard(&["127.0.0.1"], &[]);
+        let peer = tcp("127.0.0.1:80", false);
+        let says = |site: &str| says(&guard, &peer, "/", &[("host", "localhost"), ("sec-fetch-site", site)]);
+        assert_eq!((says("same-origin"), says("none")), ("in", "in"));
+        assert_eq!((says("cross-site"), says("same-site")), ("origin_not_allowed", "origin_not_allowed"));
+    }
+
+    #[test]
+    fn a_socket_serves_its_owner_and_no_page() {
+        let guard = guard(&[], &[]);
+        let ours = Peer::Unix { pid: Some(1), uid: guard.owner };
+        let other = Peer::Unix { pid: Some(1), uid: guard.owner + 1 };
+        let says = |peer: &Peer, headers: &[(&str, &str)]| says(&guard, peer, "/", headers);
+        assert_eq!(says(&ours, &[]), "in");
+        assert_eq!(says(&ours, &[("host", "anything at all")]), "in");
+        assert_eq!(says(&ours, &[("origin", "http://localhost")]), "origin_not_allowed");
+        assert_eq!(says(&other, &[]), "peer_not_allowed");
+    }
+
+    #[test]
+    fn an_allowed_host_must_be_one() {
+        let check = |text: &str| allowed_hosts(&[text.to_owned()]);
+        assert!(check("deck.test").is_ok());
+        for text in ["https://deck.test", "deck.test/", "*", "deck test", ""] {
+            assert!(check(text).unwrap_err().to_string().contains("as in a URL"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,485 @@
+//! Addresses and how they are bound. A socket file is private from its first moment, a stale one is healed only when
+//! nobody answers on it, and an address that other machines can reach is refused without TLS before anything is
+//! bound. Nothing is accepted or printed here.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, Mode};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use serde::{Serialize, Serializer};
+use tokio::net::{TcpListener, TcpSocket, UnixListener};
+use tokio_rustls::TlsAcceptor;
+
+use super::guard::Host;
+use super::tls::Tls;
+
+/// The longest path of a socket that the kernel takes, its final NUL left out.
+pub const SOCKET_PATH_MAX: usize = 107;
+/// Connections that the kernel may hold for us until we accept them.
+const BACKLOG: i32 = 1024;
+/// How often, and how long in all, we wait for another daemon that is binding in the same folder.
+const FOLDER_LOCK_STEP: Duration = Duration::from_millis(20);
+const FOLDER_LOCK_TRIES: u32 = 100;
+
+/// Where to listen: `unix:PATH` or `HOST:PORT`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// A socket file.
+    Unix(PathBuf),
+    /// A TCP port; 0 is any free one.
+    Tcp {
+        /// A name or an address.
+        host: Host,
+        /// The port.
+        port: u16,
+    },
+}
+
+/// Text that is no address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not an address; write unix:PATH or HOST:PORT, an IPv6 host in brackets")]
+pub struct BadAddress(String);
+
+impl FromStr for Address {
+    type Err = BadAddress;
+
+    fn from_str(text: &str) -> Result<Self, BadAddress> {
+        let bad = || BadAddress(text.to_owned());
+        if let Some(path) = text.strip_prefix("unix:") {
+            return if path.is_empty() || path.contains('\0') {
+                Err(bad())
+            } else {
+                Ok(Self::Unix(path.into()))
+            };
+        }
+        let (host, port) = Host::split(text).ok_or_else(bad)?;
+        Ok(Self::Tcp { host, port: port.ok_or_else(bad)? })
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
+        }
+    }
+}
+
+impl Serialize for Address {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// Why an address cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// There was none.
+    #[error("there is no address to listen on; give --listen ADDR")]
+    Nowhere,
+    /// The kernel could not even name it.
+    #[error(
+        "the socket path {path} is {length} bytes long and the kernel takes {SOCKET_PATH_MAX}; \
+         choose a shorter --home DIR or --listen unix:PATH"
+    )]
+    PathTooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its bytes.
+        length: usize,
+    },
+    /// A daemon is there already.
+    #[error("another daemon answers on unix:{0}")]
+    InUse(PathBuf),
+    /// There is a file that we have no right to remove.
+    #[error("{0} exists and is not a socket; remove it or choose another path")]
+    NotASocket(PathBuf),
+    /// Other machines could listen in.
+    #[error(
+        "{0} can be reached from other machines and so needs TLS: \
+         give --tls-cert and --tls-key, or --tls self"
+    )]
+    NeedsTls(Address),
+    /// The name means nothing.
+    #[error("could not find the host of {address}: {source}")]
+    Unresolved {
+        /// The address.
+        address: Address,
+        /// Why.
+        source: io::Error,
+    },
+    /// The kernel said no.
+    #[error("could not listen on {address}: {source}")]
+    Io {
+        /// The address.
+        address: Address,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// An address that may be bound.
+#[derive(Debug)]
+pub(super) enum Target {
+    Unix(PathBuf),
+    Tcp { host: Host, at: Vec<SocketAddr> },
+}
+
+/// A bound address.
+#[derive(Debug)]
+pub(super) enum Listener {
+    Unix(UnixDoor),
+    Tcp(TcpDoor),
+}
+
+/// A bound socket file. The file is removed before the socket closes: were it the other way round, another daemon
+/// could put its own file there in between and we would remove that one.
+#[derive(Debug)]
+pub(super) struct UnixDoor {
+    file: SocketFile,
+    pub(super) socket: UnixListener,
+}
+
+/// A bound port.
+#[derive(Debug)]
+pub(super) struct TcpDoor {
+    pub(super) host: Host,
+    pub(super) local: SocketAddr,
+    pub(super) socket: TcpListener,
+    pub(super) tls: Option<TlsAcceptorDebug>,
+}
+
+/// A TLS acceptor, which has no debug form of its own.
+#[derive(Clone)]
+pub(super) struct TlsAcceptorDebug(pub(super) TlsAcceptor);
+
+impl fmt::Debug for TlsAcceptorDebug {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TlsAcceptor")
+    }
+}
+
+impl Listener {
+    pub(super) fn line(&self) -> String {
+        match self {
+            Self::Unix(door) => format!("listening on unix:{}", door.file.path.display()),
+            Self::Tcp(door) => {
+                let scheme = if door.tls.is_some() { "https" } else { "http" };
+                format!("listening on {scheme}://{}:{}", door.host, door.local.port())
+            }
+        }
+    }
+}
+
+/// Refuses what can be refused without binding anything, and looks names up.
+pub(super) async fn check(addresses: &[Address], tls: bool) -> Result<Vec<Target>, ListenError> {
+    if addresses.is_empty() {
+        return Err(ListenError::Nowhere);
+    }
+    let mut targets = Vec::new();
+    for address in addresses {
+        targets.push(match address {
+            Address::Unix(path) => {
+                let length = path.as_os_str().as_bytes().len();
+                if length > SOCKET_PATH_MAX {
+                    return Err(ListenError::PathTooLong { path: path.clone(), length });
+                }
+                Target::Unix(path.clone())
+            }
+            Address::Tcp { host, port } => {
+                let at = resolve(host, *port)
+                    .await
+                    .map_err(|source| ListenError::Unresolved { address: address.clone(), source })?;
+                // A name may mean several addresses; all of them must be fit, for we bind whichever is free.
+                if !tls && !at.iter().all(|at| at.ip().to_canonical().is_loopback()) {
+                    return Err(ListenError::NeedsTls(address.clone()));
+                }
+                Target::Tcp { host: host.clone(), at }
+            }
+        });
+    }
+    Ok(targets)
+}
+
+/// Binds all of them. If one fails, those before it are closed again.
+pub(super) fn bind(targets: Vec<Target>, tls: Option<&Tls>) -> Result<Vec<Listener>, ListenError> {
+    targets
+        .into_iter()
+        .map(|target| match target {
+            Target::Unix(path) => bind_unix(path).map(Listener::Unix),
+            Target::Tcp { host, at } => bind_tcp(host, &at, tls).map(Listener::Tcp),
+        })
+        .collect()
+}
+
+async fn resolve(host: &Host, port: u16) -> io::Result<Vec<SocketAddr>> {
+    match host {
+        Host::Ip(ip) => Ok(vec![SocketAddr::new(*ip, port)]),
+        Host::Name(name) => {
+            let mut at: Vec<SocketAddr> = tokio::net::lookup_host((name.as_str(), port)).await?.collect();
+            // Where a name means both, clients of the older kind find us too.
+            at.sort_by_key(|at| at.is_ipv6());
+            if at.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(at) }
+        }
+    }
+}
+
+fn bind_tcp(host: Host, at: &[SocketAddr], tls: Option<&Tls>) -> Result<TcpDoor, ListenError> {
+    let port = at.first().map_or(0, SocketAddr::port);
+    let mut bound = Err(io::ErrorKind::AddrNotAvailable.into());
+    for at in at {
+        bound = bind_port(*at);
+        if bound.is_ok() {
+            break;
+        }
+    }
+    match bound {
+        Ok((socket, local)) => {
+            let tls = tls.map(|tls| TlsAcceptorDebug(TlsAcceptor::from(tls.config.clone())));
+            Ok(TcpDoor { host, local, socket, tls })
+        }
+        Err(source) => Err(ListenError::Io { address: Address::Tcp { host, port }, source }),
+    }
+}
+
+fn bind_port(at: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+    let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // Else a restart would have to wait until the kernel has forgotten the connections of the daemon before.
+    socket.set_reuseaddr(true)?;
+    socket.bind(at)?;
+    let socket = socket.listen(BACKLOG.unsigned_abs())?;
+    let local = socket.local_addr()?;
+    Ok((socket, local))
+}
+
+fn bind_unix(path: PathBuf) -> Result<UnixDoor, ListenError> {
+    let failed = |source: io::Error| ListenError::Io { address: Address::Unix(path.clone()), source };
+    // Between our bind and our listen, or between the finding that a file is stale and its removal, another daemon
+    // could judge or remove the wrong file. The lock is on the folder itself, so that it leaves no file behind.
+    let _lock = lock_folder_of(&path).map_err(failed)?;
+    heal(&path)?;
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+    .map_err(|errno| failed(errno.into()))?;
+    // On Linux the file gets the mode of the socket that is bound to it, so it is never looser than this and the
+    // umask, which belongs to the whole process, stays alone. Elsewhere this fails and the folder's mode protects it.
+    let private = rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR);
+    if let Err(errno) = private {
+        tracing::debug!(%errno, "the mode of a socket cannot be set before it is bound here");
+    }
+    SocketAddrUnix::new(&path)
+        .and_then(|at| rustix::net::bind(&socket, &at))
+        .map_err(|errno| failed(errno.into()))?;
+    let file = SocketFile::of(path.clone()).map_err(failed)?;
+    if file.mode != 0o600 {
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    }
+    rustix::net::listen(&socket, BACKLOG).map_err(|errno| failed(errno.into()))?;
+    let socket = UnixListener::from_std(socket.into()).map_err(failed)?;
+    Ok(UnixDoor { file, socket })
+}
+
+fn lock_folder_of(path: &Path) -> io::Result<fs::File> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = fs::File::open(folder)?;
+    for _ in 0..FOLDER_LOCK_TRIES {
+        match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(folder),
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(FOLDER_LOCK_STEP),
+            // A file system without locks: we do without.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK) => return Ok(folder),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process holds a lock on its folder"))
+}
+
+/// Removes a socket file on which nobody answers.
+fn heal(path: &Path) -> Result<(), ListenError> {
+    let failed = |source: io::Error| ListenError::Io { address: Address::Unix(path.to_owned()), source };
+    match fs::symlink_metadata(path) {
+        Ok(about) if about.file_type().is_socket() => {}
+        Ok(_) => return Err(ListenError::NotASocket(path.to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed(error)),
+    }
+    let probe = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+    .map_err(|errno| failed(errno.into()))?;
+    match SocketAddrUnix::new(path).and_then(|at| rustix::net::connect(&probe, &at)) {
+        // `AGAIN`: so many wait there that we cannot even queue. That is very much alive.
+        Ok(()) | Err(Errno::AGAIN) => Err(ListenError::InUse(path.to_owned())),
+        Err(Errno::CONNREFUSED) => fs::remove_file(path).map_err(failed),
+        Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(failed(errno.into())),
+    }
+}
+
+/// The file of a bound socket, removed with it if it is still the same one.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    mode: u32,
+    device: u64,
+    inode: u64,
+}
+
+impl SocketFile {
+    fn of(path: PathBuf) -> io::Result<Self> {
+        let about = fs::symlink_metadata(&path)?;
+        let mode = about.permissions().mode() & 0o7777;
+        Ok(Self { path, mode, device: about.dev(), inode: about.ino() })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let still_ours = fs::symlink_metadata(&self.path)
+            .is_ok_and(|about| about.dev() == self.device && about.ino() == self.inode);
+        if still_ours && let Err(error) = fs::remove_file(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "could not remove the socket file");
+        }
+    }
+}
+
+/// Whether it stands for every address of the machine.
+pub(super) fn is_wildcard(ip: IpAddr) -> bool {
+    ip.to_canonical().is_unspecified()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_a_socket_path_or_a_host_with_a_port() {
+        for text in
+            ["unix:/run/qd.sock", "unix:rel", "127.0.0.1:0", "[::1]:8080", "localhost:65535", "0.0.0.0:1"]
+        {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+        }
+        for text in
+            ["", "unix:", "8080", ":8080", "localhost", "::1:8080", "[::1]", "h:65536", "h:x", "a b:1", "h:"]
+        {
+            let error = text.parse::<Address>().unwrap_err();
+            assert!(error.to_string().contains("unix:PATH or HOST:PORT"), "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_address_that_others_can_reach_is_refused_without_tls() {
+        for text in ["0.0.0.0:0", "[::]:0", "192.0.2.1:80", "[::ffff:192.0.2.1]:80"] {
+            let addresses = ["127.0.0.1:0".parse().unwrap(), text.parse().unwrap()];
+            let error = check(&addresses, false).await.unwrap_err();
+            assert!(matches!(error, ListenError::NeedsTls(_)), "{error}");
+            assert!(error.to_string().contains("--tls self"), "{error}");
+            check(&addresses, true).await.unwrap();
+        }
+        for text in ["127.0.0.1:0", "127.9.9.9:0", "[::1]:0", "[::ffff:127.0.0.1]:0", "localhost:0"] {
+            check(&[text.parse().unwrap()], false).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_socket_path_too_long_for_the_kernel_is_a_clear_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let room = SOCKET_PATH_MAX - folder.path().as_os_str().len() - 1;
+        let longest = folder.path().join("x".repeat(room));
+        drop(bind_unix(longest.clone()).unwrap());
+        let longer = Address::Unix(folder.path().join("x".repeat(room + 1)));
+        let error = check(&[longer], false).await.unwrap_err();
+        assert!(error.to_string().contains("is 108 bytes long and the kernel takes 107"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_socket_file_is_private_and_goes_with_its_socket() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qd.sock");
+        let door = bind_unix(path.clone()).unwrap();
+        let mode = fs::symlink_metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o600);
+        assert_eq!(door.file.mode, 0o600, "it was so from the first moment");
+        drop(door);
+        assert!(!path.exists());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_stale_socket_is_healed_and_a_live_one_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qd.sock");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        assert!(path.exists(), "what a killed daemon leaves behind");
+        let first = bind_unix(path.clone()).unwrap();
+        let error = bind_unix(path.clone()).unwrap_err();
+        assert!(matches!(error, ListenError::InUse(_)), "{error}");
+        assert!(error.to_string().contains("another daemon answers"), "{error}");
+        assert!(std::os::unix::net::UnixStream::connect(&path).is_ok());
+        drop(first);
+        drop(bind_unix(path).unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_no_socket_is_never_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qd.sock");
+        fs::write(&path, "precious").unwrap();
+        assert!(matches!(bind_unix(path.clone()), Err(ListenError::NotASocket(_))));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(matches!(bind_unix(link), Err(ListenError::NotASocket(_))));
+    }
+
+    #[tokio::test]
+    async fn a_socket_file_that_somebody_replaced_is_not_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qd.sock");
+        let door = bind_unix(path.clone()).unwrap();
+        fs::remove_file(&path).unwrap();
+        let other = bind_unix(path.clone()).unwrap();
+        drop(door);
+        assert!(path.exists());
+        drop(other);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn of_many_that_heal_one_stale_socket_exactly_one_gets_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qd.sock");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let runtime = tokio::runtime::Handle::current();
+        let doors: Vec<_> = std::thread::scope(|scope| {
+            let all: Vec<_> = (0..8)
+                .map(|_| {
+                    scope.spawn(|| {
+                        let _inside = runtime.enter();
+                        bind_unix(path.clone())
+                    })
+                })
+                .collect();
+            all.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        assert_eq!(doors.iter().filter(|door| door.is_ok()).count(), 1);
+        assert!(doors.iter().all(|door| matches!(door, Ok(_) | Err(ListenError::InUse(_)))));
+    }
+}

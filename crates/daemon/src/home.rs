@@ -1,0 +1,500 @@
+//! The home of a daemon: where everything that it keeps lies, and who may read it. Folders and files are made here
+//! with their final mode, so that nothing of it is ever readable by others, not even for a moment. All of it blocks
+//! for a disk access or two; async callers go through `spawn_blocking`.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use qd_protocol::SessionId;
+use rustix::fs::OFlags;
+
+/// Bytes of randomness in a token.
+const TOKEN_BYTES: usize = 32;
+/// A token that a person put there is taken if it cannot be guessed; shorter than this it could be.
+const TOKEN_CHARS_MIN: usize = 32;
+/// No token is longer; a larger file is something else.
+const TOKEN_CHARS_MAX: usize = 1024;
+
+/// Where a daemon keeps everything. Making one touches nothing; [`Home::prepare`] does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Home {
+    path: PathBuf,
+}
+
+/// What may go wrong with a home.
+#[derive(Debug, thiserror::Error)]
+pub enum HomeError {
+    /// Nobody said where, and the user has no home directory.
+    #[error("this user has no home directory; say where to keep things with --home DIR or QD_HOME")]
+    Nowhere,
+    /// Somebody else could read or replace what we keep.
+    #[error("{path} belongs to user {owner}, not to you; choose another with --home DIR")]
+    NotOurs {
+        /// The folder or file.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+    },
+    /// There is something, but of another kind.
+    #[error("{path} is not {kind}")]
+    WrongKind {
+        /// What is there.
+        path: PathBuf,
+        /// What should be.
+        kind: &'static str,
+    },
+    /// The token file holds no token.
+    #[error(
+        "{path} holds no token of {TOKEN_CHARS_MIN} or more letters and digits; remove it and a new one is made"
+    )]
+    BadToken {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A session's variables could not be read back.
+    #[error("{path} does not hold variables: {source}")]
+    BadEnv {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: serde_json::Error,
+    },
+    /// The disk said no.
+    #[error("could not {action} {path}: {source}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+/// The bearer token. It has no way into a log: its debug form hides it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+impl Token {
+    /// The token itself, for the one header or comparison that needs it.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let text = text.trim();
+        let fits = (TOKEN_CHARS_MIN..=TOKEN_CHARS_MAX).contains(&text.len());
+        (fits && text.bytes().all(|b| b.is_ascii_graphic())).then(|| Self(text.to_owned()))
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(hidden)")
+    }
+}
+
+impl Home {
+    /// `--home`, else `QD_HOME`, else `quarterdeck` in the XDG data directory.
+    pub fn resolve(explicit: Option<PathBuf>) -> Self {
+        Self::resolve_from(explicit, |name| std::env::var_os(name))
+    }
+
+    /// The same with the environment given. A relative path counts from here and now, because a daemon in the
+    /// background stands elsewhere.
+    fn resolve_from(explicit: Option<PathBuf>, var: impl Fn(&str) -> Option<OsString>) -> Self {
+        let set = |name: &str| var(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let path = explicit.or_else(|| set("QD_HOME")).or_else(|| {
+            // The XDG rules: a relative path in their variables is to be ignored.
+            let data = set("XDG_DATA_HOME").filter(|path| path.is_absolute());
+            let data = data.or_else(|| Some(user_directory(&var)?.join(".local/share")));
+            data.map(|data| data.join("quarterdeck"))
+        });
+        // An empty path stands for "nowhere": `prepare` says what to do about it.
+        let path = path.map(|path| std::path::absolute(&path).unwrap_or(path)).unwrap_or_default();
+        Self { path }
+    }
+
+    /// The home itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The socket that is listened on unless something else is asked for.
+    pub fn socket(&self) -> PathBuf {
+        self.path.join("qd.sock")
+    }
+
+    /// The file of the bearer token.
+    pub fn token_file(&self) -> PathBuf {
+        self.path.join("token")
+    }
+
+    /// The daemon's own log.
+    pub fn log(&self) -> PathBuf {
+        self.path.join("log")
+    }
+
+    /// Values of sessions' variables.
+    pub fn secrets(&self) -> PathBuf {
+        self.path.join("secrets")
+    }
+
+    /// Texts too large for an event, each named by its hash.
+    pub fn blobs(&self) -> PathBuf {
+        self.path.join("blobs")
+    }
+
+    /// The certificate that `--tls self` made.
+    pub fn tls(&self) -> PathBuf {
+        self.path.join("tls")
+    }
+
+    /// The settings of this home.
+    pub fn config_file(&self) -> PathBuf {
+        self.path.join("config.toml")
+    }
+
+    /// Makes the home and its folders, each mode 0700, or tightens what is there.
+    pub fn prepare(&self) -> Result<(), HomeError> {
+        if self.path.as_os_str().is_empty() {
+            return Err(HomeError::Nowhere);
+        }
+        if let Some(parent) = self.path.parent() {
+            // The folders above are not ours alone (`~/.local/share`): they get the user's usual mode.
+            fs::create_dir_all(parent).map_err(|source| at(parent, "make", source))?;
+        }
+        private_folder(&self.path)?;
+        for folder in [self.log(), self.secrets(), self.blobs(), self.tls()] {
+            private_folder(&folder)?;
+        }
+        Ok(())
+    }
+
+    /// The bearer token, made on the first call.
+    pub fn token(&self) -> Result<Token, HomeError> {
+        let path = self.token_file();
+        loop {
+            match open_private(&path) {
+                Ok(file) => return read_token(&path, file),
+                Err(HomeError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+            let mut random = [0; TOKEN_BYTES];
+            getrandom::fill(&mut random)
+                .map_err(|error| at(&path, "draw a random token for", io::Error::other(error.to_string())))?;
+            let text: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+            match create_whole(&path, text.as_bytes()) {
+                // Somebody was faster, and theirs is the token.
+                Err(HomeError::Io { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+                Ok(()) => return Ok(Token(text)),
+            }
+        }
+    }
+
+    /// Keeps the values of a session's variables, mode 0600, synced before it returns.
+    pub fn put_env(&self, session: &SessionId, env: &BTreeMap<String, String>) -> Result<(), HomeError> {
+        if env.is_empty() {
+            return self.drop_env(session);
+        }
+        let path = self.env_file(session);
+        let text =
+            serde_json::to_vec(env).map_err(|source| HomeError::BadEnv { path: path.clone(), source })?;
+        replace_whole(&path, &text)
+    }
+
+    /// The values of a session's variables; none if it was given none.
+    pub fn env(&self, session: &SessionId) -> Result<BTreeMap<String, String>, HomeError> {
+        let path = self.env_file(session);
+        let mut text = Vec::new();
+        match open_private(&path) {
+            Ok(mut file) => file.read_to_end(&mut text).map_err(|source| at(&path, "read", source))?,
+            Err(HomeError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                return Ok(BTreeMap::new());
+            }
+            Err(error) => return Err(error),
+        };
+        serde_json::from_slice(&text).map_err(|source| HomeError::BadEnv { path, source })
+    }
+
+    /// Forgets the values of a session's variables.
+    pub fn drop_env(&self, session: &SessionId) -> Result<(), HomeError> {
+        let path = self.env_file(session);
+        match fs::remove_file(&path) {
+            Ok(()) => sync_folder_of(&path),
+            Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(source) => Err(at(&path, "remove", source)),
+        }
+    }
+
+    /// An id begins with a letter or digit and holds no slash, so this can name nothing else.
+    fn env_file(&self, session: &SessionId) -> PathBuf {
+        self.secrets().join(format!("{session}.json"))
+    }
+}
+
+/// Writes `content` under `path`, mode 0600, in the place of whatever was there. A reader finds the old or the new,
+/// whole, also after a power cut.
+pub(crate) fn replace_whole(path: &Path, content: &[u8]) -> Result<(), HomeError> {
+    let draft = draft(path, content)?;
+    let renamed = fs::rename(&draft, path).map_err(|source| at(path, "write", source));
+    if renamed.is_err() {
+        drop(fs::remove_file(&draft));
+    }
+    renamed.and_then(|()| sync_folder_of(path))
+}
+
+/// Opens a file that must be ours and readable by nobody else, and tightens its mode if it is looser.
+pub(crate) fn open_private(path: &Path) -> Result<File, HomeError> {
+    let nofollow = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(nofollow.bits().cast_signed())
+        .open(path)
+        .map_err(|source| at(path, "open", source))?;
+    tighten(path, &file, 0o600)?;
+    Ok(file)
+}
+
+/// The user's own directory.
+pub(crate) fn user_directory(var: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let named = var("HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    named.or_else(|| std::env::home_dir().filter(|path| path.is_absolute()))
+}
+
+/// Writes `content` under `path`, mode 0600, if nothing is there yet. Linking a finished file gives what `O_EXCL`
+/// gives, and besides no reader ever finds half a token.
+fn create_whole(path: &Path, content: &[u8]) -> Result<(), HomeError> {
+    let draft = draft(path, content)?;
+    let linked = fs::hard_link(&draft, path).map_err(|source| at(path, "make", source));
+    drop(fs::remove_file(&draft));
+    linked.and_then(|()| sync_folder_of(path))
+}
+
+/// A synced file with this content beside `path`, under a name that is nobody else's.
+fn draft(path: &Path, content: &[u8]) -> Result<PathBuf, HomeError> {
+    let mut random = [0; 8];
+    getrandom::fill(&mut random)
+        .map_err(|error| at(path, "draw a random name for", io::Error::other(error.to_string())))?;
+    let draft = path.with_file_name(format!(".draft-{:016x}", u64::from_ne_bytes(random)));
+    let written =
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft).and_then(|mut file| {
+            file.write_all(content)?;
+            file.sync_all()
+        });
+    match written {
+        Ok(()) => Ok(draft),
+        Err(source) => {
+            drop(fs::remove_file(&draft));
+            Err(at(path, "write", source))
+        }
+    }
+}
+
+fn sync_folder_of(path: &Path) -> Result<(), HomeError> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(|source| at(folder, "sync", source))
+}
+
+fn read_token(path: &Path, file: File) -> Result<Token, HomeError> {
+    let mut text = String::new();
+    let limit = u64::try_from(TOKEN_CHARS_MAX).expect("a small number") + 2;
+    match file.take(limit).read_to_string(&mut text) {
+        Ok(_) => Token::parse(&text).ok_or_else(|| HomeError::BadToken { path: path.to_owned() }),
+        Err(source) if source.kind() == io::ErrorKind::InvalidData => {
+            Err(HomeError::BadToken { path: path.to_owned() })
+        }
+        Err(source) => Err(at(path, "read", source)),
+    }
+}
+
+fn private_folder(path: &Path) -> Result<(), HomeError> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Ok(()) => {}
+        Err(source) if source.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(source) => return Err(at(path, "make", source)),
+    }
+    let open = OpenOptions::new().read(true).custom_flags(OFlags::DIRECTORY.bits().cast_signed()).open(path);
+    match open {
+        Ok(folder) => tighten(path, &folder, 0o700),
+        Err(source) if source.kind() == io::ErrorKind::NotADirectory => {
+            Err(HomeError::WrongKind { path: path.to_owned(), kind: "a directory" })
+        }
+        // Not even its owner may read it: try to tighten by name, and let the second try say what is wrong.
+        Err(source) if source.kind() == io::ErrorKind::PermissionDenied => {
+            let about = fs::metadata(path).map_err(|source| at(path, "look at", source))?;
+            owned(path, about.uid())?;
+            fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(|_| at(path, "open", source))
+        }
+        Err(source) => Err(at(path, "open", source)),
+    }
+}
+
+/// Checks an open file or folder, not a name, so that nobody can swap it in between.
+fn tighten(path: &Path, open: &File, mode: u32) -> Result<(), HomeError> {
+    let about = open.metadata().map_err(|source| at(path, "look at", source))?;
+    owned(path, about.uid())?;
+    if mode == 0o600 && !about.is_file() {
+        return Err(HomeError::WrongKind { path: path.to_owned(), kind: "a regular file" });
+    }
+    if about.permissions().mode() & 0o1000 != 0 {
+        // Such as /tmp: to tighten it would lock everybody else out of it.
+        return Err(HomeError::WrongKind {
+            path: path.to_owned(),
+            kind: "a folder of your own: all users share it",
+        });
+    }
+    if about.permissions().mode() & 0o7777 != mode {
+        open.set_permissions(fs::Permissions::from_mode(mode))
+            .map_err(|source| at(path, "tighten the mode of", source))?;
+    }
+    Ok(())
+}
+
+fn owned(path: &Path, owner: u32) -> Result<(), HomeError> {
+    if owner == rustix::process::geteuid().as_raw() {
+        Ok(())
+    } else {
+        Err(HomeError::NotOurs { path: path.to_owned(), owner })
+    }
+}
+
+fn at(path: &Path, action: &'static str, source: io::Error) -> HomeError {
+    HomeError::Io { action, path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn home() -> (tempfile::TempDir, Home) {
+        let folder = tempfile::tempdir().unwrap();
+        let home = Home::resolve(Some(folder.path().join("a/b/home")));
+        home.prepare().unwrap();
+        (folder, home)
+    }
+
+    fn mode(path: impl AsRef<Path>) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn the_home_is_named_by_flag_then_variable_then_the_data_directory() {
+        let resolve = |explicit: Option<&str>, env: &[(&str, &str)]| {
+            let env: BTreeMap<String, OsString> =
+                env.iter().map(|(name, value)| (name.to_string(), OsString::from(value))).collect();
+            Home::resolve_from(explicit.map(PathBuf::from), |name| env.get(name).cloned()).path
+        };
+        let all = [("QD_HOME", "/q"), ("XDG_DATA_HOME", "/x"), ("HOME", "/h")];
+        assert_eq!(resolve(Some("/e"), &all), Path::new("/e"));
+        assert_eq!(resolve(None, &all), Path::new("/q"));
+        assert_eq!(resolve(None, &all[1..]), Path::new("/x/quarterdeck"));
+        assert_eq!(resolve(None, &all[2..]), Path::new("/h/.local/share/quarterdeck"));
+        assert_eq!(
+            resolve(None, &[("QD_HOME", ""), ("XDG_DATA_HOME", "x"), ("HOME", "/h")]),
+            Path::new("/h/.local/share/quarterdeck"),
+            "empty and relative are as good as unset"
+        );
+        assert_eq!(resolve(Some("here"), &[]), std::env::current_dir().unwrap().join("here"));
+    }
+
+    #[test]
+    fn a_home_and_its_folders_are_readable_by_their_owner_only() {
+        let (_folder, home) = home();
+        for path in [home.path().to_owned(), home.log(), home.secrets(), home.blobs(), home.tls()] {
+            assert_eq!(mode(&path), 0o700, "{path:?}");
+        }
+        fs::set_permissions(home.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        fs::set_permissions(home.log(), fs::Permissions::from_mode(0o750)).unwrap();
+        home.prepare().unwrap();
+        assert_eq!((mode(home.path()), mode(home.log())), (0o700, 0o700), "a looser mode is tightened");
+        fs::set_permissions(home.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+        assert!(
+            matches!(home.prepare(), Err(HomeError::WrongKind { .. })),
+            "a folder like /tmp is left alone"
+        );
+    }
+
+    #[test]
+    fn a_home_of_somebody_else_is_refused() {
+        let root = fs::metadata("/proc/1").unwrap();
+        if root.uid() == rustix::process::geteuid().as_raw() {
+            assert!(matches!(owned(Path::new("/x"), root.uid() + 1), Err(HomeError::NotOurs { .. })));
+        } else {
+            let error = Home::resolve(Some("/proc/1".into())).prepare().unwrap_err();
+            assert!(matches!(error, HomeError::NotOurs { owner: 0, .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_in_the_place_of_the_home_is_a_clear_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("home");
+        fs::write(&path, "").unwrap();
+        let error = Home::resolve(Some(path.clone())).prepare().unwrap_err();
+        assert_eq!(error.to_string(), format!("{} is not a directory", path.display()));
+        assert!(matches!(Home { path: PathBuf::new() }.prepare(), Err(HomeError::Nowhere)));
+    }
+
+    #[test]
+    fn a_token_is_made_once_and_kept_private() {
+        let (_folder, home) = home();
+        let token = home.token().unwrap();
+        assert_eq!(token.expose().len(), 64);
+        assert!(token.expose().bytes().all(|b| b.is_ascii_hexdigit()));
+        assert_eq!(mode(home.token_file()), 0o600);
+        fs::set_permissions(home.token_file(), fs::Permissions::from_mode(0o644)).unwrap();
+        assert_eq!(home.token().unwrap(), token);
+        assert_eq!(mode(home.token_file()), 0o600, "a looser mode is tightened");
+        assert!(!format!("{token:?}").contains(token.expose()));
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 5, "no draft is left behind");
+    }
+
+    #[test]
+    fn many_first_starts_at_once_agree_on_one_token() {
+        let (_folder, home) = home();
+        let made: Vec<Token> = std::thread::scope(|scope| {
+            let all: Vec<_> = (0..8).map(|_| scope.spawn(|| home.token().unwrap())).collect();
+            all.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        assert!(made.iter().all(|token| *token == made[0]));
+    }
+
+    #[test]
+    fn a_token_file_that_holds_no_token_is_an_error_and_a_link_is_not_followed() {
+        let (folder, home) = home();
+        for text in ["", "short", "with a space in the middle of it, and long enough", &"x".repeat(5000)] {
+            fs::write(home.token_file(), text).unwrap();
+            assert!(matches!(home.token(), Err(HomeError::BadToken { .. })), "{text}");
+        }
+        fs::remove_file(home.token_file()).unwrap();
+        let elsewhere = folder.path().join("elsewhere");
+        fs::write(&elsewhere, "a".repeat(64)).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, home.token_file()).unwrap();
+        assert!(home.token().is_err());
+    }
+
+    #[test]
+    fn variables_of_a_session_are_kept_apart_and_forgotten_on_demand() {
+        let (_folder, home) = home();
+        let session = SessionId::parse("ses_1").unwrap();
+        assert!(home.env(&session).unwrap().is_empty());
+        let env = BTreeMap::from([("KEY".to_owned(), "canary\n\"ä".to_owned())]);
+        home.put_env(&session, &env).unwrap();
+        assert_eq!(home.env(&session).unwrap(), env);
+        assert_eq!(mode(home.secrets().join("ses_1.json")), 0o600);
+        let other = BTreeMap::from([("KEY".to_owned(), "other".to_owned())]);
+        home.put_env(&session, &other).unwrap();
+        assert_eq!(home.env(&session).unwrap(), other);
+        home.drop_env(&session).unwrap();
+        home.drop_env(&session).unwrap();
+        assert!(home.env(&session).unwrap().is_empty());
+        assert_eq!(fs::read_dir(home.secrets()).unwrap().count(), 0);
+    }
+}

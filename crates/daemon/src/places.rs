@@ -1,0 +1,201 @@
+//! The workspaces: directories that people work in. They are few and asked for with every session, so all of them
+//! are in memory; the journal is written first.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use qd_core::session::Command;
+use qd_journal::{Append, NewEvent, Remember, RowChange, Scope, SessionFilter, WorkspaceKey, WorkspaceRow};
+use qd_protocol::api::{NewWorkspace, Workspace};
+use qd_protocol::event::{Body, Empty, WorkspaceCreated};
+use qd_protocol::{ApiError, Code, Millis, WorkspaceId};
+
+use crate::actor::{IdempotencyKey, unwritable};
+use crate::daemon::{Daemon, append_failed, read_failed};
+use crate::random;
+
+/// A workspace that is not removed.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) key: WorkspaceKey,
+    pub(crate) id: WorkspaceId,
+    pub(crate) path: PathBuf,
+    pub(crate) doc: Workspace,
+}
+
+/// Those that are not removed.
+#[derive(Debug, Default)]
+pub(crate) struct Places {
+    known: RwLock<HashMap<WorkspaceKey, Arc<Place>>>,
+}
+
+impl Places {
+    pub(crate) fn by_key(&self, key: WorkspaceKey) -> Option<Arc<Place>> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned()
+    }
+
+    /// The workspace of this id.
+    pub(crate) fn get(&self, id: &WorkspaceId) -> Result<Arc<Place>, ApiError> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.values().find(|place| place.id == *id).cloned().ok_or_else(|| ApiError::not_found("workspace", id))
+    }
+
+    fn by_path(&self, path: &str) -> Option<Arc<Place>> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.values().find(|place| place.doc.path == path).cloned()
+    }
+
+    /// All of them, in the order in which they were made.
+    pub(crate) fn all(&self) -> Vec<Arc<Place>> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<_> = known.values().cloned().collect();
+        all.sort_by_key(|place| place.key);
+        all
+    }
+
+    fn add(&self, key: WorkspaceKey, doc: Workspace) {
+        let place = Place { key, id: doc.id.clone(), path: PathBuf::from(&doc.path), doc };
+        self.known.write().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::new(place));
+    }
+
+    fn remove(&self, key: WorkspaceKey) {
+        self.known.write().unwrap_or_else(PoisonError::into_inner).remove(&key);
+    }
+}
+
+impl Daemon {
+    /// Reads the workspaces from the journal, once, at the start.
+    pub(crate) async fn load_places(&self) -> Result<(), ApiError> {
+        for row in self.journal.workspaces(None, usize::MAX).await.map_err(read_failed)? {
+            if !row.removed {
+                let WorkspaceRow { key, id, path, name, created_at, .. } = row;
+                let name = name.unwrap_or_default();
+                self.places.add(key, Workspace { id, path, name, created_at });
+            }
+        }
+        Ok(())
+    }
+
+    /// The directory of a workspace.
+    pub(crate) async fn workspace_path(&self, id: &WorkspaceId) -> Result<PathBuf, ApiError> {
+        let place = self.places.get(id)?;
+        match tokio::fs::metadata(&place.path).await {
+            Ok(found) if found.is_dir() => Ok(place.path.clone()),
+            _ => Err(path_not_found(&place.path)),
+        }
+    }
+
+    /// The workspace of a directory, and whether it is new.
+    pub(crate) async fn create_workspace(
+        &self,
+        new: NewWorkspace,
+        key: Option<IdempotencyKey>,
+    ) -> Result<(Workspace, bool), ApiError> {
+        let path = resolve(&new.path).await?;
+        let _one_at_a_time = self.keys.lock(format!("path {path}")).await;
+        if let Some(place) = self.places.by_path(&path) {
+            return Ok((place.doc.clone(), false));
+        }
+        let name = new.name.filter(|name| !name.is_empty()).unwrap_or_else(|| {
+            Path::new(&path).file_name().map_or_else(|| path.clone(), |name| name.to_string_lossy().into_owned())
+        });
+        let id = WorkspaceId::from_random(&random::bytes::<16>());
+        let workspace = Workspace { id, path: path.clone(), name: name.clone(), created_at: Millis::now() };
+        let number = self.journal.new_workspace_key();
+        let body = Body::WorkspaceCreated(WorkspaceCreated { path, name });
+        let row = row(number, &workspace, false)?;
+        let answer = serde_json::to_vec(&workspace).map_err(unwritable)?;
+        let remember = key.map(|IdempotencyKey { key, fingerprint }| Remember {
+            key,
+            fingerprint,
+            answer: Box::new(move |_| answer),
+        });
+        self.append_of_place(number, &workspace, body, row, remember).await?;
+        self.places.add(number, workspace.clone());
+        Ok((workspace, true))
+    }
+
+    /// Forgets a workspace. Its sessions are closed; if one of them is busy, only with `force`.
+    pub(crate) async fn remove_workspace(self: &Arc<Self>, id: &WorkspaceId, force: bool) -> Result<(), ApiError> {
+        let place = self.places.get(id)?;
+        let _one_at_a_time = self.keys.lock(format!("path {}", place.doc.path)).await;
+        let open = SessionFilter { workspace: Some(place.key), open_only: true, ..SessionFilter::default() };
+        let rows = self.journal.sessions(open, None, usize::MAX).await.map_err(read_failed)?;
+        if !force {
+            for row in &rows {
+                // An awake session may have accepted what its row does not show yet.
+                let busy = match self.probe(&row.id).await {
+                    Some(probe) => probe.busy,
+                    None => row.live,
+                };
+                if busy {
+                    let message = "a run of this workspace is live; cancel it, wait for it, or use ?force=true";
+                    return Err(ApiError::new(Code::Busy, message).with("session_id", row.id.as_str()));
+                }
+            }
+        }
+        for row in &rows {
+            let session = self.session_ref(row)?;
+            self.command(&session, Command::Close { purge: false }, None).await?;
+        }
+        let row = row(place.key, &place.doc, true)?;
+        self.append_of_place(place.key, &place.doc, Body::WorkspaceRemoved(Empty {}), row, None).await?;
+        self.places.remove(place.key);
+        Ok(())
+    }
+
+    async fn append_of_place(
+        &self,
+        key: WorkspaceKey,
+        workspace: &Workspace,
+        body: Body,
+        row: RowChange,
+        remember: Option<Remember>,
+    ) -> Result<(), ApiError> {
+        let event = NewEvent {
+            scope: Arc::new(Scope { workspace: Some((key, workspace.id.clone())), session: None }),
+            number: None,
+            ts: Millis::now(),
+            run: None,
+            kind: body.kind(),
+            data: body.encode().map_err(unwritable)?,
+            up: None,
+        };
+        let append = Append { events: vec![event], rows: vec![row], remember, reserve: false };
+        self.journal.append(append).await.map(drop).map_err(append_failed)
+    }
+}
+
+fn row(key: WorkspaceKey, workspace: &Workspace, removed: bool) -> Result<RowChange, ApiError> {
+    Ok(RowChange::Workspace(WorkspaceRow {
+        key,
+        id: workspace.id.clone(),
+        path: workspace.path.clone(),
+        name: Some(workspace.name.clone()),
+        removed,
+        created_at: workspace.created_at,
+        doc: serde_json::to_vec(workspace).map_err(unwritable)?,
+    }))
+}
+
+/// The directory that a path from outside names, symbolic links followed.
+async fn resolve(path: &str) -> Result<String, ApiError> {
+    let given = Path::new(path);
+    if !given.is_absolute() {
+        let message = format!("{path} is not an absolute path; the daemon has no directory of yours to begin from");
+        return Err(ApiError::new(Code::PathNotFound, message));
+    }
+    let resolved = tokio::fs::canonicalize(given).await.map_err(|_| path_not_found(given))?;
+    match tokio::fs::metadata(&resolved).await {
+        Ok(found) if found.is_dir() => {}
+        _ => return Err(path_not_found(given)),
+    }
+    let text = resolved.into_os_string().into_string();
+    text.map_err(|_| ApiError::new(Code::InvalidValue, "a path that is not UTF-8 cannot be a workspace; rename it"))
+}
+
+fn path_not_found(path: &Path) -> ApiError {
+    let message = format!("{} is not a directory that exists; create it or check the path", path.display());
+    ApiError::new(Code::PathNotFound, message)
+}

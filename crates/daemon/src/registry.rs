@@ -1,0 +1,168 @@
+//! Who is awake. A session's actor has a mailbox here while it lives; sleep is agreed under the mailbox's lock, so a
+//! message either reaches the actor that is there or wakes a new one, and two actors of one session cannot exist.
+//!
+//! The locks come from `crate::sync`, which is the standard library's here and shuttle's in `tests/registry.rs`,
+//! where this very file is run through every order that a scheduler could choose.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
+use std::task::{Context, Poll, Waker};
+
+use crate::sync::{Arc, Mutex, MutexGuard};
+
+/// The inbox of one actor: bounded, in order, and closed for good once its actor sleeps.
+#[derive(Debug)]
+pub struct Mailbox<M> {
+    inner: Mutex<Inner<M>>,
+    limit: usize,
+}
+
+#[derive(Debug)]
+struct Inner<M> {
+    queue: VecDeque<M>,
+    waker: Option<Waker>,
+    asleep: bool,
+}
+
+/// Why a mailbox did not take a message, with the message.
+#[derive(Debug)]
+pub enum NotTaken<M> {
+    /// Too many wait already.
+    Full(M),
+    /// Its actor has gone to sleep.
+    Asleep(M),
+}
+
+impl<M> Mailbox<M> {
+    fn new(limit: usize, first: M) -> Self {
+        let inner = Inner { queue: VecDeque::from([first]), waker: None, asleep: false };
+        Self { inner: Mutex::new(inner), limit }
+    }
+
+    /// Puts a message behind the others.
+    pub fn push(&self, message: M) -> Result<(), NotTaken<M>> {
+        let waker = {
+            let mut inner = lock(&self.inner);
+            if inner.asleep {
+                return Err(NotTaken::Asleep(message));
+            }
+            if inner.queue.len() >= self.limit {
+                return Err(NotTaken::Full(message));
+            }
+            inner.queue.push_back(message);
+            inner.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        Ok(())
+    }
+
+    /// Moves up to `most` messages to `into`, and waits for the first if there is none.
+    pub fn poll_take(&self, context: &mut Context<'_>, into: &mut Vec<M>, most: usize) -> Poll<()> {
+        let mut inner = lock(&self.inner);
+        if inner.queue.is_empty() {
+            inner.waker = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        let count = most.min(inner.queue.len());
+        into.extend(inner.queue.drain(..count));
+        if inner.queue.is_empty() {
+            // A quiet session should cost little: a burst's room is not kept.
+            inner.queue = VecDeque::new();
+        }
+        Poll::Ready(())
+    }
+}
+
+/// The mailboxes of all that are awake.
+#[derive(Debug)]
+pub struct Registry<K, M> {
+    awake: Mutex<HashMap<K, Arc<Mailbox<M>>>>,
+    limit: usize,
+}
+
+/// Too many messages wait for one actor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Overloaded;
+
+impl<K: Eq + Hash + Clone, M> Registry<K, M> {
+    /// With room for `limit` messages in each mailbox.
+    pub fn new(limit: usize) -> Self {
+        Self { awake: Mutex::new(HashMap::new()), limit }
+    }
+
+    /// Delivers a message. If nobody is awake, `wake` is called with the mailbox that the new actor is to serve.
+    pub fn send(&self, key: &K, message: M, wake: impl FnOnce(Arc<Mailbox<M>>)) -> Result<(), Overloaded> {
+        let mut message = message;
+        loop {
+            let mailbox = {
+                let mut awake = lock(&self.awake);
+                match awake.get(key) {
+                    Some(mailbox) => Arc::clone(mailbox),
+                    None => {
+                        let mailbox = Arc::new(Mailbox::new(self.limit, message));
+                        awake.insert(key.clone(), Arc::clone(&mailbox));
+                        drop(awake);
+                        wake(mailbox);
+                        return Ok(());
+                    }
+                }
+            };
+            match mailbox.push(message) {
+                Ok(()) => return Ok(()),
+                Err(NotTaken::Full(_)) => return Err(Overloaded),
+                // It fell asleep between our two looks, and left the map as it did: look again.
+                Err(NotTaken::Asleep(back)) => message = back,
+            }
+        }
+    }
+
+    /// Delivers a message only if somebody is awake; gives it back otherwise.
+    pub fn send_if_awake(&self, key: &K, message: M) -> Result<(), NotTaken<M>> {
+        let mailbox = lock(&self.awake).get(key).map(Arc::clone);
+        match mailbox {
+            Some(mailbox) => mailbox.push(message),
+            None => Err(NotTaken::Asleep(message)),
+        }
+    }
+
+    /// Lets an actor sleep, unless a message has come for it. If true, it must do nothing more.
+    pub fn sleep(&self, key: &K, mailbox: &Arc<Mailbox<M>>) -> bool {
+        let mut awake = lock(&self.awake);
+        let mut inner = lock(&mailbox.inner);
+        if !inner.queue.is_empty() {
+            return false;
+        }
+        inner.asleep = true;
+        awake.remove(key);
+        true
+    }
+
+    /// Takes an actor that died out of the register, whatever waits for it. Its messages are dropped, so those who
+    /// wait for answers learn of it; the next message wakes a new actor.
+    pub fn bury(&self, key: &K, mailbox: &Arc<Mailbox<M>>) {
+        let mut awake = lock(&self.awake);
+        let mut inner = lock(&mailbox.inner);
+        inner.asleep = true;
+        inner.queue.clear();
+        if awake.get(key).is_some_and(|there| Arc::ptr_eq(there, mailbox)) {
+            awake.remove(key);
+        }
+    }
+
+    /// Everybody who is awake now.
+    pub fn awake(&self) -> Vec<K> {
+        lock(&self.awake).keys().cloned().collect()
+    }
+
+    /// How many are awake now.
+    pub fn len(&self) -> usize {
+        lock(&self.awake).len()
+    }
+}
+
+/// A panic elsewhere leaves our data whole: every change here is one assignment.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}

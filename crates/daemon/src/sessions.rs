@@ -1,0 +1,222 @@
+//! How a session comes to be and how its settings change: what a client wants is checked here, once, into values
+//! that cannot be wrong. A session below another is created by that one's actor, so that spawn and cancel have one
+//! order.
+
+use std::sync::Arc;
+
+use qd_core::policy;
+use qd_core::rows::SessionDoc;
+use qd_core::session::{Command, State, Update};
+use qd_journal::{Append, NewEvent, Remember};
+use qd_protocol::api::{NewSession, Session, SessionPatch};
+use qd_protocol::event::{Body, Limits, SessionCreated};
+use qd_protocol::limits::{DEPTH_MAX, ENV_MAX, ENV_VALUE_MAX, INLINE_MAX, TITLE_MAX};
+use qd_protocol::policy::Policy;
+use qd_protocol::text::escaped_len;
+use qd_protocol::{ApiError, Code, Millis, SessionId};
+
+use crate::actor::{Birth, IdempotencyKey, session_row, unwritable};
+use crate::daemon::{Daemon, SessionRef, append_failed, read_failed};
+use crate::places::Place;
+use crate::random;
+
+impl Daemon {
+    /// Makes a session.
+    pub(crate) async fn create_session(
+        self: &Arc<Self>,
+        place: &Place,
+        new: NewSession,
+        key: Option<IdempotencyKey>,
+    ) -> Result<Session, ApiError> {
+        self.check_agent(&new)?;
+        let limits = Limits {
+            budget_usd: new.budget_usd,
+            max_turns: new.max_turns,
+            run_timeout_s: new.run_timeout_s,
+            cancel_grace_s: new.cancel_grace_s,
+        };
+        check_limits(&limits)?;
+        check_words(new.title.as_deref(), new.model.as_deref(), new.system_prompt.as_deref())?;
+        check_env(&new)?;
+        let policy = new.policy.unwrap_or_default();
+        check_policy(&policy)?;
+        let parent = match &new.parent {
+            Some(parent) => Some(self.parent(place, parent).await?),
+            None => None,
+        };
+        let created = SessionCreated {
+            agent: new.agent,
+            title: new.title,
+            model: new.model,
+            system_prompt: new.system_prompt,
+            policy,
+            parent: new.parent,
+            limits,
+            env: new.env.keys().cloned().collect(),
+        };
+        let id = SessionId::from_random(&random::bytes::<16>());
+        let session = SessionRef::new(self.journal.new_session_key(), id, place.key, place.id.clone());
+        let now = Millis::now();
+        let body = Body::SessionCreated(created.clone());
+        let state = State::new(session.id.clone(), place.id.clone(), created, now);
+        let event = NewEvent {
+            scope: session.scope.clone(),
+            number: Some(state.number),
+            ts: now,
+            run: None,
+            kind: body.kind(),
+            data: body.encode().map_err(unwritable)?,
+            up: None,
+        };
+        let mut line = vec![session.key];
+        line.extend(parent.iter().map(|parent| parent.key));
+        let rows = vec![session_row(&session, &state, &line)?];
+        if !new.env.is_empty() {
+            self.home.put_env(&session.id, &new.env).map_err(|error| {
+                ApiError::new(Code::StorageFailed, format!("the session's variables could not be kept: {error}"))
+            })?;
+        }
+        let view = SessionDoc::of(&state).view(self.halted());
+        let born = match parent {
+            Some(parent) => {
+                let birth = Box::new(Birth { events: vec![event], rows });
+                let command = Command::AddChild { child: session.id.clone() };
+                self.request(&parent, command, None, Some(birth)).await.map(drop)
+            }
+            None => {
+                let answer = serde_json::to_vec(&view).map_err(unwritable)?;
+                let remember = key.map(|IdempotencyKey { key, fingerprint }| Remember {
+                    key,
+                    fingerprint,
+                    answer: Box::new(move |_| answer),
+                });
+                let append = Append { events: vec![event], rows, remember, reserve: false };
+                self.journal.append(append).await.map(drop).map_err(append_failed)
+            }
+        };
+        if let Err(error) = born {
+            if let Err(error) = self.home.drop_env(&session.id) {
+                tracing::warn!(%error, "the variables of a session that was not made are left over");
+            }
+            return Err(error);
+        }
+        Ok(view)
+    }
+
+    /// The session above, which must be of the same workspace and not too deep.
+    async fn parent(&self, place: &Place, id: &SessionId) -> Result<Arc<SessionRef>, ApiError> {
+        let parent = self.session(&place.id, id).await?;
+        let depth = self.journal.line(parent.key).await.map_err(read_failed)?.len();
+        if depth >= DEPTH_MAX {
+            let message = format!("sessions can be {DEPTH_MAX} deep at most; give it a parent that is higher up");
+            return Err(ApiError::new(Code::InvalidValue, message));
+        }
+        Ok(parent)
+    }
+
+    fn check_agent(&self, new: &NewSession) -> Result<(), ApiError> {
+        let agents = self.launcher.agents();
+        let Some(agent) = agents.iter().find(|agent| agent.name == new.agent) else {
+            let names: Vec<&str> = agents.iter().map(|agent| agent.name.as_str()).collect();
+            let message = format!("there is no agent {}; known are: {}", new.agent, names.join(", "));
+            return Err(ApiError::new(Code::UnknownAgent, message));
+        };
+        if !agent.available {
+            let how = agent.install.as_deref().unwrap_or("see `qd doctor`");
+            let message = format!("{} cannot start here; to install it: {how}", agent.name);
+            return Err(ApiError::new(Code::AgentUnavailable, message).with("install", how));
+        }
+        let wanted = [
+            ("model", new.model.is_some()),
+            ("system_prompt", new.system_prompt.is_some()),
+            ("worktree", new.worktree == Some(true)),
+        ];
+        for (setting, given) in wanted {
+            if given && !agent.settings.iter().any(|known| known == setting) {
+                let message = format!("{} cannot take `{setting}`; leave it out", agent.name);
+                return Err(ApiError::new(Code::UnsupportedSetting, message).with("setting", setting));
+            }
+        }
+        Ok(())
+    }
+
+    /// A change of settings, checked.
+    pub(crate) fn check_patch(&self, now: &Session, patch: SessionPatch) -> Result<Update, ApiError> {
+        check_words(patch.title.as_deref(), patch.model.as_deref(), None)?;
+        if let Some(model) = &patch.model {
+            let new = NewSession { agent: now.agent.clone(), model: Some(model.clone()), ..NewSession::default() };
+            self.check_agent(&new)?;
+        }
+        if let Some(policy) = &patch.policy {
+            check_policy(policy)?;
+        }
+        let SessionPatch { title, model, policy, budget_usd, max_turns, run_timeout_s, cancel_grace_s } = patch;
+        let touched =
+            budget_usd.is_some() || max_turns.is_some() || run_timeout_s.is_some() || cancel_grace_s.is_some();
+        let limits = Limits {
+            budget_usd: budget_usd.unwrap_or(now.budget_usd),
+            max_turns: max_turns.unwrap_or(now.max_turns),
+            run_timeout_s: run_timeout_s.unwrap_or(now.run_timeout_s),
+            cancel_grace_s: cancel_grace_s.unwrap_or(now.cancel_grace_s),
+        };
+        check_limits(&limits)?;
+        Ok(Update { title, model, policy, limits: touched.then_some(limits) })
+    }
+}
+
+fn invalid(message: impl Into<String>) -> ApiError {
+    ApiError::new(Code::InvalidValue, message)
+}
+
+fn check_limits(limits: &Limits) -> Result<(), ApiError> {
+    let Limits { budget_usd, max_turns, run_timeout_s, cancel_grace_s } = limits;
+    if budget_usd.is_some_and(|value| !value.is_finite() || value < 0.0) {
+        return Err(invalid("`budget_usd` is a number of dollars that is not negative"));
+    }
+    if *max_turns == Some(0) {
+        return Err(invalid("`max_turns` is at least 1"));
+    }
+    if run_timeout_s.is_some_and(|value| !value.is_finite() || value <= 0.0) {
+        return Err(invalid("`run_timeout_s` is a number of seconds above 0"));
+    }
+    if cancel_grace_s.is_some_and(|value| !value.is_finite() || !(0.0..=3600.0).contains(&value)) {
+        return Err(invalid("`cancel_grace_s` is a number of seconds from 0 to 3600"));
+    }
+    Ok(())
+}
+
+fn check_words(title: Option<&str>, model: Option<&str>, system_prompt: Option<&str>) -> Result<(), ApiError> {
+    for (name, value) in [("title", title), ("model", model)] {
+        if value.is_some_and(|value| value.is_empty() || value.len() > TITLE_MAX || value.chars().any(char::is_control)) {
+            return Err(invalid(format!("`{name}` is 1 to {TITLE_MAX} bytes on one line")));
+        }
+    }
+    if system_prompt.is_some_and(|value| escaped_len(value) > INLINE_MAX / 2) {
+        return Err(invalid(format!("`system_prompt` is at most {} bytes", INLINE_MAX / 2)));
+    }
+    Ok(())
+}
+
+fn check_policy(policy: &Policy) -> Result<(), ApiError> {
+    policy::validate(policy).map_err(invalid)?;
+    let size = serde_json::to_vec(policy).map_err(unwritable)?.len();
+    if size > INLINE_MAX / 4 {
+        return Err(invalid(format!("a policy is at most {} bytes as JSON", INLINE_MAX / 4)));
+    }
+    Ok(())
+}
+
+fn check_env(new: &NewSession) -> Result<(), ApiError> {
+    if new.env.len() > ENV_MAX {
+        return Err(invalid(format!("`env` has at most {ENV_MAX} variables")));
+    }
+    for (name, value) in &new.env {
+        let good = name.len() <= 256 && !name.is_empty() && !name.contains(['=', '\0']);
+        if !good || value.len() > ENV_VALUE_MAX || value.contains('\0') {
+            return Err(invalid(format!(
+                "a variable of `env` has a name without `=` and a value of at most {ENV_VALUE_MAX} bytes without NUL"
+            )));
+        }
+    }
+    Ok(())
+}

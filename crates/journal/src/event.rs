@@ -1,0 +1,285 @@
+//! An event on its way in, on its way out, and as it lies in the table. The frame that clients see is made by the
+//! appender but for its seq, which the writer fills in: so it is rendered once, off the writer's thread, and the
+//! same code renders what is read back.
+
+use std::borrow::Cow;
+use std::io::Write;
+use std::sync::Arc;
+
+use bytes::{Buf, Bytes};
+use qd_protocol::link::UpNumber;
+use qd_protocol::{Body, Millis, Number, RunId, Seq, SessionId, WorkspaceId};
+
+/// A session inside this journal: compact, and given out in the order of creation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionKey(pub i64);
+
+/// A workspace inside this journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WorkspaceKey(pub i64);
+
+/// Whom an event belongs to. Shared by all events of a session.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Scope {
+    /// Whose project.
+    pub workspace: Option<(WorkspaceKey, WorkspaceId)>,
+    /// Whose conversation.
+    pub session: Option<(SessionKey, SessionId)>,
+}
+
+/// An event to be appended.
+#[derive(Debug, Clone)]
+pub struct NewEvent {
+    /// Whose it is.
+    pub scope: Arc<Scope>,
+    /// Its number in its session; an event of a session has one and no other event has.
+    pub number: Option<Number>,
+    /// When it was decided.
+    pub ts: Millis,
+    /// Whose run.
+    pub run: Option<RunId>,
+    /// What happened.
+    pub kind: &'static str,
+    /// The particulars: a JSON object on one line.
+    pub data: Vec<u8>,
+    /// What the agent's side had said when this was made of it.
+    pub up: Option<UpNumber>,
+}
+
+/// An event as it lies in the table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredEvent {
+    /// Position in the journal.
+    pub seq: Seq,
+    /// Position in its session.
+    pub number: Option<Number>,
+    /// When it was decided.
+    pub ts: Millis,
+    /// Whose it is.
+    pub scope: Arc<Scope>,
+    /// Whose run.
+    pub run: Option<RunId>,
+    /// What happened; perhaps a kind that only a newer version knows.
+    pub kind: Cow<'static, str>,
+    /// The particulars: a JSON object on one line.
+    pub data: Vec<u8>,
+    /// What the agent's side had said when this was made of it.
+    pub up: Option<UpNumber>,
+}
+
+/// An event that is in the journal, ready for any number of readers.
+#[derive(Debug, Clone)]
+pub struct Published {
+    /// Position in the journal.
+    pub seq: Seq,
+    /// When it was decided.
+    pub ts: Millis,
+    /// Whose project.
+    pub workspace: Option<WorkspaceKey>,
+    /// Whose conversation.
+    pub session: Option<SessionKey>,
+    /// What happened.
+    pub kind: Cow<'static, str>,
+    /// The whole SSE frame, shared by all readers.
+    pub frame: Bytes,
+    /// Where the JSON begins in the frame.
+    json_at: usize,
+}
+
+impl Published {
+    /// The event as JSON: a part of the frame, not a copy.
+    pub fn json(&self) -> Bytes {
+        self.frame.slice(self.json_at..self.frame.len() - FRAME_END.len())
+    }
+}
+
+const FRAME_END: &[u8] = b"\n\n";
+const EVENT_END: &[u8] = b"}\n\n";
+/// The most digits that a seq can have.
+const DIGITS: usize = 20;
+
+/// A frame that lacks nothing but its seq.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    pub(crate) scope: Arc<Scope>,
+    pub(crate) number: Option<Number>,
+    pub(crate) ts: Millis,
+    pub(crate) run: Option<RunId>,
+    pub(crate) kind: Cow<'static, str>,
+    pub(crate) up: Option<UpNumber>,
+    /// A hole for everything up to the seq, which is written right-aligned into it, then the rest.
+    frame: Vec<u8>,
+    hole: usize,
+    data_at: usize,
+}
+
+impl From<NewEvent> for Draft {
+    fn from(event: NewEvent) -> Self {
+        let NewEvent { scope, number, ts, run, kind, data, up } = event;
+        Self::new(scope, number, ts, run, Cow::Borrowed(kind), &data, up)
+    }
+}
+
+impl Draft {
+    pub(crate) fn new(
+        scope: Arc<Scope>,
+        number: Option<Number>,
+        ts: Millis,
+        run: Option<RunId>,
+        kind: Cow<'static, str>,
+        data: &[u8],
+        up: Option<UpNumber>,
+    ) -> Self {
+        let hole = "id: \nevent: \ndata: {\"seq\":".len() + kind.len() + 2 * DIGITS;
+        let workspace = scope.workspace.as_ref().map(|(_, id)| id.as_str());
+        let session = scope.session.as_ref().map(|(_, id)| id.as_str());
+        let run_id = run.as_ref().map(RunId::as_str);
+        let id_len = |id: Option<&str>| id.map_or(4, |id| id.len() + 2);
+        let names = r#","ts":"","workspace_id":,"session_id":,"run_id":,"kind":"","data":"#.len();
+        let time = "2026-11-15T20:30:45.123Z".len();
+        let ids = id_len(workspace) + id_len(session) + id_len(run_id);
+        let head = hole + names + time + ids + kind.len();
+        // Exact where it can be: a vector without slack becomes `Bytes` without another allocation.
+        let mut frame = Vec::with_capacity(head + data.len() + EVENT_END.len());
+        frame.resize(hole, 0);
+        frame.extend_from_slice(br#","ts":""#);
+        write!(frame, "{ts}").expect("a vector takes what it is given");
+        frame.extend_from_slice(br#"","workspace_id":"#);
+        push_id(&mut frame, workspace);
+        frame.extend_from_slice(br#","session_id":"#);
+        push_id(&mut frame, session);
+        frame.extend_from_slice(br#","run_id":"#);
+        push_id(&mut frame, run_id);
+        frame.extend_from_slice(br#","kind":""#);
+        frame.extend_from_slice(kind.as_bytes());
+        frame.extend_from_slice(br#"","data":"#);
+        let data_at = frame.len();
+        frame.extend_from_slice(data);
+        frame.extend_from_slice(EVENT_END);
+        Self { scope, number, ts, run, kind, up, frame, hole, data_at }
+    }
+
+    /// The particulars alone.
+    pub(crate) fn data(&self) -> &[u8] {
+        &self.frame[self.data_at..self.frame.len() - EVENT_END.len()]
+    }
+
+    /// How much it weighs in a queue.
+    pub(crate) fn weight(&self) -> usize {
+        self.frame.len()
+    }
+
+    /// The finished event.
+    pub(crate) fn publish(mut self, seq: Seq) -> Published {
+        let mut digits = [0; DIGITS];
+        let digits = decimal(seq.0, &mut digits);
+        let mut at = self.hole;
+        let mut before = |text: &[u8]| {
+            at -= text.len();
+            self.frame[at..at + text.len()].copy_from_slice(text);
+            at
+        };
+        before(digits);
+        let json_at = before(br#"{"seq":"#);
+        before(b"\ndata: ");
+        before(self.kind.as_bytes());
+        before(b"\nevent: ");
+        before(digits);
+        let start = before(b"id: ");
+        let mut frame = Bytes::from(self.frame);
+        frame.advance(start);
+        Published {
+            seq,
+            ts: self.ts,
+            workspace: self.scope.workspace.as_ref().map(|(key, _)| *key),
+            session: self.scope.session.as_ref().map(|(key, _)| *key),
+            kind: self.kind,
+            frame,
+            json_at: json_at - start,
+        }
+    }
+}
+
+/// Ids have no character that JSON would escape.
+fn push_id(frame: &mut Vec<u8>, id: Option<&str>) {
+    match id {
+        Some(id) => {
+            frame.push(b'"');
+            frame.extend_from_slice(id.as_bytes());
+            frame.push(b'"');
+        }
+        None => frame.extend_from_slice(b"null"),
+    }
+}
+
+fn decimal(mut value: u64, digits: &mut [u8; DIGITS]) -> &[u8] {
+    let mut at = DIGITS;
+    loop {
+        at -= 1;
+        digits[at] = b'0' + u8::try_from(value % 10).expect("a digit is under ten");
+        value /= 10;
+        if value == 0 {
+            return &digits[at..];
+        }
+    }
+}
+
+/// The kind as it was read, without an allocation if this version knows it.
+pub(crate) fn kind_of(text: &str) -> Cow<'static, str> {
+    match Body::KINDS.iter().find(|kind| **kind == text) {
+        Some(kind) => Cow::Borrowed(kind),
+        None => Cow::Owned(text.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scope() -> Arc<Scope> {
+        Arc::new(Scope {
+            workspace: Some((WorkspaceKey(1), WorkspaceId::parse("ws_1").unwrap())),
+            session: Some((SessionKey(2), SessionId::parse("ses_2").unwrap())),
+        })
+    }
+
+    #[test]
+    fn a_frame_is_what_the_contract_says() {
+        let draft = Draft::from(NewEvent {
+            scope: scope(),
+            number: Some(Number(7)),
+            ts: Millis(1_794_774_645_123),
+            run: Some(RunId::parse("run_3").unwrap()),
+            kind: "text.delta",
+            data: br#"{"text":"a b"}"#.to_vec(),
+            up: None,
+        });
+        assert_eq!(draft.data(), br#"{"text":"a b"}"#);
+        assert_eq!(draft.frame.len(), draft.frame.capacity());
+        let event = draft.publish(Seq(10_203));
+        let json = r#"{"seq":10203,"ts":"2026-11-15T20:30:45.123Z","workspace_id":"ws_1","session_id":"ses_2","run_id":"run_3","kind":"text.delta","data":{"text":"a b"}}"#;
+        assert_eq!(event.json(), json.as_bytes());
+        assert_eq!(event.frame, format!("id: 10203\nevent: text.delta\ndata: {json}\n\n").as_bytes());
+        serde_json::from_slice::<qd_protocol::Event>(&event.json()).unwrap();
+    }
+
+    #[test]
+    fn a_frame_without_ids_says_null_and_takes_any_seq() {
+        for seq in [0, 1, 9, 10, u64::MAX] {
+            let data = b"{}".to_vec();
+            let event = NewEvent {
+                scope: Arc::default(),
+                number: None,
+                ts: Millis(0),
+                run: None,
+                kind: "halt.lifted",
+                data,
+                up: None,
+            };
+            let event = Draft::from(event).publish(Seq(seq));
+            let value: qd_protocol::Event = serde_json::from_slice(&event.json()).unwrap();
+            assert_eq!((value.seq, value.session_id, value.run_id), (Seq(seq), None, None));
+            assert!(event.frame.starts_with(format!("id: {seq}\nevent: halt.lifted\ndata: {{").as_bytes()));
+        }
+    }
+}

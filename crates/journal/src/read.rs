@@ -1,0 +1,392 @@
+//! Reading events back: the pool of connections that cannot write, pages of a topic, and a session's own events.
+//! Every read is short, because a long one would keep SQLite's log from being begun anew.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use qd_protocol::link::UpNumber;
+use qd_protocol::{Millis, Number, RunId, Seq, SessionId, WorkspaceId};
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use tokio::sync::Semaphore;
+
+use crate::error::ReadError;
+use crate::event::{Draft, Published, Scope, SessionKey, StoredEvent, WorkspaceKey, kind_of};
+use crate::held;
+use crate::ring::{Filter, Topic};
+use crate::rows::{count, int};
+use crate::schema;
+
+/// Connections that read at once.
+pub(crate) const READERS: usize = 4;
+/// Events that one read looks at before it gives what it has found.
+const SCAN_MAX: usize = 16 << 10;
+/// Bytes of events that one page has at most, unless a single one is larger.
+pub const PAGE_BYTES: usize = 4 << 20;
+
+/// A piece of a topic.
+#[derive(Debug)]
+pub struct Page {
+    /// In order.
+    pub events: Vec<Arc<Published>>,
+    /// Everything up to here has been looked at: where the next page goes on.
+    pub scanned: Seq,
+    /// Whether there was nothing more when this was read.
+    pub end: bool,
+}
+
+/// A piece of a session.
+#[derive(Debug)]
+pub struct SessionPage {
+    /// In order.
+    pub events: Vec<StoredEvent>,
+    /// Everything up to here has been looked at: where the next page goes on.
+    pub scanned: Number,
+    /// Whether there was nothing more when this was read.
+    pub end: bool,
+}
+
+/// What a session's machine is rebuilt from.
+#[derive(Debug)]
+pub struct Loaded {
+    /// Its last snapshot, with the number of the last event in it.
+    pub snapshot: Option<(Number, Vec<u8>)>,
+    /// All events after that, in order.
+    pub events: Vec<StoredEvent>,
+}
+
+/// Connections for reading. One is taken for each read, on a thread where blocking is allowed.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    home: PathBuf,
+    idle: Mutex<Vec<Connection>>,
+    permits: Arc<Semaphore>,
+}
+
+impl Pool {
+    pub(crate) fn new(home: &Path) -> Self {
+        Self { home: home.to_owned(), idle: Mutex::default(), permits: Arc::new(Semaphore::new(READERS)) }
+    }
+
+    /// Runs a read. If the caller goes away it ends by itself, and its place is taken until it has.
+    pub(crate) async fn read<T: Send + 'static>(
+        self: &Arc<Self>,
+        read: impl FnOnce(&Connection) -> Result<T, ReadError> + Send + 'static,
+    ) -> Result<T, ReadError> {
+        let permit = self.permits.clone().acquire_owned().await.map_err(|_| ReadError::Stopped)?;
+        let pool = self.clone();
+        let work = move || {
+            let _permit = permit;
+            let idle = held(&pool.idle).pop();
+            let db = match idle {
+                Some(db) => db,
+                None => schema::open_reader(&pool.home)?,
+            };
+            // One transaction, so that all its statements see the same journal.
+            db.prepare_cached("BEGIN DEFERRED")?.execute([])?;
+            let result = read(&db);
+            if db.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([])).is_ok() {
+                held(&pool.idle).push(db);
+            }
+            result
+        };
+        match tokio::task::spawn_blocking(work).await {
+            Ok(result) => result,
+            Err(failure) => Err(ReadError::Io(format!("a read broke off: {failure}"))),
+        }
+    }
+
+    /// Waits for the reads that are under way and lets no more begin.
+    pub(crate) async fn close(&self) {
+        let all = u32::try_from(READERS).expect("there are few readers");
+        let permits = self.permits.acquire_many(all).await;
+        self.permits.close();
+        drop(permits);
+        held(&self.idle).clear();
+    }
+
+    /// The same without waiting, for a journal that is dropped.
+    pub(crate) fn abandon(&self) {
+        self.permits.close();
+        held(&self.idle).clear();
+    }
+}
+
+const COLUMNS: &str = "gid, session, number, workspace, ts, kind, run, up, data";
+
+/// A page of a topic: what is after `after` and not after `head`, which is the last published event.
+pub(crate) fn page(
+    db: &Connection,
+    filter: &Filter,
+    after: Seq,
+    head: Seq,
+    limit: usize,
+    bytes: usize,
+) -> Result<Page, ReadError> {
+    let mut page = Page { events: Vec::new(), scanned: after, end: true };
+    if after >= head || limit == 0 {
+        page.end = after >= head;
+        return Ok(page);
+    }
+    let mut statement;
+    let mut rows = match filter.topic {
+        Topic::Session(session) => {
+            statement = db.prepare_cached(&format!(
+                "SELECT {COLUMNS} FROM events WHERE session = ?1 AND number >= ?2 ORDER BY number"
+            ))?;
+            let Some(number) = first_number_after(db, session, after)? else {
+                page.scanned = head;
+                return Ok(page);
+            };
+            statement.query(params![session.0, number])?
+        }
+        Topic::All | Topic::Workspace(_) => {
+            statement = db.prepare_cached(&format!("SELECT {COLUMNS} FROM events WHERE gid > ?1 ORDER BY gid"))?;
+            statement.query([int(after.0)])?
+        }
+    };
+    let mut names = Names::new(db);
+    let (mut looked_at, mut taken) = (0, 0);
+    while let Some(row) = rows.next()? {
+        let seq = Seq(count(row.get(0)?));
+        if seq > head {
+            break;
+        }
+        let wanted = match filter.topic {
+            Topic::Workspace(WorkspaceKey(key)) => row.get::<_, Option<i64>>(3)? == Some(key),
+            Topic::All | Topic::Session(_) => true,
+        };
+        if wanted && filter.wants(text(row, 5)?) {
+            let data = blob(row, 8)?;
+            if page.events.len() == limit || (taken + data.len() > bytes && !page.events.is_empty()) {
+                page.end = false;
+                return Ok(page);
+            }
+            taken += data.len();
+            page.events.push(Arc::new(draft(row, &mut names)?.publish(seq)));
+        }
+        page.scanned = seq;
+        looked_at += 1;
+        if looked_at == SCAN_MAX {
+            page.end = false;
+            return Ok(page);
+        }
+    }
+    page.scanned = head;
+    Ok(page)
+}
+
+/// The number of a session's first event after a seq. Within a session the seqs ascend with the numbers, so the
+/// place is found by halving, and no index by seq is needed.
+pub(crate) fn first_number_after(
+    db: &Connection,
+    session: SessionKey,
+    after: Seq,
+) -> Result<Option<i64>, ReadError> {
+    let (low, high): (Option<i64>, Option<i64>) = {
+        let edge = |order: &str| {
+            db.prepare_cached(&format!(
+                "SELECT number FROM events WHERE session = ?1 ORDER BY number {order} LIMIT 1"
+            ))?
+            .query_row([session.0], |row| row.get(0))
+            .optional()
+        };
+        (edge("ASC")?, edge("DESC")?)
+    };
+    let (Some(mut low), Some(high)) = (low, high) else { return Ok(None) };
+    // The answer is in low..=end, where `end` means that there is none.
+    let mut end = high + 1;
+    let mut at =
+        db.prepare_cached("SELECT number, gid FROM events WHERE session = ?1 AND number >= ?2 ORDER BY number LIMIT 1")?;
+    while low < end {
+        let middle = low + (end - low) / 2;
+        let (number, gid): (i64, i64) = at.query_row([session.0, middle], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        if count(gid) > after.0 {
+            end = middle;
+        } else {
+            low = number + 1;
+        }
+    }
+    if low > high { Ok(None) } else { Ok(Some(low)) }
+}
+
+/// A session's events after its snapshot.
+pub(crate) fn load(db: &Connection, session: SessionKey) -> Result<Loaded, ReadError> {
+    let snapshot = db
+        .prepare_cached("SELECT number, state FROM snapshots WHERE session = ?1")?
+        .query_row([session.0], |row| Ok((Number(count(row.get(0)?)), row.get(1)?)))
+        .optional()?;
+    let after = snapshot.as_ref().map_or(0, |(number, _)| int(number.0));
+    let mut statement = db.prepare_cached(&format!(
+        "SELECT {COLUMNS} FROM events WHERE session = ?1 AND number > ?2 ORDER BY number"
+    ))?;
+    let mut rows = statement.query([session.0, after])?;
+    let mut names = Names::new(db);
+    let mut events = Vec::new();
+    while let Some(row) = rows.next()? {
+        events.push(stored(row, &mut names)?);
+    }
+    Ok(Loaded { snapshot, events })
+}
+
+/// Some of a session's events. With a run, what came before the run was accepted is not even looked at.
+pub(crate) fn session_events(
+    db: &Connection,
+    session: SessionKey,
+    run: Option<&RunId>,
+    kinds: &[String],
+    after: Number,
+    limit: usize,
+) -> Result<SessionPage, ReadError> {
+    let mut from = after;
+    if let Some(run) = run {
+        let accepted: Option<i64> = db
+            .prepare_cached("SELECT seq FROM runs WHERE id = ?1 AND session = ?2")?
+            .query_row(params![run.as_str(), session.0], |row| row.get(0))
+            .optional()?;
+        if let Some(seq) = accepted {
+            let first = first_number_after(db, session, Seq(count(seq).saturating_sub(1)))?;
+            from = from.max(Number(first.map_or(0, |number| count(number).saturating_sub(1))));
+        }
+    }
+    let mut statement = db.prepare_cached(&format!(
+        "SELECT {COLUMNS} FROM events WHERE session = ?1 AND number > ?2 ORDER BY number"
+    ))?;
+    let mut rows = statement.query([session.0, int(from.0)])?;
+    let mut names = Names::new(db);
+    let mut page = SessionPage { events: Vec::new(), scanned: from, end: true };
+    let (mut looked_at, mut taken) = (0, 0);
+    while let Some(row) = rows.next()? {
+        let kind = text(row, 5)?;
+        let of_kind = kinds.is_empty() || kinds.iter().any(|wanted| wanted == kind);
+        if of_kind && run.is_none_or(|run| text(row, 6).is_ok_and(|id| id == run.as_str())) {
+            if page.events.len() == limit || (taken > PAGE_BYTES && !page.events.is_empty()) {
+                page.end = false;
+                return Ok(page);
+            }
+            let event = stored(row, &mut names)?;
+            taken += event.data.len();
+            page.events.push(event);
+        }
+        page.scanned = Number(count(row.get(2)?));
+        looked_at += 1;
+        if looked_at == SCAN_MAX {
+            page.end = false;
+            return Ok(page);
+        }
+    }
+    Ok(page)
+}
+
+/// Gives every event to `each`, in order.
+pub(crate) fn every<E: From<ReadError>>(
+    db: &Connection,
+    mut each: impl FnMut(StoredEvent) -> Result<(), E>,
+) -> Result<(), E> {
+    let sql = format!("SELECT {COLUMNS} FROM events ORDER BY gid");
+    let mut statement = db.prepare_cached(&sql).map_err(ReadError::from)?;
+    let mut rows = statement.query([]).map_err(ReadError::from)?;
+    let mut names = Names::new(db);
+    while let Some(row) = rows.next().map_err(ReadError::from)? {
+        each(stored(row, &mut names)?)?;
+    }
+    Ok(())
+}
+
+fn draft(row: &Row<'_>, names: &mut Names<'_>) -> Result<Draft, ReadError> {
+    Ok(Draft::new(
+        names.scope(row)?,
+        number(row)?,
+        Millis(count(row.get(4)?)),
+        run(row)?,
+        kind_of(text(row, 5)?),
+        blob(row, 8)?,
+        up(row)?,
+    ))
+}
+
+fn stored(row: &Row<'_>, names: &mut Names<'_>) -> Result<StoredEvent, ReadError> {
+    Ok(StoredEvent {
+        seq: Seq(count(row.get(0)?)),
+        number: number(row)?,
+        ts: Millis(count(row.get(4)?)),
+        scope: names.scope(row)?,
+        run: run(row)?,
+        kind: kind_of(text(row, 5)?),
+        data: blob(row, 8)?.to_vec(),
+        up: up(row)?,
+    })
+}
+
+fn number(row: &Row<'_>) -> Result<Option<Number>, ReadError> {
+    Ok(row.get::<_, Option<i64>>(2)?.map(|number| Number(count(number))))
+}
+
+fn up(row: &Row<'_>) -> Result<Option<UpNumber>, ReadError> {
+    Ok(row.get::<_, Option<i64>>(7)?.map(|up| UpNumber(count(up))))
+}
+
+fn run(row: &Row<'_>) -> Result<Option<RunId>, ReadError> {
+    match row.get_ref(6)?.as_str_or_null() {
+        Ok(Some(id)) => RunId::parse(id).map(Some).map_err(damaged),
+        Ok(None) => Ok(None),
+        Err(error) => Err(damaged(error)),
+    }
+}
+
+/// Text of a row that is not copied.
+pub(crate) fn text<'r>(row: &'r Row<'_>, column: usize) -> Result<&'r str, ReadError> {
+    row.get_ref(column)?.as_str().map_err(damaged)
+}
+
+/// Bytes of a row that are not copied.
+pub(crate) fn blob<'r>(row: &'r Row<'_>, column: usize) -> Result<&'r [u8], ReadError> {
+    row.get_ref(column)?.as_blob().map_err(damaged)
+}
+
+/// What we wrote is not what we read.
+pub(crate) fn damaged(what: impl std::fmt::Display) -> ReadError {
+    ReadError::Io(format!("the journal is damaged: {what}"))
+}
+
+/// The ids that the keys of events stand for, looked up once per read.
+struct Names<'c> {
+    db: &'c Connection,
+    scopes: HashMap<(Option<i64>, Option<i64>), Arc<Scope>>,
+}
+
+impl<'c> Names<'c> {
+    fn new(db: &'c Connection) -> Self {
+        Self { db, scopes: HashMap::new() }
+    }
+
+    fn scope(&mut self, row: &Row<'_>) -> Result<Arc<Scope>, ReadError> {
+        let keys: (Option<i64>, Option<i64>) = (row.get(3)?, row.get(1)?);
+        if let Some(scope) = self.scopes.get(&keys) {
+            return Ok(scope.clone());
+        }
+        let workspace = keys.0.map(|key| self.workspace(key)).transpose()?;
+        let session = keys.1.map(|key| self.session(key)).transpose()?;
+        let scope = Arc::new(Scope { workspace, session });
+        self.scopes.insert(keys, scope.clone());
+        Ok(scope)
+    }
+
+    fn workspace(&self, key: i64) -> Result<(WorkspaceKey, WorkspaceId), ReadError> {
+        let id = self.lookup("SELECT id FROM workspace_names WHERE key = ?1", key)?;
+        Ok((WorkspaceKey(key), WorkspaceId::parse(&id).map_err(damaged)?))
+    }
+
+    fn session(&self, key: i64) -> Result<(SessionKey, SessionId), ReadError> {
+        let id = self.lookup("SELECT id FROM session_names WHERE key = ?1", key)?;
+        Ok((SessionKey(key), SessionId::parse(&id).map_err(damaged)?))
+    }
+
+    fn lookup(&self, sql: &str, key: i64) -> Result<String, ReadError> {
+        self.db
+            .prepare_cached(sql)?
+            .query_row([key], |row| row.get(0))
+            .optional()?
+            .ok_or_else(|| damaged(format_args!("nothing has the key {key}")))
+    }
+}

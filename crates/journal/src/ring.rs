@@ -1,0 +1,329 @@
+//! The last events, in memory, and who is waiting for the next. There is one ring for everything and one for each
+//! workspace or session that somebody watches, so that nobody is woken for what is not theirs and an event that
+//! nobody watches costs one push. Nothing here reads the journal; a reader that has fallen behind a ring does.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use qd_protocol::Seq;
+use tokio::sync::watch;
+
+use crate::event::{Published, SessionKey, WorkspaceKey};
+use crate::held;
+
+/// Events that the ring of everything holds.
+pub(crate) const RING_EVENTS: usize = 4096;
+/// Their bytes.
+pub(crate) const RING_BYTES: usize = 8 << 20;
+/// Events that the ring of one workspace or session holds.
+pub(crate) const TOPIC_EVENTS: usize = 512;
+/// Their bytes.
+pub(crate) const TOPIC_BYTES: usize = 1 << 20;
+
+/// What a reader wants to hear of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Topic {
+    /// Everything.
+    All,
+    /// One project.
+    Workspace(WorkspaceKey),
+    /// One conversation.
+    Session(SessionKey),
+}
+
+/// Which events a reader wants.
+#[derive(Debug, Clone)]
+pub struct Filter {
+    /// Whose.
+    pub topic: Topic,
+    /// Of which kinds; absent: all.
+    pub kinds: Option<Arc<[String]>>,
+}
+
+impl Filter {
+    /// Everything of a topic.
+    pub fn of(topic: Topic) -> Self {
+        Self { topic, kinds: None }
+    }
+
+    pub(crate) fn wants(&self, kind: &str) -> bool {
+        self.kinds.as_ref().is_none_or(|kinds| kinds.iter().any(|wanted| wanted == kind))
+    }
+}
+
+/// The newest events of one topic. Every event of the topic after `floor` is in it.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    floor: Seq,
+    events: VecDeque<Arc<Published>>,
+    bytes: usize,
+    max_events: usize,
+    max_bytes: usize,
+}
+
+/// What a reader found.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// These; everything up to the cursor has been looked at, and there was nothing more if `end`.
+    Here { events: Vec<Arc<Published>>, cursor: Seq, end: bool },
+    /// Some of what it wants is no longer in the ring.
+    Gone,
+}
+
+impl Ring {
+    fn new(floor: Seq, max_events: usize, max_bytes: usize) -> Self {
+        Self { floor, events: VecDeque::new(), bytes: 0, max_events, max_bytes }
+    }
+
+    fn push(&mut self, event: Arc<Published>) {
+        self.bytes += event.frame.len();
+        self.events.push_back(event);
+        while self.events.len() > self.max_events || self.bytes > self.max_bytes {
+            let Some(oldest) = self.events.pop_front() else { break };
+            self.bytes -= oldest.frame.len();
+            self.floor = oldest.seq;
+        }
+    }
+
+    fn after(&self, cursor: Seq, filter: &Filter, max_events: usize, max_bytes: usize) -> Found {
+        if cursor < self.floor {
+            return Found::Gone;
+        }
+        let start = self.events.partition_point(|event| event.seq <= cursor);
+        let (mut events, mut bytes, mut cursor) = (Vec::new(), 0, cursor);
+        for event in self.events.range(start..) {
+            if filter.wants(&event.kind) {
+                if events.len() == max_events || (bytes + event.frame.len() > max_bytes && !events.is_empty()) {
+                    return Found::Here { events, cursor, end: false };
+                }
+                bytes += event.frame.len();
+                events.push(event.clone());
+            }
+            cursor = event.seq;
+        }
+        Found::Here { events, cursor, end: true }
+    }
+}
+
+/// What those who wait are told.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct News {
+    /// No more will come.
+    pub(crate) closed: bool,
+}
+
+/// A ring and those who wait for its next event.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    ring: RwLock<Ring>,
+    news: watch::Sender<News>,
+}
+
+impl Channel {
+    fn new(ring: Ring, closed: bool) -> Arc<Self> {
+        Arc::new(Self { ring: RwLock::new(ring), news: watch::Sender::new(News { closed }) })
+    }
+
+    pub(crate) fn after(&self, cursor: Seq, filter: &Filter, max_events: usize, max_bytes: usize) -> Found {
+        self.read().after(cursor, filter, max_events, max_bytes)
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Ring> {
+        self.ring.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Ring> {
+        self.ring.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A reader's place at the board.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    pub(crate) channel: Arc<Channel>,
+    pub(crate) news: watch::Receiver<News>,
+    /// The last event published when the reader came.
+    pub(crate) head: Seq,
+    /// Something up to here was purged: an event that is not newer must come from the journal, which has forgotten
+    /// it, and not from a ring, which has not.
+    pub(crate) purged: Seq,
+}
+
+/// All rings.
+#[derive(Debug)]
+pub(crate) struct Board {
+    head: AtomicU64,
+    all: Arc<Channel>,
+    topics: Mutex<Topics>,
+}
+
+#[derive(Debug, Default)]
+struct Topics {
+    /// With how many readers each has; one that has none is not here.
+    channels: HashMap<Topic, (Arc<Channel>, usize)>,
+    purged: Seq,
+    closed: bool,
+}
+
+impl Board {
+    pub(crate) fn new(head: Seq) -> Self {
+        Self {
+            head: AtomicU64::new(head.0),
+            all: Channel::new(Ring::new(head, RING_EVENTS, RING_BYTES), false),
+            topics: Mutex::default(),
+        }
+    }
+
+    /// The last event that readers can see.
+    pub(crate) fn head(&self) -> Seq {
+        Seq(self.head.load(Ordering::Acquire))
+    }
+
+    /// Takes a place. Whatever is published after this call returns is in the channel or makes it say `Gone`.
+    pub(crate) fn join(&self, topic: Topic) -> Seat {
+        let mut topics = held(&self.topics);
+        let head = self.head();
+        let channel = if topic == Topic::All {
+            self.all.clone()
+        } else {
+            let closed = topics.closed;
+            let (channel, readers) = topics.channels.entry(topic).or_insert_with(|| {
+                (Channel::new(Ring::new(head, TOPIC_EVENTS, TOPIC_BYTES), closed), 0)
+            });
+            *readers += 1;
+            channel.clone()
+        };
+        let news = channel.news.subscribe();
+        Seat { channel, news, head, purged: topics.purged }
+    }
+
+    /// Gives the place up.
+    pub(crate) fn leave(&self, topic: Topic) {
+        let mut topics = held(&self.topics);
+        if let Some((_, readers)) = topics.channels.get_mut(&topic) {
+            *readers -= 1;
+            if *readers == 0 {
+                topics.channels.remove(&topic);
+            }
+        }
+    }
+
+    /// Shows a committed batch, in order, and wakes those it concerns.
+    pub(crate) fn publish(&self, events: Vec<Arc<Published>>, purge: bool) {
+        let mut touched: Vec<Arc<Channel>> = Vec::new();
+        {
+            let mut topics = held(&self.topics);
+            if !topics.channels.is_empty() {
+                for event in &events {
+                    let workspace = event.workspace.map(Topic::Workspace);
+                    let session = event.session.map(Topic::Session);
+                    for topic in [workspace, session].into_iter().flatten() {
+                        let Some((channel, _)) = topics.channels.get(&topic) else { continue };
+                        channel.write().push(event.clone());
+                        if !touched.iter().any(|known| Arc::ptr_eq(known, channel)) {
+                            touched.push(channel.clone());
+                        }
+                    }
+                }
+            }
+            if let Some(last) = events.last().map(|event| event.seq) {
+                let mut all = self.all.write();
+                for event in events {
+                    all.push(event);
+                }
+                self.head.store(last.0, Ordering::Release);
+                touched.push(self.all.clone());
+            }
+            if purge {
+                topics.purged = self.head();
+            }
+        }
+        for channel in touched {
+            if channel.news.receiver_count() > 0 {
+                channel.news.send_modify(|_| {});
+            }
+        }
+    }
+
+    /// Tells everyone who waits that no more will come.
+    pub(crate) fn close(&self) {
+        let mut topics = held(&self.topics);
+        topics.closed = true;
+        self.all.news.send_modify(|news| news.closed = true);
+        for (channel, _) in topics.channels.values() {
+            channel.news.send_modify(|news| news.closed = true);
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn topics(&self) -> usize {
+        held(&self.topics).channels.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+
+    use qd_protocol::{Millis, SessionId};
+
+    use super::*;
+    use crate::event::{Draft, Scope};
+
+    fn event(seq: u64, session: i64) -> Arc<Published> {
+        let id = SessionId::parse("ses_x").unwrap();
+        let scope = Arc::new(Scope { workspace: None, session: Some((SessionKey(session), id)) });
+        let draft = Draft::new(scope, None, Millis(0), None, Cow::Borrowed("text.delta"), b"{}", None);
+        Arc::new(draft.publish(Seq(seq)))
+    }
+
+    fn seqs(found: Found) -> Vec<u64> {
+        match found {
+            Found::Here { events, .. } => events.iter().map(|event| event.seq.0).collect(),
+            Found::Gone => panic!("gone"),
+        }
+    }
+
+    #[test]
+    fn a_ring_forgets_the_oldest_and_says_so() {
+        let mut ring = Ring::new(Seq(10), 3, usize::MAX);
+        let filter = Filter::of(Topic::All);
+        assert_eq!(seqs(ring.after(Seq(10), &filter, 9, 999)), []);
+        for seq in 11..=15 {
+            ring.push(event(seq, 1));
+        }
+        assert!(matches!(ring.after(Seq(11), &filter, 9, 9999), Found::Gone));
+        assert_eq!(seqs(ring.after(Seq(12), &filter, 9, 9999)), [13, 14, 15]);
+        assert_eq!(seqs(ring.after(Seq(13), &filter, 1, 9999)), [14]);
+        assert_eq!(seqs(ring.after(Seq(13), &filter, 9, 1)), [14], "one event always fits");
+    }
+
+    #[test]
+    fn a_reader_of_one_session_is_not_woken_by_another() {
+        let board = Board::new(Seq(0));
+        let mut one = board.join(Topic::Session(SessionKey(1)));
+        let mut two = board.join(Topic::Session(SessionKey(2)));
+        one.news.borrow_and_update();
+        two.news.borrow_and_update();
+        board.publish(vec![event(1, 1), event(2, 3)], false);
+        assert!(one.news.has_changed().unwrap());
+        assert!(!two.news.has_changed().unwrap());
+        assert_eq!(board.head(), Seq(2));
+        board.leave(Topic::Session(SessionKey(1)));
+        board.leave(Topic::Session(SessionKey(2)));
+        assert_eq!(board.topics(), 0);
+    }
+
+    #[test]
+    fn a_quiet_sessions_reader_stays_inside_its_ring_however_much_others_say() {
+        let board = Board::new(Seq(0));
+        let filter = Filter::of(Topic::Session(SessionKey(1)));
+        let seat = board.join(filter.topic);
+        for seq in 1..=10_000 {
+            board.publish(vec![event(seq, 2)], false);
+        }
+        board.publish(vec![event(10_001, 1)], false);
+        assert_eq!(seqs(seat.channel.after(Seq(0), &filter, 9, 9999)), [10_001]);
+    }
+}

@@ -1,0 +1,167 @@
+//! The commands that wait for an agent: in order, each once, a cancel before the rest. No task, lock or transport is
+//! known here, so that a socket can use it too.
+
+use std::collections::VecDeque;
+
+use qd_protocol::link::Down;
+use qd_protocol::{Number, RunId};
+
+/// How far out of the order of their numbers commands may come and still be told from repeats. The events of one
+/// commit cause a few commands each, and those may be sent in any order.
+const REORDER_MAX: usize = 16;
+
+/// What waits. It has no bound of its own: a session owes its agent one prompt with its cancel and kill, one answer
+/// for each ask, and steers, which an agent's side takes in at once whatever its turn does.
+#[derive(Debug, Default)]
+pub(crate) struct Commands {
+    queue: VecDeque<Down>,
+    seen: Seen,
+}
+
+impl Commands {
+    /// Takes a command in, unless it is a repeat. A cancel or kill goes before all that waits, but not before the
+    /// prompt of its own run: the agent would take it for the cancel of a run that it never had, and lose it.
+    pub(crate) fn put(&mut self, down: Down) {
+        let (Down::Cancel { number, .. }
+        | Down::Kill { number, .. }
+        | Down::Prompt { number, .. }
+        | Down::Steer { number, .. }
+        | Down::Answer { number, .. }) = &down;
+        let repeat = match &down {
+            Down::Kill { run, .. } => self
+                .queue
+                .iter()
+                .any(|waiting| matches!(waiting, Down::Kill { run: same, .. } if same == run)),
+            _ => !self.seen.first(*number),
+        };
+        if repeat {
+            return;
+        }
+        match stops(&down) {
+            Some(run) => {
+                let prompt = self
+                    .queue
+                    .iter()
+                    .position(|waiting| matches!(waiting, Down::Prompt { run: same, .. } if same == run));
+                let front = prompt.map_or(0, |at| at + 1);
+                let ahead =
+                    self.queue.iter().skip(front).take_while(|waiting| stops(waiting).is_some()).count();
+                self.queue.insert(front + ahead, down);
+            }
+            None => self.queue.push_back(down),
+        }
+    }
+
+    /// The next one. Gives the memory back with the last: most links are idle most of the time.
+    pub(crate) fn take(&mut self) -> Option<Down> {
+        let next = self.queue.pop_front();
+        if self.queue.is_empty() {
+            self.queue = VecDeque::new();
+        }
+        next
+    }
+}
+
+fn stops(down: &Down) -> Option<&RunId> {
+    match down {
+        Down::Cancel { run, .. } | Down::Kill { run, .. } => Some(run),
+        Down::Prompt { .. } | Down::Steer { .. } | Down::Answer { .. } => None,
+    }
+}
+
+/// The numbers that have been here, in bounded memory: the highest few by name, and all up to `floor`.
+#[derive(Debug, Default)]
+struct Seen {
+    floor: Option<Number>,
+    /// In order.
+    recent: Vec<Number>,
+}
+
+impl Seen {
+    /// Whether this is the first time; remembers it.
+    fn first(&mut self, number: Number) -> bool {
+        if self.floor.is_some_and(|floor| number <= floor) {
+            return false;
+        }
+        let Err(at) = self.recent.binary_search(&number) else { return false };
+        self.recent.insert(at, number);
+        if self.recent.len() > REORDER_MAX {
+            self.floor = Some(self.recent.remove(0));
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use qd_protocol::AskId;
+    use qd_protocol::link::Reply;
+
+    use super::*;
+
+    fn run(name: &str) -> RunId {
+        RunId::parse(name).unwrap()
+    }
+
+    fn prompt(number: u64, name: &str) -> Down {
+        Down::Prompt {
+            number: Number(number),
+            run: run(name),
+            prompt: String::new(),
+            blob: None,
+            attachments: Vec::new(),
+        }
+    }
+
+    fn steer(number: u64) -> Down {
+        Down::Steer { number: Number(number), run: run("a"), text: String::new(), blob: None }
+    }
+
+    fn answer(number: u64) -> Down {
+        Down::Answer { number: Number(number), ask: AskId::parse("ask").unwrap(), answer: Reply::Withdrawn }
+    }
+
+    fn cancel(number: u64, name: &str) -> Down {
+        Down::Cancel { number: Number(number), run: run(name) }
+    }
+
+    fn kill(number: u64, name: &str) -> Down {
+        Down::Kill { number: Number(number), run: run(name) }
+    }
+
+    fn taken(downs: impl IntoIterator<Item = Down>) -> Vec<Down> {
+        let mut commands = Commands::default();
+        downs.into_iter().for_each(|down| commands.put(down));
+        std::iter::from_fn(|| commands.take()).collect()
+    }
+
+    #[test]
+    fn a_cancel_and_then_its_kill_overtake_what_waits() {
+        let order = taken([steer(1), answer(2), cancel(3, "a"), steer(4), kill(3, "a")]);
+        assert_eq!(order, [cancel(3, "a"), kill(3, "a"), steer(1), answer(2), steer(4)]);
+    }
+
+    #[test]
+    fn a_cancel_does_not_overtake_the_prompt_that_it_cancels() {
+        let order = taken([prompt(1, "a"), steer(2), cancel(3, "a")]);
+        assert_eq!(order, [prompt(1, "a"), cancel(3, "a"), steer(2)]);
+        let order = taken([prompt(1, "b"), cancel(2, "a")]);
+        assert_eq!(order, [cancel(2, "a"), prompt(1, "b")]);
+    }
+
+    #[test]
+    fn a_repeated_command_is_applied_once() {
+        let once = [prompt(1, "a"), steer(4), answer(6), cancel(9, "a"), kill(9, "a")];
+        let twice = once.iter().chain(&once).cloned();
+        assert_eq!(taken(twice), taken(once));
+    }
+
+    #[test]
+    fn a_repeat_is_told_from_a_command_that_is_a_little_late() {
+        assert_eq!(taken([steer(5), steer(4), steer(5), steer(4)]), [steer(5), steer(4)]);
+        let mut seen = Seen::default();
+        assert!((1..1000).all(|number| seen.first(Number(number))));
+        assert!((1..1000).all(|number| !seen.first(Number(number))));
+        assert!(seen.recent.len() <= REORDER_MAX);
+    }
+}

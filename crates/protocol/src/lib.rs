@@ -1,0 +1,30 @@
+//! The words of Quarterdeck, as types: what goes over HTTP, over a link and into the journal.
+//!
+//! Layout, in reading order:
+//! - [`ids`]: the ids of the contract, each its own type, and the numbers `Seq` and `Number`.
+//! - [`time`]: milliseconds since the epoch on the inside, RFC 3339 on the wire.
+//! - [`text`]: text that may have been too large for an event and then lives in a file beside the journal.
+//! - [`policy`]: what a session lets its agent do without asking.
+//! - [`event`]: everything that can be in the journal.
+//! - [`link`]: what a session says to its agent, and what it hears from it.
+//! - [`api`]: requests and answers of the HTTP API.
+//! - [`error`]: the one shape of every refusal, and the stable codes.
+//! - [`limits`]: every limit, by name.
+//!
+//! Nothing here does I/O or decides anything.
+
+pub mod api;
+pub mod error;
+pub mod event;
+pub mod ids;
+pub mod limits;
+pub mod link;
+pub mod policy;
+pub mod text;
+pub mod time;
+
+pub use error::{ApiError, Code};
+pub use event::{Body, Event, FinishReason, Usage};
+pub use ids::{AskId, MessageId, Number, RunId, Seq, SessionId, WorkspaceId};
+pub use text::Text;
+pub use time::Millis;

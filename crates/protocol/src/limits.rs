@@ -1,0 +1,57 @@
+//! Every limit, by name. `docs/limits.md` is this list for people, and a test compares the two.
+
+/// A request's body.
+pub const BODY_MAX: usize = 8 << 20;
+/// A request's line and headers together.
+pub const HEADERS_MAX: usize = 16 << 10;
+/// How long a client may take to send its headers, and then its body.
+pub const REQUEST_READ_S: u64 = 30;
+/// Connections at once, over all listeners.
+pub const CONNECTIONS_MAX: usize = 4096;
+/// Runs that may wait in one session's queue.
+pub const QUEUE_MAX: usize = 100;
+/// Commands that may wait for one session's actor.
+pub const MAILBOX_MAX: usize = 4096;
+/// The data of one event, as JSON.
+pub const EVENT_MAX: usize = 1 << 20;
+/// A text, as JSON, that is kept inside its event; a longer one is kept as a file. The rest of `EVENT_MAX` is for
+/// the event's other fields.
+pub const INLINE_MAX: usize = EVENT_MAX - (64 << 10);
+/// What an event carries of a text that is kept as a file.
+pub const HEAD_MAX: usize = 4 << 10;
+/// One piece of streamed text; neighbours are merged up to this, and longer ones are cut into several.
+pub const DELTA_MAX: usize = 64 << 10;
+/// Things an agent may have said that its session has not taken yet.
+pub const LINK_WINDOW: usize = 256;
+/// Free space held back so that cancels and ends still fit on a full disk.
+pub const RESERVE_BYTES: u64 = 16 << 20;
+/// Items of a list in one answer, unless `limit` says less.
+pub const PAGE_MAX: usize = 1000;
+/// A title.
+pub const TITLE_MAX: usize = 200;
+/// Rules in one policy.
+pub const RULES_MAX: usize = 1000;
+/// Variables in a session's `env`, and the bytes of one.
+pub const ENV_MAX: usize = 256;
+/// Bytes of one value in a session's `env`.
+pub const ENV_VALUE_MAX: usize = 64 << 10;
+/// Files with one prompt.
+pub const ATTACHMENTS_MAX: usize = 32;
+/// Sessions above a session.
+pub const DEPTH_MAX: usize = 16;
+/// How long an agent may take to be ready.
+pub const START_S: u64 = 60;
+/// How long an agent may take to stop after it was asked, before it is killed, unless the session says otherwise.
+pub const CANCEL_GRACE_S: u64 = 5;
+/// How long the kernel may take to let a killed process go before it is named as a survivor.
+pub const KILL_S: u64 = 30;
+/// The longest wait in one request for the end of a run.
+pub const WAIT_MAX_S: u64 = 3600;
+/// Silence on an event stream before a comment is sent.
+pub const HEARTBEAT_S: u64 = 15;
+/// How long SIGTERM may take to end everything.
+pub const STOP_S: u64 = 5;
+/// How long an `Idempotency-Key` is remembered.
+pub const IDEMPOTENCY_S: u64 = 24 * 3600;
+/// An `Idempotency-Key`.
+pub const IDEMPOTENCY_KEY_MAX: usize = 255;

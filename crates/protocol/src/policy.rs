@@ -1,0 +1,134 @@
+//! What a session lets its agent do without asking. The judging is in `qd-core`.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// How much harm a tool call could do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Risk {
+    /// Reads, or changes nothing that matters.
+    Low,
+    /// Changes things inside the workspace.
+    #[default]
+    Medium,
+    /// Destroys, spends, or reaches outside. Never allowed by default.
+    High,
+}
+
+/// What a policy or one of its rules says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// Ask a person.
+    Ask,
+    /// Let it happen.
+    Allow,
+    /// Refuse it.
+    Deny,
+}
+
+/// One rule of a policy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Rule {
+    /// The tool it speaks of; `*` stands for any run of characters.
+    #[serde(default = "any")]
+    pub tool: String,
+    /// Tried on the tool's main argument (command, path, URL); `*` and `?` as in a shell. Absent: any.
+    #[serde(rename = "match", default, skip_serializing_if = "Option::is_none")]
+    pub pattern: Option<String>,
+    /// What it says.
+    pub decision: Verdict,
+    /// `high`: an allow that counts for high risk too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub risk: Option<Risk>,
+}
+
+fn any() -> String {
+    "*".to_owned()
+}
+
+/// One verdict for everything, or rules of which the first that matches counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Policy {
+    /// `ask`, `allow` or `deny`.
+    Always(Verdict),
+    /// Rules; where none matches, ask.
+    Rules(Vec<Rule>),
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self::Always(Verdict::Ask)
+    }
+}
+
+impl Serialize for Policy {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Always(verdict) => verdict.serialize(serializer),
+            Self::Rules(rules) => rules.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Policy {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> serde::de::Visitor<'de> for Visitor {
+            type Value = Policy;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("`ask`, `allow`, `deny` or a list of rules")
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Policy, E> {
+                match text {
+                    "ask" => Ok(Policy::Always(Verdict::Ask)),
+                    "allow" => Ok(Policy::Always(Verdict::Allow)),
+                    "deny" => Ok(Policy::Always(Verdict::Deny)),
+                    _ => Err(E::invalid_value(serde::de::Unexpected::Str(text), &self)),
+                }
+            }
+            fn visit_seq<A: serde::de::SeqAccess<'de>>(self, seq: A) -> Result<Policy, A::Error> {
+                Vec::deserialize(serde::de::value::SeqAccessDeserializer::new(seq)).map(Policy::Rules)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+impl utoipa::PartialSchema for Policy {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::schema::Schema> {
+        use utoipa::openapi::schema::{ArrayBuilder, OneOfBuilder, Schema};
+        Schema::OneOf(
+            OneOfBuilder::new()
+                .item(<Verdict as utoipa::PartialSchema>::schema())
+                .item(ArrayBuilder::new().items(<Rule as utoipa::PartialSchema>::schema()))
+                .description(Some("One verdict for everything, or rules of which the first that matches counts."))
+                .build(),
+        )
+        .into()
+    }
+}
+
+impl utoipa::ToSchema for Policy {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_is_a_word_or_a_list_of_rules() {
+        for text in ["\"ask\"", "\"allow\"", "\"deny\"", r#"[{"tool":"Bash","match":"git status*","decision":"allow"}]"#] {
+            let policy: Policy = serde_json::from_str(text).unwrap();
+            assert_eq!(serde_json::to_string(&policy).unwrap(), text);
+        }
+        for (text, hint) in [
+            ("\"perhaps\"", "`ask`, `allow`, `deny`"),
+            (r#"[{"tool":"Bash","decison":"allow"}]"#, "unknown field `decison`"),
+            ("7", "a list of rules"),
+        ] {
+            let error = serde_json::from_str::<Policy>(text).unwrap_err().to_string();
+            assert!(error.contains(hint), "{error}");
+        }
+    }
+}

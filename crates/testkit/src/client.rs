@@ -1,0 +1,277 @@
+//! One HTTP request at a time, each on a connection of its own, over the socket or TCP. It knows paths and JSON and
+//! nothing of the product; a transport error is a failed test unless the caller says that it expects one.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::{HeaderMap, Method, Request, Response};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::task::JoinHandle;
+
+use crate::session::Workspace;
+use crate::stream::Stream;
+use crate::within;
+
+/// Where requests go, and what each of them bears.
+#[derive(Debug, Clone)]
+pub struct Client {
+    to: Address,
+    headers: Vec<(String, String)>,
+}
+
+#[derive(Debug, Clone)]
+enum Address {
+    Unix(PathBuf),
+    Tcp(SocketAddr),
+}
+
+impl Client {
+    /// Over a socket.
+    pub fn unix(path: impl Into<PathBuf>) -> Self {
+        Self { to: Address::Unix(path.into()), headers: vec![("host".into(), "localhost".into())] }
+    }
+
+    /// Over TCP.
+    pub fn tcp(address: SocketAddr) -> Self {
+        Self { to: Address::Tcp(address), headers: vec![("host".into(), address.to_string())] }
+    }
+
+    /// The same, with a header in every request; it replaces one of the same name.
+    #[must_use]
+    pub fn with(&self, name: &str, value: &str) -> Self {
+        let mut client = self.clone();
+        client.headers.retain(|(known, _)| known != name);
+        client.headers.push((name.to_owned(), value.to_owned()));
+        client
+    }
+
+    /// The same, with a bearer token.
+    #[must_use]
+    pub fn with_token(&self, token: &str) -> Self {
+        self.with("authorization", &format!("Bearer {token}"))
+    }
+
+    /// The same, with an `Idempotency-Key`.
+    #[must_use]
+    pub fn with_key(&self, key: &str) -> Self {
+        self.with("idempotency-key", key)
+    }
+
+    /// One request.
+    pub async fn get(&self, path: &str) -> Answer {
+        self.demand(Method::GET, path, None).await
+    }
+
+    /// One request.
+    pub async fn delete(&self, path: &str) -> Answer {
+        self.demand(Method::DELETE, path, None).await
+    }
+
+    /// One request with a body.
+    pub async fn post(&self, path: &str, body: &Value) -> Answer {
+        self.demand(Method::POST, path, Some(body.to_string().into())).await
+    }
+
+    /// One request without a body.
+    pub async fn post_nothing(&self, path: &str) -> Answer {
+        self.demand(Method::POST, path, None).await
+    }
+
+    /// One request with a body.
+    pub async fn patch(&self, path: &str, body: &Value) -> Answer {
+        self.demand(Method::PATCH, path, Some(body.to_string().into())).await
+    }
+
+    /// One request, with a body that need not be JSON.
+    pub async fn demand(&self, method: Method, path: &str, body: Option<Bytes>) -> Answer {
+        let what = format!("an answer to {method} {path}");
+        let answer = within(&what, self.send(method, path, body)).await;
+        answer.unwrap_or_else(|error| panic!("{what}: {error}"))
+    }
+
+    /// One request that may meet a dying daemon.
+    pub async fn send(&self, method: Method, path: &str, body: Option<Bytes>) -> io::Result<Answer> {
+        let asked = format!("{method} {path}");
+        let (_connection, response) = self.open(method, path, body).await?;
+        let (head, body) = response.into_parts();
+        let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
+        Ok(Answer { asked, status: head.status.as_u16(), headers: head.headers, body })
+    }
+
+    /// The status of an answer whose body may never end.
+    pub async fn status(&self, method: Method, path: &str, body: Option<Bytes>) -> u16 {
+        let what = format!("the status of {method} {path}");
+        let opened = within(&what, self.open(method, path, body)).await;
+        opened.unwrap_or_else(|error| panic!("{what}: {error}")).1.status().as_u16()
+    }
+
+    /// Opens an event stream.
+    pub async fn stream(&self, path: &str) -> Stream {
+        let opened = within(format_args!("the stream {path}"), self.try_stream(path)).await;
+        opened.unwrap_or_else(|error| panic!("the stream {path}: {error}"))
+    }
+
+    /// Opens an event stream on a daemon that may be dying.
+    pub async fn try_stream(&self, path: &str) -> io::Result<Stream> {
+        let (connection, response) =
+            self.with("accept", "text/event-stream").open(Method::GET, path, None).await?;
+        if response.status() != 200 {
+            let (head, body) = response.into_parts();
+            let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
+            return Err(io::Error::other(format!("{}: {}", head.status, String::from_utf8_lossy(&body))));
+        }
+        Ok(Stream::new(connection, response))
+    }
+
+    /// Writes bytes and reads to the end: for requests that no client library would send.
+    pub async fn raw(&self, request: &[u8]) -> String {
+        within("the end of a raw exchange", async {
+            match &self.to {
+                Address::Unix(path) => exchange(UnixStream::connect(path).await, request).await,
+                Address::Tcp(address) => exchange(TcpStream::connect(address).await, request).await,
+            }
+        })
+        .await
+    }
+
+    /// The workspace of a directory, made if it is new.
+    pub async fn workspace(&self, path: &Path) -> Workspace {
+        let answer = self.post("/v1/workspaces", &serde_json::json!({ "path": path })).await;
+        assert!(matches!(answer.status, 200 | 201), "{answer:?}");
+        let id = answer.json()["id"].as_str().expect("a workspace has an id").to_owned();
+        Workspace { client: self.clone(), id }
+    }
+
+    /// The asks that wait, of every session.
+    pub async fn asks(&self) -> Vec<Value> {
+        self.get("/v1/asks?state=pending").await.list()
+    }
+
+    /// Answers an ask.
+    pub async fn answer(&self, ask: &str, answer: &Value) -> Answer {
+        self.post(&format!("/v1/asks/{ask}/answer"), answer).await
+    }
+
+    async fn open(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Bytes>,
+    ) -> io::Result<(Connection, Response<Incoming>)> {
+        let mut request = Request::builder().method(method).uri(path);
+        for (name, value) in &self.headers {
+            request = request.header(name, value);
+        }
+        if body.is_some() {
+            request = request.header("content-type", "application/json");
+        }
+        let request =
+            request.body(Full::new(body.unwrap_or_default())).expect("the test wrote a valid request");
+        let (mut sender, connection) = match &self.to {
+            Address::Unix(path) => connect(UnixStream::connect(path).await?).await?,
+            Address::Tcp(address) => connect(TcpStream::connect(address).await?).await?,
+        };
+        let response = sender.send_request(request).await.map_err(io::Error::other)?;
+        Ok((connection, response))
+    }
+}
+
+/// Drives one connection; the connection ends with it.
+#[derive(Debug)]
+pub(crate) struct Connection(JoinHandle<()>);
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn connect<T>(stream: T) -> io::Result<(SendRequest<Full<Bytes>>, Connection)>
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+    let drive = async move {
+        // What goes wrong here is seen by whoever waits for the answer.
+        let _ended = connection.await;
+    };
+    Ok((sender, Connection(tokio::spawn(drive))))
+}
+
+async fn exchange<T: AsyncRead + AsyncWrite>(stream: io::Result<T>, request: &[u8]) -> String {
+    let (mut read, mut write) = tokio::io::split(stream.expect("the daemon takes connections"));
+    let mut answer = Vec::new();
+    // The daemon may answer and close before it has read everything: then either half may end with an error.
+    let _either = tokio::join!(write.write_all(request), read.read_to_end(&mut answer));
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+/// What came back.
+#[derive(Debug)]
+pub struct Answer {
+    /// For messages: method and path.
+    pub asked: String,
+    /// The status.
+    pub status: u16,
+    /// The headers.
+    pub headers: HeaderMap,
+    /// The body as it came.
+    pub body: Bytes,
+}
+
+impl Answer {
+    /// The body as JSON.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{self}: no JSON: {error}"))
+    }
+
+    /// The body as JSON, if the status is this one.
+    #[track_caller]
+    pub fn expect(&self, status: u16) -> Value {
+        assert_eq!(self.status, status, "{self}");
+        self.json()
+    }
+
+    /// The body as a list, if all went well.
+    #[track_caller]
+    pub fn list(&self) -> Vec<Value> {
+        match self.expect(200) {
+            Value::Array(list) => list,
+            other => panic!("{}: not a list: {other}", self.asked),
+        }
+    }
+
+    /// Holds the refusal to the shape that all of them have, and to this status and code; gives its details.
+    #[track_caller]
+    pub fn refused(&self, status: u16, code: &str) -> Value {
+        let body = self.expect(status);
+        let error = body["error"].as_object().unwrap_or_else(|| panic!("{self}: no error"));
+        assert_eq!(error.get("code"), Some(&Value::from(code)), "{self}");
+        let message = error.get("message").and_then(Value::as_str).unwrap_or_default();
+        assert!(!message.is_empty(), "{self}: a refusal says why");
+        assert!(error.get("details").is_some_and(Value::is_object), "{self}: a refusal has details");
+        error["details"].clone()
+    }
+
+    /// A header as text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).and_then(|value| value.to_str().ok())
+    }
+}
+
+impl std::fmt::Display for Answer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let body = String::from_utf8_lossy(&self.body);
+        let shown: String = body.chars().take(2000).collect();
+        write!(f, "{} gave {} {shown}", self.asked, self.status)
+    }
+}

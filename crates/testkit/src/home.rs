@@ -1,0 +1,279 @@
+//! A temporary home and any `qd` command in it, with an environment that nothing leaks into. Whatever daemon still
+//! answers on the home's socket when the home is dropped is killed by its pid, also one that a command started.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, Command};
+
+use crate::within;
+
+/// The binary under test: `QD_BIN`, else the `qd` that was built beside this test.
+pub fn binary() -> PathBuf {
+    if let Some(given) = std::env::var_os("QD_BIN") {
+        return given.into();
+    }
+    let me = std::env::current_exe().expect("a process knows its own file");
+    let target = me.parent().and_then(Path::parent).expect("tests are built in target/PROFILE/deps");
+    target.join("qd")
+}
+
+/// A directory of our own with a home (not made yet), a project and a user's home in it.
+#[derive(Debug)]
+pub struct Home {
+    dir: tempfile::TempDir,
+}
+
+impl Home {
+    /// A new one. Below `/tmp`, whatever `TMPDIR` says: the path of a socket has room for 107 bytes.
+    pub fn new() -> Self {
+        let dir = tempfile::Builder::new().prefix("qd").tempdir_in("/tmp").expect("/tmp can be written");
+        std::fs::create_dir(dir.path().join("work")).expect("a fresh directory takes a directory");
+        Self { dir }
+    }
+
+    /// `QD_HOME`. The daemon makes it.
+    pub fn path(&self) -> PathBuf {
+        self.dir.path().join("home")
+    }
+
+    /// Where the daemon listens unless told otherwise.
+    pub fn socket(&self) -> PathBuf {
+        self.path().join("qd.sock")
+    }
+
+    /// An empty directory, for a workspace.
+    pub fn work(&self) -> PathBuf {
+        self.dir.path().join("work")
+    }
+
+    /// A path beside the home, for whatever else a test needs.
+    pub fn beside(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// `program` with an environment of our own making, in the project's directory.
+    pub fn program(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("HOME", self.beside("user"))
+            .env("XDG_CONFIG_HOME", self.beside("user/config"))
+            .env("XDG_DATA_HOME", self.beside("user/data"))
+            .env("QD_HOME", self.path())
+            .env("QD", binary())
+            .env("RUST_BACKTRACE", "1")
+            .current_dir(self.work())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        command
+    }
+
+    /// `qd` with these arguments, not started yet.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = self.program(binary());
+        command.args(args);
+        command
+    }
+
+    /// Runs `qd` to its end.
+    pub async fn qd(&self, args: &[&str]) -> Output {
+        self.start(args).end().await
+    }
+
+    /// Runs `qd` to its end, with `input` on its stdin.
+    pub async fn qd_with_input(&self, args: &[&str], input: &str) -> Output {
+        let mut command = self.command(args);
+        command.stdin(Stdio::piped());
+        let mut running = Running::spawn(command);
+        running.feed(input).await;
+        running.end().await
+    }
+
+    /// Runs a line of shell to its end; `$QD` is the binary.
+    pub async fn shell(&self, line: &str) -> Output {
+        let mut command = self.program("bash");
+        command.args(["-c", line]);
+        Running::spawn(command).end().await
+    }
+
+    /// Starts `qd` and leaves it running.
+    pub fn start(&self, args: &[&str]) -> Running {
+        Running::spawn(self.command(args))
+    }
+
+    /// The pid of the daemon that answers on the socket now.
+    pub fn daemon_pid(&self) -> Option<u32> {
+        let mut socket = UnixStream::connect(self.socket()).ok()?;
+        socket.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
+        socket.write_all(b"GET /v1/version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        let _partial = socket.read_to_string(&mut answer);
+        let body = answer.split_once("\r\n\r\n")?.1;
+        let version: serde_json::Value = serde_json::from_str(body).ok()?;
+        version["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
+    }
+
+    /// Every file below the home, with its content.
+    pub fn files(&self) -> Vec<(PathBuf, Vec<u8>)> {
+        let (mut dirs, mut files) = (vec![self.path()], Vec::new());
+        while let Some(dir) = dirs.pop() {
+            for entry in std::fs::read_dir(&dir).expect("a directory of the home can be read").flatten() {
+                let kind = entry.file_type().expect("an entry has a type");
+                if kind.is_dir() {
+                    dirs.push(entry.path());
+                } else if kind.is_file() {
+                    files.push((entry.path(), std::fs::read(entry.path()).unwrap_or_default()));
+                }
+            }
+        }
+        files
+    }
+}
+
+impl Default for Home {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        if let Some(pid) = self.daemon_pid() {
+            signal(pid, Signal::KILL);
+            // Not our child, so it cannot be waited for; its files must not come back while they are removed.
+            while Path::new(&format!("/proc/{pid}/fd")).read_dir().is_ok_and(|mut fds| fds.next().is_some()) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}
+
+/// Sends a signal to one process that we started.
+pub fn signal(pid: u32, signal: Signal) {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a pid is a positive number");
+    let _already_gone = kill_process(pid, signal);
+}
+
+/// What a command left behind.
+#[derive(Debug)]
+pub struct Output {
+    /// Its exit code; none if a signal ended it.
+    pub code: Option<i32>,
+    /// What it wrote to stdout.
+    pub stdout: String,
+    /// What it wrote to stderr.
+    pub stderr: String,
+}
+
+impl Output {
+    /// Its stdout, if it ended with `code`.
+    #[track_caller]
+    pub fn exits(self, code: i32) -> String {
+        assert_eq!(self.code, Some(code), "{self:#?}");
+        self.stdout
+    }
+
+    /// Its stdout, if all went well.
+    #[track_caller]
+    pub fn ok(self) -> String {
+        self.exits(0)
+    }
+
+    /// Its stdout as one JSON value, if all went well.
+    #[track_caller]
+    pub fn json(self) -> serde_json::Value {
+        let text = self.ok();
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text:?}"))
+    }
+
+    /// Its stdout as one JSON value for each line, if all went well.
+    #[track_caller]
+    pub fn json_lines(self) -> Vec<serde_json::Value> {
+        let text = self.ok();
+        let parse = |line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in {line:?}"));
+        text.lines().map(parse).collect()
+    }
+}
+
+/// A command that runs. It is killed if it is dropped before its end.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    seen: String,
+}
+
+impl Running {
+    /// Starts it.
+    pub fn spawn(mut command: Command) -> Self {
+        let child = command.spawn().unwrap_or_else(|error| panic!("{command:?} does not start: {error}"));
+        Self { child, seen: String::new() }
+    }
+
+    /// Its pid, while it lives.
+    pub fn pid(&self) -> u32 {
+        self.child.id().expect("it was not waited for yet")
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, which: Signal) {
+        signal(self.pid(), which);
+    }
+
+    /// Writes `input` to its stdin and closes it.
+    pub async fn feed(&mut self, input: &str) {
+        let mut stdin = self.child.stdin.take().expect("its stdin is piped");
+        // A program that has read enough may close its end first.
+        let _closed = stdin.write_all(input.as_bytes()).await;
+    }
+
+    /// Waits until `text` has come on stdout.
+    pub async fn says(&mut self, text: &str) {
+        let Self { child, seen } = self;
+        let stdout = child.stdout.as_mut().expect("its stdout is piped");
+        within(format_args!("{text:?} on stdout"), async {
+            while !seen.contains(text) {
+                let mut piece = [0; 4096];
+                let n = stdout.read(&mut piece).await.expect("a pipe can be read");
+                assert!(n > 0, "stdout ended without {text:?}: {seen:?}");
+                seen.push_str(&String::from_utf8_lossy(&piece[..n]));
+            }
+        })
+        .await;
+    }
+
+    /// Waits for its end, and for the end of its pipes: who still holds one is waited for too.
+    pub async fn end(mut self) -> Output {
+        let (mut out, mut err) = (self.child.stdout.take(), self.child.stderr.take());
+        let (mut stdout, mut stderr) = (std::mem::take(&mut self.seen).into_bytes(), Vec::new());
+        let all = async {
+            let stdout = async {
+                if let Some(out) = &mut out {
+                    out.read_to_end(&mut stdout).await.expect("a pipe can be read");
+                }
+            };
+            let stderr = async {
+                if let Some(err) = &mut err {
+                    err.read_to_end(&mut stderr).await.expect("a pipe can be read");
+                }
+            };
+            let ((), (), status) = tokio::join!(stdout, stderr, self.child.wait());
+            status.expect("a child can be waited for")
+        };
+        let ended = tokio::time::timeout(crate::LIMIT, all).await;
+        let (stdout, stderr) =
+            (String::from_utf8_lossy(&stdout).into(), String::from_utf8_lossy(&stderr).into());
+        match ended {
+            Ok(status) => Output { code: status.code(), stdout, stderr },
+            Err(_) => panic!("{:?} does not end; stdout {stdout:?}, stderr {stderr:?}", self.child),
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! What the suites share: the real binary in a temporary home, a client for HTTP and SSE that knows only the
+//! contract, builders for the `script` agent, the order of a run's events as one check, and a terminal. It uses none
+//! of the product's crates, so that a mistake in a wire type cannot hide itself; it panics where a test should fail.
+//!
+//! - [`home`]: a temporary home, and any `qd` command in it.
+//! - [`daemon`]: `qd serve` in a home, killed and started again at will.
+//! - [`client`]: one HTTP request at a time, over the socket or TCP.
+//! - [`session`]: the verbs of a workspace and a session, over a client.
+//! - [`stream`]: a reader of server-sent events.
+//! - [`script`]: steps of the `script` agent.
+//! - [`rules`]: what must hold of any journal.
+//! - [`random`]: numbers from a printed seed.
+//! - [`terminal`]: a real terminal, by tmux.
+
+pub mod client;
+pub mod daemon;
+pub mod home;
+pub mod random;
+pub mod rules;
+pub mod script;
+pub mod session;
+pub mod stream;
+pub mod terminal;
+
+use std::time::Duration;
+
+pub use client::{Answer, Client};
+pub use daemon::{Daemon, Options};
+pub use home::{Home, Output, Running};
+pub use random::Random;
+pub use session::{Session, Workspace};
+pub use stream::{Event, Stream};
+pub use terminal::Terminal;
+
+/// How long a test waits for anything. It is a net and not an expectation: whoever meets it has failed.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// Waits for `future`, and fails with `what` if it does not come.
+pub async fn within<F: Future>(what: impl std::fmt::Display, future: F) -> F::Output {
+    match tokio::time::timeout(LIMIT, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("waited {LIMIT:?} in vain for {what}"),
+    }
+}
+
+/// Tries `probe` again and again until it gives something. Only for what sends no event: a process, a screen, a file.
+pub async fn poll<T>(what: impl std::fmt::Display, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
+    const PAUSE: Duration = Duration::from_millis(10);
+    within(what, async {
+        loop {
+            if let Some(found) = probe().await {
+                return found;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    })
+    .await
+}
+
+/// The lower-case hexadecimal SHA-256 of `content`.
+pub fn sha256(content: &[u8]) -> String {
+    use sha2::Digest;
+    sha2::Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// `content` in base64, as attachments are sent.
+pub fn base64(content: &[u8]) -> String {
+    use base64::Engine;
+    base64::engine::general_purpose::STANDARD.encode(content)
+}

@@ -1,0 +1,246 @@
+//! The verbs of a workspace and of a session, over a client: paths and statuses are written here once, so that a test
+//! reads as the rule that it is about. A verb that a test expects to be refused has a `try_` beside it.
+
+use serde_json::{Value, json};
+
+use crate::client::{Answer, Client};
+use crate::script::steps;
+use crate::stream::{Event, Stream};
+
+/// A project directory that the daemon knows.
+#[derive(Debug, Clone)]
+pub struct Workspace {
+    /// Who asks.
+    pub client: Client,
+    /// Its id.
+    pub id: String,
+}
+
+impl Workspace {
+    /// A path below it.
+    pub fn at(&self, rest: &str) -> String {
+        format!("/v1/workspaces/{}{rest}", self.id)
+    }
+
+    /// A new session.
+    pub async fn session(&self, agent: &str) -> Session {
+        self.session_with(json!({ "agent": agent })).await
+    }
+
+    /// A new session with settings.
+    pub async fn session_with(&self, settings: Value) -> Session {
+        let session = self.try_session(settings).await.expect(201);
+        Session {
+            client: self.client.clone(),
+            workspace: self.id.clone(),
+            id: session["id"].as_str().expect("a session has an id").to_owned(),
+        }
+    }
+
+    /// A new session, if it is allowed.
+    pub async fn try_session(&self, settings: Value) -> Answer {
+        self.client.post(&self.at("/sessions"), &settings).await
+    }
+
+    /// Its event stream, attached; `query` begins with `?` or is empty.
+    pub async fn stream(&self, query: &str) -> Stream {
+        self.client.stream(&self.at(&format!("/events{query}"))).await.ready().await
+    }
+}
+
+/// A conversation.
+#[derive(Debug, Clone)]
+pub struct Session {
+    /// Who asks.
+    pub client: Client,
+    /// Its project.
+    pub workspace: String,
+    /// Its id.
+    pub id: String,
+}
+
+impl Session {
+    /// A path below the session.
+    pub fn at(&self, rest: &str) -> String {
+        format!("/v1/workspaces/{}/sessions/{}{rest}", self.workspace, self.id)
+    }
+
+    /// A path below what its agent does.
+    pub fn agent(&self, rest: &str) -> String {
+        format!("/v1/workspaces/{}/agent/sessions/{}{rest}", self.workspace, self.id)
+    }
+
+    /// A path below its project.
+    pub fn project(&self, rest: &str) -> String {
+        format!("/v1/workspaces/{}{rest}", self.workspace)
+    }
+
+    /// The same session, asked by another client.
+    #[must_use]
+    pub fn by(&self, client: Client) -> Self {
+        Self { client, ..self.clone() }
+    }
+
+    /// A new session below this one.
+    pub async fn child(&self, mut settings: Value) -> Session {
+        settings["parent"] = json!(self.id);
+        Workspace { client: self.client.clone(), id: self.workspace.clone() }.session_with(settings).await
+    }
+
+    /// Prompts it, if it takes prompts.
+    pub async fn try_prompt(&self, prompt: &str) -> Answer {
+        self.post_run(&json!({ "prompt": prompt })).await
+    }
+
+    /// Prompts it under a name of our own, if it takes that.
+    pub async fn try_prompt_as(&self, run: &str, prompt: &str) -> Answer {
+        self.post_run(&json!({ "prompt": prompt, "run_id": run })).await
+    }
+
+    /// Prompts it with any body but its id.
+    pub async fn post_run(&self, body: &Value) -> Answer {
+        let mut body = body.clone();
+        body["session_id"] = json!(self.id);
+        self.client.post(&self.project("/agent"), &body).await
+    }
+
+    /// Prompts it; gives the run.
+    pub async fn prompt(&self, prompt: &str) -> String {
+        let receipt = self.try_prompt(prompt).await.expect(202);
+        receipt["run_id"].as_str().expect("a receipt names its run").to_owned()
+    }
+
+    /// Prompts a `script` session with steps; gives the run.
+    pub async fn script(&self, script: &[Value]) -> String {
+        self.prompt(&steps(script)).await
+    }
+
+    /// Prompts a `script` session with steps and waits; gives the run as it ended.
+    pub async fn play(&self, script: &[Value]) -> Value {
+        self.wait(&self.script(script).await).await
+    }
+
+    /// Waits for the end of a run, and gives it.
+    pub async fn wait(&self, run: &str) -> Value {
+        self.client.get(&self.project(&format!("/runs/{run}/wait?timeout_s=25"))).await.expect(200)
+    }
+
+    /// A run as it stands.
+    pub async fn run(&self, run: &str) -> Value {
+        self.client.get(&self.project(&format!("/runs/{run}"))).await.expect(200)
+    }
+
+    /// Its runs.
+    pub async fn runs(&self) -> Vec<Value> {
+        self.client.get(&self.project(&format!("/runs?session={}", self.id))).await.list()
+    }
+
+    /// Cancels what it does.
+    pub async fn cancel(&self) -> Value {
+        self.client.post_nothing(&self.agent("/cancel")).await.expect(200)
+    }
+
+    /// Cancels one run.
+    pub async fn cancel_run(&self, run: &str) -> Value {
+        self.client.post(&self.agent("/cancel"), &json!({ "run_id": run })).await.expect(200)
+    }
+
+    /// Tells the running turn something, if it can be told.
+    pub async fn try_steer(&self, text: &str) -> Answer {
+        self.client.post(&self.agent("/steer"), &json!({ "text": text })).await
+    }
+
+    /// Tells the running turn something.
+    pub async fn steer(&self, text: &str) -> Value {
+        self.try_steer(text).await.expect(202)
+    }
+
+    /// What waits.
+    pub async fn queue(&self) -> Vec<Value> {
+        self.client.get(&self.agent("/queue")).await.list()
+    }
+
+    /// The session as it stands.
+    pub async fn show(&self) -> Value {
+        self.client.get(&self.at("")).await.expect(200)
+    }
+
+    /// Changes it.
+    pub async fn patch(&self, change: Value) -> Value {
+        self.client.patch(&self.at(""), &change).await.expect(200)
+    }
+
+    /// Closes it.
+    pub async fn close(&self) {
+        let answer = self.client.delete(&self.at("")).await;
+        assert!(matches!(answer.status, 200 | 202 | 204), "{answer}");
+    }
+
+    /// Its messages.
+    pub async fn messages(&self) -> Vec<Value> {
+        self.client.get(&self.at("/messages")).await.list()
+    }
+
+    /// All its events, page by page.
+    pub async fn events(&self) -> Vec<Event> {
+        let (mut events, mut after) = (Vec::new(), 0);
+        loop {
+            let page =
+                self.client.get(&self.at(&format!("/events?after={after}&limit=500"))).await.expect(200);
+            let more: Vec<Event> = serde_json::from_value(page["events"].clone()).expect("a page of events");
+            if more.is_empty() {
+                return events;
+            }
+            after = page["next_after"].as_u64().expect("a page says where it ended");
+            events.extend(more);
+        }
+    }
+
+    /// Its events of one run.
+    pub async fn events_of(&self, run: &str) -> Vec<Event> {
+        let mut events = self.events().await;
+        events.retain(|event| event.run_id.as_deref() == Some(run));
+        events
+    }
+
+    /// Its event stream, attached; `query` begins with `&` or is empty.
+    pub async fn stream(&self, query: &str) -> Stream {
+        let path = self.project(&format!("/events?session={}{query}", self.id));
+        self.client.stream(&path).await.ready().await
+    }
+
+    /// Waits until an event that `wanted` holds for is in its journal, and gives it.
+    pub async fn seen(&self, what: &str, wanted: impl FnMut(&Event) -> bool) -> Event {
+        let mut events = self.stream("&after=0").await.until(what, wanted).await;
+        events.pop().expect("`until` gives at least the event it waited for")
+    }
+
+    /// Waits until a run has an event of this kind, and gives it.
+    pub async fn seen_of(&self, run: &str, kind: &str) -> Event {
+        self.seen(&format!("{kind} of {run}"), |event| event.is(run, kind)).await
+    }
+
+    /// Waits until the agent has received a run's prompt.
+    pub async fn started(&self, run: &str) {
+        self.seen_of(run, "run.started").await;
+    }
+
+    /// Waits until a run asks something, and gives the ask's id.
+    pub async fn asked(&self, run: &str) -> String {
+        ask_id(&self.seen_of(run, "ask.opened").await)
+    }
+
+    /// Plays one step that asks, answers it, and gives the run as it ended.
+    pub async fn answer_one(&self, step: Value, answer: Value) -> Value {
+        let run = self.script(&[step]).await;
+        let ask = self.asked(&run).await;
+        self.client.answer(&ask, &answer).await.expect(200);
+        self.wait(&run).await
+    }
+}
+
+/// The id of the ask that an event is about.
+#[track_caller]
+pub fn ask_id(event: &Event) -> String {
+    event.data["ask_id"].as_str().or(event.data["id"].as_str()).expect("it is an event of an ask").to_owned()
+}

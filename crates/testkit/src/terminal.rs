@@ -1,0 +1,74 @@
+//! A real terminal, by tmux, on a server of its own that ends with the value. Its screen sends no event, so it is
+//! looked at until it shows what is waited for.
+
+use crate::home::{Home, Running, binary};
+use crate::poll;
+
+/// One terminal with one program in it.
+#[derive(Debug)]
+pub struct Terminal<'a> {
+    home: &'a Home,
+    server: String,
+}
+
+impl<'a> Terminal<'a> {
+    /// Starts `qd` with these arguments in a terminal; when it has ended, the screen says `exit CODE`.
+    pub async fn qd(home: &'a Home, args: &[&str]) -> Self {
+        let server = home.beside("tmux.sock").display().to_string();
+        let terminal = Self { home, server };
+        let mut words = vec![quoted(&binary().display().to_string())];
+        words.extend(args.iter().map(|arg| quoted(arg)));
+        let line = format!("{}; printf '\\nexit %s\\n' $?; exec sleep 600", words.join(" "));
+        terminal.tmux(&["new-session", "-d", "-x", "120", "-y", "40", &line]).await;
+        terminal
+    }
+
+    /// Waits until the screen shows `text`, and gives all of it.
+    pub async fn shows(&self, text: &str) -> String {
+        self.shows_that(text, |screen| screen.contains(text)).await
+    }
+
+    /// Waits until the screen is as wanted, and gives all of it.
+    pub async fn shows_that(&self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
+        let last = std::cell::RefCell::new(String::new());
+        let found = poll(what, async || {
+            let screen = self.tmux(&["capture-pane", "-p", "-S", "-200"]).await;
+            last.replace(screen.clone());
+            wanted(&screen).then_some(screen)
+        });
+        match tokio::time::timeout(crate::LIMIT - std::time::Duration::from_secs(1), found).await {
+            Ok(screen) => screen,
+            Err(_) => panic!("the screen never shows {what:?}:\n{}", last.borrow()),
+        }
+    }
+
+    /// Types `text` as it is.
+    pub async fn types(&self, text: &str) {
+        self.tmux(&["send-keys", "-l", text]).await;
+    }
+
+    /// Presses a key, by tmux's name for it: `Enter`, `C-c`.
+    pub async fn presses(&self, key: &str) {
+        self.tmux(&["send-keys", key]).await;
+    }
+
+    async fn tmux(&self, args: &[&str]) -> String {
+        let mut command = self.home.program("tmux");
+        command.env("TERM", "xterm-256color").env("LANG", "C.UTF-8").env("SHELL", "/bin/sh");
+        command.args(["-S", &self.server, "-f", "/dev/null"]).args(args);
+        Running::spawn(command).end().await.ok()
+    }
+}
+
+impl Drop for Terminal<'_> {
+    fn drop(&mut self) {
+        let mut command = std::process::Command::new("tmux");
+        command.args(["-S", &self.server, "kill-server"]);
+        let _already_gone =
+            command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).status();
+    }
+}
+
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}

@@ -1,0 +1,88 @@
+//! Rule 5.4 under fire: a cancel fired 0 to 30 ms after the 202, again and again over concurrent sessions. None may be
+//! lost, and none may come as anything but what its receipt says.
+
+use std::time::Duration;
+
+use qd_testkit::{Daemon, Random, Session, rules, script::*};
+use serde_json::json;
+
+const SESSIONS: u64 = 16;
+const TRIES: u64 = 40;
+
+/// A prompt that ends by itself after 0 to 30 ms, so that the cancel comes before, at and after its end.
+fn prompt(agent: &str, random: &mut Random) -> String {
+    let ms = random.below(31);
+    match (agent, random.below(4)) {
+        ("echo", _) => format!("__sleep_ms:{ms} a few words"),
+        (_, 0) => steps(&[say_times("w ", ms, 1)]),
+        (_, 1) => steps(&[sleep(ms), say("done")]),
+        (_, 2) => steps(&[sleep(ms), fail("no")]),
+        _ => steps(&[ignore_cancel(), sleep(ms), say("deaf")]),
+    }
+}
+
+/// Gives how many cancels hit.
+async fn fire(session: Session, agent: &'static str, mut random: Random) -> usize {
+    let mut hits = 0;
+    for _ in 0..TRIES {
+        let mut runs = vec![session.prompt(&prompt(agent, &mut random)).await];
+        if random.below(3) == 0 {
+            runs.push(session.prompt(&prompt(agent, &mut random)).await);
+        }
+        tokio::time::sleep(Duration::from_millis(random.below(31))).await;
+        let answer = session.cancel().await;
+        let hit: Vec<_> = answer["cancelled"].as_array().unwrap().iter().map(|run| run.as_str().unwrap()).collect();
+        assert_eq!(answer["idle"], hit.is_empty(), "{answer}");
+        for run in &runs {
+            let ended = session.wait(run).await;
+            if hit.contains(&run.as_str()) {
+                hits += 1;
+                assert_eq!(ended["finish_reason"], "cancelled", "{run} was hit: {ended}");
+            } else {
+                assert_ne!(ended["finish_reason"], "cancelled", "{run} was not hit: {ended}");
+                let requested = session.events_of(run).await.iter().any(|e| e.kind == "run.cancel_requested");
+                assert!(!requested, "{run} was not hit and yet was told to stop");
+            }
+        }
+    }
+    rules::check(&session.events().await);
+    hits
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_cancel_fired_0_to_30_ms_after_the_202_is_lost() {
+    let seed = Random::seed();
+    println!("QD_SEED={seed}");
+    let daemon = Daemon::start().await;
+    let mut sessions = tokio::task::JoinSet::new();
+    for n in 0..SESSIONS {
+        let agent = if n % 2 == 0 { "echo" } else { "script" };
+        let session = daemon.session(agent).await;
+        sessions.spawn(fire(session, agent, Random::new(seed ^ n)));
+    }
+    let hits: usize = sessions.join_all().await.into_iter().sum();
+    println!("{hits} runs were hit in {} tries", SESSIONS * TRIES);
+    assert!(hits > 0, "none was hit, so nothing was tried");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prompt_and_a_cancel_sent_at_once_have_one_order() {
+    let daemon = Daemon::start().await;
+    let mut sessions = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let session = daemon.session("script").await;
+        sessions.spawn(async move {
+            for n in 0..25 {
+                let name = format!("{}:{n}", session.id);
+                let words = steps(&[sleep(1), say("x")]);
+                let (receipt, answer) = tokio::join!(session.try_prompt_as(&name, &words), session.cancel());
+                receipt.expect(202);
+                let hit = answer["cancelled"].as_array().unwrap().contains(&json!(name));
+                let expected = if hit { "cancelled" } else { "end_turn" };
+                assert_eq!(session.wait(&name).await["finish_reason"], expected);
+            }
+            rules::check(&session.events().await);
+        });
+    }
+    sessions.join_all().await;
+}

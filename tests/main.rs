@@ -1,0 +1,34 @@
+//! The suites: the real binary, from outside, over HTTP, server-sent events and the command line. They know
+//! CONTRACT.md and nothing else; each test is named after the rule that it holds the product to, starts a daemon of
+//! its own in a home of its own, and ends it.
+
+mod ask_policies;
+mod asks;
+mod cancel;
+mod cancel_race;
+mod cli;
+mod cli_terminal;
+mod crash;
+mod events;
+mod halt;
+mod http;
+mod http_lists;
+mod idempotency;
+mod large;
+mod lifecycle;
+mod limits;
+mod openapi;
+mod queue;
+mod run_events;
+mod runs;
+mod security;
+mod sessions;
+mod steer;
+mod workspaces;
+
+#[test]
+fn the_suites_drive_the_binary_that_was_built_with_them() {
+    if std::env::var_os("QD_BIN").is_none() {
+        assert_eq!(qd_testkit::home::binary(), std::path::Path::new(env!("CARGO_BIN_EXE_qd")));
+    }
+}

@@ -1,0 +1,231 @@
+//! Sessions: making, changing, closing and purging them, trees of them, and what they never show.
+
+use qd_testkit::{Daemon, rules, script::*};
+use serde_json::json;
+
+#[tokio::test]
+async fn a_session_shows_all_that_the_contract_names() {
+    let daemon = Daemon::start().await;
+    let workspace = daemon.workspace().await;
+    let settings = json!({ "agent": "script", "title": "t", "model": "m", "system_prompt": "s", "policy": "allow",
+        "budget_usd": 2.5, "max_turns": 7, "run_timeout_s": 60, "cancel_grace_s": 1 });
+    let made = workspace.try_session(settings.clone()).await.expect(201);
+    assert!(made["id"].as_str().unwrap().starts_with("ses_"));
+    for (name, value) in [
+        ("workspace_id", json!(workspace.id)),
+        ("state", json!("idle")),
+        ("busy", json!(false)),
+        ("parent", json!(null)),
+        ("queued", json!(0)),
+        ("usage", json!({ "input_tokens": 0, "output_tokens": 0, "cost_usd": 0.0 })),
+        ("worktree", json!(null)),
+    ] {
+        assert_eq!(made[name], value, "{name}");
+    }
+    for name in ["agent", "title", "model", "policy"] {
+        assert_eq!(made[name], settings[name], "{name}");
+    }
+    for name in ["budget_usd", "max_turns", "run_timeout_s", "cancel_grace_s"] {
+        assert_eq!(made[name].as_f64(), settings[name].as_f64(), "{name}");
+    }
+    assert!(made.get("agent_session_id").is_some());
+    assert!(made["created_at"].is_string() && made["updated_at"].is_string());
+    let path = workspace.at(&format!("/sessions/{}", made["id"].as_str().unwrap()));
+    assert_eq!(daemon.client().get(&path).await.expect(200), made);
+    assert_eq!(daemon.client().get(&workspace.at("/sessions")).await.list(), [made]);
+}
+
+#[tokio::test]
+async fn an_agent_that_nobody_knows_is_refused() {
+    let daemon = Daemon::start().await;
+    let workspace = daemon.workspace().await;
+    for agent in ["nobody", "", "Echo", "../echo"] {
+        workspace.try_session(json!({ "agent": agent })).await.refused(400, "unknown_agent");
+    }
+    assert!(daemon.client().get(&workspace.at("/sessions")).await.list().is_empty());
+}
+
+#[tokio::test]
+async fn a_setting_that_the_agent_cannot_take_is_refused_and_never_ignored() {
+    let daemon = Daemon::start().await;
+    let workspace = daemon.workspace().await;
+    for (name, value) in [("model", json!("m")), ("system_prompt", json!("s"))] {
+        let answer = workspace.try_session(json!({ "agent": "echo", name: value })).await;
+        let details = answer.refused(400, "unsupported_setting");
+        assert!(answer.json()["error"]["message"].as_str().unwrap().contains(name), "{answer} {details}");
+    }
+    let echo = workspace.session("echo").await;
+    daemon.client().patch(&echo.at(""), &json!({ "model": "m" })).await.refused(400, "unsupported_setting");
+    assert_eq!(echo.show().await["model"], json!(null));
+}
+
+#[tokio::test]
+async fn patch_changes_what_it_names_and_leaves_the_rest() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session_with(json!({ "agent": "script", "title": "a", "max_turns": 3 })).await;
+    let before = session.show().await;
+    let mut expected = before.clone();
+    for (change, value) in [
+        ("title", json!("b")),
+        ("policy", json!([{ "tool": "Bash", "decision": "deny" }])),
+        ("model", json!("m2")),
+        ("budget_usd", json!(1.5)),
+        ("max_turns", json!(null)),
+        ("run_timeout_s", json!(9.0)),
+        ("cancel_grace_s", json!(2.0)),
+    ] {
+        expected[change] = value.clone();
+        let mut answered = session.patch(json!({ change: value })).await;
+        expected["updated_at"] = answered["updated_at"].take();
+        answered["updated_at"] = expected["updated_at"].clone();
+        assert_eq!(answered, expected);
+        let updated = session.seen("session.updated", |e| e.kind == "session.updated").await;
+        assert_eq!(updated.run_id, None);
+    }
+    assert_eq!(session.show().await, expected);
+    for bad in [json!({ "agent": "echo" }), json!({ "parent": "ses_x" }), json!({ "env": {} }), json!({ "busy": true })] {
+        let answer = daemon.client().patch(&session.at(""), &bad).await;
+        assert_eq!(answer.status, 400, "{answer}");
+    }
+    assert_eq!(session.show().await, expected);
+}
+
+#[tokio::test]
+async fn a_closed_session_takes_no_prompts_and_closes_after_its_last_run() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session("script").await;
+    let runs = [session.script(&[forever()]).await, session.script(&[say("never")]).await];
+    session.started(&runs[0]).await;
+    session.close().await;
+    session.try_prompt("x").await.refused(409, "session_closed");
+    let closed = session.seen("session.closed", |event| event.kind == "session.closed").await;
+    let events = session.events().await;
+    rules::check(&events);
+    for run in &runs {
+        assert_eq!(rules::finish_of(&events, run), "cancelled");
+    }
+    assert!(events.iter().filter(|event| event.kind == "run.finished").all(|event| event.seq < closed.seq));
+    assert_eq!(events.last().unwrap().kind, "session.closed");
+    let shown = session.show().await;
+    assert_eq!((&shown["state"], &shown["busy"]), (&json!("closed"), &json!(false)));
+    session.try_prompt("x").await.refused(409, "session_closed");
+}
+
+#[tokio::test]
+async fn a_close_is_journalled_before_it_is_answered() {
+    let mut daemon = Daemon::start().await;
+    let session = daemon.session("script").await;
+    let run = session.script(&[ignore_cancel(), say("x"), forever()]).await;
+    session.seen_of(&run, "text.delta").await;
+    session.close().await;
+    daemon.restart().await;
+    session.try_prompt("x").await.refused(409, "session_closed");
+    session.seen("session.closed", |event| event.kind == "session.closed").await;
+    assert_eq!(session.run(&run).await["finish_reason"], "cancelled");
+    rules::check(&session.events().await);
+}
+
+#[tokio::test]
+async fn closing_a_session_closes_the_sessions_below() {
+    let daemon = Daemon::start().await;
+    let top = daemon.session("script").await;
+    let below = top.child(json!({ "agent": "script" })).await;
+    let deep = below.child(json!({ "agent": "script" })).await;
+    assert_eq!((below.show().await["parent"].clone(), deep.show().await["parent"].clone()), (json!(top.id), json!(below.id)));
+    let beside = daemon.session("script").await;
+    let run = deep.script(&[forever()]).await;
+    deep.started(&run).await;
+    top.close().await;
+    for session in [&top, &below, &deep] {
+        session.seen("session.closed", |event| event.kind == "session.closed").await;
+        session.try_prompt("x").await.refused(409, "session_closed");
+        rules::check(&session.events().await);
+    }
+    assert_eq!(deep.run(&run).await["finish_reason"], "cancelled");
+    assert_eq!(beside.show().await["state"], "idle");
+}
+
+#[tokio::test]
+async fn a_session_cannot_be_made_below_one_that_is_closed_or_unknown_or_elsewhere() {
+    let daemon = Daemon::start().await;
+    let workspace = daemon.workspace().await;
+    let closed = workspace.session("script").await;
+    closed.close().await;
+    let below = |parent: &str| json!({ "agent": "script", "parent": parent });
+    workspace.try_session(below(&closed.id)).await.refused(409, "session_closed");
+    let unknown = workspace.try_session(below("ses_nobody")).await;
+    assert!(matches!(unknown.status, 400 | 404), "{unknown}");
+    let elsewhere = daemon.client().workspace(std::path::Path::new("/usr")).await;
+    let open = workspace.session("script").await;
+    let answer = elsewhere.try_session(below(&open.id)).await;
+    assert!(matches!(answer.status, 400 | 404), "{answer}");
+}
+
+#[tokio::test]
+async fn a_purge_deletes_the_events_and_nothing_of_anybody_else() {
+    let daemon = Daemon::start().await;
+    let (gone, kept) = (daemon.session("script").await, daemon.session("script").await);
+    kept.play(&[say("stays")]).await;
+    gone.play(&[say("vanishes")]).await;
+    let live = gone.script(&[forever()]).await;
+    gone.started(&live).await;
+    let kept_events = kept.events().await;
+    let mut stream = daemon.client().stream("/v1/events").await.ready().await;
+    let answer = daemon.client().delete(&gone.at("?purge=true")).await;
+    assert!(answer.status < 300, "{answer}");
+    let last = stream.until("session.closed", |event| event.kind == "session.closed").await;
+    assert!(last.iter().any(|event| event.is(&live, "run.finished")), "its run ends first: {last:?}");
+    let marker = kept.play(&[say("marker")]).await;
+    let all = daemon.client().stream("/v1/events?after=0").await;
+    let all = { all }.until_run(marker["id"].as_str().unwrap(), "run.finished").await;
+    rules::ordered(&all);
+    let left: Vec<_> = all.iter().filter(|e| e.session_id.as_deref() == Some(&gone.id)).collect();
+    assert!(left.iter().all(|event| event.kind == "session.closed"), "{left:?}");
+    assert_eq!(kept.events().await[..kept_events.len()], kept_events);
+    let shown = daemon.client().get(&gone.at("/messages")).await;
+    assert!(shown.status == 404 || shown.list().is_empty(), "{shown}");
+}
+
+#[tokio::test]
+async fn the_values_of_env_are_never_shown_or_journalled() {
+    const CANARY: &str = "canary-5f1d-do-not-keep-me";
+    let mut daemon = Daemon::start().await;
+    let env = json!({ "API_KEY": CANARY, "SCRIPT_READY_MS": "1" });
+    let session = daemon.session_with(json!({ "agent": "script", "env": env })).await;
+    session.play(&[config(), say("x")]).await;
+    daemon.restart().await;
+    session.play(&[say("y")]).await;
+    let shown = daemon.client().get(&session.at("")).await;
+    assert_eq!(shown.json()["env"], json!(["API_KEY", "SCRIPT_READY_MS"]), "the names are listed");
+    for path in [session.at(""), session.at("/events"), session.at("/messages"), session.project("/runs"), session.project("/sessions")] {
+        let answer = daemon.client().get(&path).await;
+        assert!(!String::from_utf8_lossy(&answer.body).contains(CANARY), "{answer}");
+    }
+    assert_eq!(daemon.term().await, Some(0));
+    let secrets = daemon.home.path().join("secrets");
+    let mut kept = 0;
+    for (path, content) in daemon.home.files() {
+        let found = content.windows(CANARY.len()).any(|window| window == CANARY.as_bytes());
+        kept += usize::from(found);
+        assert!(!found || path.starts_with(&secrets), "{} holds the value", path.display());
+        if path.starts_with(&secrets) {
+            use std::os::unix::fs::PermissionsExt;
+            assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{}", path.display());
+        }
+    }
+    assert!(kept > 0, "the value is kept somewhere, or the agent could not have it after a restart");
+    assert!(!daemon.complaints().contains(CANARY));
+}
+
+#[tokio::test]
+async fn a_variable_that_cannot_be_one_is_refused_without_telling_its_value() {
+    let daemon = Daemon::start().await;
+    let workspace = daemon.workspace().await;
+    for name in ["", "A=B", "A\0B"] {
+        let answer = workspace.try_session(json!({ "agent": "script", "env": { name: "hidden-value" } })).await;
+        assert_eq!(answer.status, 400, "{name:?}: {answer}");
+        assert!(!String::from_utf8_lossy(&answer.body).contains("hidden-value"), "{answer}");
+    }
+    let answer = workspace.try_session(json!({ "agent": "script", "env": { "A": 7 } })).await;
+    assert_eq!(answer.status, 400, "{answer}");
+}

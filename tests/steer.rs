@@ -1,0 +1,116 @@
+//! Rule 5.10 and the steer route: words for the running turn.
+
+use qd_testkit::{Daemon, rules, script::*};
+use serde_json::json;
+
+#[tokio::test]
+async fn a_steer_reaches_the_running_turn() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session("script").await;
+    let run = session.script(&[say("waiting "), await_steer(20_000)]).await;
+    session.seen_of(&run, "text.delta").await;
+    let steered = session.steer("to the left").await;
+    assert_eq!(steered["run_id"], run);
+    let ended = session.wait(&run).await;
+    assert_eq!((&ended["finish_reason"], &ended["text"]), (&json!("end_turn"), &json!("waiting steered: to the left")));
+    let accepted = session.seen_of(&run, "steer.accepted").await;
+    assert_eq!((&steered["seq"], &accepted.data["text"]), (&json!(accepted.seq), &json!("to the left")));
+    let parts = session.messages().await[1]["parts"].clone();
+    let told = parts.as_array().unwrap().iter().find(|part| part["type"] == "steer");
+    assert_eq!(told.map(|part| &part["text"]), Some(&json!("to the left")), "{parts}");
+    assert_eq!(session.runs().await.len(), 1);
+    rules::check(&session.events().await);
+}
+
+#[tokio::test]
+async fn a_steer_to_a_starting_run_waits_for_its_start() {
+    let daemon = Daemon::start().await;
+    let settings = json!({ "agent": "script", "env": { "SCRIPT_READY_MS": "500" } });
+    let session = daemon.session_with(settings).await;
+    let run = session.script(&[await_steer(20_000)]).await;
+    assert_eq!(session.show().await["state"], "starting");
+    assert_eq!(session.steer("early").await["run_id"], run);
+    assert_eq!(session.wait(&run).await["text"], "steered: early");
+    let events = session.events().await;
+    assert!(events.iter().all(|event| event.kind != "steer.missed"));
+    rules::check(&events);
+}
+
+#[tokio::test]
+async fn a_steer_that_the_turn_did_not_take_runs_next_as_a_prompt() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session("script").await;
+    let run = session.script(&[say("busy"), sleep(400)]).await;
+    let queued = session.script(&[say("queued before")]).await;
+    session.seen_of(&run, "text.delta").await;
+    let words = steps(&[say("not lost")]);
+    session.steer(&words).await;
+    assert_eq!(session.wait(&run).await["finish_reason"], "end_turn");
+    session.wait(&queued).await;
+    let missed = session.seen("steer.missed", |event| event.kind == "steer.missed").await;
+    assert!(missed.seq < session.seen_of(&run, "run.finished").await.seq || missed.run_id.is_none());
+    let runs = session.runs().await;
+    let became = runs.iter().find(|run| run["prompt"] == words).unwrap_or_else(|| panic!("{runs:?}"));
+    let became = session.wait(became["id"].as_str().unwrap()).await;
+    assert_eq!((&became["finish_reason"], &became["text"]), (&json!("end_turn"), &json!("not lost")));
+    let start = async |run: &str| session.seen_of(run, "run.started").await.seq;
+    assert!(start(became["id"].as_str().unwrap()).await < start(&queued).await, "it runs next");
+    rules::check(&session.events().await);
+}
+
+#[tokio::test]
+async fn a_steer_is_lost_neither_by_an_error_nor_by_a_crash() {
+    let mut daemon = Daemon::start().await;
+    let session = daemon.session("script").await;
+    let words = |n: u8| steps(&[say(&format!("kept {n}"))]);
+    let run = session.script(&[say("x"), sleep(300), fail("no")]).await;
+    session.seen_of(&run, "text.delta").await;
+    session.steer(&words(1)).await;
+    session.seen("the steer's own run", |event| event.data["text"] == "kept 1" && event.kind == "run.finished").await;
+    let run = session.script(&[say("x"), forever()]).await;
+    session.seen_of(&run, "text.delta").await;
+    session.steer(&words(2)).await;
+    daemon.restart().await;
+    session.seen("the steer's own run", |event| event.data["text"] == "kept 2" && event.kind == "run.finished").await;
+    assert_eq!(session.run(&run).await["finish_reason"], "interrupted");
+    rules::check(&session.events().await);
+}
+
+#[tokio::test]
+async fn a_steer_without_a_run_is_409_not_running() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session("script").await;
+    session.try_steer("hello?").await.refused(409, "not_running");
+    session.play(&[say("x")]).await;
+    session.try_steer("hello?").await.refused(409, "not_running");
+    assert!(session.events().await.iter().all(|event| event.kind != "steer.accepted"));
+    assert_eq!(session.runs().await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_steer_to_an_agent_that_takes_none_is_409_steer_unsupported() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session("echo").await;
+    let run = session.prompt("__sleep_ms:600000 x").await;
+    session.started(&run).await;
+    session.try_steer("faster").await.refused(409, "steer_unsupported");
+    assert_eq!(session.run(&run).await["state"], "running");
+}
+
+#[tokio::test]
+async fn several_steers_reach_the_turn_in_their_order() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session("script").await;
+    let run = session.script(&[say("go "), await_steer(20_000), say(" "), await_steer(20_000)]).await;
+    session.seen_of(&run, "text.delta").await;
+    session.steer("one").await;
+    session.steer("two").await;
+    assert_eq!(session.wait(&run).await["text"], "go steered: one steered: two");
+}
+
+#[tokio::test]
+async fn no_steer_is_said_when_none_came() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session("script").await;
+    assert_eq!(session.play(&[await_steer(20)]).await["text"], "no steer");
+}
