@@ -138,7 +138,11 @@ async fn high_risk_is_asked_under_allow_too_and_only_a_rule_with_risk_high_allow
     let high = || ask_risk("Bash", json!({ "command": "ls" }), "high");
     let allow = with_policy(&daemon, json!("allow")).await;
     let (said, event) = verdict(&allow, high()).await;
-    assert_eq!((said.as_str(), &event.data["risk"]), ("asked", &json!("high")), "the agent's word raises the risk");
+    assert_eq!(
+        (said.as_str(), &event.data["risk"]),
+        ("asked", &json!("high")),
+        "the agent's word raises the risk"
+    );
     let rule = with_policy(&daemon, json!([{ "tool": "Bash", "decision": "allow" }])).await;
     assert_eq!(verdict(&rule, high()).await.0, "asked");
     let brave = with_policy(&daemon, json!([{ "tool": "Bash", "decision": "allow", "risk": "high" }])).await;

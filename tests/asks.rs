@@ -48,7 +48,10 @@ async fn an_allowed_ask_goes_on_and_a_denied_one_hears_the_reason() {
     assert_eq!(allowed["text"], "allowed");
     let deny = json!({ "decision": "deny", "reason": "not on a Friday" });
     let denied = session.answer_one(ask_bash("make"), deny).await;
-    assert_eq!((&denied["text"], &denied["finish_reason"]), (&json!("denied: not on a Friday"), &json!("end_turn")));
+    assert_eq!(
+        (&denied["text"], &denied["finish_reason"]),
+        (&json!("denied: not on a Friday"), &json!("end_turn"))
+    );
     rules::check(&session.events().await);
 }
 
@@ -57,11 +60,15 @@ async fn an_answer_says_resolved_and_is_journalled_and_delivered_exactly_once() 
     let daemon = Daemon::start().await;
     let (session, run, id) = waiting(&daemon).await;
     let answer = daemon.client().answer(&id, &allow()).await.expect(200);
-    assert_eq!((&answer["resolved"], &answer["ask"]["id"], &answer["ask"]["state"]), (&json!(true), &json!(id), &json!("answered")));
+    assert_eq!(
+        (&answer["resolved"], &answer["ask"]["id"], &answer["ask"]["state"]),
+        (&json!(true), &json!(id), &json!("answered"))
+    );
     assert_eq!(answer["ask"]["answer"]["decision"], "allow_once");
     session.wait(&run).await;
     let events = session.events_of(&run).await;
-    let of = |kind: &str| events.iter().filter(|e| e.kind == kind).map(|e| (ask_id(e), e.seq)).collect::<Vec<_>>();
+    let of =
+        |kind: &str| events.iter().filter(|e| e.kind == kind).map(|e| (ask_id(e), e.seq)).collect::<Vec<_>>();
     let (opened, resolved, delivered) = (of("ask.opened"), of("ask.resolved"), of("ask.delivered"));
     assert_eq!((opened.len(), resolved.len(), delivered.len()), (1, 1, 1));
     assert!(opened[0].1 < resolved[0].1 && resolved[0].1 < delivered[0].1);
@@ -101,7 +108,8 @@ async fn a_second_answer_is_already_resolved_also_after_the_run_has_ended() {
     let (session, run, id) = waiting(&daemon).await;
     daemon.client().answer(&id, &allow()).await.expect(200);
     session.wait(&run).await;
-    let details = daemon.client().answer(&id, &json!({ "decision": "deny" })).await.refused(409, "already_resolved");
+    let details =
+        daemon.client().answer(&id, &json!({ "decision": "deny" })).await.refused(409, "already_resolved");
     assert!(details.to_string().contains("allow_once"), "{details}");
 }
 
@@ -111,7 +119,9 @@ async fn an_invalid_answer_leaves_the_ask_open() {
     let session = daemon.session("script").await;
     let permission = session.script(&[ask_bash("make")]).await;
     let id = session.asked(&permission).await;
-    for bad in [json!({}), json!({ "decision": "maybe" }), json!({ "value": "yes" }), json!({ "reason": "because" })] {
+    for bad in
+        [json!({}), json!({ "decision": "maybe" }), json!({ "value": "yes" }), json!({ "reason": "because" })]
+    {
         session.client.answer(&id, &bad).await.refused(400, "invalid_answer");
     }
     assert_eq!(session.client.asks().await.len(), 1);
@@ -233,9 +243,8 @@ async fn an_answer_to_one_ask_of_a_run_does_not_answer_its_next() {
     let run = session.script(&[ask_bash("one"), say(" "), ask_bash("two")]).await;
     let first = session.asked(&run).await;
     session.client.answer(&first, &allow()).await.expect(200);
-    let second = session
-        .seen("the second ask", |event| event.is(&run, "ask.opened") && ask_id(event) != first)
-        .await;
+    let second =
+        session.seen("the second ask", |event| event.is(&run, "ask.opened") && ask_id(event) != first).await;
     session.client.answer(&first, &allow()).await.refused(409, "already_resolved");
     let deny = json!({ "decision": "deny", "reason": "no" });
     session.client.answer(&ask_id(&second), &deny).await.expect(200);

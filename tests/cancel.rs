@@ -5,7 +5,8 @@ use qd_testkit::{Daemon, Session, rules, script::*};
 use serde_json::{Value, json};
 
 fn hit(answer: &Value) -> Vec<&str> {
-    let mut runs: Vec<_> = answer["cancelled"].as_array().unwrap().iter().map(|run| run.as_str().unwrap()).collect();
+    let mut runs: Vec<_> =
+        answer["cancelled"].as_array().unwrap().iter().map(|run| run.as_str().unwrap()).collect();
     runs.sort_unstable();
     runs
 }
@@ -188,7 +189,11 @@ async fn a_cancel_hits_the_runs_of_the_sessions_below_too() {
         no_error_was_raised(session).await;
     }
     assert_eq!(beside.run(&runs[3]).await["state"], "running");
-    assert_eq!(deep.play(&[say("later")]).await["finish_reason"], "end_turn", "one accepted after it is not hit");
+    assert_eq!(
+        deep.play(&[say("later")]).await["finish_reason"],
+        "end_turn",
+        "one accepted after it is not hit"
+    );
 }
 
 #[tokio::test]
@@ -206,8 +211,10 @@ async fn a_cancel_of_an_idle_parent_hits_the_runs_below() {
 async fn a_cancel_below_or_with_run_id_leaves_the_others_of_the_tree_alone() {
     let daemon = Daemon::start().await;
     let top = daemon.session("script").await;
-    let (one, two) = (top.child(json!({ "agent": "script" })).await, top.child(json!({ "agent": "script" })).await);
-    let runs = [top.script(&[forever()]).await, one.script(&[forever()]).await, two.script(&[forever()]).await];
+    let (one, two) =
+        (top.child(json!({ "agent": "script" })).await, top.child(json!({ "agent": "script" })).await);
+    let runs =
+        [top.script(&[forever()]).await, one.script(&[forever()]).await, two.script(&[forever()]).await];
     for (session, run) in [&top, &one, &two].into_iter().zip(&runs) {
         session.started(run).await;
     }

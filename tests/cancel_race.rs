@@ -31,7 +31,8 @@ async fn fire(session: Session, agent: &'static str, mut random: Random) -> usiz
         }
         tokio::time::sleep(Duration::from_millis(random.below(31))).await;
         let answer = session.cancel().await;
-        let hit: Vec<_> = answer["cancelled"].as_array().unwrap().iter().map(|run| run.as_str().unwrap()).collect();
+        let hit: Vec<_> =
+            answer["cancelled"].as_array().unwrap().iter().map(|run| run.as_str().unwrap()).collect();
         assert_eq!(answer["idle"], hit.is_empty(), "{answer}");
         for run in &runs {
             let ended = session.wait(run).await;

@@ -66,7 +66,7 @@ async fn replay_goes_over_into_live_without_gap_or_repeat() {
     let run = session.script(&[say_times("word ", 400, 1)]).await;
     let mut readers = tokio::task::JoinSet::new();
     for _ in 0..40 {
-        // Each reader attaches at another moment of the run: after the next event that the last one saw.
+        // Each attaches at another moment of the run: when the one before has seen its first event.
         let (client, run) = (daemon.client(), run.clone());
         let mut stream = client.stream("/v1/events?after=0").await;
         let first = stream.next().await;
@@ -168,7 +168,7 @@ async fn session_and_kinds_filter() {
     let expected: Vec<_> = all.iter().filter(two_kinds).cloned().collect();
     assert_eq!(filtered("kinds=run.finished,text.delta").await, expected);
     let both = filtered(&format!("kinds=run.finished&session={}", one.id)).await;
-    assert_eq!(both, [last.clone()]);
+    assert_eq!(both, std::slice::from_ref(last));
     let mut live = one.stream("&kinds=run.finished").await;
     let next = played(&one).await;
     assert!(live.next().await.is(&next, "run.finished"), "filters count for what is live too");
@@ -181,7 +181,7 @@ async fn every_kind_is_known_and_workspace_and_session_events_bear_no_run_id() {
     played(&session).await;
     session.patch(json!({ "title": "renamed" })).await;
     session.answer_one(ask_bash("make"), json!({ "decision": "allow_once" })).await;
-    daemon.client().post(&"/v1/halt".to_owned(), &json!({})).await.expect(200);
+    daemon.client().post("/v1/halt", &json!({})).await.expect(200);
     daemon.client().delete("/v1/halt").await;
     session.play(&[fail("no")]).await;
     session.close().await;
@@ -269,7 +269,8 @@ async fn the_events_of_a_session_come_in_pages_too() {
     let streamed = session.stream("&after=0").await.until_run(&run, "run.finished").await;
     assert_eq!(session.events().await, streamed, "the page and the stream show the same");
     let page = session.client.get(&session.at("/events?after=0&limit=3")).await.expect(200);
-    let seqs: Vec<_> = page["events"].as_array().unwrap().iter().map(|event| event["seq"].as_u64().unwrap()).collect();
+    let seqs: Vec<_> =
+        page["events"].as_array().unwrap().iter().map(|event| event["seq"].as_u64().unwrap()).collect();
     assert_eq!(seqs, streamed[..3].iter().map(|event| event.seq).collect::<Vec<_>>());
     assert_eq!(page["next_after"], seqs[2]);
     let last = streamed.last().unwrap().seq;

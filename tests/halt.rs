@@ -26,7 +26,8 @@ async fn while_halted_prompts_are_accepted_and_queued_but_nothing_starts_in_any_
         let events = session.events().await;
         rules::check(&events);
     }
-    let lifted = client.stream("/v1/events?after=0").await.until("halt.lifted", |e| e.kind == "halt.lifted").await;
+    let lifted =
+        client.stream("/v1/events?after=0").await.until("halt.lifted", |e| e.kind == "halt.lifted").await;
     let first = lifted.iter().find(|event| event.kind == "run.started");
     assert_eq!(first, None, "nothing starts before the halt is lifted");
 }

@@ -92,7 +92,11 @@ async fn what_is_in_another_workspace_is_not_found_in_this_one() {
     }
     let body = json!({ "session_id": session.id, "prompt": "x" });
     daemon.client().post(&other.at("/agent"), &body).await.refused(404, "not_found");
-    daemon.client().post_nothing(&other.at(&format!("/agent/sessions/{}/cancel", session.id))).await.refused(404, "not_found");
+    daemon
+        .client()
+        .post_nothing(&other.at(&format!("/agent/sessions/{}/cancel", session.id)))
+        .await
+        .refused(404, "not_found");
     daemon.client().delete(&other.at(&format!("/sessions/{}", session.id))).await.refused(404, "not_found");
     assert_eq!(session.show().await["state"], "idle");
 }
@@ -135,7 +139,9 @@ async fn a_body_that_is_not_the_json_of_its_route_is_400() {
         let mut unknown = good.clone();
         unknown["surprise"] = json!(1);
         let unknown = unknown.to_string();
-        for bad in [&b"{"[..], b"nul", b"[1]", b"\"text\"", b"7", b"{\"a\":\xff}", b"{} {}", unknown.as_bytes()] {
+        for bad in
+            [&b"{"[..], b"nul", b"[1]", b"\"text\"", b"7", b"{\"a\":\xff}", b"{} {}", unknown.as_bytes()]
+        {
             let answer = demand(&daemon, method, path, Some(bad)).await;
             assert_eq!(answer.status, 400, "{} with {}", answer, String::from_utf8_lossy(bad));
             answer.refused(400, "invalid_request");
@@ -181,11 +187,16 @@ async fn a_query_that_makes_no_sense_is_400() {
 async fn a_body_over_8_mib_is_413_whether_it_says_its_length_or_not() {
     let daemon = Daemon::start().await;
     let session = daemon.session("echo").await;
-    let head = format!("POST {} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n", session.project("/agent"));
+    let head = format!(
+        "POST {} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n",
+        session.project("/agent")
+    );
     let big = vec![b' '; (8 << 20) + 1];
     let told = [format!("{head}content-length: {}\r\n\r\n", big.len()).as_bytes(), &big].concat();
     let chunk = format!("{:x}\r\n", big.len());
-    let chunked = [format!("{head}transfer-encoding: chunked\r\n\r\n{chunk}").as_bytes(), &big, b"\r\n0\r\n\r\n"].concat();
+    let chunked =
+        [format!("{head}transfer-encoding: chunked\r\n\r\n{chunk}").as_bytes(), &big, b"\r\n0\r\n\r\n"]
+            .concat();
     for request in [told, chunked] {
         let answer = daemon.client().raw(&request).await;
         assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
@@ -220,7 +231,12 @@ async fn no_mistake_of_a_caller_is_a_500() {
         let answer = daemon.client().with(header, "~ ,;=\"").get("/v1/agents").await;
         assert!(answer.status < 500, "{answer}");
     }
-    for request in ["GET /healthz\r\n\r\n", "GET  / HTTP/9.9\r\n\r\n", "\0\0\0\r\n\r\n", "POST /v1/halt HTTP/1.1\r\n\r\n"] {
+    for request in [
+        "GET /healthz\r\n\r\n",
+        "GET  / HTTP/9.9\r\n\r\n",
+        "\0\0\0\r\n\r\n",
+        "POST /v1/halt HTTP/1.1\r\n\r\n",
+    ] {
         let answer = daemon.client().raw(request.as_bytes()).await;
         assert!(!answer.starts_with("HTTP/1.1 5"), "{request:?}: {answer}");
     }
@@ -235,7 +251,8 @@ async fn wait_answers_when_the_run_has_ended_and_408_if_it_has_not() {
     let path = session.project(&format!("/runs/{run}/wait"));
     daemon.client().get(&format!("{path}?timeout_s=1")).await.refused(408, "wait_timeout");
     let ask = session.asked(&run).await;
-    let (waited, answered) = tokio::join!(session.wait(&run), session.client.answer(&ask, &json!({ "value": "yes" })));
+    let yes = json!({ "value": "yes" });
+    let (waited, answered) = tokio::join!(session.wait(&run), session.client.answer(&ask, &yes));
     answered.expect(200);
     assert_eq!((&waited["state"], &waited["text"]), (&json!("finished"), &json!("yes")));
     assert_eq!(daemon.client().get(&path).await.expect(200), waited, "at once for one that has ended");

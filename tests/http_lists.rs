@@ -64,7 +64,9 @@ async fn every_list_can_be_walked_in_pages_that_give_everything_once() {
 async fn a_list_of_nothing_is_an_empty_array() {
     let daemon = Daemon::start().await;
     let workspace = daemon.workspace().await;
-    for path in ["/v1/asks".to_owned(), workspace.at("/sessions"), workspace.at("/runs"), "/v1/sessions".to_owned()] {
+    for path in
+        ["/v1/asks".to_owned(), workspace.at("/sessions"), workspace.at("/runs"), "/v1/sessions".to_owned()]
+    {
         assert_eq!(daemon.client().get(&path).await.expect(200), json!([]));
     }
 }
@@ -95,10 +97,10 @@ async fn sessions_of_every_workspace_can_be_listed_and_narrowed() {
         sessions.iter().map(|session| session["id"].as_str().unwrap().to_owned()).collect()
     };
     assert_eq!(list("").await.len(), 2);
-    assert_eq!(list("?ref=left").await, [here.id.clone()]);
+    assert_eq!(list("?ref=left").await, std::slice::from_ref(&here.id));
     here.close().await;
     here.seen("session.closed", |event| event.kind == "session.closed").await;
-    assert_eq!(list("?open=true").await, [there.id.clone()]);
+    assert_eq!(list("?open=true").await, std::slice::from_ref(&there.id));
     assert_eq!(list("").await.len(), 2);
 }
 
@@ -110,7 +112,8 @@ async fn runs_are_listed_of_one_session_or_of_the_workspace() {
     for run in &runs {
         one.wait(run).await;
     }
-    let ids = |runs: Vec<Value>| runs.iter().map(|run| run["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
+    let ids =
+        |runs: Vec<Value>| runs.iter().map(|run| run["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
     assert_eq!(ids(one.runs().await), [runs[0].clone(), runs[2].clone()]);
     assert_eq!(ids(daemon.client().get(&one.project("/runs")).await.list()), runs);
 }

@@ -28,7 +28,11 @@ async fn a_repeated_post_gets_the_first_answer_and_has_its_effect_once() {
     twice(&session.project("/agent"), json!({ "session_id": session.id, "prompt": "waits" })).await;
     assert_eq!(session.queue().await.len(), 1);
     let hit = twice(&session.agent("/cancel"), json!({})).await;
-    assert_eq!(hit["cancelled"].as_array().unwrap().len(), 2, "the repeat tells what the first one hit: {hit}");
+    assert_eq!(
+        hit["cancelled"].as_array().unwrap().len(),
+        2,
+        "the repeat tells what the first one hit: {hit}"
+    );
     twice("/v1/halt", json!({ "reason": "x" })).await;
     let events = session.events().await;
     for (kind, times) in [("steer.accepted", 1), ("ask.delivered", 1), ("run.accepted", 2)] {
@@ -53,7 +57,11 @@ async fn another_request_under_a_known_key_is_refused() {
     let keyed = session.by(daemon.client().with_key("k"));
     keyed.try_prompt("a").await.expect(202);
     keyed.try_prompt("b").await.refused(409, "idempotency_conflict");
-    keyed.client.post(&session.agent("/steer"), &json!({ "text": "a" })).await.refused(409, "idempotency_conflict");
+    keyed
+        .client
+        .post(&session.agent("/steer"), &json!({ "text": "a" }))
+        .await
+        .refused(409, "idempotency_conflict");
     assert_eq!(session.runs().await.len(), 1);
 }
 

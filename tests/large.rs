@@ -65,16 +65,25 @@ async fn an_attachment_over_1_mib_is_kept_as_a_file_and_a_small_one_is_not() {
     let daemon = Daemon::start().await;
     let session = daemon.session("echo").await;
     let content: Vec<u8> = (0..2_000_000_u32).map(|n| n.to_le_bytes()[1]).collect();
-    let file = |name: &str, content: &[u8]| json!({ "name": name, "mime": "image/png", "data": base64(content) });
-    let body = json!({ "prompt": "look", "attachments": [file("big.png", &content), file("small.png", b"tiny")] });
+    let file =
+        |name: &str, content: &[u8]| json!({ "name": name, "mime": "image/png", "data": base64(content) });
+    let body =
+        json!({ "prompt": "look", "attachments": [file("big.png", &content), file("small.png", b"tiny")] });
     let receipt = session.post_run(&body).await.expect(202);
     let run = receipt["run_id"].as_str().unwrap();
     let message = session.seen_of(run, "message.created").await;
-    let files: Vec<_> = message.data["parts"].as_array().unwrap().iter().filter(|part| part["type"] == "file").collect();
+    let files: Vec<_> =
+        message.data["parts"].as_array().unwrap().iter().filter(|part| part["type"] == "file").collect();
     assert_eq!(files.len(), 2, "{message:?}");
     let text = message.data.to_string();
     assert!(text.contains("big.png") && text.contains(&sha256(&content)) && text.len() < 1 << 20, "{text}");
-    check_blob(&daemon, &json!(null), &json!({ "sha256": sha256(&content), "size": content.len() }), &content).await;
+    check_blob(
+        &daemon,
+        &json!(null),
+        &json!({ "sha256": sha256(&content), "size": content.len() }),
+        &content,
+    )
+    .await;
     assert_eq!(session.wait(run).await["finish_reason"], "end_turn");
     all_small(&session.events().await);
 }

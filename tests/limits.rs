@@ -79,7 +79,10 @@ async fn a_budget_trips_in_the_middle_of_a_turn_and_later_runs_end_so_at_once_un
     let over = session.play(&[cost(0.75), forever()]).await;
     assert_eq!(over["finish_reason"], "budget_exceeded");
     let refused = session.play(&[say("never")]).await;
-    assert_eq!((&refused["finish_reason"], &refused["started_at"]), (&json!("budget_exceeded"), &json!(null)));
+    assert_eq!(
+        (&refused["finish_reason"], &refused["started_at"]),
+        (&json!("budget_exceeded"), &json!(null))
+    );
     session.patch(json!({ "budget_usd": 5.0 })).await;
     assert_eq!(session.play(&[say("again")]).await["text"], "again");
     rules::check(&session.events().await);

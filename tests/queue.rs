@@ -24,7 +24,10 @@ async fn the_queue_shows_what_waits_with_its_place_from_1() {
     let queue = session.queue().await;
     assert_eq!(queue.len(), 3);
     for (place, entry) in (1..).zip(&queue) {
-        assert_eq!((&entry["position"], &entry["prompt"]), (&json!(place), &json!(format!("prompt {place}"))));
+        assert_eq!(
+            (&entry["position"], &entry["prompt"]),
+            (&json!(place), &json!(format!("prompt {place}")))
+        );
         assert!(entry["run_id"].is_string() && entry["accepted_at"].is_string(), "{entry}");
     }
     assert_eq!(session.show().await["queued"], 3);
@@ -88,7 +91,10 @@ async fn over_100_waiting_is_429_queue_full_with_retry_after_and_a_known_run_id_
     }
     let refused = session.try_prompt("one too many").await;
     refused.refused(429, "queue_full");
-    assert!(refused.header("retry-after").is_some_and(|seconds| seconds.parse::<u64>().is_ok()), "{refused:?}");
+    assert!(
+        refused.header("retry-after").is_some_and(|seconds| seconds.parse::<u64>().is_ok()),
+        "{refused:?}"
+    );
     assert_eq!(session.try_prompt_as("r1", "x").await.expect(202), first.unwrap());
     session.try_prompt_as("r1", "y").await.refused(409, "run_id_conflict");
     session.cancel_run("r50").await;
@@ -133,6 +139,7 @@ async fn prompts_of_many_clients_run_in_the_order_of_their_seqs() {
     session.wait(receipts[39]["run_id"].as_str().unwrap()).await;
     let events = session.events().await;
     rules::check(&events);
-    let started: Vec<_> = events.iter().filter(|e| e.kind == "run.started").map(|e| json!(e.run_id)).collect();
+    let started: Vec<_> =
+        events.iter().filter(|e| e.kind == "run.started").map(|e| json!(e.run_id)).collect();
     assert_eq!(started[1..], receipts.iter().map(|receipt| receipt["run_id"].clone()).collect::<Vec<_>>());
 }

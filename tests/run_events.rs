@@ -16,7 +16,10 @@ async fn a_run_that_ends_well_has_its_events_in_order() {
     let session = daemon.session("script").await;
     let run = session.script(&[say("hi")]).await;
     let ended = session.wait(&run).await;
-    assert_eq!((&ended["finish_reason"], &ended["text"], &ended["error"]), (&json!("end_turn"), &json!("hi"), &json!(null)));
+    assert_eq!(
+        (&ended["finish_reason"], &ended["text"], &ended["error"]),
+        (&json!("end_turn"), &json!("hi"), &json!(null))
+    );
     let kinds = kinds(&session, &run).await;
     assert_eq!(kinds.iter().filter(|kind| *kind == "run.started").count(), 1);
     assert!(kinds.contains(&"text.delta".to_owned()));
@@ -124,12 +127,21 @@ async fn a_message_holds_the_parts_of_its_run_in_order() {
     let [user, assistant] = &messages[..] else { panic!("{messages:?}") };
     assert_eq!((&user["role"], &user["run_id"]), (&json!("user"), &run["id"]));
     assert_eq!(user["parts"][0]["text"], run["prompt"]);
-    assert_eq!((&assistant["role"], &assistant["finish"]["reason"]), (&json!("assistant"), &json!("end_turn")));
+    assert_eq!(
+        (&assistant["role"], &assistant["finish"]["reason"]),
+        (&json!("assistant"), &json!("end_turn"))
+    );
     let parts = assistant["parts"].as_array().unwrap();
     let types: Vec<_> = parts.iter().map(|part| part["type"].as_str().unwrap()).collect();
     assert_eq!(types, ["thought", "text", "tool", "tool", "plan", "text"]);
-    assert_eq!((&parts[0]["text"], &parts[1]["text"], &parts[5]["text"]), (&json!("hm"), &json!("ab"), &json!("c")));
-    assert_eq!((&parts[2]["name"], &parts[2]["input"]["path"], &parts[2]["is_error"]), (&json!("Read"), &json!("x"), &json!(false)));
+    assert_eq!(
+        (&parts[0]["text"], &parts[1]["text"], &parts[5]["text"]),
+        (&json!("hm"), &json!("ab"), &json!("c"))
+    );
+    assert_eq!(
+        (&parts[2]["name"], &parts[2]["input"]["path"], &parts[2]["is_error"]),
+        (&json!("Read"), &json!("x"), &json!(false))
+    );
     assert_eq!((&parts[3]["name"], &parts[3]["is_error"]), (&json!("Bash"), &json!(true)));
 }
 
@@ -235,7 +247,10 @@ async fn a_session_and_a_run_show_what_they_do() {
     assert_eq!((&starting["state"], &starting["busy"]), (&json!("starting"), &json!(true)));
     assert_eq!(session.run(&run).await["state"], "accepted");
     let ask = session.asked(&run).await;
-    assert_eq!((session.show().await["state"].clone(), session.run(&run).await["state"].clone()), (json!("waiting"), json!("waiting")));
+    assert_eq!(
+        (session.show().await["state"].clone(), session.run(&run).await["state"].clone()),
+        (json!("waiting"), json!("waiting"))
+    );
     session.client.answer(&ask, &json!({ "value": "fine" })).await.expect(200);
     let ended = session.wait(&run).await;
     assert_eq!((&ended["state"], &ended["text"]), (&json!("finished"), &json!("fine")));
@@ -244,9 +259,15 @@ async fn a_session_and_a_run_show_what_they_do() {
     }
     let live = session.script(&[forever()]).await;
     session.started(&live).await;
-    assert_eq!((session.show().await["state"].clone(), session.run(&live).await["state"].clone()), (json!("running"), json!("running")));
+    assert_eq!(
+        (session.show().await["state"].clone(), session.run(&live).await["state"].clone()),
+        (json!("running"), json!("running"))
+    );
     let queued = session.script(&[say("x")]).await;
-    assert_eq!((session.run(&queued).await["state"].clone(), session.show().await["queued"].clone()), (json!("queued"), json!(1)));
+    assert_eq!(
+        (session.run(&queued).await["state"].clone(), session.show().await["queued"].clone()),
+        (json!("queued"), json!(1))
+    );
 }
 
 #[tokio::test]

@@ -37,7 +37,8 @@ async fn no_client_that_leaves_ends_a_run() {
     let run = session.script(&[say_times("word ", 20, 10)]).await;
     session.started(&run).await;
     drop(watcher);
-    let body = json!({ "session_id": session.id, "prompt": steps(&[say("hidden")]), "run_id": "left" }).to_string();
+    let body =
+        json!({ "session_id": session.id, "prompt": steps(&[say("hidden")]), "run_id": "left" }).to_string();
     let request = format!(
         "POST {} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
          connection: close\r\n\r\n{body}",

@@ -83,7 +83,12 @@ async fn patch_changes_what_it_names_and_leaves_the_rest() {
         assert_eq!(updated.run_id, None);
     }
     assert_eq!(session.show().await, expected);
-    for bad in [json!({ "agent": "echo" }), json!({ "parent": "ses_x" }), json!({ "env": {} }), json!({ "busy": true })] {
+    for bad in [
+        json!({ "agent": "echo" }),
+        json!({ "parent": "ses_x" }),
+        json!({ "env": {} }),
+        json!({ "busy": true }),
+    ] {
         let answer = daemon.client().patch(&session.at(""), &bad).await;
         assert_eq!(answer.status, 400, "{answer}");
     }
@@ -131,7 +136,10 @@ async fn closing_a_session_closes_the_sessions_below() {
     let top = daemon.session("script").await;
     let below = top.child(json!({ "agent": "script" })).await;
     let deep = below.child(json!({ "agent": "script" })).await;
-    assert_eq!((below.show().await["parent"].clone(), deep.show().await["parent"].clone()), (json!(top.id), json!(below.id)));
+    assert_eq!(
+        (below.show().await["parent"].clone(), deep.show().await["parent"].clone()),
+        (json!(top.id), json!(below.id))
+    );
     let beside = daemon.session("script").await;
     let run = deep.script(&[forever()]).await;
     deep.started(&run).await;
@@ -197,7 +205,13 @@ async fn the_values_of_env_are_never_shown_or_journalled() {
     session.play(&[say("y")]).await;
     let shown = daemon.client().get(&session.at("")).await;
     assert_eq!(shown.json()["env"], json!(["API_KEY", "SCRIPT_READY_MS"]), "the names are listed");
-    for path in [session.at(""), session.at("/events"), session.at("/messages"), session.project("/runs"), session.project("/sessions")] {
+    for path in [
+        session.at(""),
+        session.at("/events"),
+        session.at("/messages"),
+        session.project("/runs"),
+        session.project("/sessions"),
+    ] {
         let answer = daemon.client().get(&path).await;
         assert!(!String::from_utf8_lossy(&answer.body).contains(CANARY), "{answer}");
     }
@@ -222,7 +236,8 @@ async fn a_variable_that_cannot_be_one_is_refused_without_telling_its_value() {
     let daemon = Daemon::start().await;
     let workspace = daemon.workspace().await;
     for name in ["", "A=B", "A\0B"] {
-        let answer = workspace.try_session(json!({ "agent": "script", "env": { name: "hidden-value" } })).await;
+        let answer =
+            workspace.try_session(json!({ "agent": "script", "env": { name: "hidden-value" } })).await;
         assert_eq!(answer.status, 400, "{name:?}: {answer}");
         assert!(!String::from_utf8_lossy(&answer.body).contains("hidden-value"), "{answer}");
     }

@@ -12,7 +12,10 @@ async fn a_steer_reaches_the_running_turn() {
     let steered = session.steer("to the left").await;
     assert_eq!(steered["run_id"], run);
     let ended = session.wait(&run).await;
-    assert_eq!((&ended["finish_reason"], &ended["text"]), (&json!("end_turn"), &json!("waiting steered: to the left")));
+    assert_eq!(
+        (&ended["finish_reason"], &ended["text"]),
+        (&json!("end_turn"), &json!("waiting steered: to the left"))
+    );
     let accepted = session.seen_of(&run, "steer.accepted").await;
     assert_eq!((&steered["seq"], &accepted.data["text"]), (&json!(accepted.seq), &json!("to the left")));
     let parts = session.messages().await[1]["parts"].clone();
@@ -66,12 +69,16 @@ async fn a_steer_is_lost_neither_by_an_error_nor_by_a_crash() {
     let run = session.script(&[say("x"), sleep(300), fail("no")]).await;
     session.seen_of(&run, "text.delta").await;
     session.steer(&words(1)).await;
-    session.seen("the steer's own run", |event| event.data["text"] == "kept 1" && event.kind == "run.finished").await;
+    session
+        .seen("the steer's own run", |event| event.data["text"] == "kept 1" && event.kind == "run.finished")
+        .await;
     let run = session.script(&[say("x"), forever()]).await;
     session.seen_of(&run, "text.delta").await;
     session.steer(&words(2)).await;
     daemon.restart().await;
-    session.seen("the steer's own run", |event| event.data["text"] == "kept 2" && event.kind == "run.finished").await;
+    session
+        .seen("the steer's own run", |event| event.data["text"] == "kept 2" && event.kind == "run.finished")
+        .await;
     assert_eq!(session.run(&run).await["finish_reason"], "interrupted");
     rules::check(&session.events().await);
 }

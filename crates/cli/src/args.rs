@@ -315,10 +315,12 @@ mod tests {
 
     #[test]
     fn every_verb_of_the_contract_is_there() {
-        let verbs: Vec<String> = Line::command().get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
-        for verb in "serve run ps attach send logs wait cancel rm asks allow deny answer halt unhalt agents workers \
+        let verbs: Vec<String> =
+            Line::command().get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
+        for verb in
+            "serve run ps attach send logs wait cancel rm asks allow deny answer halt unhalt agents workers \
                      doctor completions stop config gc"
-            .split_whitespace()
+                .split_whitespace()
         {
             assert!(verbs.iter().any(|known| known == verb), "{verb}");
         }
@@ -361,7 +363,9 @@ mod tests {
 
     #[test]
     fn a_reason_needs_no_quotes() {
-        let Verb::Deny { reason, .. } = parse(&["deny", "ask_1", "not", "now"]).unwrap().verb else { panic!() };
+        let Verb::Deny { reason, .. } = parse(&["deny", "ask_1", "not", "now"]).unwrap().verb else {
+            panic!()
+        };
         assert_eq!(reason.join(" "), "not now");
     }
 }

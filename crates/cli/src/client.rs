@@ -127,7 +127,13 @@ impl Client {
         }
     }
 
-    async fn once(&self, method: &Method, path: &str, body: Option<Bytes>, key: Option<&str>) -> Result<Answer> {
+    async fn once(
+        &self,
+        method: &Method,
+        path: &str,
+        body: Option<Bytes>,
+        key: Option<&str>,
+    ) -> Result<Answer> {
         let waiting = self.idle().take().filter(Wire::is_open);
         let mut wire = match waiting {
             Some(wire) => wire,
@@ -238,7 +244,8 @@ fn refused(answer: &Answer) -> Failure {
 }
 
 fn decoded<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
-    let value = serde_json::from_slice(body).context("the daemon's answer is of a shape that this qd does not know");
+    let value =
+        serde_json::from_slice(body).context("the daemon's answer is of a shape that this qd does not know");
     Ok(value?)
 }
 
@@ -259,7 +266,8 @@ mod tests {
             headers: HeaderMap::new(),
             body: Bytes::from_static(body.as_bytes()),
         };
-        let failure = refused(&answer(409, r#"{"error":{"code":"session_closed","message":"it is closed"}}"#));
+        let failure =
+            refused(&answer(409, r#"{"error":{"code":"session_closed","message":"it is closed"}}"#));
         assert_eq!((failure.code(), failure.to_string().as_str()), (Some("session_closed"), "it is closed"));
         assert_eq!(refused(&answer(502, "<html>")).code(), Some("not_a_daemon"));
         assert!(judged(answer(202, "{}")).is_ok());

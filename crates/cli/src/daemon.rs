@@ -42,7 +42,8 @@ impl Whereabouts {
     pub(crate) fn ask_environment(&mut self) -> Result<()> {
         let said = std::env::var("QD_HOST").ok().filter(|host| !host.is_empty());
         if let (None, Some(host)) = (&self.explicit, said) {
-            let host = host.parse().map_err(|forms| Failure::Usage(format!("QD_HOST is {host}, but {forms}")))?;
+            let host =
+                host.parse().map_err(|forms| Failure::Usage(format!("QD_HOST is {host}, but {forms}")))?;
             self.explicit = Some(host);
         }
         Ok(())
@@ -100,7 +101,10 @@ impl Whereabouts {
             }
             // An old daemon that is ending still holds the home; its place is free in a moment.
             if !held(&self.home) || Instant::now() > deadline {
-                return Err(Failure::Unreachable(format!("the daemon did not start\n{}", tail(output, before))));
+                return Err(Failure::Unreachable(format!(
+                    "the daemon did not start\n{}",
+                    tail(output, before)
+                )));
             }
             sleep(AGAIN).await;
         }
@@ -119,10 +123,23 @@ impl Whereabouts {
     }
 }
 
-/// Leaves the caller's terminal and session. The first thing that `qd serve --background` does.
+/// Leaves the caller's terminal and session and lets go of every descriptor that it left open in us, so that a pipe
+/// of the caller closes when the caller ends. The first thing that `qd serve --background` does.
 pub(crate) fn leave_the_caller() {
     // It fails only for a leader of its group, who has nobody to leave.
     let _ = rustix::process::setsid();
+    let Ok(descriptors) = std::fs::read_dir("/proc/self/fd") else { return };
+    let numbers = descriptors.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let listed: Vec<i32> = numbers.filter(|&number| number > 2).collect();
+    // The folder itself was among them while it was read.
+    let is_open = |number: &i32| std::fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_ok();
+    for number in listed.into_iter().filter(is_open) {
+        #[expect(unsafe_code, reason = "no safe call closes a descriptor that somebody else opened")]
+        // SAFETY: nothing of ours is open: this runs before the runtime, its threads or any file of ours exists.
+        unsafe {
+            rustix::io::close(number);
+        }
+    }
 }
 
 /// Waits until a process of this machine has ended, however its parent treats it.
@@ -145,7 +162,7 @@ fn spawn(home: &Home) -> Result<(Child, File, u64)> {
     let exe = std::env::current_exe().context("this program's own file is not known")?;
     let output = private(&home.log().join("daemon.out"))?;
     let before = output.metadata().context("the daemon's output has no size")?.len();
-    let mut command = without_inherited(&exe, &inherited());
+    let mut command = Command::new(&exe);
     command
         .args(["serve", "--background", "--home"])
         .arg(home.path())
@@ -157,40 +174,6 @@ fn spawn(home: &Home) -> Result<(Child, File, u64)> {
         .stderr(output.try_clone().context("the daemon's output cannot be shared")?);
     let child = command.spawn().with_context(|| format!("{} does not start", exe.display()))?;
     Ok((child, output, before))
-}
-
-/// Descriptors above stderr that a child of ours would inherit: those that our caller left open in us. Our own are
-/// all closed on exec.
-fn inherited() -> Vec<u32> {
-    let Ok(descriptors) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
-    let numbers = descriptors.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let mut left: Vec<u32> = numbers.filter(|&number| number > 2 && survives_exec(number)).collect();
-    left.sort_unstable();
-    left
-}
-
-fn survives_exec(descriptor: u32) -> bool {
-    let Ok(info) = std::fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")) else { return false };
-    let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
-    let flags = flags.and_then(|octal| u32::from_str_radix(octal.trim(), 8).ok()).unwrap_or(0);
-    flags & rustix::fs::OFlags::CLOEXEC.bits() == 0
-}
-
-/// A command for `exe` that does not inherit these descriptors. Only a system call could close a foreign descriptor
-/// here, and none is safe Rust; so where there are any, a shell closes them and becomes the program. A POSIX shell
-/// closes one digit, bash any number.
-fn without_inherited(exe: &Path, inherited: &[u32]) -> Command {
-    if inherited.is_empty() {
-        return Command::new(exe);
-    }
-    let bash = Path::new("/bin/bash");
-    let shell = if inherited.iter().any(|&number| number > 9) && bash.exists() { bash } else { Path::new("/bin/sh") };
-    let digits = shell == bash;
-    let close: String =
-        inherited.iter().filter(|&&number| digits || number <= 9).map(|number| format!(" {number}>&-")).collect();
-    let mut command = Command::new(shell);
-    command.arg("-c").arg(format!("exec \"$0\" \"$@\"{close}")).arg(exe);
-    command
 }
 
 /// Whether a living process holds the home, as its lock file says.
@@ -221,36 +204,6 @@ fn tail(mut output: File, before: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsRawFd;
-
-    fn said(command: &mut Command) -> String {
-        String::from_utf8(command.output().unwrap().stdout).unwrap()
-    }
-
-    #[test]
-    fn without_anything_inherited_no_shell_is_needed() {
-        assert_eq!(without_inherited(Path::new("/bin/true"), &[]).get_program(), "/bin/true");
-    }
-
-    #[test]
-    fn inherited_descriptors_are_closed_and_arguments_kept() {
-        // The inner shell stands for a caller that left 7 and 8 open, the outer program for the daemon.
-        let mut daemon = without_inherited(Path::new("/bin/sh"), &[7, 8]);
-        daemon.args(["-c", "for fd in 7 8; do (: >&$fd) 2>/dev/null && echo open $fd; done; echo \"$1\"", "sh", "a b"]);
-        let words: Vec<String> = std::iter::once(daemon.get_program())
-            .chain(daemon.get_args())
-            .map(|word| format!("'{}'", word.to_str().unwrap().replace('\'', "'\\''")))
-            .collect();
-        let caller = format!("exec 7>/dev/null 8>/dev/null; {}", words.join(" "));
-        assert_eq!(said(Command::new("/bin/sh").arg("-c").arg(caller)), "a b\n");
-    }
-
-    #[test]
-    fn our_own_descriptors_are_not_taken_for_the_callers() {
-        let file = tempfile::tempfile().unwrap();
-        let number = u32::try_from(file.as_raw_fd()).unwrap();
-        assert!(!inherited().contains(&number));
-    }
 
     #[test]
     fn only_what_this_start_said_is_shown() {

@@ -88,11 +88,9 @@ impl Failure {
             Self::NotFound(_) => Exit::NotFound,
             Self::Unreachable(_) => Exit::Unreachable,
             Self::TimedOut(_) => Exit::TimedOut,
-            Self::Refused(refusal) => match refusal.status {
-                400 => Exit::Usage,
-                404 => Exit::NotFound,
-                _ => Exit::Failed,
-            },
+            // Wrong usage is what the command line itself gives away; what only the daemon can know has failed.
+            Self::Refused(refusal) if refusal.status == 404 => Exit::NotFound,
+            Self::Refused(_) => Exit::Failed,
             Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Exit::Well,
             Self::Output(_) | Self::Other(_) => Exit::Failed,
         }
@@ -167,7 +165,7 @@ mod tests {
     #[test]
     fn each_failure_has_the_exit_code_of_the_contract() {
         assert_eq!(refused(404, "not_found").exit(), Exit::NotFound);
-        assert_eq!(refused(400, "unknown_agent").exit(), Exit::Usage);
+        assert_eq!(refused(400, "unknown_agent").exit(), Exit::Failed);
         assert_eq!(refused(409, "session_closed").exit(), Exit::Failed);
         assert_eq!(Failure::Unreachable(String::new()).exit(), Exit::Unreachable);
         assert_eq!(Exit::of(FinishReason::EndTurn), Exit::Well);

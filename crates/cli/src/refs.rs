@@ -101,7 +101,9 @@ fn choose(text: &str, found: Vec<Match>, kinds: &[MatchKind]) -> Result<Match> {
         (0, Some(other)) => {
             Err(Failure::NotFound(format!("{text} is {other}, and {} is needed here", nouns(kinds))))
         }
-        (0, None) => Err(Failure::NotFound(format!("nothing is called {text}; `qd ps -a` lists what there is"))),
+        (0, None) => {
+            Err(Failure::NotFound(format!("nothing is called {text}; `qd ps -a` lists what there is")))
+        }
         _ => {
             let list: String = fitting.iter().map(|one| format!("\n    {}", one.id)).collect();
             Err(Failure::Usage(format!("{text} may mean several; say more of the id:{list}")))

@@ -1,21 +1,55 @@
-//! `qd serve` and `qd doctor --rebuild`: the only two calls into the daemon's crate that do its work. Everything that
-//! is to be wired to it is in this file.
+//! `qd serve` and `qd doctor --rebuild`: the only two calls into the daemon's crate that do its work, and where its log
+//! goes. The verbs know nothing of it.
 
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use anyhow::Context as _;
+use qd_daemon::config::Config;
+use qd_daemon::edge::Certificate;
 use qd_daemon::home::Home;
+use qd_daemon::{ServeError, ServeOptions};
 use serde::Serialize;
+use serde_json::json;
+use tracing_subscriber::EnvFilter;
 
 use crate::args::Serve;
 use crate::daemon;
 use crate::failure::{Exit, Failure, Result};
+use crate::output::Output;
 use crate::verbs::Context;
+
+/// A log larger than this is put aside, in the place of the one put aside before, when a daemon starts.
+const LOG_MAX: u64 = 16 << 20;
 
 /// Runs the daemon until it is told to end.
 pub(crate) fn serve(context: &Context, flags: Serve) -> Result<Exit> {
     if flags.background {
         daemon::leave_the_caller();
     }
-    let _ = context;
-    Err(Failure::Other(anyhow::anyhow!("the daemon is not wired in yet")))
+    let home = &context.whereabouts.home;
+    home.prepare().map_err(anyhow::Error::from)?;
+    let config = Config::load(home).context("the settings cannot be used")?;
+    start_log(&home.log(), &config.log.value)?;
+    let tls = match (flags.tls, flags.tls_cert, flags.tls_key) {
+        (Some(_), ..) => Some(Certificate::SelfSigned),
+        (None, Some(cert), Some(key)) => Some(Certificate::Files { cert, key }),
+        _ => None,
+    };
+    let options = ServeOptions {
+        home: Some(home.path().to_owned()),
+        listen: flags.listen,
+        allow_host: flags.allow_host,
+        tls,
+    };
+    let launcher = Arc::new(qd_worker::InProcess);
+    match qd_daemon::serve(options, launcher, &mut |line| announce(&context.out, line)) {
+        Ok(()) => Ok(Exit::Well),
+        Err(error @ ServeError::Address(_)) => Err(Failure::Usage(error.to_string())),
+        Err(error) => Err(Failure::Other(error.into())),
+    }
 }
 
 /// What a rebuild made.
@@ -23,18 +57,65 @@ pub(crate) fn serve(context: &Context, flags: Serve) -> Result<Exit> {
 pub(crate) struct Rebuilt {
     /// Events read.
     pub(crate) events: u64,
-    /// Sessions made of them.
+    /// Workspaces made of them.
+    pub(crate) workspaces: u64,
+    /// Sessions.
     pub(crate) sessions: u64,
     /// Runs.
     pub(crate) runs: u64,
     /// Asks.
     pub(crate) asks: u64,
-    /// Workspaces.
-    pub(crate) workspaces: u64,
 }
 
 /// Makes the lists anew from the events.
 pub(crate) fn rebuild(home: &Home) -> Result<Rebuilt> {
-    let _ = home;
-    Err(Failure::Other(anyhow::anyhow!("the rebuild is not wired in yet")))
+    let report = qd_daemon::doctor::rebuild(home.path()).context("the lists cannot be made anew")?;
+    let qd_daemon::doctor::RebuildReport { events, workspaces, sessions, runs, asks, .. } = report;
+    Ok(Rebuilt { events, workspaces, sessions, runs, asks })
+}
+
+/// Tells where the daemon listens. That nobody reads it any more must not end the daemon.
+fn announce(out: &Output, line: &str) {
+    let _ = match line.strip_prefix("listening on ") {
+        Some(address) if out.json => out.value(&json!({ "listening_on": address })),
+        _ if out.json => out.value(&json!({ "note": line })),
+        _ => out.line(line).map_err(Failure::from),
+    };
+}
+
+/// Sends what the daemon logs into a file of its home.
+fn start_log(folder: &Path, filter: &str) -> Result<()> {
+    let path = folder.join("daemon.log");
+    let filter = EnvFilter::try_new(filter).with_context(|| format!("`log = \"{filter}\"` is no filter"))?;
+    let file = open_log(&path).with_context(|| format!("{} cannot be opened", path.display()))?;
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(Mutex::new(file));
+    // Only the first counts, and there is only one.
+    let _ = log.try_init();
+    Ok(())
+}
+
+fn open_log(path: &Path) -> std::io::Result<File> {
+    if path.metadata().is_ok_and(|meta| meta.len() > LOG_MAX) {
+        std::fs::rename(path, path.with_extension("log.1"))?;
+    }
+    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_log_is_put_aside_and_a_small_one_goes_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("daemon.log");
+        std::fs::write(&path, "small").unwrap();
+        open_log(&path).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "small");
+        File::create(&path).unwrap().set_len(LOG_MAX + 1).unwrap();
+        open_log(&path).unwrap();
+        assert_eq!(path.metadata().unwrap().len(), 0);
+        assert_eq!(folder.path().join("daemon.log.1").metadata().unwrap().len(), LOG_MAX + 1);
+    }
 }

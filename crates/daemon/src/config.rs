@@ -314,10 +314,7 @@ mod tests {
         let config = files.load().unwrap();
         assert_eq!(config.agent.value.as_deref(), Some("claude"));
         assert_eq!(config.agent.origin.to_string(), format!("{}:2", files.home.config_file().display()));
-        assert_eq!(
-            config.idle_s,
-            Setting { value: 30, origin: Origin::File { path: files.user.clone(), line: 2 } }
-        );
+        assert_eq!(config.idle_s, Setting { value: 30, origin: Origin::File { path: files.user, line: 2 } });
         assert_eq!(config.listen.value.len(), 2);
         let shown = serde_json::to_value(config.entries()).unwrap();
         assert_eq!(shown[2]["value"], serde_json::json!(["127.0.0.1:0", "unix:/run/x"]));

@@ -9,6 +9,7 @@ use qd_core::session::Command;
 use qd_journal::{AppendError, BlobError, Journal, ReadError, Scope, SessionKey, SessionRow, WorkspaceKey};
 use qd_link::Launcher;
 use qd_protocol::limits::MAILBOX_MAX;
+use qd_protocol::policy::Policy;
 use qd_protocol::{ApiError, Code, Millis, SessionId, WorkspaceId, api};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
@@ -39,6 +40,8 @@ pub(crate) struct Daemon {
     pub(crate) stats: Stats,
     /// How long an idle session stays awake.
     pub(crate) idle: Duration,
+    /// What a session's agent may do if the session does not say.
+    pub(crate) policy: Policy,
     /// Since when.
     pub(crate) started_at: Millis,
     registry: Registry<SessionId, Mail>,
@@ -83,6 +86,7 @@ impl Daemon {
         home: Home,
         launcher: Arc<dyn Launcher>,
         idle: Duration,
+        policy: Policy,
         halt: api::Halt,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -94,6 +98,7 @@ impl Daemon {
             budgets: Budgets::default(),
             stats: Stats::default(),
             idle,
+            policy,
             started_at: Millis::now(),
             registry: Registry::new(MAILBOX_MAX),
             halted: AtomicBool::new(halt.halted),
@@ -147,6 +152,19 @@ impl Daemon {
             report(ended);
         }
         tasks.spawn(task);
+    }
+
+    /// Does something to its end, whether or not the client that wants it stays to hear of it.
+    pub(crate) async fn to_the_end<T: Send + 'static>(
+        self: &Arc<Self>,
+        task: impl Future<Output = Result<T, ApiError>> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let (tell, told) = oneshot::channel();
+        self.spawn(async move {
+            // Whoever has gone away does not need the answer.
+            let _gone = tell.send(task.await);
+        });
+        told.await.unwrap_or_else(|_| Err(stopping()))
     }
 
     /// What an awake session does, once everything that came before has been committed; `None` if it sleeps.

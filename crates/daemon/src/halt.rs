@@ -10,7 +10,7 @@ use qd_protocol::event::{Body, Empty, HaltSet};
 use qd_protocol::{ApiError, Millis};
 
 use crate::actor::{IdempotencyKey, Mail, unwritable};
-use crate::daemon::{Daemon, append_failed, read_failed};
+use crate::daemon::{Daemon, SessionRef, append_failed, read_failed};
 
 /// The name of the halt among the things that the journal keeps for the whole daemon.
 const META: &str = "halt";
@@ -24,6 +24,15 @@ impl Daemon {
 
     /// From now on prompts are accepted and queued, but nothing starts.
     pub(crate) async fn set_halt_on(
+        self: &Arc<Self>,
+        request: HaltRequest,
+        key: Option<IdempotencyKey>,
+    ) -> Result<Halt, ApiError> {
+        let daemon = Arc::clone(self);
+        self.to_the_end(async move { daemon.halt_now(request, key).await }).await
+    }
+
+    async fn halt_now(
         self: &Arc<Self>,
         request: HaltRequest,
         key: Option<IdempotencyKey>,
@@ -51,6 +60,11 @@ impl Daemon {
 
     /// Things start again.
     pub(crate) async fn lift_halt(self: &Arc<Self>) -> Result<Halt, ApiError> {
+        let daemon = Arc::clone(self);
+        self.to_the_end(async move { daemon.lift_now().await }).await
+    }
+
+    async fn lift_now(self: &Arc<Self>) -> Result<Halt, ApiError> {
         let _one_at_a_time = self.keys.lock("halt".to_owned()).await;
         if !self.halted() {
             return Ok(Halt::default());
@@ -74,7 +88,7 @@ impl Daemon {
 
     async fn for_live<F: Future<Output = Result<(), ApiError>>>(
         self: &Arc<Self>,
-        tell: impl Fn(Arc<Self>, Arc<crate::daemon::SessionRef>) -> F,
+        tell: impl Fn(Arc<Self>, Arc<SessionRef>) -> F,
     ) -> Result<(), ApiError> {
         let live = SessionFilter { live_only: true, ..SessionFilter::default() };
         for row in self.journal.sessions(live, None, usize::MAX).await.map_err(read_failed)? {
@@ -101,10 +115,16 @@ impl Daemon {
         let remember = key.map(|IdempotencyKey { key, fingerprint }| Remember {
             key,
             fingerprint,
-            answer: Box::new(move |_| answer),
+            answer: Box::new(move |_| answer.clone()),
         });
-        let row = RowChange::Meta { key: META, value: halt.halted.then_some(doc) };
-        let append = Append { events: vec![event], rows: vec![row], remember, reserve: true };
+        let rows = row(halt).into_iter().collect();
+        let append = Append { events: vec![event], rows, remember, reserve: true };
         self.journal.append(append).await.map(drop).map_err(append_failed)
     }
+}
+
+/// The halt as the journal keeps it for the next daemon.
+pub(crate) fn row(halt: &Halt) -> Option<RowChange> {
+    let doc = serde_json::to_vec(halt).ok()?;
+    Some(RowChange::Meta { key: META, value: halt.halted.then_some(doc) })
 }

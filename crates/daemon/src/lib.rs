@@ -1,5 +1,32 @@
-//! The daemon of Quarterdeck: session actors, supervision, HTTP and SSE.
+//! The daemon of Quarterdeck: the shell around the machines of `qd-core`. It never decides a transition itself.
+//!
+//! Layout, from the outside in:
+//! - [`edge`]: sockets, certificates, who may come in, limits.
+//! - `http`: the API, one file per family of routes.
+//! - `daemon`: what all parts share, and the way to a session.
+//! - `places`, `sessions`, `halt`, `budget`: what is not one session's own business.
+//! - `registry`: who is awake, and how two of one session are impossible.
+//! - `actor`: the shell around one session's machine.
+//! - [`home`], [`config`]: what is on disk beside the journal, and what the user has set.
+//! - [`doctor`]: lists made again from events.
+//! - `serve`: all of it, from start to end.
 
+mod actor;
+mod budget;
 pub mod config;
+mod daemon;
+pub mod doctor;
 pub mod edge;
+mod halt;
 pub mod home;
+mod http;
+mod keyed;
+mod metrics;
+mod places;
+mod random;
+pub mod registry;
+mod serve;
+mod sessions;
+mod sync;
+
+pub use serve::{ServeError, ServeOptions, serve};

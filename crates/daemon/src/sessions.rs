@@ -24,6 +24,16 @@ impl Daemon {
     /// Makes a session.
     pub(crate) async fn create_session(
         self: &Arc<Self>,
+        place: &Arc<Place>,
+        new: NewSession,
+        key: Option<IdempotencyKey>,
+    ) -> Result<Session, ApiError> {
+        let (daemon, place) = (Arc::clone(self), Arc::clone(place));
+        self.to_the_end(async move { daemon.make_session(&place, new, key).await }).await
+    }
+
+    async fn make_session(
+        self: &Arc<Self>,
         place: &Place,
         new: NewSession,
         key: Option<IdempotencyKey>,
@@ -38,7 +48,7 @@ impl Daemon {
         check_limits(&limits)?;
         check_words(new.title.as_deref(), new.model.as_deref(), new.system_prompt.as_deref())?;
         check_env(&new)?;
-        let policy = new.policy.unwrap_or_default();
+        let policy = new.policy.unwrap_or_else(|| self.policy.clone());
         check_policy(&policy)?;
         let parent = match &new.parent {
             Some(parent) => Some(self.parent(place, parent).await?),
@@ -77,18 +87,18 @@ impl Daemon {
             })?;
         }
         let view = SessionDoc::of(&state).view(self.halted());
+        let answer = serde_json::to_vec(&view).map_err(unwritable)?;
         let born = match parent {
             Some(parent) => {
-                let birth = Box::new(Birth { events: vec![event], rows });
+                let birth = Box::new(Birth { events: vec![event], rows, answer });
                 let command = Command::AddChild { child: session.id.clone() };
-                self.request(&parent, command, None, Some(birth)).await.map(drop)
+                self.request(&parent, command, key, Some(birth)).await.map(drop)
             }
             None => {
-                let answer = serde_json::to_vec(&view).map_err(unwritable)?;
                 let remember = key.map(|IdempotencyKey { key, fingerprint }| Remember {
                     key,
                     fingerprint,
-                    answer: Box::new(move |_| answer),
+                    answer: Box::new(move |_| answer.clone()),
                 });
                 let append = Append { events: vec![event], rows, remember, reserve: false };
                 self.journal.append(append).await.map(drop).map_err(append_failed)

@@ -1,1 +1,312 @@
-fn main(){}
+//! The journal against the disk itself, in the same run: durable appends of 64 producers and of one, reading back,
+//! and opening a long journal. Prints a table; takes `rounds` as its only argument. Touches nothing but a temporary
+//! directory below `$BENCH_DIR`, else below the target directory, so that both sides use the same disk.
+#![expect(clippy::print_stdout, reason = "a benchmark's table is its output")]
+#![expect(clippy::unwrap_used, reason = "a benchmark that fails should stop where it does")]
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use qd_journal::{Append, Filter, Journal, NewEvent, Options, Scope, SessionKey, Topic, WorkspaceKey};
+use qd_protocol::{Millis, Number, RunId, Seq, SessionId, WorkspaceId};
+use tokio::sync::oneshot;
+
+const PRODUCERS: usize = 64;
+const ROUND: Duration = Duration::from_millis(400);
+/// What an event's data takes, and so a record of the raw log after its header.
+const DATA: usize = 300;
+const HEADER: usize = 24;
+const RAW_BYTES: u64 = 256 << 20;
+
+fn main() {
+    let rounds = std::env::args().filter_map(|arg| arg.parse().ok()).next().unwrap_or(5);
+    let below = std::env::var("BENCH_DIR").unwrap_or_else(|_| env!("CARGO_TARGET_TMPDIR").to_owned());
+    let dir = tempfile::tempdir_in(below).unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let raw_file = preallocated(&dir.path().join("raw.log"));
+    println!("{:<46}{:>14}{:>14}{:>9}", "", "raw log", "journal", "ratio");
+    let wanted =
+        |part: &str| std::env::var("BENCH_PART").is_ok_and(|only| only != part).then_some(()).is_none();
+    if wanted("many") {
+        runtime.block_on(many(dir.path(), &raw_file, rounds));
+    }
+    if wanted("one") {
+        runtime.block_on(one(dir.path(), &raw_file, rounds));
+    }
+    if wanted("read") {
+        runtime.block_on(read(dir.path()));
+    }
+}
+
+/// 64 producers, each waiting for one event to be durable before it makes the next.
+async fn many(dir: &Path, raw_file: &Arc<File>, rounds: usize) {
+    let journal = Journal::open(&dir.join("many"), Options::default()).unwrap();
+    let mut numbers = vec![0; PRODUCERS];
+    let mut pairs = Vec::new();
+    for _ in 0..rounds {
+        let raw = raw_round(raw_file).await;
+        let ours = journal_round(&journal, &mut numbers).await;
+        pairs.push((raw, ours));
+    }
+    let mut ratios: Vec<f64> = pairs.iter().map(|(raw, ours)| ours / raw).collect();
+    let median = |values: &mut Vec<f64>| {
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
+    for (round, (raw, ours)) in pairs.iter().enumerate().take(0) {
+        let name = format!("64 producers, durable events/s, round {}", round + 1);
+        println!("{name:<46}{raw:>14.0}{ours:>14.0}{:>8.1}%", 100.0 * ours / raw);
+    }
+    let raw = median(&mut pairs.iter().map(|pair| pair.0).collect());
+    let ours = median(&mut pairs.iter().map(|pair| pair.1).collect());
+    let ratio = 100.0 * median(&mut ratios);
+    println!("{:<46}{raw:>14.0}{ours:>14.0}{ratio:>8.1}%", "64 producers, median");
+    let stats = journal.stats();
+    let (events, commits) = (stats.events.load(Relaxed), stats.commits.load(Relaxed).max(1));
+    let commit_us = stats.commit_us.sum() / commits;
+    println!("  ({} events per commit, {commit_us} us per commit)", events / commits);
+    for t in std::fs::read_dir("/proc/self/task").unwrap() {
+        let p = t.unwrap().path();
+        let name = std::fs::read_to_string(p.join("comm")).unwrap();
+        let sched = std::fs::read_to_string(p.join("schedstat")).unwrap();
+        let ns: f64 = sched.split(' ').next().unwrap().parse().unwrap();
+        let wait: f64 = sched.split(' ').nth(1).unwrap().parse().unwrap();
+        print!(
+            "[{} {:.2}us/ev wait {:.2}] ",
+            name.trim(),
+            ns / 1000.0 / events as f64,
+            wait / 1000.0 / events as f64
+        );
+    }
+    println!();
+    journal.close().await;
+}
+
+async fn raw_round(file: &Arc<File>) -> f64 {
+    let log = RawLog::start(file.clone());
+    let stop = Arc::new(AtomicBool::new(false));
+    let done = Arc::new(AtomicU64::new(0));
+    let begun = Instant::now();
+    let tasks: Vec<_> = (0..PRODUCERS)
+        .map(|_| {
+            let (log, stop, done) = (log.clone(), stop.clone(), done.clone());
+            tokio::spawn(async move {
+                while !stop.load(Relaxed) {
+                    log.append(vec![b'x'; HEADER + DATA]).await;
+                    done.fetch_add(1, Relaxed);
+                }
+            })
+        })
+        .collect();
+    finish(tasks, &stop).await;
+    let rate = done.load(Relaxed) as f64 / begun.elapsed().as_secs_f64();
+    log.stop();
+    rate
+}
+
+async fn journal_round(journal: &Journal, numbers: &mut [u64]) -> f64 {
+    let stop = Arc::new(AtomicBool::new(false));
+    let before: u64 = numbers.iter().sum();
+    let begun = Instant::now();
+    let tasks: Vec<_> = numbers
+        .iter()
+        .enumerate()
+        .map(|(producer, number)| {
+            let (journal, stop, mut number) = (journal.clone(), stop.clone(), *number);
+            let scope = scope(producer as i64 + 1);
+            tokio::spawn(async move {
+                while !stop.load(Relaxed) {
+                    number += 1;
+                    journal.append(event(&scope, number)).await.unwrap();
+                }
+                number
+            })
+        })
+        .collect();
+    for (number, last) in numbers.iter_mut().zip(finish(tasks, &stop).await) {
+        *number = last;
+    }
+    (numbers.iter().sum::<u64>() - before) as f64 / begun.elapsed().as_secs_f64()
+}
+
+async fn finish<T>(tasks: Vec<tokio::task::JoinHandle<T>>, stop: &AtomicBool) -> Vec<T> {
+    tokio::time::sleep(ROUND).await;
+    stop.store(true, Relaxed);
+    let mut results = Vec::new();
+    for task in tasks {
+        results.push(task.await.unwrap());
+    }
+    results
+}
+
+/// One producer: how long until an event is durable, against one write and fdatasync.
+async fn one(dir: &Path, raw_file: &Arc<File>, rounds: usize) {
+    let journal = Journal::open(&dir.join("one"), Options::default()).unwrap();
+    let scope = scope(1);
+    let (mut raw, mut ours, mut number) = (Vec::new(), Vec::new(), 0);
+    for round in 0..rounds {
+        let file = raw_file.clone();
+        raw.extend(
+            tokio::task::spawn_blocking(move || {
+                let record = vec![b'y'; HEADER + DATA];
+                let times = (0..400).map(|at| {
+                    let begun = Instant::now();
+                    file.write_all_at(&record, (round * 400 + at) as u64 * record.len() as u64).unwrap();
+                    file.sync_data().unwrap();
+                    begun.elapsed()
+                });
+                times.collect::<Vec<_>>()
+            })
+            .await
+            .unwrap(),
+        );
+        for _ in 0..400 {
+            number += 1;
+            let begun = Instant::now();
+            journal.append(event(&scope, number)).await.unwrap();
+            ours.push(begun.elapsed());
+        }
+    }
+    for (name, part) in [("p50", 50), ("p99", 99)] {
+        let at = |times: &mut Vec<Duration>| {
+            times.sort();
+            times[(times.len() - 1) * part / 100].as_secs_f64() * 1e6
+        };
+        let (raw, ours) = (at(&mut raw), at(&mut ours));
+        let name = format!("1 producer, {name} until durable, us");
+        println!("{name:<46}{raw:>14.0}{ours:>14.0}{:>8.2}x", ours / raw);
+    }
+    journal.close().await;
+}
+
+/// A million events: how fast they are read, and how long it takes to open them.
+async fn read(dir: &Path) {
+    const EVENTS: u64 = 1_000_000;
+    const SESSIONS: u64 = 100;
+    const TOGETHER: u64 = 500;
+    let home = dir.join("many-events");
+    let journal = Journal::open(&home, Options::default()).unwrap();
+    let begun = Instant::now();
+    for batch in 0..EVENTS / TOGETHER {
+        let scope = scope((batch % SESSIONS) as i64 + 1);
+        let first = batch / SESSIONS * TOGETHER;
+        let events = (1..=TOGETHER).flat_map(|n| event(&scope, first + n).events).collect();
+        journal.append(Append { events, ..Append::default() }).await.unwrap();
+    }
+    let rate = EVENTS as f64 / begun.elapsed().as_secs_f64();
+    println!("{:<46}{:>14}{rate:>14.0}", "1 M events in appends of 500, events/s", "");
+    for (name, topic) in [("everything", Topic::All), ("one session of 100", Topic::Session(SessionKey(7)))] {
+        let begun = Instant::now();
+        let (mut after, mut seen, mut end) = (Seq(0), 0, false);
+        while !end {
+            let page = journal.page(&Filter::of(topic), after, 1000).await.unwrap();
+            seen += page.events.len();
+            (after, end) = (page.scanned, page.end);
+        }
+        let rate = seen as f64 / begun.elapsed().as_secs_f64();
+        let name = format!("page of 1000, {name}, events/s");
+        println!("{name:<46}{:>14}{rate:>14.0}", "");
+    }
+    journal.close().await;
+    drop(journal);
+    let begun = Instant::now();
+    let journal = Journal::open(&home, Options::default()).unwrap();
+    let opened = begun.elapsed().as_secs_f64() * 1e3;
+    println!("{:<46}{:>14}{opened:>14.1}", "open with 1 M events, ms", "");
+    journal.close().await;
+}
+
+fn scope(session: i64) -> Arc<Scope> {
+    Arc::new(Scope {
+        workspace: Some((WorkspaceKey(1), WorkspaceId::parse("ws_bench").unwrap())),
+        session: Some((SessionKey(session), SessionId::parse(&format!("ses_bench{session:021}")).unwrap())),
+    })
+}
+
+fn event(scope: &Arc<Scope>, number: u64) -> Append {
+    let text = "x".repeat(DATA - r#"{"text":""}"#.len());
+    let event = NewEvent {
+        scope: scope.clone(),
+        number: Some(Number(number)),
+        ts: Millis(1_794_774_645_123),
+        run: Some(RunId::parse("run_0123456789abcdefghjkmnpq").unwrap()),
+        kind: "text.delta",
+        data: format!(r#"{{"text":"{text}"}}"#).into_bytes(),
+        up: None,
+    };
+    Append { events: vec![event], ..Append::default() }
+}
+
+/// A file whose blocks are all there and written, so that a sync has only data to move.
+fn preallocated(path: &Path) -> Arc<File> {
+    let file = OpenOptions::new().create_new(true).read(true).write(true).open(path).unwrap();
+    let zeros = vec![0; 1 << 20];
+    for at in (0..RAW_BYTES).step_by(zeros.len()) {
+        file.write_all_at(&zeros, at).unwrap();
+    }
+    file.sync_all().unwrap();
+    Arc::new(file)
+}
+
+/// The least that group commit can be: take all records that wait, write them, sync, answer.
+struct RawLog {
+    /// The records that wait, and whether no more will come.
+    waiting: Mutex<(Vec<Record>, bool)>,
+    filled: Condvar,
+}
+
+type Record = (Vec<u8>, oneshot::Sender<()>);
+
+impl RawLog {
+    fn start(file: Arc<File>) -> Arc<Self> {
+        let log = Arc::new(Self { waiting: Mutex::default(), filled: Condvar::new() });
+        let writer = log.clone();
+        std::thread::spawn(move || writer.run(&file));
+        log
+    }
+
+    async fn append(&self, record: Vec<u8>) {
+        let (answer, answered) = oneshot::channel();
+        self.waiting.lock().unwrap().0.push((record, answer));
+        self.filled.notify_one();
+        answered.await.unwrap();
+    }
+
+    fn stop(&self) {
+        self.waiting.lock().unwrap().1 = true;
+        self.filled.notify_one();
+    }
+
+    fn run(&self, file: &File) {
+        let (mut at, mut bytes) = (0, Vec::new());
+        loop {
+            let batch = {
+                let mut waiting = self.waiting.lock().unwrap();
+                while waiting.0.is_empty() {
+                    if waiting.1 {
+                        return;
+                    }
+                    waiting = self.filled.wait(waiting).unwrap();
+                }
+                std::mem::take(&mut waiting.0)
+            };
+            bytes.clear();
+            for (record, _) in &batch {
+                bytes.extend_from_slice(record);
+            }
+            if at + bytes.len() as u64 > RAW_BYTES {
+                at = 0;
+            }
+            file.write_all_at(&bytes, at).unwrap();
+            file.sync_data().unwrap();
+            at += bytes.len() as u64;
+            for (_, answer) in batch {
+                let _ = answer.send(());
+            }
+        }
+    }
+}

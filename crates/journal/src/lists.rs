@@ -63,7 +63,7 @@ pub struct Counts {
 const WORKSPACE: &str = "key, id, path, name, removed, created_at, doc";
 const SESSION: &str =
     "key, id, workspace, parent, title, closed_at, live, owes, cost_usd, budget_usd, updated_at, doc";
-const RUN: &str = "seq, id, session, workspace, finished, fingerprint, doc";
+const RUN: &str = "seq, id, session, workspace, finished, fingerprint, prompt, doc";
 const ASK: &str = "id, session, pending, doc";
 
 pub(crate) fn workspace(db: &Connection, id: &str) -> Result<Option<WorkspaceRow>, ReadError> {
@@ -87,7 +87,10 @@ pub(crate) fn ask(db: &Connection, id: &str) -> Result<Option<AskRow>, ReadError
     one(db, &format!("SELECT {ASK} FROM asks WHERE id = ?1"), id, ask_row)
 }
 
-pub(crate) fn workspace_by_key(db: &Connection, key: WorkspaceKey) -> Result<Option<WorkspaceRow>, ReadError> {
+pub(crate) fn workspace_by_key(
+    db: &Connection,
+    key: WorkspaceKey,
+) -> Result<Option<WorkspaceRow>, ReadError> {
     one(db, &format!("SELECT {WORKSPACE} FROM workspaces WHERE key = ?1"), key.0, workspace_row)
 }
 
@@ -186,18 +189,18 @@ pub(crate) fn tree_cost(db: &Connection, root: SessionKey) -> Result<f64, ReadEr
     Ok(cost)
 }
 
-/// The sessions above a session, the nearest first.
-pub(crate) fn ancestors(db: &Connection, session: SessionKey) -> Result<Vec<SessionRow>, ReadError> {
-    let mut above = Vec::new();
-    let mut next = session_by_key(db, session)?.and_then(|row| row.parent);
+/// A session and those above it, the nearest first.
+pub(crate) fn line(db: &Connection, session: SessionKey) -> Result<Vec<SessionRow>, ReadError> {
+    let mut line = Vec::new();
+    let mut next = Some(session);
     while let Some(key) = next
-        && above.len() <= DEPTH_MAX
+        && line.len() <= DEPTH_MAX
     {
         let Some(row) = session_by_key(db, key)? else { break };
         next = row.parent;
-        above.push(row);
+        line.push(row);
     }
-    Ok(above)
+    Ok(line)
 }
 
 pub(crate) fn counts(db: &Connection) -> Result<Counts, ReadError> {
@@ -205,19 +208,20 @@ pub(crate) fn counts(db: &Connection) -> Result<Counts, ReadError> {
         Ok(count(db.prepare_cached(sql)?.query_row([], |row| row.get(0))?))
     };
     Ok(Counts {
-        open_sessions: count("SELECT count(*) FROM sessions INDEXED BY sessions_open WHERE closed_at IS NULL")?,
+        open_sessions: count(
+            "SELECT count(*) FROM sessions INDEXED BY sessions_open WHERE closed_at IS NULL",
+        )?,
         live_sessions: count("SELECT count(*) FROM sessions INDEXED BY sessions_live WHERE live = 1")?,
         unfinished_runs: count("SELECT count(*) FROM runs INDEXED BY runs_unfinished WHERE finished = 0")?,
         pending_asks: count("SELECT count(*) FROM asks INDEXED BY asks_pending WHERE pending = 1")?,
     })
 }
 
+/// What tells the request apart, and the answer it got.
+pub type Remembered = ([u8; 32], Vec<u8>);
+
 /// An answer under an `Idempotency-Key`, while it is remembered.
-pub(crate) fn remembered(
-    db: &Connection,
-    key: &str,
-    now: Millis,
-) -> Result<Option<([u8; 32], Vec<u8>)>, ReadError> {
+pub(crate) fn remembered(db: &Connection, key: &str, now: Millis) -> Result<Option<Remembered>, ReadError> {
     let found = db
         .prepare_cached("SELECT fingerprint, answer FROM remembered WHERE key = ?1 AND at >= ?2")?
         .query_row(params![key, oldest_remembered(now)], |row| Ok((row.get(0)?, row.get(1)?)))
@@ -231,7 +235,10 @@ pub(crate) fn oldest_remembered(now: Millis) -> i64 {
 }
 
 pub(crate) fn meta(db: &Connection, key: &str) -> Result<Option<Vec<u8>>, ReadError> {
-    Ok(db.prepare_cached("SELECT value FROM meta WHERE key = ?1")?.query_row([key], |row| row.get(0)).optional()?)
+    Ok(db
+        .prepare_cached("SELECT value FROM meta WHERE key = ?1")?
+        .query_row([key], |row| row.get(0))
+        .optional()?)
 }
 
 /// The four tables that a reference can point into: what they hold, how their ids begin, and what a match says.
@@ -253,7 +260,11 @@ const KINDS: [(MatchKind, &str, &str); 4] = [
         "SELECT s.id, w.id, n.id FROM asks s JOIN session_names n ON n.key = s.session
          JOIN sessions t ON t.key = s.session JOIN workspace_names w ON w.key = t.workspace WHERE 1",
     ),
-    (MatchKind::Workspace, WorkspaceId::PREFIX, "SELECT s.id, s.id, NULL FROM workspaces s WHERE s.removed = 0"),
+    (
+        MatchKind::Workspace,
+        WorkspaceId::PREFIX,
+        "SELECT s.id, s.id, NULL FROM workspaces s WHERE s.removed = 0",
+    ),
 ];
 
 /// What a text may mean: an id, a session's title, or the beginning of an id with or without its prefix. Whatever it
@@ -412,7 +423,8 @@ fn run_row(row: &Row<'_>) -> Result<RunRow, ReadError> {
         accepted: None,
         finished: row.get(4)?,
         fingerprint: row.get(5)?,
-        doc: row.get(6)?,
+        prompt: row.get(6)?,
+        doc: row.get(7)?,
     })
 }
 

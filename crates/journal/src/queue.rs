@@ -27,7 +27,10 @@ pub(crate) const BATCH_BYTES: usize = 1 << 20;
 pub(crate) enum Work {
     Append(Job),
     /// Give so many free pages back to the file system, and say how many were.
-    Vacuum { pages: u32, answer: oneshot::Sender<Result<u64, AppendError>> },
+    Vacuum {
+        pages: u32,
+        answer: oneshot::Sender<Result<u64, AppendError>>,
+    },
 }
 
 /// One append.

@@ -2,12 +2,13 @@
 //! Every read is short, because a long one would keep SQLite's log from being begun anew.
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use qd_protocol::link::UpNumber;
 use qd_protocol::{Millis, Number, RunId, Seq, SessionId, WorkspaceId};
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 use tokio::sync::Semaphore;
 
 use crate::error::ReadError;
@@ -15,7 +16,7 @@ use crate::event::{Draft, Published, Scope, SessionKey, StoredEvent, WorkspaceKe
 use crate::held;
 use crate::ring::{Filter, Topic};
 use crate::rows::{count, int};
-use crate::schema;
+use crate::schema::{self, INDEXED};
 
 /// Connections that read at once.
 pub(crate) const READERS: usize = 4;
@@ -112,7 +113,7 @@ impl Pool {
     }
 }
 
-const COLUMNS: &str = "gid, session, number, workspace, ts, kind, run, up, data";
+const COLUMNS: &str = "e.gid, e.session, e.number, e.workspace, e.ts, e.kind, e.run, e.up, e.data";
 
 /// A page of a topic: what is after `after` and not after `head`, which is the last published event.
 pub(crate) fn page(
@@ -128,52 +129,82 @@ pub(crate) fn page(
         page.end = after >= head;
         return Ok(page);
     }
-    let mut statement;
-    let mut rows = match filter.topic {
-        Topic::Session(session) => {
-            statement = db.prepare_cached(&format!(
-                "SELECT {COLUMNS} FROM events WHERE session = ?1 AND number >= ?2 ORDER BY number"
-            ))?;
-            let Some(number) = first_number_after(db, session, after)? else {
-                page.scanned = head;
-                return Ok(page);
-            };
-            statement.query(params![session.0, number])?
-        }
-        Topic::All | Topic::Workspace(_) => {
-            statement = db.prepare_cached(&format!("SELECT {COLUMNS} FROM events WHERE gid > ?1 ORDER BY gid"))?;
-            statement.query([int(after.0)])?
-        }
-    };
     let mut names = Names::new(db);
     let (mut looked_at, mut taken) = (0, 0);
-    while let Some(row) = rows.next()? {
+    // Breaks off with whether there may be more.
+    let look = |row: &Row<'_>| -> Result<ControlFlow<bool>, ReadError> {
         let seq = Seq(count(row.get(0)?));
         if seq > head {
-            break;
+            return Ok(ControlFlow::Break(false));
         }
         let wanted = match filter.topic {
             Topic::Workspace(WorkspaceKey(key)) => row.get::<_, Option<i64>>(3)? == Some(key),
             Topic::All | Topic::Session(_) => true,
         };
         if wanted && filter.wants(text(row, 5)?) {
-            let data = blob(row, 8)?;
-            if page.events.len() == limit || (taken + data.len() > bytes && !page.events.is_empty()) {
-                page.end = false;
-                return Ok(page);
+            let size = blob(row, 8)?.len();
+            if page.events.len() == limit || (taken + size > bytes && !page.events.is_empty()) {
+                return Ok(ControlFlow::Break(true));
             }
-            taken += data.len();
+            taken += size;
             page.events.push(Arc::new(draft(row, &mut names)?.publish(seq)));
         }
         page.scanned = seq;
         looked_at += 1;
-        if looked_at == SCAN_MAX {
-            page.end = false;
-            return Ok(page);
+        Ok(if looked_at == SCAN_MAX { ControlFlow::Break(true) } else { ControlFlow::Continue(()) })
+    };
+    let left = match filter.topic {
+        Topic::Session(session) => match first_number_after(db, session, after)? {
+            Some(number) => of_session(db, session, number, look)?,
+            None => ControlFlow::Continue(()),
+        },
+        Topic::All | Topic::Workspace(_) => {
+            let sql = format!("SELECT {COLUMNS} FROM events e WHERE e.gid > ?1 ORDER BY e.gid");
+            walk(db, &sql, params![int(after.0)], look)?
+        }
+    };
+    page.end = left != ControlFlow::Break(true);
+    if page.end {
+        page.scanned = head;
+    }
+    Ok(page)
+}
+
+/// Gives rows to `look` until it breaks off.
+fn walk<B>(
+    db: &Connection,
+    sql: &str,
+    values: impl Params,
+    mut look: impl FnMut(&Row<'_>) -> Result<ControlFlow<B>, ReadError>,
+) -> Result<ControlFlow<B>, ReadError> {
+    let mut statement = db.prepare_cached(sql)?;
+    let mut rows = statement.query(values)?;
+    while let Some(row) = rows.next()? {
+        if let broken @ ControlFlow::Break(_) = look(row)? {
+            return Ok(broken);
         }
     }
-    page.scanned = head;
-    Ok(page)
+    Ok(ControlFlow::Continue(()))
+}
+
+/// Gives a session's events from a number on to `look`: first those that are indexed, then the few that are not yet.
+fn of_session<B>(
+    db: &Connection,
+    session: SessionKey,
+    from: i64,
+    mut look: impl FnMut(&Row<'_>) -> Result<ControlFlow<B>, ReadError>,
+) -> Result<ControlFlow<B>, ReadError> {
+    let indexed = format!(
+        "SELECT {COLUMNS} FROM session_events i CROSS JOIN events e ON e.gid = i.gid
+         WHERE i.session = ?1 AND i.number >= ?2 ORDER BY i.number"
+    );
+    if let broken @ ControlFlow::Break(_) = walk(db, &indexed, params![session.0, from], &mut look)? {
+        return Ok(broken);
+    }
+    let newest = format!(
+        "SELECT {COLUMNS} FROM events e WHERE e.gid > {INDEXED} AND e.session = ?1 AND e.number >= ?2 ORDER BY e.gid"
+    );
+    walk(db, &newest, params![session.0, from], look)
 }
 
 /// The number of a session's first event after a seq. Within a session the seqs ascend with the numbers, so the
@@ -183,31 +214,39 @@ pub(crate) fn first_number_after(
     session: SessionKey,
     after: Seq,
 ) -> Result<Option<i64>, ReadError> {
-    let (low, high): (Option<i64>, Option<i64>) = {
-        let edge = |order: &str| {
-            db.prepare_cached(&format!(
-                "SELECT number FROM events WHERE session = ?1 ORDER BY number {order} LIMIT 1"
-            ))?
-            .query_row([session.0], |row| row.get(0))
-            .optional()
-        };
-        (edge("ASC")?, edge("DESC")?)
+    let edge = |order: &str| {
+        db.prepare_cached(&format!(
+            "SELECT number, gid FROM session_events WHERE session = ?1 ORDER BY number {order} LIMIT 1"
+        ))?
+        .query_row([session.0], |row| Ok((row.get(0)?, count(row.get(1)?))))
+        .optional()
     };
-    let (Some(mut low), Some(high)) = (low, high) else { return Ok(None) };
-    // The answer is in low..=end, where `end` means that there is none.
-    let mut end = high + 1;
-    let mut at =
-        db.prepare_cached("SELECT number, gid FROM events WHERE session = ?1 AND number >= ?2 ORDER BY number LIMIT 1")?;
-    while low < end {
-        let middle = low + (end - low) / 2;
-        let (number, gid): (i64, i64) = at.query_row([session.0, middle], |row| Ok((row.get(0)?, row.get(1)?)))?;
-        if count(gid) > after.0 {
-            end = middle;
-        } else {
-            low = number + 1;
+    if let Some((high, gid)) = edge("DESC")?
+        && gid > after.0
+        && let Some((mut low, _)) = edge("ASC")?
+    {
+        // The answer is in low..=end.
+        let mut end: i64 = high;
+        let mut at = db.prepare_cached(
+            "SELECT number, gid FROM session_events WHERE session = ?1 AND number >= ?2 ORDER BY number LIMIT 1",
+        )?;
+        while low < end {
+            let middle = low + (end - low) / 2;
+            let (number, gid): (i64, i64) =
+                at.query_row([session.0, middle], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            if count(gid) > after.0 {
+                end = middle;
+            } else {
+                low = number + 1;
+            }
         }
+        return Ok(Some(low));
     }
-    if low > high { Ok(None) } else { Ok(Some(low)) }
+    let newest = format!(
+        "SELECT number FROM events WHERE gid > max(?2, {INDEXED}) AND session = ?1 ORDER BY gid LIMIT 1"
+    );
+    let mut statement = db.prepare_cached(&newest)?;
+    Ok(statement.query_row([session.0, int(after.0)], |row| row.get(0)).optional()?)
 }
 
 /// A session's events after its snapshot.
@@ -216,16 +255,13 @@ pub(crate) fn load(db: &Connection, session: SessionKey) -> Result<Loaded, ReadE
         .prepare_cached("SELECT number, state FROM snapshots WHERE session = ?1")?
         .query_row([session.0], |row| Ok((Number(count(row.get(0)?)), row.get(1)?)))
         .optional()?;
-    let after = snapshot.as_ref().map_or(0, |(number, _)| int(number.0));
-    let mut statement = db.prepare_cached(&format!(
-        "SELECT {COLUMNS} FROM events WHERE session = ?1 AND number > ?2 ORDER BY number"
-    ))?;
-    let mut rows = statement.query([session.0, after])?;
+    let from = snapshot.as_ref().map_or(0, |(number, _)| int(number.0) + 1);
     let mut names = Names::new(db);
     let mut events = Vec::new();
-    while let Some(row) = rows.next()? {
+    let _: ControlFlow<()> = of_session(db, session, from, |row| {
         events.push(stored(row, &mut names)?);
-    }
+        Ok(ControlFlow::Continue(()))
+    })?;
     Ok(Loaded { snapshot, events })
 }
 
@@ -238,43 +274,36 @@ pub(crate) fn session_events(
     after: Number,
     limit: usize,
 ) -> Result<SessionPage, ReadError> {
-    let mut from = after;
+    let mut from = int(after.0) + 1;
     if let Some(run) = run {
         let accepted: Option<i64> = db
             .prepare_cached("SELECT seq FROM runs WHERE id = ?1 AND session = ?2")?
             .query_row(params![run.as_str(), session.0], |row| row.get(0))
             .optional()?;
         if let Some(seq) = accepted {
-            let first = first_number_after(db, session, Seq(count(seq).saturating_sub(1)))?;
-            from = from.max(Number(first.map_or(0, |number| count(number).saturating_sub(1))));
+            let first = first_number_after(db, session, Seq(count(seq - 1)))?;
+            from = from.max(first.unwrap_or(0));
         }
     }
-    let mut statement = db.prepare_cached(&format!(
-        "SELECT {COLUMNS} FROM events WHERE session = ?1 AND number > ?2 ORDER BY number"
-    ))?;
-    let mut rows = statement.query([session.0, int(from.0)])?;
     let mut names = Names::new(db);
-    let mut page = SessionPage { events: Vec::new(), scanned: from, end: true };
+    let mut page = SessionPage { events: Vec::new(), scanned: Number(count(from - 1)), end: true };
     let (mut looked_at, mut taken) = (0, 0);
-    while let Some(row) = rows.next()? {
+    let left = of_session(db, session, from, |row| {
         let kind = text(row, 5)?;
         let of_kind = kinds.is_empty() || kinds.iter().any(|wanted| wanted == kind);
         if of_kind && run.is_none_or(|run| text(row, 6).is_ok_and(|id| id == run.as_str())) {
-            if page.events.len() == limit || (taken > PAGE_BYTES && !page.events.is_empty()) {
-                page.end = false;
-                return Ok(page);
+            let size = blob(row, 8)?.len();
+            if page.events.len() == limit || (taken + size > PAGE_BYTES && !page.events.is_empty()) {
+                return Ok(ControlFlow::Break(()));
             }
-            let event = stored(row, &mut names)?;
-            taken += event.data.len();
-            page.events.push(event);
+            taken += size;
+            page.events.push(stored(row, &mut names)?);
         }
         page.scanned = Number(count(row.get(2)?));
         looked_at += 1;
-        if looked_at == SCAN_MAX {
-            page.end = false;
-            return Ok(page);
-        }
-    }
+        Ok(if looked_at == SCAN_MAX { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
+    page.end = left.is_continue();
     Ok(page)
 }
 
@@ -283,7 +312,7 @@ pub(crate) fn every<E: From<ReadError>>(
     db: &Connection,
     mut each: impl FnMut(StoredEvent) -> Result<(), E>,
 ) -> Result<(), E> {
-    let sql = format!("SELECT {COLUMNS} FROM events ORDER BY gid");
+    let sql = format!("SELECT {COLUMNS} FROM events e ORDER BY e.gid");
     let mut statement = db.prepare_cached(&sql).map_err(ReadError::from)?;
     let mut rows = statement.query([]).map_err(ReadError::from)?;
     let mut names = Names::new(db);

@@ -94,7 +94,8 @@ impl Ring {
         let (mut events, mut bytes, mut cursor) = (Vec::new(), 0, cursor);
         for event in self.events.range(start..) {
             if filter.wants(&event.kind) {
-                if events.len() == max_events || (bytes + event.frame.len() > max_bytes && !events.is_empty()) {
+                if events.len() == max_events || (bytes + event.frame.len() > max_bytes && !events.is_empty())
+                {
                     return Found::Here { events, cursor, end: false };
                 }
                 bytes += event.frame.len();
@@ -188,9 +189,10 @@ impl Board {
             self.all.clone()
         } else {
             let closed = topics.closed;
-            let (channel, readers) = topics.channels.entry(topic).or_insert_with(|| {
-                (Channel::new(Ring::new(head, TOPIC_EVENTS, TOPIC_BYTES), closed), 0)
-            });
+            let (channel, readers) = topics
+                .channels
+                .entry(topic)
+                .or_insert_with(|| (Channel::new(Ring::new(head, TOPIC_EVENTS, TOPIC_BYTES), closed), 0));
             *readers += 1;
             channel.clone()
         };
@@ -289,7 +291,7 @@ mod tests {
     fn a_ring_forgets_the_oldest_and_says_so() {
         let mut ring = Ring::new(Seq(10), 3, usize::MAX);
         let filter = Filter::of(Topic::All);
-        assert_eq!(seqs(ring.after(Seq(10), &filter, 9, 999)), []);
+        assert!(seqs(ring.after(Seq(10), &filter, 9, 999)).is_empty());
         for seq in 11..=15 {
             ring.push(event(seq, 1));
         }

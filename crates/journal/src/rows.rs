@@ -6,6 +6,7 @@ use rusqlite::{Connection, params};
 
 use crate::error::AppendError;
 use crate::event::{SessionKey, WorkspaceKey};
+use crate::schema::INDEXED;
 
 /// A project directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,6 +73,8 @@ pub struct RunRow {
     pub finished: bool,
     /// What tells it apart from another prompt under the same id.
     pub fingerprint: String,
+    /// What was asked, as the caller likes it. It never changes, so a change of a run need not bring it again.
+    pub prompt: Option<Vec<u8>>,
     /// The rest, as the caller likes it.
     pub doc: Vec<u8>,
 }
@@ -131,7 +134,7 @@ impl RowChange {
             + match self {
                 Self::Workspace(row) => row.doc.len() + row.path.len(),
                 Self::Session(row) => row.doc.len(),
-                Self::Run(row) => row.doc.len(),
+                Self::Run(row) => row.doc.len() + row.prompt.as_ref().map_or(0, Vec::len),
                 Self::Ask(row) => row.doc.len(),
                 Self::Snapshot { state, .. } => state.len(),
                 Self::Meta { value, .. } => value.as_ref().map_or(0, Vec::len),
@@ -140,15 +143,23 @@ impl RowChange {
     }
 
     /// Makes the change. `first` and `events` are the seqs of the append it belongs to, `head` the last seq given out.
-    pub(crate) fn apply(&self, db: &Connection, first: Seq, events: usize, head: Seq) -> Result<(), AppendError> {
+    pub(crate) fn apply(
+        &self,
+        db: &Connection,
+        first: Seq,
+        events: usize,
+        head: Seq,
+    ) -> Result<(), AppendError> {
         match self {
             Self::Workspace(row) => put_workspace(db, row),
             Self::Session(row) => put_session(db, row),
             Self::Run(row) => put_run(db, row, first, events),
             Self::Ask(row) => put_ask(db, row),
             Self::Snapshot { session, number, state } => {
-                db.prepare_cached("INSERT OR REPLACE INTO snapshots(session, number, state) VALUES (?1, ?2, ?3)")?
-                    .execute(params![session.0, int(number.0), state])?;
+                db.prepare_cached(
+                    "INSERT OR REPLACE INTO snapshots(session, number, state) VALUES (?1, ?2, ?3)",
+                )?
+                .execute(params![session.0, int(number.0), state])?;
                 Ok(())
             }
             Self::Meta { key, value: Some(value) } => {
@@ -184,7 +195,11 @@ pub(crate) fn name_session(db: &Connection, key: SessionKey, id: &SessionId) -> 
 }
 
 /// The same for a workspace.
-pub(crate) fn name_workspace(db: &Connection, key: WorkspaceKey, id: &WorkspaceId) -> Result<(), AppendError> {
+pub(crate) fn name_workspace(
+    db: &Connection,
+    key: WorkspaceKey,
+    id: &WorkspaceId,
+) -> Result<(), AppendError> {
     db.prepare_cached("INSERT OR IGNORE INTO workspace_names(key, id) VALUES (?1, ?2)")?
         .execute(params![key.0, id.as_str()])?;
     Ok(())
@@ -247,19 +262,30 @@ fn put_session(db: &Connection, row: &SessionRow) -> Result<(), AppendError> {
 /// A run id is one run of the whole daemon: two sessions that accept the same one at once meet here, and the second
 /// is refused. Two changes of a run in the append that accepts it are one.
 fn put_run(db: &Connection, row: &RunRow, first: Seq, events: usize) -> Result<(), AppendError> {
-    let RunRow { id, session, workspace, accepted, seq: _, finished, fingerprint, doc } = row;
+    let RunRow { id, session, workspace, accepted, seq: _, finished, fingerprint, prompt, doc } = row;
     let changed = match accepted {
         Some(index) if *index >= events => {
-            return Err(AppendError::Violation(format!("run {id} is accepted by an event that is not there")));
+            return Err(AppendError::Violation(format!(
+                "run {id} is accepted by an event that is not there"
+            )));
         }
         Some(index) => {
             let seq = int(first.0) + i64::try_from(*index).unwrap_or(i64::MAX);
             db.prepare_cached(
-                "INSERT INTO runs(seq, id, session, workspace, finished, fingerprint, doc)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+                "INSERT INTO runs(seq, id, session, workspace, finished, fingerprint, doc, prompt)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
                  ON CONFLICT(id) DO UPDATE SET finished = ?5, fingerprint = ?6, doc = ?7 WHERE runs.seq = ?1",
             )?
-            .execute(params![seq, id.as_str(), session.0, workspace.0, finished, fingerprint, doc])?
+            .execute(params![
+                seq,
+                id.as_str(),
+                session.0,
+                workspace.0,
+                finished,
+                fingerprint,
+                doc,
+                prompt
+            ])?
         }
         None => db
             .prepare_cached("UPDATE runs SET finished = ?2, fingerprint = ?3, doc = ?4 WHERE id = ?1")?
@@ -290,8 +316,11 @@ fn purge(db: &Connection, session: SessionKey, head: Seq) -> Result<(), AppendEr
     )?;
     floor.execute(params![SEQ_COUNTER, int(head.0)])?;
     floor.execute(params![SESSION_COUNTER, session.0])?;
+    let newest = format!("DELETE FROM events WHERE gid > {INDEXED} AND session = ?1");
     for sql in [
-        "DELETE FROM events WHERE session = ?1",
+        "DELETE FROM events WHERE gid IN (SELECT gid FROM session_events WHERE session = ?1)",
+        &newest,
+        "DELETE FROM session_events WHERE session = ?1",
         "DELETE FROM sessions WHERE key = ?1",
         "DELETE FROM session_names WHERE key = ?1",
         "DELETE FROM runs WHERE session = ?1",

@@ -33,7 +33,9 @@ const BUSY: Duration = Duration::from_secs(5);
 const MIGRATIONS: &[&str] = &[FIRST];
 
 /// `events` and the names are the truth; `counters` never go back; `remembered` is its own truth; the rest can be
-/// rebuilt from the events. A session's events are found by number, in which their gids ascend too.
+/// rebuilt from the events. A session's events are found through `session_events`, which is not an index of SQLite's
+/// because that would touch a page per session in every commit, half of all that a commit costs: it is caught up in
+/// one go after every few thousand events, and what came since is found by looking at those few.
 const FIRST: &str = "
 CREATE TABLE events(
     gid INTEGER PRIMARY KEY,
@@ -46,7 +48,12 @@ CREATE TABLE events(
     up INTEGER,
     data BLOB NOT NULL
 ) STRICT;
-CREATE UNIQUE INDEX events_by_session ON events(session, number) WHERE session IS NOT NULL;
+CREATE TABLE session_events(
+    session INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    gid INTEGER NOT NULL,
+    PRIMARY KEY(session, number)
+) STRICT, WITHOUT ROWID;
 CREATE TABLE session_names(key INTEGER PRIMARY KEY, id TEXT NOT NULL) STRICT;
 CREATE TABLE workspace_names(key INTEGER PRIMARY KEY, id TEXT NOT NULL) STRICT;
 CREATE TABLE counters(name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
@@ -97,6 +104,7 @@ CREATE TABLE runs(
     workspace INTEGER NOT NULL,
     finished INTEGER NOT NULL,
     fingerprint TEXT NOT NULL,
+    prompt BLOB,
     doc BLOB NOT NULL
 ) STRICT;
 CREATE INDEX runs_by_session ON runs(session);
@@ -124,6 +132,15 @@ DELETE FROM asks;
 DELETE FROM snapshots;
 DELETE FROM meta WHERE key NOT GLOB 'keep.*';
 ";
+
+/// Makes `session_events` anew; part of a rebuild.
+pub(crate) const EMPTY_INDEX: &str = "
+DELETE FROM session_events;
+DELETE FROM counters WHERE name = 'indexed';
+";
+
+/// The last event that `session_events` has.
+pub(crate) const INDEXED: &str = "coalesce((SELECT value FROM counters WHERE name = 'indexed'), 0)";
 
 /// The one connection that writes, on a file that has the newest schema and syncs every commit.
 pub(crate) fn open_writer(home: &Path) -> Result<Connection, OpenError> {

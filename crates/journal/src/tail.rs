@@ -44,7 +44,16 @@ impl Subscription {
         let seat = board.join(filter.topic);
         stats.subscriptions.fetch_add(1, Relaxed);
         let cursor = after.map_or(seat.head, |after| after.min(seat.head));
-        Self { filter, cursor, channel: seat.channel, news: seat.news, purged: seat.purged, board, pool, stats }
+        Self {
+            filter,
+            cursor,
+            channel: seat.channel,
+            news: seat.news,
+            purged: seat.purged,
+            board,
+            pool,
+            stats,
+        }
     }
 
     /// Everything wanted up to here has been given.

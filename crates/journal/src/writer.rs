@@ -15,6 +15,7 @@ use crate::checkpoint::Checkpoints;
 use crate::error::AppendError;
 use crate::event::Published;
 use crate::faults::{Faults, Step};
+use crate::index::Index;
 use crate::lists::oldest_remembered;
 use crate::queue::{Appended, Job, Queue, Remember, Work};
 use crate::reserve::Reserve;
@@ -38,6 +39,7 @@ pub(crate) struct Writer {
     pub(crate) faults: Option<Arc<Faults>>,
     /// The last seq given out.
     pub(crate) last: Seq,
+    pub(crate) index: Index,
 }
 
 /// Why serving on one connection ended.
@@ -95,8 +97,11 @@ impl Writer {
         let mut batch = Vec::new();
         let mut jobs = Vec::new();
         let mut company = 0;
-        while self.queue.take(&mut batch, company, PATIENCE) {
-            company = batch.len() / 2 + 1;
+        let pat =
+            std::env::var("K_PAT").ok().and_then(|v| v.parse().ok()).map_or(PATIENCE, Duration::from_micros);
+        let frac: usize = std::env::var("K_FRAC").ok().and_then(|v| v.parse().ok()).unwrap_or(50);
+        while self.queue.take(&mut batch, company, pat) {
+            company = batch.len() * frac / 100 + 1;
             if self.checkpoints.writer_is_asked() {
                 self.checkpoints.finish(db);
             }
@@ -113,8 +118,21 @@ impl Writer {
             if !jobs.is_empty() && !self.commit(&mut hand, std::mem::take(&mut jobs)) {
                 return Ok(Served::Until);
             }
+            if self.index.is_due(self.last) {
+                self.catch_up(db);
+            }
+        }
+        // So that the next start has nothing to look at.
+        if self.index.is_behind(self.last) {
+            self.catch_up(db);
         }
         Ok(Served::All)
+    }
+
+    fn catch_up(&mut self, db: &Connection) {
+        if let Err(error) = self.index.catch_up(db, self.last) {
+            tracing::warn!(%error, "the index of sessions could not be caught up; it is tried again later");
+        }
     }
 
     /// Makes a batch. False if the storage failed in a way after which the connection is not to be trusted.
@@ -168,7 +186,12 @@ impl Writer {
         .map(|batch| Batch { took: begun.elapsed(), ..batch })
     }
 
-    fn transaction(&mut self, hand: &mut Hand<'_>, jobs: &mut [Job], apart: bool) -> Result<Batch, AppendError> {
+    fn transaction(
+        &mut self,
+        hand: &mut Hand<'_>,
+        jobs: &mut [Job],
+        apart: bool,
+    ) -> Result<Batch, AppendError> {
         let written = self.write(hand, jobs, apart);
         let committed = written.and_then(|batch| {
             if let Some(faults) = &self.faults {
@@ -182,6 +205,7 @@ impl Writer {
         });
         if committed.is_err() {
             hand.roll_back();
+            self.index.undo(0);
         }
         committed
     }
@@ -191,14 +215,16 @@ impl Writer {
         let mut batch = Batch { last: self.last, refused: Vec::new(), took: Duration::ZERO };
         for (index, job) in jobs.iter_mut().enumerate() {
             if !apart {
-                batch.last = hand.append(job, batch.last)?;
+                batch.last = hand.append(job, batch.last, &mut self.index)?;
                 continue;
             }
             hand.db.prepare_cached("SAVEPOINT append")?.execute([])?;
-            match hand.append(job, batch.last) {
+            let mark = self.index.mark();
+            match hand.append(job, batch.last, &mut self.index) {
                 Ok(last) => batch.last = last,
                 Err(error @ AppendError::Violation(_)) => {
                     hand.db.prepare_cached("ROLLBACK TO append")?.execute([])?;
+                    self.index.undo(mark);
                     batch.refused.push((index, error));
                 }
                 Err(error) => return Err(error),
@@ -211,6 +237,7 @@ impl Writer {
     /// Shows what is committed and answers those who asked for it, in this order.
     fn publish(&mut self, jobs: Vec<Job>, batch: Batch) {
         self.checkpoints.dirty();
+        self.index.keep();
         self.step(Step::Committed);
         let mut refused = batch.refused.into_iter().peekable();
         let mut answers = Vec::with_capacity(jobs.len());
@@ -227,7 +254,12 @@ impl Writer {
                 self.last.0 += 1;
                 shown.push(Arc::<Published>::new(draft.publish(self.last)));
             }
-            purge |= job.rows.iter().any(|row| matches!(row, RowChange::Purge { .. }));
+            for row in job.rows {
+                if let RowChange::Purge { session } = row {
+                    self.index.forget(session);
+                    purge = true;
+                }
+            }
             answers.push((job.answer, Ok(Appended { first, last: self.last })));
         }
         self.stats.committed(shown.len() as u64, batch.took);
@@ -310,11 +342,14 @@ impl<'c> Hand<'c> {
     }
 
     /// Writes one append after `last` and says which seq is the last then.
-    fn append(&mut self, job: &mut Job, last: Seq) -> Result<Seq, AppendError> {
+    fn append(&mut self, job: &mut Job, last: Seq, index: &mut Index) -> Result<Seq, AppendError> {
         let mut seq = last;
         for draft in &job.events {
             seq.0 += 1;
             let scope = &draft.scope;
+            if let (Some((session, _)), Some(number)) = (&scope.session, draft.number) {
+                index.take(self.db, *session, number)?;
+            }
             let session = scope.session.as_ref().map(|(key, _)| key.0);
             let workspace = scope.workspace.as_ref().map(|(key, _)| key.0);
             self.insert.execute(params![

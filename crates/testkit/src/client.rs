@@ -115,7 +115,7 @@ impl Client {
 
     /// Opens an event stream.
     pub async fn stream(&self, path: &str) -> Stream {
-        let opened = within(format_args!("the stream {path}"), self.try_stream(path)).await;
+        let opened = within(&format!("the stream {path}"), self.try_stream(path)).await;
         opened.unwrap_or_else(|error| panic!("the stream {path}: {error}"))
     }
 

@@ -239,7 +239,7 @@ impl Running {
     pub async fn says(&mut self, text: &str) {
         let Self { child, seen } = self;
         let stdout = child.stdout.as_mut().expect("its stdout is piped");
-        within(format_args!("{text:?} on stdout"), async {
+        within(&format!("{text:?} on stdout"), async {
             while !seen.contains(text) {
                 let mut piece = [0; 4096];
                 let n = stdout.read(&mut piece).await.expect("a pipe can be read");

@@ -36,7 +36,7 @@ pub use terminal::Terminal;
 pub const LIMIT: Duration = Duration::from_secs(30);
 
 /// Waits for `future`, and fails with `what` if it does not come.
-pub async fn within<F: Future>(what: impl std::fmt::Display, future: F) -> F::Output {
+pub async fn within<F: Future>(what: &str, future: F) -> F::Output {
     match tokio::time::timeout(LIMIT, future).await {
         Ok(value) => value,
         Err(_) => panic!("waited {LIMIT:?} in vain for {what}"),
@@ -44,7 +44,7 @@ pub async fn within<F: Future>(what: impl std::fmt::Display, future: F) -> F::Ou
 }
 
 /// Tries `probe` again and again until it gives something. Only for what sends no event: a process, a screen, a file.
-pub async fn poll<T>(what: impl std::fmt::Display, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
+pub async fn poll<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
     const PAUSE: Duration = Duration::from_millis(10);
     within(what, async {
         loop {

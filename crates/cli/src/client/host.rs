@@ -76,7 +76,9 @@ mod tests {
 
     #[test]
     fn a_host_reads_back_as_it_was_written() {
-        for text in ["unix:/run/qd.sock", "http://127.0.0.1:7777", "https://box.example:443", "http://[::1]:80"] {
+        for text in
+            ["unix:/run/qd.sock", "http://127.0.0.1:7777", "https://box.example:443", "http://[::1]:80"]
+        {
             assert_eq!(text.parse::<Host>().unwrap().to_string(), text);
         }
         assert_eq!("http://a:1/".parse::<Host>().unwrap().to_string(), "http://a:1");
@@ -85,7 +87,17 @@ mod tests {
 
     #[test]
     fn what_is_no_host_is_refused_with_the_forms() {
-        for text in ["", "unix:", "/run/qd.sock", "http://", "http://a", "http://a:0", "http://a:x", "http://a:1/b", "http://:1"] {
+        for text in [
+            "",
+            "unix:",
+            "/run/qd.sock",
+            "http://",
+            "http://a",
+            "http://a:0",
+            "http://a:x",
+            "http://a:1/b",
+            "http://:1",
+        ] {
             assert!(text.parse::<Host>().unwrap_err().contains("unix:PATH"), "{text}");
         }
     }

@@ -108,7 +108,10 @@ mod tests {
     fn an_unfinished_frame_is_not_given() {
         let mut parser = Parser::default();
         assert_eq!(parser.feed(b"id: 1\ndata: x\n"), vec![]);
-        assert_eq!(parser.feed(b"\n"), vec![Frame::Message { id: Some("1".to_owned()), data: "x".to_owned() }]);
+        assert_eq!(
+            parser.feed(b"\n"),
+            vec![Frame::Message { id: Some("1".to_owned()), data: "x".to_owned() }]
+        );
     }
 
     #[test]

@@ -214,10 +214,11 @@ impl Reader {
 
     /// The event in a frame; none if it was given before.
     fn event(&mut self, id: Option<String>, line: String) -> Option<Item> {
-        let event: Event = match serde_json::from_str(&line).context("an event has a shape that this qd does not know") {
-            Ok(event) => event,
-            Err(error) => return Some(Item::Failed(error.into())),
-        };
+        let event: Event =
+            match serde_json::from_str(&line).context("an event has a shape that this qd does not know") {
+                Ok(event) => event,
+                Err(error) => return Some(Item::Failed(error.into())),
+            };
         if self.last.is_some_and(|last| event.seq <= last) {
             return None;
         }

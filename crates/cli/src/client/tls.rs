@@ -35,20 +35,31 @@ pub(super) async fn shake_hands(host: &Host, stream: TcpStream) -> anyhow::Resul
     let name = ServerName::try_from(host.server_name().to_owned()).context("the host has no name for TLS")?;
     let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
     stream.map_err(|error| {
-        let error = anyhow::Error::from(error);
-        if pinned {
-            return error.context(format!("the certificate is not the one that {PIN} names"));
-        }
-        error.context(format!(
+        let advice = advice(&error, pinned);
+        advice.into_iter().fold(anyhow::Error::from(error), |error, advice| error.context(advice))
+    })
+}
+
+/// What to do about a certificate that was not taken; nothing, if something else went wrong.
+fn advice(error: &std::io::Error, pinned: bool) -> Option<String> {
+    let inner = error.get_ref()?.downcast_ref::<rustls::Error>()?;
+    if !matches!(inner, rustls::Error::InvalidCertificate(_)) {
+        return None;
+    }
+    Some(if pinned {
+        format!("the certificate is not the one that {PIN} names")
+    } else {
+        format!(
             "the certificate is not trusted here; if it was made by `qd serve --tls self`, set {PIN} to the \
              fingerprint that it printed"
-        ))
+        )
     })
 }
 
 fn config(pin: Option<&str>) -> anyhow::Result<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
+    let builder =
+        ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
     let Some(pin) = pin else { return Ok(builder.with_root_certificates(roots()).with_no_client_auth()) };
     let pinned = Pinned { sha256: fingerprint(pin)?, provider };
     Ok(builder.dangerous().with_custom_certificate_verifier(Arc::new(pinned)).with_no_client_auth())
@@ -140,6 +151,15 @@ mod tests {
         for text in ["", "ab", &"zz".repeat(32), &"ä".repeat(32)] {
             assert!(fingerprint(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn only_a_certificate_that_was_not_taken_calls_for_another() {
+        let refused = |error: rustls::Error| std::io::Error::new(std::io::ErrorKind::InvalidData, error);
+        let stranger = refused(CertificateError::UnknownIssuer.into());
+        assert!(advice(&stranger, false).unwrap().contains("--tls self"));
+        assert!(advice(&stranger, true).unwrap().contains("not the one"));
+        assert_eq!(advice(&refused(rustls::Error::HandshakeNotComplete), false), None);
     }
 
     #[test]

@@ -51,7 +51,9 @@ pub(crate) fn commands(ask: &Ask) -> String {
 /// The prompt line of a terminal.
 pub(crate) fn invitation(ask: &Ask) -> String {
     match ask.kind {
-        AskKind::Permission if ask.risk == Risk::High => "allow? y(es once), n(o), or say why not: ".to_owned(),
+        AskKind::Permission if ask.risk == Risk::High => {
+            "allow? y(es once), n(o), or say why not: ".to_owned()
+        }
         AskKind::Permission => "allow? y(es once), a(lways), n(o), or say why not: ".to_owned(),
         AskKind::Question if ask.options.is_empty() => "answer: ".to_owned(),
         AskKind::Question => "answer, by number or in full: ".to_owned(),
@@ -184,8 +186,7 @@ pub(crate) mod tests {
     #[test]
     fn an_outcome_is_a_few_words() {
         assert_eq!(outcome(AskState::Withdrawn, None), "withdrawn");
-        let deny =
-            Answer { decision: Some(Decision::Deny), value: None, reason: Some("not now".to_owned()) };
+        let deny = Answer { decision: Some(Decision::Deny), value: None, reason: Some("not now".to_owned()) };
         assert_eq!(outcome(AskState::Answered, Some(&deny)), "denied: not now");
     }
 }

@@ -126,11 +126,14 @@ impl Conversation {
                 self.aside(out, &style.dim(&format!("queued at {}: {why}", queued.position)));
             }
             Body::RunCancelRequested(cancel) => {
-                let reason = cancel.reason.map(|why| format!(": {}", text::head(&why, HEAD))).unwrap_or_default();
+                let reason =
+                    cancel.reason.map(|why| format!(": {}", text::head(&why, HEAD))).unwrap_or_default();
                 self.aside(out, &style.dim(&format!("stopping, {}{reason}", stop_cause(cancel.by))));
             }
             Body::RunFinished(finished) => self.finished(out, run, &finished),
-            Body::ErrorRaised(error) => self.aside(out, &style.red(&format!("error: {}", text::clean(&error.message)))),
+            Body::ErrorRaised(error) => {
+                self.aside(out, &style.red(&format!("error: {}", text::clean(&error.message))))
+            }
             Body::SessionClosed(_) => self.aside(out, &style.dim("session closed")),
             _ => {}
         }

@@ -11,7 +11,8 @@ use crate::render::ask;
 /// Lets the agent do it, this time or always.
 pub(crate) async fn allow(context: &Context, id: &str, always: bool) -> Result<Exit> {
     let decision = if always { "allow_always" } else { "allow_once" };
-    settle(context, id, AnswerRequest { decision: Some(decision.to_owned()), ..AnswerRequest::default() }).await
+    settle(context, id, AnswerRequest { decision: Some(decision.to_owned()), ..AnswerRequest::default() })
+        .await
 }
 
 /// Refuses it; the agent is told why.

@@ -30,7 +30,13 @@ pub(crate) async fn asks(context: &Context, follow: bool) -> Result<Exit> {
     let mut table = Table::new(&["ID", "SESSION", "RISK", "AGE", "WANTS"]);
     for ask in &asks {
         let (id, session) = (ask.id.to_string(), ask.session_id.to_string());
-        table.row([id, session, ask::risk(ask.risk).to_owned(), text::age(ask.opened_at, now), ask::summary(ask)]);
+        table.row([
+            id,
+            session,
+            ask::risk(ask.risk).to_owned(),
+            text::age(ask.opened_at, now),
+            ask::summary(ask),
+        ]);
     }
     context.out.data(&table.render(context.out.out_style(), context.out.width()))?;
     if !asks.is_empty() {

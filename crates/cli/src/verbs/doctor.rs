@@ -121,7 +121,9 @@ fn room(home: &Path) -> Finding {
     let there = home.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     match rustix::fs::statvfs(there) {
         Ok(disk) => judge_room(disk.f_bavail.saturating_mul(disk.f_frsize)),
-        Err(error) => finding(Level::Warn, "disk", format!("free space is not known: {error}"), "look with df"),
+        Err(error) => {
+            finding(Level::Warn, "disk", format!("free space is not known: {error}"), "look with df")
+        }
     }
 }
 
@@ -145,7 +147,12 @@ async fn daemon(client: &Client) -> Vec<Finding> {
         }
         Ok(version) => {
             let message = format!("version {} answers at {}", version.version, client.host());
-            findings.push(finding(Level::Warn, "daemon", message, "`qd stop`, and the next verb starts yours"));
+            findings.push(finding(
+                Level::Warn,
+                "daemon",
+                message,
+                "`qd stop`, and the next verb starts yours",
+            ));
         }
         Err(failure) => findings.push(finding(Level::Bad, "daemon", failure.to_string(), "qd stop")),
     }
@@ -184,7 +191,8 @@ fn line(finding: &Finding, style: Style) -> String {
         Level::Warn => style.yellow("warn"),
         Level::Bad => style.red("bad "),
     };
-    let advice = finding.advice.as_ref().map(|advice| format!("\n               {advice}")).unwrap_or_default();
+    let advice =
+        finding.advice.as_ref().map(|advice| format!("\n               {advice}")).unwrap_or_default();
     format!("{level} {:<9} {}{advice}\n", finding.check, finding.message)
 }
 
@@ -195,7 +203,10 @@ mod tests {
     #[test]
     fn a_line_says_what_is_wrong_and_what_to_do() {
         let bad = finding(Level::Bad, "disk", "1.0 MiB free".to_owned(), "free some space");
-        assert_eq!(line(&bad, Style::new(false)), "bad  disk      1.0 MiB free\n               free some space\n");
+        assert_eq!(
+            line(&bad, Style::new(false)),
+            "bad  disk      1.0 MiB free\n               free some space\n"
+        );
         assert_eq!(line(&good("home", "/h".to_owned()), Style::new(false)), "ok   home      /h\n");
     }
 

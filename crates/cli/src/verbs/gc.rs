@@ -53,6 +53,9 @@ mod tests {
         let gc = Gc { journal_bytes: 2048, closed_sessions: 3, closed_events: 9, ..Gc::default() };
         let text = sizes(&gc, 7);
         assert!(text.starts_with("journal     2.0 KiB\nblobs       0 B\n"), "{text}");
-        assert!(text.ends_with("3 sessions closed for 7 days or more, with 9 events, and 0 files (0 B)\n"), "{text}");
+        assert!(
+            text.ends_with("3 sessions closed for 7 days or more, with 9 events, and 0 files (0 B)\n"),
+            "{text}"
+        );
     }
 }

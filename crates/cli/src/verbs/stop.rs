@@ -21,7 +21,9 @@ const LOOK: Duration = Duration::from_millis(20);
 pub(crate) async fn stop(context: &Context, workers: bool) -> Result<Exit> {
     let client = match context.whereabouts.find(&context.out).await {
         Ok(client) => client,
-        Err(Failure::Unreachable(_)) if context.whereabouts.explicit.is_none() => return stopped(context, None),
+        Err(Failure::Unreachable(_)) if context.whereabouts.explicit.is_none() => {
+            return stopped(context, None);
+        }
         Err(failure) => return Err(failure),
     };
     let version: Version = client.get("/v1/version").await?;

@@ -41,9 +41,7 @@ impl<'a> Transcript<'a> {
                 prompts: false,
                 clean: out.out_tty,
             },
-            Shape::Whole => {
-                Look { style: out.out_style(), joined: true, prompts: true, clean: out.out_tty }
-            }
+            Shape::Whole => Look { style: out.out_style(), joined: true, prompts: true, clean: out.out_tty },
         };
         Self { out, client, shape, conversation: Conversation::new(look) }
     }
@@ -104,8 +102,7 @@ impl<'a> Transcript<'a> {
 
 /// Some of a session's past after `after`, and where to go on; nothing when there is no more.
 pub(super) async fn page(client: &Client, session: &SessionRef, after: Seq) -> Result<(Vec<Arrived>, Seq)> {
-    let page: Page =
-        client.get(&format!("{}/events?after={after}&limit={PAGE}", session.path())).await?;
+    let page: Page = client.get(&format!("{}/events?after={after}&limit={PAGE}", session.path())).await?;
     let arrived = page.events.into_iter().map(|raw| {
         let line = raw.get().to_owned();
         let event = serde_json::from_str(&line).map_err(anyhow::Error::from)?;

@@ -32,8 +32,10 @@ pub(super) struct Argument<'i> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Arguments<'i> {
     pub(super) list: Vec<Argument<'i>>,
-    /// Whether one is there that we cannot read, such as a command that is neither text nor words.
+    /// Whether one is there that we cannot read, such as a path that is not text.
     pub(super) unreadable: bool,
+    /// Whether that one is a command.
+    pub(super) unreadable_line: bool,
 }
 
 /// The argument that rules are tried on: the command, else the path, else the address, else what is looked for. A
@@ -66,7 +68,7 @@ const OTHER_KEYS: &[&str] = &["pattern", "query"];
 /// commands looks at nothing but the command.
 pub(super) fn arguments<'i>(tool: &str, input: &'i Value) -> Arguments<'i> {
     let shell = runs_commands(tool);
-    let mut found = Arguments { list: Vec::new(), unreadable: false };
+    let mut found = Arguments { list: Vec::new(), unreadable: false, unreadable_line: false };
     if let Value::String(text) = input {
         let kind = match text {
             _ if shell => Kind::Command,
@@ -105,12 +107,19 @@ impl<'i> Arguments<'i> {
                             let text = Cow::Owned(command_line::join(&words));
                             self.list.push(Argument { kind, text });
                         }
-                        None => self.unreadable = true,
+                        None => self.skip(kind),
                     }
                 }
-                _ => self.unreadable = true,
+                _ => self.skip(kind),
             }
         }
+    }
+}
+
+impl Arguments<'_> {
+    fn skip(&mut self, kind: Kind) {
+        self.unreadable = true;
+        self.unreadable_line |= kind == Kind::Command;
     }
 }
 

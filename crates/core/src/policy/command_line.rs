@@ -2,6 +2,11 @@
 //! a line whose meaning depends on running something is refused rather than guessed at; guesses for the sake of
 //! caution live in `reading`.
 
+/// A longer line is not split: what a person cannot read, a rule should not allow.
+pub(super) const LINE_MAX: usize = 64 << 10;
+/// Nor is one of more commands.
+pub(super) const PARTS_MAX: usize = 1000;
+
 /// One command of a line, between two separators.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Part {
@@ -22,6 +27,8 @@ pub(super) struct Word {
     expands: bool,
     /// Whether it has an unquoted `*`, `?`, `[` or brace.
     wild: bool,
+    /// Whether an unquoted brace is open in it, so that a comma or two dots would make several words of it.
+    brace: bool,
 }
 
 impl Part {
@@ -34,6 +41,9 @@ impl Part {
 
 /// The commands of a line, or nothing if it cannot be told for certain which commands it runs.
 pub(super) fn split(line: &str) -> Option<Vec<Part>> {
+    if line.len() > LINE_MAX {
+        return None;
+    }
     // A terminal or a C string may end or change a line at such a character, and then it is another line.
     if line.chars().any(|c| c.is_control() && c != '\n' && c != '\t') {
         return None;
@@ -52,10 +62,11 @@ pub(super) fn join<S: AsRef<str>>(words: &[S]) -> String {
     quoted.join(" ")
 }
 
-/// Words that steer the shell rather than name a command. `time` is left out: it changes nothing.
+/// Words that steer the shell rather than name a command. After `time`, too, bash reads on as at the beginning of a
+/// command, assignments and all.
 pub(super) const CONTROL_WORDS: &[&str] = &[
     "if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case", "esac", "select",
-    "function", "coproc", "{", "}", "[[", "]]", "!",
+    "function", "coproc", "{", "}", "[[", "]]", "!", "time",
 ];
 
 /// Whether a word in front of a command sets a variable, as in `PATH=/tmp git status`.
@@ -169,8 +180,14 @@ impl Reader<'_> {
                 self.dollar()
             }
             c => {
+                let word = self.word();
+                // `{push,--force}`: two words that no rule would see.
+                if word.brace && (c == ',' || (c == '.' && word.raw.ends_with('.'))) {
+                    return None;
+                }
+                word.brace |= c == '{';
+                word.wild |= matches!(c, '*' | '?' | '[' | '{' | '}');
                 self.push(c);
-                self.word().wild |= matches!(c, '*' | '?' | '[' | '{' | '}');
                 Some(())
             }
         }
@@ -239,9 +256,11 @@ impl Reader<'_> {
     }
 
     fn redirect(&mut self, c: char) -> Option<()> {
-        // Digits that touch the arrow are the descriptor, not a word.
-        if self.word.as_ref().is_some_and(|word| word.raw.bytes().all(|b| b.is_ascii_digit())) {
-            self.word = None;
+        // Digits that touch the arrow are the descriptor, not a word. Of several digits not every shell thinks so.
+        if let Some(word) = self.word.take_if(|word| word.raw.bytes().all(|b| b.is_ascii_digit()))
+            && word.raw.len() > 1
+        {
+            return None;
         }
         self.end_word()?;
         let duplicates = match (c, self.peek()) {
@@ -292,6 +311,9 @@ impl Reader<'_> {
         }
         let part = std::mem::take(&mut self.part);
         if hides_a_command(&part) {
+            return None;
+        }
+        if self.parts.len() == PARTS_MAX {
             return None;
         }
         self.parts.push(part);

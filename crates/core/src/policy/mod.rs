@@ -27,7 +27,7 @@ pub use argument::main_argument;
 pub use risk::assess;
 
 use argument::{Arguments, Kind};
-use command_line::Part;
+use command_line::{PARTS_MAX, Part};
 
 /// The longest `tool` or `match` of a rule, so that a policy stays cheap to try.
 pub const PATTERN_MAX: usize = 4096;
@@ -147,8 +147,8 @@ fn refusal(rule: &Rule) -> String {
 struct Call<'q> {
     question: &'q Question<'q>,
     arguments: Arguments<'q>,
-    /// For each argument that is a command line, its parts; none if it cannot be split.
-    parts: Vec<Option<Vec<Part>>>,
+    /// For each argument that is a command line, its parts as rules see them; none if it cannot be split.
+    parts: Vec<Option<Vec<String>>>,
     /// Every text that a careful rule is tried on.
     suspicions: OnceCell<Vec<(Kind, String)>>,
 }
@@ -157,7 +157,8 @@ impl<'q> Call<'q> {
     fn new(question: &'q Question<'q>) -> Self {
         let arguments = argument::arguments(question.tool, question.input);
         let lines = arguments.list.iter().filter(|argument| argument.kind == Kind::Command);
-        let parts = lines.map(|line| command_line::split(&line.text)).collect();
+        let texts = |parts: Vec<Part>| parts.iter().map(Part::text).collect();
+        let parts = lines.map(|line| command_line::split(&line.text).map(texts)).collect();
         Self { question, arguments, parts, suspicions: OnceCell::new() }
     }
 
@@ -177,14 +178,14 @@ impl<'q> Call<'q> {
     /// Whether everything that the call does is within the pattern. A line that cannot be split is within none, not
     /// even within the absence of one: nobody knows what it does.
     fn is_covered_by(&self, pattern: Option<&str>) -> bool {
-        if self.arguments.unreadable {
-            return false;
-        }
-        let Some(pattern) = pattern else { return self.parts.iter().all(Option::is_some) };
-        let covers_line = |parts: &Option<Vec<Part>>| {
-            parts.as_ref().is_some_and(|parts| parts.iter().all(|part| glob::matches(pattern, &part.text())))
+        let Some(pattern) = pattern else {
+            return !self.arguments.unreadable_line && self.parts.iter().all(Option::is_some);
         };
-        !self.arguments.list.is_empty()
+        let covers_line = |parts: &Option<Vec<String>>| {
+            parts.as_ref().is_some_and(|parts| parts.iter().all(|part| glob::matches(pattern, part)))
+        };
+        !self.arguments.unreadable
+            && !self.arguments.list.is_empty()
             && self.parts.iter().all(covers_line)
             && self.arguments.list.iter().all(|argument| match argument.kind {
                 Kind::Command => true,
@@ -219,14 +220,18 @@ impl<'q> Call<'q> {
                 found.push((argument.kind, text.to_owned()));
                 match argument.kind {
                     Kind::Command => {
-                        let naive = text.split([';', '&', '|', '\n']).chain([text]);
-                        found.extend(naive.map(|segment| (Kind::Command, segment.trim().to_owned())));
+                        found.push((Kind::Command, text.trim().to_owned()));
+                        if self.parts.iter().any(Option::is_none) {
+                            let naive = text.split([';', '&', '|', '\n']).take(PARTS_MAX);
+                            found.extend(naive.map(|segment| (Kind::Command, segment.trim().to_owned())));
+                        }
                         for command in reading::read(text).commands {
-                            let rest = command.words[1..].join(" ");
-                            for program in [command.words[0].as_str(), command.program()] {
-                                found
-                                    .push((Kind::Command, format!("{program} {rest}").trim_end().to_owned()));
+                            let plain = command.words.join(" ");
+                            let (written, program) = (&command.words[0], command.program());
+                            if written != program {
+                                found.push((Kind::Command, format!("{program}{}", &plain[written.len()..])));
                             }
+                            found.push((Kind::Command, plain));
                         }
                     }
                     Kind::Path | Kind::Other => found.push((argument.kind, path::normalise(text))),
@@ -237,7 +242,7 @@ impl<'q> Call<'q> {
                 }
             }
             for part in self.parts.iter().flatten().flatten() {
-                found.push((Kind::Command, part.text()));
+                found.push((Kind::Command, part.clone()));
             }
             found
         })

@@ -4,14 +4,14 @@
 
 use std::collections::HashSet;
 
-use super::command_line::{CONTROL_WORDS, is_assignment, split};
+use super::command_line::{CONTROL_WORDS, LINE_MAX, PARTS_MAX, Part, is_assignment, split};
 
-/// A longer line is not looked into; it counts as tangled.
-pub(super) const LINE_MAX: usize = 64 << 10;
 /// Lines within lines (`sh -c`) that are looked into.
 const LINES_MAX: usize = 64;
 /// Words after a command like `sudo` at which the command that it runs may begin.
-const STARTS_MAX: usize = 32;
+const STARTS_MAX: usize = 16;
+/// Bytes of all commands together. Every rule is tried on every one of them, so this bounds what a line can cost.
+const TEXT_MAX: usize = 2 * LINE_MAX;
 
 /// One command that a line may run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,32 +41,16 @@ pub(super) struct Readings {
     pub(super) tangled: bool,
 }
 
-/// Reads a line, and the lines within it.
+/// Reads a line, and the lines within it. Of one that is too long only the beginning is read.
 pub(super) fn read(line: &str) -> Readings {
-    let mut found = Readings { clear: true, ..Readings::default() };
-    if line.len() > LINE_MAX {
-        let (commands, writes) = guess(line);
-        return Readings { commands, writes, clear: false, tangled: true };
-    }
+    let mut found = Readings { clear: true, tangled: line.len() > LINE_MAX, ..Readings::default() };
+    let line = &line[..line.floor_char_boundary(LINE_MAX)];
     let mut seen = HashSet::from([line.to_owned()]);
     let mut lines = vec![line.to_owned()];
+    let mut room = TEXT_MAX;
     while let Some(line) = lines.pop() {
-        let commands = match split(&line) {
-            Some(parts) => parts
-                .into_iter()
-                .map(|part| Reading {
-                    words: part.words.into_iter().map(|word| word.value).collect(),
-                    piped: part.piped,
-                })
-                .collect(),
-            None => {
-                found.clear = false;
-                let (commands, writes) = guess(&line);
-                found.writes.extend(writes);
-                commands
-            }
-        };
-        for command in commands {
+        for command in found.commands_of(&line) {
+            let before = found.commands.len();
             for line in found.unwrap_command(command) {
                 if seen.len() >= LINES_MAX {
                     found.tangled = true;
@@ -74,12 +58,38 @@ pub(super) fn read(line: &str) -> Readings {
                     lines.push(line);
                 }
             }
+            let taken: usize =
+                found.commands[before..].iter().flat_map(|c| &c.words).map(|word| word.len() + 1).sum();
+            room = room.saturating_sub(taken);
+            if room == 0 || found.commands.len() > PARTS_MAX {
+                found.tangled = true;
+                return found;
+            }
         }
     }
     found
 }
 
 impl Readings {
+    /// The commands of one line, guessed if they have to be.
+    fn commands_of(&mut self, line: &str) -> Vec<Reading> {
+        if let Some(parts) = split(line) {
+            let values = |part: Part| part.words.into_iter().map(|word| word.value).collect();
+            return parts
+                .into_iter()
+                .map(|part| Reading { piped: part.piped, words: values(part) })
+                .collect();
+        }
+        self.clear = false;
+        let (mut commands, writes) = guess(line);
+        self.writes.extend(writes);
+        // `rm {-rf,/}` is `rm -rf /`.
+        if line.contains('{') && line.contains(',') {
+            commands.extend(guess(&line.replace(['{', '}'], "").replace(',', " ")).0);
+        }
+        commands
+    }
+
     /// Notes a command and those that it runs by its arguments, and returns the lines that it hands to a shell.
     fn unwrap_command(&mut self, command: Reading) -> Vec<String> {
         let mut lines = Vec::new();

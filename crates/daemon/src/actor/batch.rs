@@ -19,6 +19,8 @@ use crate::daemon::{Daemon, SessionRef, append_failed, blob_failed};
 pub(crate) struct Birth {
     pub(crate) events: Vec<NewEvent>,
     pub(crate) rows: Vec<RowChange>,
+    /// What its maker is told, remembered if it came under a key.
+    pub(crate) answer: Vec<u8>,
 }
 
 /// One step's worth of what is to be answered and done.
@@ -45,6 +47,8 @@ pub(super) struct Batch {
     session_changed: bool,
     snapshot: Option<(Number, Vec<u8>)>,
     key: Option<IdempotencyKey>,
+    /// The answer under that key, if it is not the reply's own words.
+    made: Option<Vec<u8>>,
     births: Vec<Box<Birth>>,
     /// The last thing heard that is judged here.
     pub(super) heard: Option<UpNumber>,
@@ -79,6 +83,7 @@ impl Batch {
         let Some(last) = self.judged.last_mut() else { return };
         last.waiter = Some(waiter);
         if !matches!(last.reply, Some(Reply::Refused(_)) | None) {
+            self.made = birth.as_ref().map(|birth| birth.answer.clone());
             self.key = key;
             self.births.extend(birth);
         }
@@ -96,7 +101,7 @@ impl Batch {
         state: &State,
         line: &[SessionKey],
     ) -> Result<Seq, ApiError> {
-        if self.events.is_empty() && self.key.is_none() {
+        if self.events.is_empty() && self.key.is_none() && !self.purges() {
             return Ok(daemon.journal.head());
         }
         self.keep_large(daemon, session).await?;
@@ -154,8 +159,16 @@ impl Batch {
         self.bodies().any(ends) && !self.bodies().any(|body| matches!(body, Body::RunAccepted(_)))
     }
 
+    /// A session that is closed already is purged without another event.
+    fn purges(&self) -> bool {
+        self.judged.iter().any(|judged| judged.effects.contains(&Effect::Purge))
+    }
+
     fn remember(&self) -> Option<Remember> {
         let IdempotencyKey { key, fingerprint } = self.key.clone()?;
+        if let Some(made) = self.made.clone() {
+            return Some(Remember { key, fingerprint, answer: Box::new(move |_| made.clone()) });
+        }
         let judged = self.judged.last()?;
         let (reply, offset) = (judged.reply.clone()?, judged.offset);
         let run = accepted_run(&reply, &self.events, offset);
@@ -172,7 +185,7 @@ impl Batch {
         state: &State,
         line: &[SessionKey],
     ) -> Result<Vec<RowChange>, ApiError> {
-        if self.judged.iter().any(|judged| judged.effects.contains(&Effect::Purge)) {
+        if self.purges() {
             return Ok(vec![RowChange::Purge { session: session.key }]);
         }
         let mut changes = Vec::new();
@@ -208,7 +221,7 @@ impl Batch {
                     text
                 }
             };
-            let kept = daemon.journal.blobs().put(text.into()).await.map_err(blob_failed)?;
+            let kept = daemon.journal.blobs().put(text).await.map_err(blob_failed)?;
             if let Body::RunFinished(finished) = &mut self.events[event].body {
                 finished.blob = Some(kept.clone());
             }

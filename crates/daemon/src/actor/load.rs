@@ -5,7 +5,7 @@ use std::sync::Arc;
 use qd_core::session::{Accept, Recorded, State, evolve};
 use qd_journal::{SessionKey, StoredEvent};
 use qd_protocol::event::{Body, Part};
-use qd_protocol::{ApiError, Code, Number, RunId, Seq, Text};
+use qd_protocol::{ApiError, Code, Number, RunId, Text};
 
 use crate::daemon::{Daemon, SessionRef, read_failed};
 
@@ -32,7 +32,7 @@ pub(super) async fn load(
 }
 
 /// Applies events to a snapshot, or to the session's first event.
-pub(crate) fn replay(
+fn replay(
     session: &SessionRef,
     snapshot: Option<State>,
     events: &[StoredEvent],
@@ -71,7 +71,7 @@ fn unreadable(session: &SessionRef, error: serde_json::Error) -> ApiError {
 }
 
 /// A session's state as it is kept with each end of a run.
-pub(super) fn snapshot(state: &State) -> Option<(Number, Vec<u8>)> {
+pub(crate) fn snapshot(state: &State) -> Option<(Number, Vec<u8>)> {
     match serde_json::to_vec(state) {
         Ok(bytes) => Some((state.number, bytes)),
         Err(error) => {
@@ -85,43 +85,51 @@ pub(super) fn snapshot(state: &State) -> Option<(Number, Vec<u8>)> {
 /// All that a run has said, as far as it is in the journal.
 pub(super) async fn said(daemon: &Daemon, session: &SessionRef, run: &RunId) -> Result<String, ApiError> {
     let mut text = String::new();
-    let mut after = Seq(0);
+    let mut after = Number(0);
     loop {
         let kinds = &["text.delta"];
         let page = daemon.journal.session_events(session.key, Some(run), kinds, after, PAGE).await;
         let page = page.map_err(read_failed)?;
-        for stored in &page {
-            after = stored.seq;
+        for stored in &page.events {
             if let Some(Body::TextDelta(delta)) = decode(session, stored)? {
                 text.push_str(&delta.text);
             }
         }
-        if page.len() < PAGE {
+        if page.end {
             return Ok(text);
         }
+        after = page.scanned;
     }
 }
 
-/// What was asked of a run, as the journal has it.
+/// What was asked of a run, as the journal has it: its first message.
 pub(super) async fn prompt(daemon: &Daemon, session: &SessionRef, run: &RunId) -> Result<Accept, ApiError> {
-    let kinds = &["message.created"];
-    let page = daemon.journal.session_events(session.key, Some(run), kinds, Seq(0), 1).await.map_err(read_failed)?;
-    let mut accept = Accept {
-        run: run.clone(),
-        prompt: Text::default(),
-        attachments: Vec::new(),
-        fingerprint: String::new(),
-    };
-    for stored in &page {
-        if let Some(Body::MessageCreated(message)) = decode(session, stored)? {
-            for part in message.parts {
-                match part {
-                    Part::Text { text, blob } => accept.prompt = Text { head: text, blob },
-                    Part::File { file } => accept.attachments.push(file),
-                    _ => {}
-                }
+    let mut after = Number(0);
+    loop {
+        let kinds = &["message.created"];
+        let page = daemon.journal.session_events(session.key, Some(run), kinds, after, PAGE).await;
+        let page = page.map_err(read_failed)?;
+        for stored in &page.events {
+            if let Some(Body::MessageCreated(message)) = decode(session, stored)? {
+                return Ok(accept(run, message.parts));
             }
         }
+        if page.end {
+            return Err(ApiError::not_found("prompt of run", run));
+        }
+        after = page.scanned;
     }
-    Ok(accept)
+}
+
+fn accept(run: &RunId, parts: Vec<Part>) -> Accept {
+    let mut accept =
+        Accept { run: run.clone(), prompt: Text::default(), attachments: Vec::new(), fingerprint: String::new() };
+    for part in parts {
+        match part {
+            Part::Text { text, blob } => accept.prompt = Text { head: text, blob },
+            Part::File { file } => accept.attachments.push(file),
+            _ => {}
+        }
+    }
+    accept
 }

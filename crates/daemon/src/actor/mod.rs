@@ -20,13 +20,14 @@ use qd_protocol::link::{Gone, Up};
 use qd_protocol::{ApiError, Millis, RunId};
 use tokio::sync::oneshot;
 
-pub(crate) use reply::{Answer, Done};
+pub(crate) use reply::{Answer, Done, run_id_conflict};
 
 use crate::daemon::{Daemon, SessionRef};
 use crate::registry::Mailbox;
 use agent::Agent;
+pub(crate) use batch::{Birth, row_change, session_row, unwritable};
 use batch::{Batch, Held};
-pub(crate) use batch::Birth;
+pub(crate) use load::{recorded, snapshot};
 
 /// How many things are judged before the next append.
 const BATCH_MAX: usize = 256;

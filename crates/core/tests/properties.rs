@@ -1,0 +1,97 @@
+//! Random ways through a larger world than the walk can cover: more of everything, in an order that nobody chose.
+//! The seed is printed; `QD_SEED=N` runs it again.
+
+mod world;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use world::{Budget, Small};
+
+const CASES: u32 = 10_000;
+const STEPS: usize = 60;
+
+const PLENTY: Budget = Budget {
+    prompts: 12,
+    cancels: 4,
+    single_cancels: 3,
+    steers: 6,
+    answers: 6,
+    removes: 3,
+    clears: 2,
+    halts: 3,
+    policies: 1,
+    closes: 1,
+    deaths: 2,
+    vanishes: 2,
+    breaks: 3,
+    late: 4,
+    asks: 4,
+    says: 12,
+};
+
+fn seed() -> u64 {
+    let chosen = std::env::var("QD_SEED").ok().and_then(|text| text.parse().ok());
+    chosen.unwrap_or_else(|| std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0))
+}
+
+fn runner(seed: u64) -> TestRunner {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let config = Config { cases: CASES, failure_persistence: None, ..Config::default() };
+    TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
+}
+
+#[test]
+fn no_random_order_breaks_the_contract_and_every_journal_replays_byte_for_byte() {
+    let seed = seed();
+    println!("properties: {CASES} cases of {STEPS} steps, QD_SEED={seed}");
+    let choices = prop::collection::vec(any::<prop::sample::Index>(), STEPS);
+    let result = runner(seed).run(&choices, |choices| {
+        let mut small = Small::new(PLENTY);
+        small.keeps_journal = true;
+        for choice in choices {
+            let actions = small.actions();
+            if actions.is_empty() {
+                break;
+            }
+            small.act(*choice.get(&actions));
+        }
+        small.check_bytes(&small.journal);
+        settle(small);
+        Ok(())
+    });
+    if let Err(error) = result {
+        panic!("QD_SEED={seed}: {error}");
+    }
+}
+
+/// Lets the world run out: clients do nothing more, the halt is lifted, the agent obeys. Everything must end.
+fn settle(mut small: Small) {
+    let nothing = Budget {
+        prompts: 0,
+        cancels: 0,
+        single_cancels: 0,
+        steers: 0,
+        answers: 0,
+        removes: 0,
+        clears: 0,
+        halts: 0,
+        policies: 0,
+        closes: 0,
+        deaths: 0,
+        vanishes: 0,
+        breaks: 0,
+        late: 0,
+        asks: 0,
+        says: 0,
+    };
+    small.left = Budget { cancels: 1, ..nothing };
+    for _ in 0..1000 {
+        // The last action is the agent's, if it can do anything; a final cancel frees one that waits for a person.
+        match small.actions().last() {
+            Some(action) => small.act(*action),
+            None => return small.check_end(),
+        }
+    }
+    panic!("the world did not come to rest: {:?}", small.state);
+}

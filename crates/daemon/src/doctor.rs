@@ -1,0 +1,153 @@
+//! Lists made again from the events: what `qd doctor --rebuild` does while no daemon runs.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use qd_core::rows::apply;
+use qd_core::session::State;
+use qd_journal::{RebuildError, RowChange, SessionKey, StoredEvent, WorkspaceRow};
+use qd_protocol::api::{Halt, Workspace};
+use qd_protocol::event::Body;
+
+use crate::actor::{recorded, row_change, session_row, snapshot};
+use crate::daemon::SessionRef;
+
+/// What a rebuild made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RebuildReport {
+    /// Events read.
+    pub events: u64,
+    /// Workspaces made of them, removed ones too.
+    pub workspaces: u64,
+    /// Sessions.
+    pub sessions: u64,
+    /// Runs.
+    pub runs: u64,
+    /// Asks.
+    pub asks: u64,
+    /// Events that this version cannot read, and so could not use.
+    pub unreadable: u64,
+}
+
+/// Makes every list anew from the events of a home that no daemon owns.
+pub fn rebuild(home: &Path) -> Result<RebuildReport, RebuildError> {
+    let mut fold = Fold::default();
+    qd_journal::rebuild(home, |event| fold.add(event))?;
+    Ok(fold.report)
+}
+
+#[derive(Default)]
+struct Fold {
+    sessions: HashMap<SessionKey, Alive>,
+    workspaces: HashMap<i64, Workspace>,
+    report: RebuildReport,
+}
+
+struct Alive {
+    session: SessionRef,
+    state: State,
+    parent: Option<SessionKey>,
+}
+
+impl Fold {
+    fn add(&mut self, event: &StoredEvent) -> Vec<RowChange> {
+        self.report.events += 1;
+        let body = match Body::decode(&event.kind, &event.data) {
+            Ok(Some(body)) => body,
+            Ok(None) | Err(_) => {
+                self.report.unreadable += 1;
+                return Vec::new();
+            }
+        };
+        match (&event.scope.workspace, &event.scope.session) {
+            (Some((workspace_key, workspace)), Some((key, id))) => {
+                if let Body::SessionCreated(created) = body {
+                    let session = SessionRef::new(*key, id.clone(), *workspace_key, workspace.clone());
+                    let above = created.parent.clone();
+                    let parent =
+                        self.sessions.values().find(|alive| Some(&alive.session.id) == above.as_ref());
+                    let parent = parent.map(|alive| alive.session.key);
+                    let state = State::new(id.clone(), workspace.clone(), created, event.ts);
+                    self.report.sessions += 1;
+                    let alive = Alive { session, state, parent };
+                    let row = alive.row();
+                    self.sessions.insert(*key, alive);
+                    return row.into_iter().collect();
+                }
+                self.of_session(*key, event, body)
+            }
+            (Some((key, id)), None) => {
+                let workspace = match body {
+                    Body::WorkspaceCreated(created) => {
+                        self.report.workspaces += 1;
+                        let made = Workspace {
+                            id: id.clone(),
+                            path: created.path,
+                            name: created.name,
+                            created_at: event.ts,
+                        };
+                        self.workspaces.insert(key.0, made.clone());
+                        Some((made, false))
+                    }
+                    Body::WorkspaceRemoved(_) => self.workspaces.remove(&key.0).map(|gone| (gone, true)),
+                    _ => None,
+                };
+                let row = workspace.map(|(workspace, removed)| {
+                    RowChange::Workspace(WorkspaceRow {
+                        key: *key,
+                        id: workspace.id.clone(),
+                        path: workspace.path.clone(),
+                        name: Some(workspace.name.clone()),
+                        removed,
+                        created_at: workspace.created_at,
+                        doc: serde_json::to_vec(&workspace).unwrap_or_default(),
+                    })
+                });
+                row.into_iter().collect()
+            }
+            _ => crate::halt::row(&match body {
+                Body::HaltSet(set) => {
+                    Halt { halted: true, reason: set.reason, cancel: set.cancel, since: Some(event.ts) }
+                }
+                _ => Halt::default(),
+            })
+            .into_iter()
+            .collect(),
+        }
+    }
+
+    fn of_session(&mut self, key: SessionKey, stored: &StoredEvent, body: Body) -> Vec<RowChange> {
+        let Some(alive) = self.sessions.get_mut(&key) else {
+            self.report.unreadable += 1;
+            return Vec::new();
+        };
+        let event = recorded(stored, body);
+        let touches = qd_core::rows::touches_session(&event.body);
+        let ends = matches!(event.body, Body::RunFinished(_));
+        let rows = apply(&mut alive.state, &event);
+        let accepted = match (&event.body, &event.run) {
+            (Body::RunAccepted(_), Some(run)) => {
+                self.report.runs += 1;
+                HashMap::from([(run, 0)])
+            }
+            _ => HashMap::new(),
+        };
+        self.report.asks += u64::from(matches!(event.body, Body::AskOpened(_)));
+        let mut changes: Vec<RowChange> =
+            rows.iter().filter_map(|row| row_change(&alive.session, row, &accepted).ok()).collect();
+        if touches {
+            changes.extend(alive.row());
+        }
+        if let (true, Some((number, state))) = (ends, ends.then(|| snapshot(&alive.state)).flatten()) {
+            changes.push(RowChange::Snapshot { session: key, number, state });
+        }
+        changes
+    }
+}
+
+impl Alive {
+    fn row(&self) -> Option<RowChange> {
+        let line: Vec<SessionKey> = [self.session.key].into_iter().chain(self.parent).collect();
+        session_row(&self.session, &self.state, &line).ok()
+    }
+}

@@ -1,0 +1,281 @@
+//! Streams of what happens, as server-sent events. A stream is a subscription to the journal that is polled by its
+//! own connection: it has no task, nobody waits for it, and the frames it sends are those that all readers share.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, header};
+use axum::response::IntoResponse;
+use bytes::{Bytes, BytesMut};
+use futures_util::stream;
+use qd_journal::{Filter, Published, ReadError, Subscription, Topic};
+use qd_protocol::limits::HEARTBEAT_S;
+use qd_protocol::{ApiError, Code, Seq, SessionId, WorkspaceId};
+use serde::Deserialize;
+use tokio::sync::watch;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::describe::{BadQuery, Guarded, InWorkspace, Missing};
+use super::extract::{Ids, Query};
+use super::{invalid, sessions};
+use crate::daemon::Daemon;
+use crate::edge::Refusal;
+
+/// The header with which a reader comes back.
+const LAST_EVENT_ID: &str = "last-event-id";
+/// Whatever is accepted after this is on the stream.
+const READY: &[u8] = b": ready\n\n";
+/// Says that the stream lives.
+const QUIET: &[u8] = b": quiet\n\n";
+/// Frames below this are copied together, so that many go out in one write; larger ones stay shared.
+const JOIN_BELOW: usize = 4 << 10;
+/// Bytes of frames that are copied together.
+const JOINED_MAX: usize = 64 << 10;
+/// Kinds of the contract that only later versions write; who asks for them already is not mistaken.
+const LATER_KINDS: &[&str] = &[
+    "run.suspended",
+    "run.resumed",
+    "worker.started",
+    "worker.reattached",
+    "worker.exited",
+    "fleet.started",
+    "fleet.routed",
+    "fleet.finished",
+];
+
+pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
+    OpenApiRouter::new().routes(routes!(stream_all)).routes(routes!(stream_workspace))
+}
+
+/// Reads a cursor: a seq that the journal has reached.
+pub(super) fn cursor(text: &str, head: Seq) -> Result<Seq, ApiError> {
+    match text.parse().map(Seq) {
+        Ok(seq) if seq <= head => Ok(seq),
+        Ok(seq) => {
+            let message = format!("the cursor {seq} is ahead of the journal, which ends at {head}");
+            Err(ApiError::new(Code::BadCursor, message))
+        }
+        Err(_) => {
+            Err(ApiError::new(Code::BadCursor, "a cursor is the id of an event, or 0 for the beginning"))
+        }
+    }
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct StreamQuery {
+    /// Replay everything after this cursor, then go live; 0: from the beginning; absent: from now.
+    after: Option<String>,
+    /// Of this session alone.
+    session: Option<String>,
+    /// Of these kinds alone, with commas between them.
+    kinds: Option<String>,
+}
+
+/// The header of a reader that comes back.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Header)]
+#[expect(dead_code, reason = "it only describes a header")]
+struct CursorHeader {
+    /// The id of the last event that was seen; it wins over `after`.
+    #[param(rename = "Last-Event-ID")]
+    last_event_id: Option<String>,
+}
+
+/// What happens in every workspace.
+#[utoipa::path(get, path = "/v1/events", tag = "events", params(StreamQuery, CursorHeader), responses(
+    (status = 200, description = "Frames of `id`, `event` and `data` (an `Event`), with no gap and no repeat; the \
+        comment `: ready` once attached, a comment after every 15 s of silence", body = String,
+        content_type = "text/event-stream"),
+    BadQuery, Missing, Guarded,
+))]
+async fn stream_all(
+    State(daemon): State<Arc<Daemon>>,
+    Query(query): Query<StreamQuery>,
+    headers: HeaderMap,
+) -> Result<impl IntoResponse, Refusal> {
+    let topic = match &query.session {
+        Some(text) => Topic::Session(daemon.find_session(&session_id(text)?).await?.key),
+        None => Topic::All,
+    };
+    Ok(attach(&daemon, topic, &query, &headers)?)
+}
+
+/// What happens in one workspace.
+#[utoipa::path(get, path = "/v1/workspaces/{w}/events", tag = "events",
+    params(InWorkspace, StreamQuery, CursorHeader),
+    responses(
+        (status = 200, description = "As `/v1/events`", body = String, content_type = "text/event-stream"),
+        BadQuery, Missing, Guarded,
+    )
+)]
+async fn stream_workspace(
+    State(daemon): State<Arc<Daemon>>,
+    Ids(workspace): Ids<WorkspaceId>,
+    Query(query): Query<StreamQuery>,
+    headers: HeaderMap,
+) -> Result<impl IntoResponse, Refusal> {
+    let place = daemon.places.get(&workspace)?;
+    let topic = match &query.session {
+        Some(text) => Topic::Session(sessions::find(&daemon, &workspace, &session_id(text)?).await?.key),
+        None => Topic::Workspace(place.key),
+    };
+    Ok(attach(&daemon, topic, &query, &headers)?)
+}
+
+fn session_id(text: &str) -> Result<SessionId, ApiError> {
+    SessionId::parse(text).map_err(|_| ApiError::not_found("session", text))
+}
+
+/// Subscribes, and answers with a body that ends with the daemon or with its reader.
+fn attach(
+    daemon: &Arc<Daemon>,
+    topic: Topic,
+    query: &StreamQuery,
+    headers: &HeaderMap,
+) -> Result<impl IntoResponse + use<>, ApiError> {
+    let kinds = query.kinds.as_deref().map(kinds).transpose()?;
+    let after = match headers.get(LAST_EVENT_ID) {
+        // What is not even text is not a cursor either.
+        Some(id) => Some(id.to_str().unwrap_or_default()),
+        None => query.after.as_deref(),
+    };
+    let after = after.map(|text| cursor(text, daemon.journal.head())).transpose()?;
+    let feed = Feed {
+        news: daemon.journal.subscribe(Filter { topic, kinds }, after),
+        stop: daemon.stop_signal(),
+        chunks: VecDeque::from([Bytes::from_static(READY)]),
+        _counted: Counted::new(Arc::clone(daemon)),
+    };
+    let body = stream::unfold(feed, |mut feed| async {
+        let chunk = feed.next().await?;
+        Some((Ok::<Bytes, Infallible>(chunk), feed))
+    });
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream"),
+        (header::CACHE_CONTROL, "no-cache"),
+        (header::HeaderName::from_static("x-accel-buffering"), "no"),
+    ];
+    Ok((headers, Body::from_stream(body)))
+}
+
+/// The kinds that a reader wants, all of which must be known: a misspelt one would never come.
+fn kinds(text: &str) -> Result<Arc<[String]>, ApiError> {
+    let known = |kind: &str| qd_protocol::Body::KINDS.contains(&kind) || LATER_KINDS.contains(&kind);
+    let read = |kind: &str| match known(kind) {
+        true => Ok(kind.to_owned()),
+        false => Err(invalid(format!("there is no kind of event called `{kind}`"))),
+    };
+    text.split(',').map(read).collect()
+}
+
+/// One reader's stream.
+struct Feed {
+    news: Subscription,
+    stop: watch::Receiver<bool>,
+    /// Ready to be sent.
+    chunks: VecDeque<Bytes>,
+    _counted: Counted,
+}
+
+impl Feed {
+    /// The next bytes; `None` at the end. A reader that is far behind is not waited for when the daemon ends: it
+    /// comes back with its cursor.
+    async fn next(&mut self) -> Option<Bytes> {
+        if self.chunks.is_empty() {
+            let heard = tokio::select! {
+                biased;
+                _ = self.stop.wait_for(|stop| *stop) => return None,
+                heard = self.news.next() => heard,
+                () = tokio::time::sleep(Duration::from_secs(HEARTBEAT_S)) => {
+                    return Some(Bytes::from_static(QUIET));
+                }
+            };
+            match heard {
+                Ok(events) => self.chunks = chunks(&events),
+                Err(ReadError::Stopped) => return None,
+                Err(error) => {
+                    tracing::warn!(%error, "a stream ends because the journal could not be read");
+                    return None;
+                }
+            }
+        }
+        let chunk = self.chunks.pop_front();
+        if self.chunks.is_empty() {
+            // A quiet stream should cost little: a burst's room is not kept.
+            self.chunks = VecDeque::new();
+        }
+        chunk
+    }
+}
+
+/// The frames of some events, small neighbours joined.
+fn chunks(events: &[Arc<Published>]) -> VecDeque<Bytes> {
+    if let [event] = events {
+        return VecDeque::from([event.frame.clone()]);
+    }
+    let mut chunks = VecDeque::new();
+    let mut joined = BytesMut::new();
+    for event in events {
+        let frame = &event.frame;
+        let is_large = frame.len() >= JOIN_BELOW;
+        if !joined.is_empty() && (is_large || joined.len() + frame.len() > JOINED_MAX) {
+            chunks.push_back(joined.split().freeze());
+        }
+        match is_large {
+            true => chunks.push_back(frame.clone()),
+            false => joined.extend_from_slice(frame),
+        }
+    }
+    if !joined.is_empty() {
+        chunks.push_back(joined.freeze());
+    }
+    chunks
+}
+
+/// An open stream among the daemon's numbers, for as long as it lives.
+struct Counted(Arc<Daemon>);
+
+impl Counted {
+    fn new(daemon: Arc<Daemon>) -> Self {
+        daemon.stats.streams.fetch_add(1, Ordering::Relaxed);
+        Self(daemon)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.stats.streams.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_is_a_seq_that_the_journal_has_reached() {
+        assert_eq!(cursor("0", Seq(7)), Ok(Seq(0)));
+        assert_eq!(cursor("7", Seq(7)), Ok(Seq(7)));
+        for bad in ["8", "-1", "soon", "", "9223372036854775807", "99999999999999999999"] {
+            assert_eq!(cursor(bad, Seq(7)).unwrap_err().code, Code::BadCursor, "{bad}");
+        }
+    }
+
+    #[test]
+    fn kinds_are_those_of_the_contract() {
+        assert_eq!(*kinds("run.finished,text.delta").unwrap(), ["run.finished", "text.delta"]);
+        assert!(kinds("worker.exited").is_ok(), "of the contract, though nobody writes it yet");
+        for bad in ["", "run.finishd", "run.finished,", "run.finished, text.delta", "*"] {
+            assert_eq!(kinds(bad).unwrap_err().code, Code::InvalidValue, "{bad}");
+        }
+    }
+}

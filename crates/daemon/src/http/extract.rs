@@ -1,0 +1,197 @@
+//! What a handler takes out of a request: ids in its path, its query, its body with an `Idempotency-Key`. What is
+//! wrong with them is said here, in the shape of every refusal, so that handlers only see what cannot be wrong.
+
+use axum::body::Body;
+use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::http::request::Parts;
+use qd_protocol::limits::IDEMPOTENCY_KEY_MAX;
+use qd_protocol::{ApiError, Code};
+use serde::de::DeserializeOwned;
+use sha2::{Digest, Sha256};
+
+use super::invalid;
+use crate::actor::IdempotencyKey;
+use crate::edge::{Refusal, read_whole};
+
+/// The header that makes a repeat harmless.
+const KEY_HEADER: &str = "idempotency-key";
+
+/// The ids in a path. One that is not even an id is like one that nobody has: 404.
+#[derive(Debug)]
+pub(super) struct Ids<T>(pub(super) T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Ids<T> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(head: &mut Parts, state: &S) -> Result<Self, Refusal> {
+        match Path::from_request_parts(head, state).await {
+            Ok(Path(ids)) => Ok(Self(ids)),
+            Err(_) => {
+                let message = format!("there is nothing at {}", head.uri.path());
+                Err(Refusal(ApiError::new(Code::NotFound, message)))
+            }
+        }
+    }
+}
+
+/// The query, as a struct whose fields are all there are.
+#[derive(Debug)]
+pub(super) struct Query<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(head: &mut Parts, _: &S) -> Result<Self, Refusal> {
+        match axum::extract::Query::try_from_uri(&head.uri) {
+            Ok(axum::extract::Query(query)) => Ok(Self(query)),
+            Err(rejection) => {
+                let text = rejection.body_text();
+                let why = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
+                Err(Refusal(invalid(format!("the query is not what this route takes: {why}"))))
+            }
+        }
+    }
+}
+
+/// A body, taken by `E`, with the `Idempotency-Key` that came with it.
+#[derive(Debug)]
+pub(super) struct Keyed<E>(pub(super) Option<IdempotencyKey>, pub(super) E);
+
+impl<E: FromRequest<S, Rejection = Refusal>, S: Send + Sync> FromRequest<S> for Keyed<E> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
+        let (head, body) = request.into_parts();
+        let body = read_whole(body).await?;
+        let key = key(&head, &body)?;
+        let taken = E::from_request(Request::from_parts(head, Body::from(body)), state).await?;
+        Ok(Self(key, taken))
+    }
+}
+
+fn key(head: &Parts, body: &[u8]) -> Result<Option<IdempotencyKey>, ApiError> {
+    let mut given = head.headers.get_all(KEY_HEADER).iter();
+    let Some(first) = given.next() else { return Ok(None) };
+    let text = first.to_str().ok().filter(|text| (1..=IDEMPOTENCY_KEY_MAX).contains(&text.len()));
+    let (Some(text), None) = (text, given.next()) else {
+        let message =
+            format!("an Idempotency-Key is one header of 1 to {IDEMPOTENCY_KEY_MAX} visible characters");
+        return Err(invalid(message));
+    };
+    let (method, path) = (head.method.as_str(), head.uri.path());
+    Ok(Some(IdempotencyKey { key: scoped(method, path, text), fingerprint: fingerprint(method, path, body) }))
+}
+
+/// A key counts for its route alone: two routes do not share their clients' names.
+fn scoped(method: &str, path: &str, key: &str) -> String {
+    format!("{method} {path} {key}")
+}
+
+/// What tells a request apart from another under the same key. Neither a method nor a path has a line's end.
+fn fingerprint(method: &str, path: &str, body: &[u8]) -> [u8; 32] {
+    let hash = Sha256::new().chain_update(method).chain_update("\n").chain_update(path).chain_update("\n");
+    hash.chain_update(body).finalize().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::Method;
+    use qd_protocol::SessionId;
+    use serde::Deserialize;
+
+    use super::super::list::ListQuery;
+    use super::*;
+    use crate::edge::Json;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Dish {
+        dish: String,
+    }
+
+    fn post(path: &str, keys: &[&str], body: &str) -> Request {
+        let mut request = Request::builder().method(Method::POST).uri(path);
+        for key in keys {
+            request = request.header("Idempotency-Key", *key);
+        }
+        request.body(Body::from(body.to_owned())).unwrap()
+    }
+
+    async fn keyed(path: &str, keys: &[&str], body: &str) -> Result<Option<IdempotencyKey>, ApiError> {
+        let taken = Keyed::<Json<Dish>>::from_request(post(path, keys, body), &()).await;
+        taken
+            .map(|Keyed(key, Json(dish))| {
+                assert_eq!(dish.dish, "soup");
+                key
+            })
+            .map_err(|Refusal(error)| error)
+    }
+
+    const SOUP: &str = r#"{"dish":"soup"}"#;
+
+    #[tokio::test]
+    async fn a_key_is_bound_to_its_route_and_its_body() {
+        assert!(keyed("/a", &[], SOUP).await.unwrap().is_none());
+        let first = keyed("/a", &["k"], SOUP).await.unwrap().unwrap();
+        let again = keyed("/a", &["k"], SOUP).await.unwrap().unwrap();
+        assert_eq!((&first.key, first.fingerprint), (&again.key, again.fingerprint));
+        let elsewhere = keyed("/b", &["k"], SOUP).await.unwrap().unwrap();
+        assert!(elsewhere.key != first.key && elsewhere.fingerprint != first.fingerprint);
+        let other = keyed("/a", &["k"], r#"{ "dish": "soup" }"#).await.unwrap().unwrap();
+        assert!(other.key == first.key && other.fingerprint != first.fingerprint);
+        assert_ne!(fingerprint("POST", "/a", b"b"), fingerprint("POST", "/", b"ab"));
+    }
+
+    #[tokio::test]
+    async fn a_key_that_is_none_is_refused_and_so_are_two() {
+        for keys in [&[""][..], &[&"k".repeat(256)], &["\u{e4}"], &["a", "b"]] {
+            let error = keyed("/a", keys, SOUP).await.unwrap_err();
+            assert_eq!(error.code, Code::InvalidValue, "{keys:?}");
+        }
+        assert!(keyed("/a", &[&"k".repeat(255)], SOUP).await.is_ok());
+    }
+
+    async fn query(text: &str) -> Result<ListQuery, ApiError> {
+        let (mut head, ()) =
+            axum::http::Request::builder().uri(format!("/x?{text}")).body(()).unwrap().into_parts();
+        let taken = Query::from_request_parts(&mut head, &()).await;
+        taken.map(|Query(query)| query).map_err(|Refusal(error)| error)
+    }
+
+    #[tokio::test]
+    async fn what_is_wrong_with_a_query_is_said_in_a_sentence() {
+        let good = query("limit=7&after=run_1").await.unwrap();
+        assert_eq!((good.limit, good.after.as_deref()), (Some(7), Some("run_1")));
+        for (text, hint) in [
+            ("limit=many", "limit: invalid digit"),
+            ("limit=-1", "limit: invalid digit"),
+            ("limt=7", "unknown field `limt`"),
+            ("limit=1&limit=2", "duplicate field `limit`"),
+        ] {
+            let error = query(text).await.unwrap_err();
+            assert_eq!(error.code, Code::InvalidValue, "{text}");
+            assert!(error.message.contains(hint), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_path_with_what_is_no_id_is_not_found() {
+        use axum::routing::get;
+        use tower::ServiceExt;
+        let router: axum::Router = axum::Router::new()
+            .route("/{s}", get(async |Ids(id): Ids<SessionId>| id.to_string()))
+            .route("/{s}/{t}", get(async |Ids((_, id)): Ids<(SessionId, SessionId)>| id.to_string()));
+        for (path, status) in [
+            ("/ses_1", 200),
+            ("/ses_1/ses_2", 200),
+            ("/%ff", 404),
+            ("/a%20b", 404),
+            ("/..%2f", 404),
+            ("/a/%00", 404),
+        ] {
+            let request = Request::builder().uri(path).body(Body::empty()).unwrap();
+            let response = router.clone().oneshot(request).await.unwrap();
+            assert_eq!(response.status().as_u16(), status, "{path}");
+        }
+    }
+}

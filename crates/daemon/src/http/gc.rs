@@ -1,0 +1,131 @@
+//! Tidying up: what the home holds, what could go, and its going. Closed sessions are purged by their own actors;
+//! files are removed only when nothing in the journal names them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::extract::State;
+use futures_util::{StreamExt, stream};
+use qd_core::session::Command;
+use qd_journal::{Append, RowChange, SessionKey};
+use qd_protocol::api::{Gc, GcRequest};
+use qd_protocol::error::ErrorBody;
+use qd_protocol::{ApiError, Millis};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::describe::{BadBody, BadQuery, Guarded, KeyHeader};
+use super::extract::{Keyed, Query};
+use super::once::{Kept, once};
+use crate::daemon::{Daemon, append_failed, blob_failed, read_failed};
+use crate::edge::{Json, OptionalJson, Refusal};
+
+/// Sessions that are purged at once, so that they share their syncs.
+const AT_ONCE: usize = 16;
+/// Pages that the journal gives back between two of its batches.
+const VACUUM_PAGES: u32 = 256;
+/// A file younger than this may belong to an event that is still on its way.
+const YOUNG_MS: u64 = 60_000;
+const DAY_MS: u64 = 24 * 3600 * 1000;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
+    OpenApiRouter::new().routes(routes!(look, tidy))
+}
+
+/// What the home holds, and what could be freed.
+#[utoipa::path(get, path = "/v1/gc", operation_id = "gc_look", tag = "daemon", params(GcRequest), responses(
+    (status = 200, description = "Sizes and counts; nothing was done", body = Gc), BadQuery, Guarded,
+))]
+async fn look(
+    State(daemon): State<Arc<Daemon>>,
+    Query(request): Query<GcRequest>,
+) -> Result<Json<Gc>, Refusal> {
+    let (gc, _) = survey(&daemon, request).await?;
+    Ok(Json(gc))
+}
+
+/// Frees it: purges sessions that have been closed for long, removes files that nothing names, gives room back.
+#[utoipa::path(post, path = "/v1/gc", operation_id = "gc", tag = "daemon", params(KeyHeader),
+    request_body = Option<GcRequest>,
+    responses(
+        (status = 200, description = "What there was, and what was freed", body = Gc),
+        (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
+        BadBody, Guarded,
+    )
+)]
+async fn tidy(
+    State(daemon): State<Arc<Daemon>>,
+    Keyed(key, OptionalJson(request)): Keyed<OptionalJson<Option<GcRequest>>>,
+) -> Result<Json<Gc>, Refusal> {
+    let request = request.unwrap_or(GcRequest { older_than_days: 30 });
+    let deed = |_| async { free(&daemon, request).await.map(|gc| (gc, Kept::NotYet)) };
+    Ok(Json(once(&daemon, key, deed).await?))
+}
+
+/// Sizes and counts, and the sessions that could go.
+async fn survey(daemon: &Daemon, request: GcRequest) -> Result<(Gc, Vec<SessionKey>), ApiError> {
+    let now = Millis::now();
+    let before = Millis(now.0.saturating_sub(u64::from(request.older_than_days) * DAY_MS));
+    let sizes = daemon.journal.sizes().await.map_err(read_failed)?;
+    let closed = daemon.journal.closed_before(before, usize::MAX).await.map_err(read_failed)?;
+    let loose = daemon.journal.loose_blobs(old_enough(now), &closed.sessions).await.map_err(read_failed)?;
+    let gc = Gc {
+        journal_bytes: sizes.journal + sizes.log,
+        blob_bytes: sizes.blobs,
+        log_bytes: bytes_below(daemon.home.log()).await,
+        closed_sessions: closed.sessions.len() as u64,
+        closed_events: closed.events,
+        loose_blobs: loose.len() as u64,
+        loose_blob_bytes: loose.iter().map(|file| file.blob.size).sum(),
+        done: false,
+        freed_bytes: 0,
+    };
+    Ok((gc, closed.sessions))
+}
+
+fn old_enough(now: Millis) -> Millis {
+    Millis(now.0.saturating_sub(YOUNG_MS))
+}
+
+async fn free(daemon: &Arc<Daemon>, request: GcRequest) -> Result<Gc, ApiError> {
+    let (gc, closed) = survey(daemon, request).await?;
+    let mut purged = stream::iter(closed).map(|key| purge(daemon, key)).buffer_unordered(AT_ONCE);
+    while let Some(done) = purged.next().await {
+        done?;
+    }
+    let mut freed = 0;
+    for file in daemon.journal.loose_blobs(old_enough(Millis::now()), &[]).await.map_err(read_failed)? {
+        if daemon.journal.blobs().remove(&file.blob.sha256).await.map_err(blob_failed)? {
+            freed += file.blob.size;
+        }
+    }
+    let before = daemon.journal.sizes().await.map_err(read_failed)?.free;
+    while daemon.journal.vacuum(VACUUM_PAGES).await.map_err(append_failed)? >= u64::from(VACUUM_PAGES) {}
+    let after = daemon.journal.sizes().await.map_err(read_failed)?.free;
+    freed += before.saturating_sub(after);
+    Ok(Gc { done: true, freed_bytes: freed, ..gc })
+}
+
+/// Purges a closed session: by its actor, or, if its workspace is gone and so nobody can wake it, without one.
+async fn purge(daemon: &Arc<Daemon>, key: SessionKey) -> Result<(), ApiError> {
+    let Some(row) = daemon.journal.session_by_key(key).await.map_err(read_failed)? else { return Ok(()) };
+    if let Ok(session) = daemon.session_ref(&row) {
+        return daemon.command(&session, Command::Close { purge: true }, None).await.map(drop);
+    }
+    let append = Append { rows: vec![RowChange::Purge { session: key }], ..Append::default() };
+    daemon.journal.append(append).await.map_err(append_failed)?;
+    if let Err(error) = daemon.home.drop_env(&row.id) {
+        tracing::warn!(session = %row.id, %error, "the variables of a purged session are left over");
+    }
+    Ok(())
+}
+
+/// Bytes of the files in a directory. What cannot be looked at counts as nothing.
+async fn bytes_below(directory: PathBuf) -> u64 {
+    let Ok(mut entries) = tokio::fs::read_dir(directory).await else { return 0 };
+    let mut bytes = 0;
+    while let Ok(Some(entry)) = entries.next_entry().await {
+        bytes += entry.metadata().await.map_or(0, |known| known.len());
+    }
+    bytes
+}

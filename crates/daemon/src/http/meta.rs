@@ -1,0 +1,180 @@
+//! The daemon itself: health, version, numbers, agents, workers, what a shortened id means, files too large for an
+//! event, and the end. Touches no session.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use qd_protocol::ApiError;
+use qd_protocol::api::{Agent, Health, Match, Version, Worker};
+use qd_protocol::error::ErrorBody;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::describe::{self, BadBody, BadQuery, Guarded, KeyHeader, Missing};
+use super::extract::{Ids, Keyed, Query};
+use super::invalid;
+use super::list::{List, ListQuery, limit};
+use super::once::{Kept, once};
+use crate::daemon::{Daemon, blob_failed, read_failed};
+use crate::edge::{Json, OptionalJson, Refusal};
+use crate::metrics;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
+    OpenApiRouter::new()
+        .routes(routes!(healthz))
+        .routes(routes!(version))
+        .routes(routes!(numbers))
+        .routes(routes!(openapi))
+        .routes(routes!(agents))
+        .routes(routes!(workers))
+        .routes(routes!(resolve))
+        .routes(routes!(blob))
+        .routes(routes!(shutdown))
+}
+
+/// Whether the daemon lives.
+#[utoipa::path(get, path = "/healthz", tag = "daemon", security(()), responses(
+    (status = 200, description = "It does", body = Health),
+    (status = 403, description = "`host_not_allowed` or `origin_not_allowed`", body = ErrorBody),
+))]
+async fn healthz() -> Json<Health> {
+    Json(Health { status: "ok".to_owned() })
+}
+
+/// Which daemon this is.
+#[utoipa::path(get, path = "/v1/version", tag = "daemon", responses(
+    (status = 200, description = "Version, process and home", body = Version), Guarded,
+))]
+async fn version(State(daemon): State<Arc<Daemon>>) -> Json<Version> {
+    Json(Version {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        api: "v1".to_owned(),
+        pid: std::process::id(),
+        home: daemon.home.path().display().to_string(),
+        started_at: daemon.started_at,
+    })
+}
+
+/// Numbers for an operator, as Prometheus text.
+#[utoipa::path(get, path = "/metrics", operation_id = "metrics", tag = "daemon", responses(
+    (status = 200, description = "Counters, gauges and the commit latency", body = String, content_type = "text/plain"),
+    Guarded,
+))]
+async fn numbers(State(daemon): State<Arc<Daemon>>) -> Result<impl IntoResponse, Refusal> {
+    let page = metrics::page(&daemon).await?;
+    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page))
+}
+
+/// This document.
+#[utoipa::path(get, path = "/openapi.json", tag = "daemon", responses(
+    (status = 200, description = "OpenAPI 3.1", body = Object), Guarded,
+))]
+async fn openapi() -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/json")], describe::document())
+}
+
+/// The agents that are known, and whether each can start here.
+#[utoipa::path(get, path = "/v1/agents", tag = "daemon", params(ListQuery), responses(
+    (status = 200, description = "All of them", body = [Agent]), BadQuery, Guarded,
+))]
+async fn agents(
+    State(daemon): State<Arc<Daemon>>,
+    Query(query): Query<ListQuery>,
+) -> Result<List<Agent>, Refusal> {
+    Ok(List::slice(daemon.launcher.agents(), &query, |agent| &agent.name)?)
+}
+
+/// The live workers. There are none yet: agents live inside the daemon.
+#[utoipa::path(get, path = "/v1/workers", tag = "daemon", params(ListQuery), responses(
+    (status = 200, description = "All of them", body = [Worker]), BadQuery, Guarded,
+))]
+async fn workers(Query(query): Query<ListQuery>) -> Result<List<Worker>, Refusal> {
+    Ok(List::slice(Vec::new(), &query, |worker: &Worker| &worker.id)?)
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct ResolveQuery {
+    /// An id, the beginning of one with or without its prefix, or the title of a session.
+    r#ref: String,
+    /// How many at most, from 1 to 1000; 1000 unless given.
+    limit: Option<usize>,
+}
+
+/// What a shortened id or a title may mean. What it is exactly comes first.
+#[utoipa::path(get, path = "/v1/resolve", tag = "daemon", params(ResolveQuery), responses(
+    (status = 200, description = "All that it may mean; nothing: an empty list", body = [Match]), BadQuery, Guarded,
+))]
+async fn resolve(
+    State(daemon): State<Arc<Daemon>>,
+    Query(query): Query<ResolveQuery>,
+) -> Result<Json<Vec<Match>>, Refusal> {
+    let limit = limit(query.limit)?;
+    if query.r#ref.is_empty() {
+        return Err(invalid("`ref` is an id, the beginning of one, or a title").into());
+    }
+    let mut found = daemon.journal.resolve(&query.r#ref, limit).await.map_err(read_failed)?;
+    // What is left of a workspace that was removed cannot be reached, and so is nobody's meaning.
+    found.retain(|found| daemon.places.get(&found.workspace_id).is_ok());
+    Ok(Json(found))
+}
+
+/// A text or file that was too large for its event.
+#[utoipa::path(get, path = "/v1/blobs/{sha256}", tag = "daemon",
+    params(("sha256" = String, Path, description = "The hash that the event names")),
+    responses(
+        (status = 200, description = "The whole of it", body = Vec<u8>, content_type = "application/octet-stream"),
+        Missing, Guarded,
+    )
+)]
+async fn blob(
+    State(daemon): State<Arc<Daemon>>,
+    Ids(sha256): Ids<String>,
+) -> Result<impl IntoResponse, Refusal> {
+    let found = daemon.journal.blobs().get(&sha256).await.map_err(blob_failed)?;
+    let bytes = found.ok_or_else(|| ApiError::not_found("blob", &sha256))?;
+    // It is whatever an agent or a client made of it: no browser should guess what that is and show it as ours.
+    let headers =
+        [(header::CONTENT_TYPE, "application/octet-stream"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
+    Ok((headers, bytes))
+}
+
+/// `POST /v1/shutdown`; the body may be absent.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct ShutdownRequest {
+    /// Whether the workers end too. There are none yet.
+    #[serde(default)]
+    #[expect(dead_code, reason = "workers are processes of their own from the next part on")]
+    workers: bool,
+}
+
+/// The end has begun.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+struct Stopping {
+    /// True.
+    stopping: bool,
+}
+
+/// Ends the daemon: no more work is taken, streams end, what was begun is journalled.
+#[utoipa::path(post, path = "/v1/shutdown", tag = "daemon", params(KeyHeader),
+    request_body = Option<ShutdownRequest>,
+    responses(
+        (status = 202, description = "It ends now", body = Stopping),
+        (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
+        BadBody, Guarded,
+    )
+)]
+async fn shutdown(
+    State(daemon): State<Arc<Daemon>>,
+    Keyed(key, OptionalJson(_)): Keyed<OptionalJson<ShutdownRequest>>,
+) -> Result<(StatusCode, Json<Stopping>), Refusal> {
+    let answer = once(&daemon, key, |_| async { Ok((Stopping { stopping: true }, Kept::NotYet)) }).await?;
+    daemon.stop();
+    Ok((StatusCode::ACCEPTED, Json(answer)))
+}

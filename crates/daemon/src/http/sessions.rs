@@ -1,0 +1,343 @@
+//! Conversations: making, listing, changing and closing them, and reading what was said and what happened. What a
+//! session is made of is checked in `crate::sessions`.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use qd_core::messages::Messages;
+use qd_core::rows::SessionDoc;
+use qd_core::session::Command;
+use qd_journal::{Filter, SessionFilter, SessionRow, Topic};
+use qd_protocol::api::{EventPage, MatchKind, Message, NewSession, Session, SessionPatch};
+use qd_protocol::error::ErrorBody;
+use qd_protocol::limits::PAGE_MAX;
+use qd_protocol::{ApiError, Body, Number, SessionId, WorkspaceId};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::describe::{BadBody, BadQuery, Guarded, InSession, InWorkspace, KeyHeader, Missing};
+use super::events::cursor;
+use super::extract::{Ids, Keyed, Query};
+use super::list::{List, ListQuery, after, fill, limit};
+use super::once::{Kept, once};
+use super::unreadable;
+use crate::actor::Mail;
+use crate::daemon::{Daemon, read_failed};
+use crate::edge::{Json, Refusal};
+
+pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
+    OpenApiRouter::new()
+        .routes(routes!(list_all_sessions))
+        .routes(routes!(list_sessions, create_session))
+        .routes(routes!(get_session, change_session, close_session))
+        .routes(routes!(list_messages))
+        .routes(routes!(page_of_events))
+}
+
+/// The session of a row, as clients see it now.
+pub(super) fn view(daemon: &Daemon, row: &SessionRow) -> Result<Session, ApiError> {
+    let doc: SessionDoc = serde_json::from_slice(&row.doc).map_err(unreadable("session", &row.id))?;
+    Ok(doc.view(daemon.halted()))
+}
+
+/// The row of a session in this workspace.
+pub(super) async fn find(
+    daemon: &Daemon,
+    workspace: &WorkspaceId,
+    id: &SessionId,
+) -> Result<SessionRow, ApiError> {
+    let place = daemon.places.get(workspace)?;
+    let row = daemon.journal.session(id).await.map_err(read_failed)?;
+    row.filter(|row| row.workspace == place.key).ok_or_else(|| ApiError::not_found("session", id))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct SessionsQuery {
+    /// How many at most, from 1 to 1000; 1000 unless given.
+    limit: Option<usize>,
+    /// Go on after this session: what `Next-After` said.
+    after: Option<String>,
+    /// Whether closed ones are left out.
+    #[serde(default)]
+    open: bool,
+}
+
+/// The sessions of a workspace, the oldest first.
+#[utoipa::path(get, path = "/v1/workspaces/{w}/sessions", tag = "sessions", params(InWorkspace, SessionsQuery),
+    responses((status = 200, description = "A page of them", body = [Session]), BadQuery, Missing, Guarded)
+)]
+async fn list_sessions(
+    State(daemon): State<Arc<Daemon>>,
+    Ids(workspace): Ids<WorkspaceId>,
+    Query(query): Query<SessionsQuery>,
+) -> Result<List<Session>, Refusal> {
+    let place = daemon.places.get(&workspace)?;
+    let filter =
+        SessionFilter { workspace: Some(place.key), open_only: query.open, ..SessionFilter::default() };
+    Ok(page(&daemon, filter, query.limit, query.after.as_deref()).await?)
+}
+
+async fn page(
+    daemon: &Daemon,
+    filter: SessionFilter,
+    given: Option<usize>,
+    cursor: Option<&str>,
+) -> Result<List<Session>, ApiError> {
+    let (limit, after) = (limit(given)?, after(cursor, SessionId::parse)?);
+    let read = |after: Option<SessionId>, size| async move {
+        daemon.journal.sessions(filter, after.as_ref(), size).await
+    };
+    // The sessions of a workspace that was removed are out of reach.
+    let take = |row: SessionRow| daemon.places.by_key(row.workspace).map(|_| view(daemon, &row)).transpose();
+    let found = fill(limit, after, read, |row| row.id.clone(), take).await?;
+    Ok(List::cut(found, limit, |session| session.id.as_str()))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct AllSessionsQuery {
+    /// How many at most, from 1 to 1000; 1000 unless given.
+    limit: Option<usize>,
+    /// Go on after this session: what `Next-After` said.
+    after: Option<String>,
+    /// Whether closed ones are left out.
+    #[serde(default)]
+    open: bool,
+    /// Only those that this id, beginning of an id or title may mean.
+    r#ref: Option<String>,
+}
+
+/// The sessions of every workspace, the oldest first; with `ref`, what it is exactly first.
+#[utoipa::path(get, path = "/v1/sessions", tag = "sessions", params(AllSessionsQuery), responses(
+    (status = 200, description = "A page of them", body = [Session]), BadQuery, Guarded,
+))]
+async fn list_all_sessions(
+    State(daemon): State<Arc<Daemon>>,
+    Query(query): Query<AllSessionsQuery>,
+) -> Result<List<Session>, Refusal> {
+    let AllSessionsQuery { limit, after, open, r#ref } = query;
+    let Some(reference) = r#ref else {
+        let filter = SessionFilter { open_only: open, ..SessionFilter::default() };
+        return Ok(page(&daemon, filter, limit, after.as_deref()).await?);
+    };
+    let mut meant = Vec::new();
+    for found in daemon.journal.resolve(&reference, PAGE_MAX).await.map_err(read_failed)? {
+        let id = SessionId::parse(&found.id).ok().filter(|_| found.kind == MatchKind::Session);
+        let (Some(id), Ok(_)) = (id, daemon.places.get(&found.workspace_id)) else { continue };
+        if let Some(row) = daemon.journal.session(&id).await.map_err(read_failed)?
+            && !(open && row.closed_at.is_some())
+        {
+            meant.push(view(&daemon, &row)?);
+        }
+    }
+    Ok(List::slice(meant, &ListQuery { limit, after }, |session| session.id.as_str())?)
+}
+
+/// Makes a session. Nothing is started before its first prompt.
+#[utoipa::path(post, path = "/v1/workspaces/{w}/sessions", tag = "sessions", params(InWorkspace, KeyHeader),
+    request_body = NewSession,
+    responses(
+        (status = 201, description = "The session", body = Session),
+        BadBody, Missing, Guarded,
+        (status = 400, description = "`unknown_agent`, `unsupported_setting`, `invalid_request` or `invalid_value`",
+            body = ErrorBody),
+        (status = 409, description = "`agent_unavailable` (with how to install it), `session_closed` (the parent) or \
+            `idempotency_conflict`", body = ErrorBody),
+        (status = 429, description = "`overloaded`: too many requests wait for the parent", body = ErrorBody),
+    )
+)]
+async fn create_session(
+    State(daemon): State<Arc<Daemon>>,
+    Ids(workspace): Ids<WorkspaceId>,
+    Keyed(key, Json(new)): Keyed<Json<NewSession>>,
+) -> Result<(StatusCode, Json<Session>), Refusal> {
+    let place = daemon.places.get(&workspace)?;
+    let deed = |key| async {
+        let made = Box::pin(daemon.create_session(&place, new, key)).await?;
+        Ok((made, Kept::WithEffect))
+    };
+    Ok((StatusCode::CREATED, Json(once(&daemon, key, deed).await?)))
+}
+
+/// One session.
+#[utoipa::path(get, path = "/v1/workspaces/{w}/sessions/{s}", tag = "sessions", params(InSession), responses(
+    (status = 200, description = "It", body = Session), Missing, Guarded,
+))]
+async fn get_session(
+    State(daemon): State<Arc<Daemon>>,
+    Ids((workspace, id)): Ids<(WorkspaceId, SessionId)>,
+) -> Result<Json<Session>, Refusal> {
+    let row = find(&daemon, &workspace, &id).await?;
+    Ok(Json(view(&daemon, &row)?))
+}
+
+/// Changes what it names and leaves the rest. A limit that is `null` is lifted; a policy counts for later asks.
+#[utoipa::path(patch, path = "/v1/workspaces/{w}/sessions/{s}", tag = "sessions", params(InSession),
+    request_body = SessionPatch,
+    responses(
+        (status = 200, description = "The session as it now is", body = Session),
+        BadBody, Missing, Guarded,
+        (status = 400, description = "`unsupported_setting`, `invalid_request` or `invalid_value`", body = ErrorBody),
+        (status = 409, description = "`session_closed`", body = ErrorBody),
+        (status = 429, description = "`overloaded`: too many requests wait for the session", body = ErrorBody),
+    )
+)]
+async fn change_session(
+    State(daemon): State<Arc<Daemon>>,
+    Ids((workspace, id)): Ids<(WorkspaceId, SessionId)>,
+    Json(patch): Json<SessionPatch>,
+) -> Result<Json<Session>, Refusal> {
+    // One at a time: a patch names some limits, but what is journalled is all of them.
+    let _one_at_a_time = daemon.keys.lock(format!("patch {id}")).await;
+    let row = find(&daemon, &workspace, &id).await?;
+    let session = daemon.session_ref(&row)?;
+    let update = daemon.check_patch(&view(&daemon, &row)?, patch)?;
+    let limits_changed = update.limits.is_some();
+    daemon.command(&session, Command::Update(update), None).await?;
+    if limits_changed {
+        daemon.check_budgets(session.key).await.map_err(read_failed)?;
+        daemon.send(&session, Mail::Wake)?;
+    }
+    let row = find(&daemon, &workspace, &id).await?;
+    Ok(Json(view(&daemon, &row)?))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct CloseQuery {
+    /// Whether its events are deleted too, once it is closed.
+    #[serde(default)]
+    purge: bool,
+}
+
+/// A session that is closing or closed, or what is left of one that was purged.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+enum Closed {
+    /// It closes when its last run has ended.
+    Session(Box<Session>),
+    /// It was purged at once.
+    Gone {
+        /// The session.
+        id: SessionId,
+        /// True.
+        closed: bool,
+    },
+}
+
+/// Closes a session: answers once journalled, takes no more prompts, cancels everything, closes the sessions below.
+#[utoipa::path(delete, path = "/v1/workspaces/{w}/sessions/{s}", tag = "sessions", params(InSession, CloseQuery),
+    responses(
+        (status = 200, description = "The session as it now is", body = Closed),
+        (status = 429, description = "`overloaded`: too many requests wait for the session", body = ErrorBody),
+        BadQuery, Missing, Guarded,
+    )
+)]
+async fn close_session(
+    State(daemon): State<Arc<Daemon>>,
+    Ids((workspace, id)): Ids<(WorkspaceId, SessionId)>,
+    Query(query): Query<CloseQuery>,
+) -> Result<Json<Closed>, Refusal> {
+    let session = daemon.session(&workspace, &id).await?;
+    daemon.command(&session, Command::Close { purge: query.purge }, None).await?;
+    let row = daemon.journal.session(&id).await.map_err(read_failed)?;
+    Ok(Json(match row {
+        Some(row) => Closed::Session(Box::new(view(&daemon, &row)?)),
+        None => Closed::Gone { id, closed: true },
+    }))
+}
+
+/// Events of which messages are made.
+const OF_MESSAGES: &[&str] = &[
+    "message.created",
+    "text.delta",
+    "thought.delta",
+    "tool.started",
+    "tool.output",
+    "tool.finished",
+    "plan.updated",
+    "steer.accepted",
+    "steer.taken",
+    "message.finished",
+];
+
+/// The messages of a session, in the order in which they began.
+#[utoipa::path(get, path = "/v1/workspaces/{w}/sessions/{s}/messages", tag = "sessions",
+    params(InSession, ListQuery),
+    responses((status = 200, description = "A page of them", body = [Message]), BadQuery, Missing, Guarded)
+)]
+async fn list_messages(
+    State(daemon): State<Arc<Daemon>>,
+    Ids((workspace, id)): Ids<(WorkspaceId, SessionId)>,
+    Query(query): Query<ListQuery>,
+) -> Result<List<Message>, Refusal> {
+    let row = find(&daemon, &workspace, &id).await?;
+    let mut messages = Messages::default();
+    let mut after = Number(0);
+    loop {
+        let page = daemon.journal.session_events(row.key, None, OF_MESSAGES, after, PAGE_MAX).await;
+        let page = page.map_err(read_failed)?;
+        for stored in page.events {
+            let body = Body::decode(&stored.kind, &stored.data).map_err(unreadable("session", &id))?;
+            if let Some(body) = body {
+                messages.add(stored.number.unwrap_or_default(), stored.run.as_ref(), body);
+            }
+        }
+        after = page.scanned;
+        if page.end {
+            break;
+        }
+    }
+    Ok(List::slice(messages.done(), &query, |message| message.message_id.as_str())?)
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct EventsQuery {
+    /// How many at most, from 1 to 1000; 1000 unless given.
+    limit: Option<usize>,
+    /// Those after this seq; 0, or absent: from the beginning.
+    after: Option<String>,
+}
+
+/// The events of a session, page by page. A page can be short while there is more, if its events are long.
+#[utoipa::path(get, path = "/v1/workspaces/{w}/sessions/{s}/events", tag = "sessions",
+    params(InSession, EventsQuery),
+    responses((status = 200, description = "Empty at the end", body = EventPage), BadQuery, Missing, Guarded)
+)]
+async fn page_of_events(
+    State(daemon): State<Arc<Daemon>>,
+    Ids((workspace, id)): Ids<(WorkspaceId, SessionId)>,
+    Query(query): Query<EventsQuery>,
+) -> Result<impl IntoResponse, Refusal> {
+    let limit = limit(query.limit)?;
+    let mut after = cursor(query.after.as_deref().unwrap_or("0"), daemon.journal.head())?;
+    let row = find(&daemon, &workspace, &id).await?;
+    let filter = Filter::of(Topic::Session(row.key));
+    let mut page = daemon.journal.page(&filter, after, limit).await.map_err(read_failed)?;
+    while page.events.is_empty() && !page.end {
+        page = daemon.journal.page(&filter, page.scanned, limit).await.map_err(read_failed)?;
+    }
+    // The events are JSON already, and are put together as they are.
+    let size: usize = page.events.iter().map(|event| event.frame.len()).sum();
+    let mut body = Vec::with_capacity(size + 64);
+    body.extend_from_slice(br#"{"events":["#);
+    for event in &page.events {
+        if !body.ends_with(b"[") {
+            body.push(b',');
+        }
+        body.extend_from_slice(&event.json());
+        after = event.seq;
+    }
+    body.extend_from_slice(format!("],\"next_after\":{after}}}").as_bytes());
+    Ok(([(header::CONTENT_TYPE, "application/json")], body))
+}

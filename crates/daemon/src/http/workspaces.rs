@@ -1,0 +1,116 @@
+//! Project directories: adding, showing and forgetting them. What they are is in `crate::places`.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use qd_protocol::api::{NewWorkspace, Workspace};
+use qd_protocol::error::ErrorBody;
+use qd_protocol::limits::TITLE_MAX;
+use qd_protocol::{Millis, WorkspaceId};
+use serde::{Deserialize, Serialize};
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::describe::{BadBody, BadQuery, Guarded, InWorkspace, KeyHeader, Missing};
+use super::extract::{Ids, Keyed, Query};
+use super::invalid;
+use super::list::{List, ListQuery};
+use super::once::{Kept, once};
+use crate::daemon::Daemon;
+use crate::edge::{Json, Refusal};
+
+pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
+    OpenApiRouter::new()
+        .routes(routes!(list_workspaces, create_workspace))
+        .routes(routes!(get_workspace, remove_workspace))
+}
+
+/// The workspaces that are not forgotten, the oldest first.
+#[utoipa::path(get, path = "/v1/workspaces", tag = "workspaces", params(ListQuery), responses(
+    (status = 200, description = "A page of them", body = [Workspace]), BadQuery, Guarded,
+))]
+async fn list_workspaces(
+    State(daemon): State<Arc<Daemon>>,
+    Query(query): Query<ListQuery>,
+) -> Result<List<Workspace>, Refusal> {
+    let all = daemon.places.all().iter().map(|place| place.doc.clone()).collect();
+    Ok(List::slice(all, &query, |workspace: &Workspace| workspace.id.as_str())?)
+}
+
+/// A workspace as it is remembered under a key: with whether it was known, which makes the status.
+#[derive(Debug, Serialize, Deserialize)]
+struct Made {
+    #[serde(default)]
+    known: bool,
+    id: WorkspaceId,
+    path: String,
+    name: String,
+    created_at: Millis,
+}
+
+/// The workspace of a directory, made if it is new.
+#[utoipa::path(post, path = "/v1/workspaces", tag = "workspaces", params(KeyHeader), request_body = NewWorkspace,
+    responses(
+        (status = 201, description = "It is new", body = Workspace),
+        (status = 200, description = "It was known", body = Workspace),
+        BadBody, Guarded,
+        (status = 400, description = "`path_not_found`, `invalid_request` or `invalid_value`", body = ErrorBody),
+        (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
+    )
+)]
+async fn create_workspace(
+    State(daemon): State<Arc<Daemon>>,
+    Keyed(key, Json(new)): Keyed<Json<NewWorkspace>>,
+) -> Result<(StatusCode, Json<Workspace>), Refusal> {
+    let odd = |name: &str| name.len() > TITLE_MAX || name.chars().any(char::is_control);
+    if new.name.as_deref().is_some_and(odd) {
+        return Err(invalid(format!("`name` is at most {TITLE_MAX} bytes on one line")).into());
+    }
+    let deed = |key| async {
+        let (workspace, is_new) = daemon.create_workspace(new, key).await?;
+        let Workspace { id, path, name, created_at } = workspace;
+        let kept = if is_new { Kept::WithEffect } else { Kept::NotYet };
+        Ok((Made { known: !is_new, id, path, name, created_at }, kept))
+    };
+    let Made { known, id, path, name, created_at } = once(&daemon, key, deed).await?;
+    let status = if known { StatusCode::OK } else { StatusCode::CREATED };
+    Ok((status, Json(Workspace { id, path, name, created_at })))
+}
+
+/// One workspace.
+#[utoipa::path(get, path = "/v1/workspaces/{w}", tag = "workspaces", params(InWorkspace), responses(
+    (status = 200, description = "It", body = Workspace), Missing, Guarded,
+))]
+async fn get_workspace(
+    State(daemon): State<Arc<Daemon>>,
+    Ids(workspace): Ids<WorkspaceId>,
+) -> Result<Json<Workspace>, Refusal> {
+    Ok(Json(daemon.places.get(&workspace)?.doc.clone()))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct RemoveQuery {
+    /// Also while a run is live, which is then cancelled.
+    #[serde(default)]
+    force: bool,
+}
+
+/// Forgets a workspace and closes its sessions. Adding the path again makes a new one.
+#[utoipa::path(delete, path = "/v1/workspaces/{w}", tag = "workspaces", params(InWorkspace, RemoveQuery), responses(
+    (status = 200, description = "The workspace that was forgotten", body = Workspace),
+    (status = 409, description = "`busy`: a run is live", body = ErrorBody),
+    BadQuery, Missing, Guarded,
+))]
+async fn remove_workspace(
+    State(daemon): State<Arc<Daemon>>,
+    Ids(workspace): Ids<WorkspaceId>,
+    Query(query): Query<RemoveQuery>,
+) -> Result<Json<Workspace>, Refusal> {
+    let place = daemon.places.get(&workspace)?;
+    daemon.remove_workspace(&workspace, query.force).await?;
+    Ok(Json(place.doc.clone()))
+}

@@ -1,0 +1,134 @@
+//! The daemon's life: own the home, read what is, listen, go on where the last one stopped, and end when told to.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use qd_journal::{Journal, OpenError, Options as JournalOptions};
+use qd_link::Launcher;
+use qd_protocol::ApiError;
+use qd_protocol::limits::STOP_S;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::config::{Config, ConfigError};
+use crate::daemon::Daemon;
+use crate::edge::{self, Address, Certificate, EdgeError};
+use crate::home::{Home, HomeError};
+use crate::http;
+
+/// What `qd serve` was told.
+#[derive(Debug, Clone, Default)]
+pub struct ServeOptions {
+    /// `--home`.
+    pub home: Option<PathBuf>,
+    /// `--listen`, as written; nothing: as configured, else the default socket alone.
+    pub listen: Vec<String>,
+    /// `--allow-host`.
+    pub allow_host: Vec<String>,
+    /// The certificate for TCP.
+    pub tls: Option<Certificate>,
+}
+
+/// Why the daemon did not start, or did not end well.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The home cannot be used.
+    #[error(transparent)]
+    Home(#[from] HomeError),
+    /// A settings file cannot be read.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// An address is not one.
+    #[error(transparent)]
+    Address(#[from] edge::listen::BadAddress),
+    /// The journal cannot be opened; perhaps another daemon has it.
+    #[error(transparent)]
+    Journal(#[from] OpenError),
+    /// Nothing can be listened on.
+    #[error(transparent)]
+    Edge(#[from] EdgeError),
+    /// The journal cannot be read.
+    #[error("could not go on where the last daemon stopped: {0}")]
+    Recover(#[from] ApiError),
+    /// The runtime or its signals.
+    #[error("could not start: {0}")]
+    Io(#[from] std::io::Error),
+}
+
+/// Runs the daemon until SIGTERM, SIGINT or `POST /v1/shutdown`. `announce` gets one line per address once
+/// connections are taken there.
+pub fn serve(
+    options: ServeOptions,
+    launcher: Arc<dyn Launcher>,
+    announce: &mut dyn FnMut(&str),
+) -> Result<(), ServeError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("qd").build()?;
+    let ended = runtime.block_on(run(options, launcher, announce));
+    // What is left can only be reads that nobody waits for.
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    ended
+}
+
+async fn run(
+    options: ServeOptions,
+    launcher: Arc<dyn Launcher>,
+    announce: &mut dyn FnMut(&str),
+) -> Result<(), ServeError> {
+    let home = Home::resolve(options.home);
+    home.prepare()?;
+    let config = Config::load(&home)?;
+    let mut listen = options.listen.iter().map(|text| text.parse::<Address>()).collect::<Result<Vec<_>, _>>()?;
+    if listen.is_empty() {
+        listen = config.listen.value.clone();
+    }
+    if listen.is_empty() {
+        listen.push(Address::Unix(home.socket()));
+    }
+    let mut allow_host = config.allow_host.value.clone();
+    allow_host.extend(options.allow_host);
+
+    let journal = Journal::open(home.path(), JournalOptions::default())?;
+    let halt = Daemon::read_halt(&journal).await?;
+    let idle = Duration::from_secs(config.idle_s.value);
+    let daemon = Daemon::new(journal, home, launcher, idle, config.policy.value.clone(), halt);
+    daemon.load_places().await?;
+
+    let edge_options = edge::Options { listen, allow_host, tls: options.tls, limits: edge::Limits::default() };
+    let bound = edge::open(&daemon.home, edge_options).await?;
+    // Handlers first, then words: whoever reads a line may connect at once.
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    daemon.wake_live().await?;
+    for line in bound.lines() {
+        announce(&line);
+    }
+    if let Some(fingerprint) = bound.fingerprint() {
+        announce(&format!("certificate fingerprint {fingerprint}"));
+    }
+    tracing::info!(pid = std::process::id(), home = %daemon.home.path().display(), "started");
+
+    let (router, _) = http::router(Arc::clone(&daemon));
+    let mut told = daemon.stop_signal();
+    let mut serving = Some(Box::pin(edge::serve(bound, router, daemon.stop_signal())));
+    tokio::select! {
+        () = async { if let Some(serving) = &mut serving { serving.await } } => serving = None,
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+        _ = told.wait_for(|stop| *stop) => {}
+    }
+    tracing::info!("stopping");
+    daemon.stop();
+    let quiet = async {
+        if let Some(serving) = serving {
+            serving.await;
+        }
+        daemon.end_tasks().await;
+    };
+    // Half of the time for what is under way, the rest for the last flush.
+    if tokio::time::timeout(Duration::from_millis(STOP_S * 500), quiet).await.is_err() {
+        tracing::warn!("some requests did not end in time and were cut");
+    }
+    daemon.journal.close().await;
+    tracing::info!("stopped");
+    Ok(())
+}

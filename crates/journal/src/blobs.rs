@@ -1,0 +1,211 @@
+//! Texts and files too large for an event, each a file below `blobs/` named by the hash of its content. A file is
+//! whole and synced before its name exists, so whoever can name it can read it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use qd_protocol::Millis;
+use qd_protocol::text::Blob;
+use sha2::{Digest, Sha256};
+use tokio::sync::Semaphore;
+
+use crate::error::{BlobError, OpenError};
+
+/// Files that are written or read at once.
+const AT_ONCE: usize = 4;
+/// What a file is called until it is whole.
+const UNFINISHED: &str = ".unfinished-";
+
+/// The files beside the journal.
+#[derive(Debug, Clone)]
+pub struct Blobs {
+    dir: Arc<Path>,
+    next: Arc<AtomicU64>,
+    permits: Arc<Semaphore>,
+}
+
+/// A file beside the journal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlobFile {
+    /// Its name and size.
+    pub blob: Blob,
+    /// When it was last put. An event that names it may still be on its way a moment after.
+    pub put_at: Millis,
+}
+
+impl Blobs {
+    /// Makes the directory and removes what a crash has left half-written.
+    pub(crate) fn open(home: &Path) -> Result<Self, OpenError> {
+        let dir = home.join("blobs");
+        let doing = "make the directory of large texts";
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(OpenError::io(doing))?;
+        for entry in fs::read_dir(&dir).map_err(OpenError::io(doing))? {
+            let entry = entry.map_err(OpenError::io(doing))?;
+            if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+                fs::remove_file(entry.path()).map_err(OpenError::io(doing))?;
+            }
+        }
+        Ok(Self { dir: dir.into(), next: Arc::default(), permits: Arc::new(Semaphore::new(AT_ONCE)) })
+    }
+
+    /// Keeps some bytes; they are on the disk when this returns. The same bytes are kept once.
+    pub async fn put(&self, bytes: impl Into<Bytes>) -> Result<Blob, BlobError> {
+        let (bytes, blobs) = (bytes.into(), self.clone());
+        self.blocking(move || blobs.put_now(&bytes)).await
+    }
+
+    /// What was kept under a hash, if anything was.
+    pub async fn get(&self, sha256: &str) -> Result<Option<Vec<u8>>, BlobError> {
+        let Some(path) = self.path(sha256) else { return Ok(None) };
+        self.blocking(move || absent_is_none(fs::read(path))).await
+    }
+
+    /// All that are kept.
+    pub async fn list(&self) -> Result<Vec<BlobFile>, BlobError> {
+        let dir = self.dir.clone();
+        self.blocking(move || list(&dir)).await
+    }
+
+    /// Removes one; says whether it was there.
+    pub async fn remove(&self, sha256: &str) -> Result<bool, BlobError> {
+        let Some(path) = self.path(sha256) else { return Ok(false) };
+        self.blocking(move || Ok(absent_is_none(fs::remove_file(path))?.is_some())).await
+    }
+
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> Result<T, BlobError> {
+        let permit =
+            self.permits.clone().acquire_owned().await.map_err(|_| BlobError::Io("closed".to_owned()))?;
+        let work = move || {
+            let _permit = permit;
+            work()
+        };
+        match tokio::task::spawn_blocking(work).await {
+            Ok(result) => Ok(result?),
+            Err(failure) => Err(BlobError::Io(failure.to_string())),
+        }
+    }
+
+    /// Only a hash is a name here: nothing else can reach out of the directory.
+    fn path(&self, sha256: &str) -> Option<PathBuf> {
+        is_hash(sha256.as_bytes()).then(|| self.dir.join(sha256))
+    }
+
+    fn put_now(&self, bytes: &[u8]) -> io::Result<Blob> {
+        let sha256 = hex(&Sha256::digest(bytes));
+        let path = self.dir.join(&sha256);
+        let blob = Blob { sha256, size: bytes.len() as u64 };
+        if let Some(known) = absent_is_none(File::open(&path))?
+            && known.metadata()?.len() == blob.size
+        {
+            // Young again, so that a sweep that is under way leaves it to us.
+            known.set_modified(SystemTime::now())?;
+            return Ok(blob);
+        }
+        let unfinished = self.dir.join(format!("{UNFINISHED}{}", self.next.fetch_add(1, Ordering::Relaxed)));
+        let written = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&unfinished)
+            .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+            .and_then(|()| fs::rename(&unfinished, &path))
+            .and_then(|()| File::open(&self.dir)?.sync_all());
+        if written.is_err() {
+            let _ = fs::remove_file(&unfinished);
+        }
+        written.map(|()| blob)
+    }
+}
+
+/// Whether it is the lower-case hexadecimal SHA-256 of something.
+pub(crate) fn is_hash(text: &[u8]) -> bool {
+    text.len() == 64 && text.iter().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+fn list(dir: &Path) -> io::Result<Vec<BlobFile>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let Ok(sha256) = entry.file_name().into_string() else { continue };
+        if !is_hash(sha256.as_bytes()) {
+            continue;
+        }
+        let Some(known) = absent_is_none(entry.metadata())? else { continue };
+        let since = known.modified()?.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let put_at = Millis(u64::try_from(since.as_millis()).unwrap_or(u64::MAX));
+        files.push(BlobFile { blob: Blob { sha256, size: known.len() }, put_at });
+    }
+    files.sort_by(|a, b| a.blob.sha256.cmp(&b.blob.sha256));
+    Ok(files)
+}
+
+fn absent_is_none<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let digit = |b: u8| char::from(DIGITS[usize::from(b & 15)]);
+    bytes.iter().flat_map(|b| [digit(b >> 4), digit(*b)]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_large_text_is_kept_once_privately_and_under_its_hash() {
+        let home = tempfile::tempdir().unwrap();
+        let blobs = Blobs::open(home.path()).unwrap();
+        let one = blobs.put(&b"abc"[..]).await.unwrap();
+        assert_eq!(one.sha256, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        assert_eq!(one.size, 3);
+        assert_eq!(blobs.put(b"abc".to_vec()).await.unwrap(), one);
+        let kept = blobs.list().await.unwrap();
+        assert_eq!(kept.iter().map(|file| &file.blob).collect::<Vec<_>>(), [&one]);
+        let mode = home.path().join("blobs").join(&one.sha256).metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(blobs.get(&one.sha256).await.unwrap().as_deref(), Some(&b"abc"[..]));
+        assert!(blobs.remove(&one.sha256).await.unwrap());
+        assert!(!blobs.remove(&one.sha256).await.unwrap());
+        assert_eq!(blobs.get(&one.sha256).await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn only_a_hash_is_the_name_of_a_large_text() {
+        let home = tempfile::tempdir().unwrap();
+        let blobs = Blobs::open(home.path()).unwrap();
+        fs::write(home.path().join("secret"), "x").unwrap();
+        for name in ["../secret", "", "..", &"A".repeat(64), &format!("../{}", "a".repeat(61))] {
+            assert_eq!(blobs.get(name).await.unwrap(), None, "{name}");
+            assert!(!blobs.remove(name).await.unwrap(), "{name}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_crash_left_half_written_is_gone_after_the_next_start() {
+        let home = tempfile::tempdir().unwrap();
+        let blobs = Blobs::open(home.path()).unwrap();
+        let kept = blobs.put(&b"whole"[..]).await.unwrap();
+        let half = home.path().join("blobs").join(format!("{UNFINISHED}7"));
+        fs::write(&half, "ha").unwrap();
+        let blobs = Blobs::open(home.path()).unwrap();
+        assert!(!half.exists());
+        assert!(blobs.get(&kept.sha256).await.unwrap().is_some());
+    }
+}

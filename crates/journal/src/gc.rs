@@ -1,0 +1,150 @@
+//! What the home holds and what could go: sizes, sessions that are closed for long, files that nothing names, and the
+//! check of the database's own health. Only counts and finds; what is deleted is deleted through an append.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use qd_protocol::{Millis, Seq};
+use rusqlite::{Connection, params};
+
+use crate::error::ReadError;
+use crate::event::SessionKey;
+use crate::read::blob;
+use crate::rows::{count, int};
+use crate::schema::{FILE, INDEXED, LOG};
+
+/// Events that are searched for names of files in one read.
+pub(crate) const SEARCH_EVENTS: usize = 8192;
+
+/// Bytes below the home.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sizes {
+    /// The database.
+    pub journal: u64,
+    /// Its log.
+    pub log: u64,
+    /// Inside the database, given back by a vacuum.
+    pub free: u64,
+    /// Texts and files beside it.
+    pub blobs: u64,
+}
+
+/// What sessions that are closed for long hold.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Closed {
+    /// The sessions.
+    pub sessions: Vec<SessionKey>,
+    /// Their events.
+    pub events: u64,
+}
+
+pub(crate) fn sizes(db: &Connection, home: &Path) -> Result<Sizes, ReadError> {
+    let length = |file: &str| home.join(file).metadata().map_or(0, |known| known.len());
+    let pragma = |sql: &str| -> Result<u64, ReadError> {
+        Ok(count(db.prepare_cached(sql)?.query_row([], |row| row.get(0))?))
+    };
+    let free = pragma("PRAGMA freelist_count")? * pragma("PRAGMA page_size")?;
+    Ok(Sizes { journal: length(FILE), log: length(LOG), free, blobs: 0 })
+}
+
+/// Sessions that were closed before `before`, the longest closed first.
+pub(crate) fn closed(db: &Connection, before: Millis, limit: usize) -> Result<Closed, ReadError> {
+    let mut found = Closed::default();
+    let mut statement = db.prepare_cached(&format!(
+        "WITH newest AS MATERIALIZED
+             (SELECT session, count(*) AS events FROM events WHERE gid > {INDEXED} GROUP BY session)
+         SELECT key, (SELECT count(*) FROM session_events WHERE session = key)
+             + coalesce((SELECT events FROM newest WHERE session = key), 0)
+         FROM sessions INDEXED BY sessions_closed WHERE closed_at < ?1 ORDER BY closed_at, key LIMIT ?2"
+    ))?;
+    let mut rows = statement.query(params![int(before.0), i64::try_from(limit).unwrap_or(i64::MAX)])?;
+    while let Some(row) = rows.next()? {
+        found.sessions.push(SessionKey(row.get(0)?));
+        found.events += count(row.get(1)?);
+    }
+    Ok(found)
+}
+
+/// Adds every hash that some events name to `found`; gives the seq to go on after, or nothing at the end.
+pub(crate) fn hashes_in_events(
+    db: &Connection,
+    after: Seq,
+    without: &HashSet<SessionKey>,
+    found: &mut HashSet<String>,
+) -> Result<Option<Seq>, ReadError> {
+    let mut statement =
+        db.prepare_cached("SELECT gid, session, data FROM events WHERE gid > ?1 ORDER BY gid LIMIT ?2")?;
+    let mut rows =
+        statement.query(params![int(after.0), i64::try_from(SEARCH_EVENTS).unwrap_or(i64::MAX)])?;
+    let mut last = None;
+    while let Some(row) = rows.next()? {
+        last = Some(Seq(count(row.get(0)?)));
+        let session = row.get::<_, Option<i64>>(1)?.map(SessionKey);
+        if session.is_none_or(|session| !without.contains(&session)) {
+            hashes(blob(row, 2)?, found);
+        }
+    }
+    Ok(last)
+}
+
+/// The same for everything else that the caller may have put a name into.
+pub(crate) fn hashes_in_rows(
+    db: &Connection,
+    without: &HashSet<SessionKey>,
+    found: &mut HashSet<String>,
+) -> Result<(), ReadError> {
+    for sql in [
+        "SELECT NULL, doc FROM workspaces",
+        "SELECT key, doc FROM sessions",
+        "SELECT session, doc FROM runs",
+        "SELECT session, prompt FROM runs WHERE prompt IS NOT NULL",
+        "SELECT session, doc FROM asks",
+        "SELECT session, state FROM snapshots",
+        "SELECT NULL, value FROM meta",
+        "SELECT NULL, answer FROM remembered",
+    ] {
+        let mut statement = db.prepare_cached(sql)?;
+        let mut rows = statement.query([])?;
+        while let Some(row) = rows.next()? {
+            let session = row.get::<_, Option<i64>>(0)?.map(SessionKey);
+            if session.is_none_or(|session| !without.contains(&session)) {
+                hashes(blob(row, 1)?, found);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What SQLite finds wrong with the file; nothing if it is sound.
+pub(crate) fn quick_check(db: &Connection) -> Result<Vec<String>, ReadError> {
+    let mut statement = db.prepare("PRAGMA quick_check")?;
+    let lines = statement.query_map([], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?;
+    Ok(if lines == ["ok"] { Vec::new() } else { lines })
+}
+
+/// Every run of exactly 64 hexadecimal digits. More than there are names, perhaps, but never fewer: a file that is
+/// kept for nothing costs less than one that is missed.
+fn hashes(bytes: &[u8], found: &mut HashSet<String>) {
+    let is_digit = |b: &u8| matches!(b, b'0'..=b'9' | b'a'..=b'f');
+    for run in bytes.split(|b| !is_digit(b)) {
+        if run.len() == 64
+            && let Ok(text) = std::str::from_utf8(run)
+        {
+            found.insert(text.to_owned());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_of_a_file_is_found_in_a_document() {
+        let (one, two) = ("a".repeat(64), "0123456789abcdef".repeat(4));
+        let text = format!(r#"{{"blob":{{"sha256":"{one}","size":3}},"x":["{two}","{}"]}}"#, "b".repeat(65));
+        let mut found = HashSet::new();
+        hashes(text.as_bytes(), &mut found);
+        assert_eq!(found, HashSet::from([one, two]));
+    }
+}

@@ -1,0 +1,334 @@
+//! What an append promises: synced before shown, shown before answered, all of it or nothing, and nobody pays for
+//! another's mistake.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, mpsc};
+
+use qd_journal::faults::Step;
+use qd_journal::{Append, AppendError, NewEvent, Remember, RowChange, Scope};
+use qd_protocol::{Millis, Number, Seq};
+use tokio::task::JoinSet;
+
+use crate::world::*;
+
+#[tokio::test]
+async fn an_append_is_answered_with_its_place() {
+    let world = World::new();
+    let one = scope(1);
+    let first = append(&world.journal, &one, 1).await.unwrap();
+    assert_eq!((first.first, first.last), (Seq(1), Seq(1)));
+    let events = (2..=4).map(|number| event(&one, number)).collect();
+    let next = world.journal.append(Append { events, ..Append::default() }).await.unwrap();
+    assert_eq!((next.first, next.last), (Seq(2), Seq(4)));
+    let rows = change(&world.journal, vec![RowChange::Session(session_row(1))]).await.unwrap();
+    assert_eq!((rows.first, rows.last), (Seq(4), Seq(4)), "without events it is where the head is");
+    assert_eq!(world.journal.head(), Seq(4));
+}
+
+/// The writer is held between its steps, so that what others see in between does not depend on luck.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_shown_before_its_sync_or_answered_before_it_is_shown() {
+    let world = World::new();
+    let (reached, steps) = mpsc::channel();
+    let (go, gate) = mpsc::channel();
+    world.faults.watch(move |step| {
+        reached.send(step).unwrap();
+        gate.recv().unwrap();
+    });
+    let journal = world.journal.clone();
+    let mut watcher = journal.subscribe(everything(), None);
+    let mut appending = tokio::spawn({
+        let journal = journal.clone();
+        async move { append(&journal, &scope(1), 1).await }
+    });
+    let steps = Arc::new(Mutex::new(steps));
+    let next = || {
+        let steps = steps.clone();
+        async move { tokio::task::spawn_blocking(move || steps.lock().unwrap().recv().unwrap()).await.unwrap() }
+    };
+    for expected in [Step::Committing, Step::Committed, Step::Published, Step::Answered] {
+        assert_eq!(next().await, expected);
+        let published = matches!(expected, Step::Published | Step::Answered);
+        assert_eq!(journal.head(), Seq(u64::from(published)), "{expected:?}");
+        let stored = rows_on_disk(world.home.path());
+        assert_eq!(stored, u64::from(expected != Step::Committing), "{expected:?}");
+        let seen = tokio::select! {
+            biased;
+            seen = watcher.next() => seen.unwrap().len(),
+            () = std::future::ready(()) => 0,
+        };
+        assert_eq!(seen, usize::from(expected == Step::Published), "{expected:?}");
+        if expected != Step::Answered {
+            assert!(!appending.is_finished(), "{expected:?}");
+            go.send(()).unwrap();
+        }
+    }
+    (&mut appending).await.unwrap().unwrap();
+    go.send(()).unwrap();
+}
+
+fn rows_on_disk(home: &std::path::Path) -> u64 {
+    let db = rusqlite::Connection::open(home.join("journal.db")).unwrap();
+    let count: i64 = db.query_row("SELECT count(*) FROM events", [], |row| row.get(0)).unwrap();
+    u64::try_from(count).unwrap()
+}
+
+#[tokio::test]
+async fn a_violation_in_a_shared_commit_fails_nobody_else() {
+    let world = World::new();
+    append(&world.journal, &scope(9), 1).await.unwrap();
+    // Hold the writer in one commit, so that all that follow share the next.
+    let (reached, steps) = mpsc::channel();
+    let (go, gate) = mpsc::channel::<()>();
+    world.faults.watch(move |step| {
+        if step == Step::Committing && reached.send(()).is_ok() {
+            let _ = gate.recv();
+        }
+    });
+    let mut appends = JoinSet::new();
+    let journal = world.journal.clone();
+    appends.spawn(async move { (0, append(&journal, &scope(100), 1).await) });
+    tokio::task::spawn_blocking(move || steps.recv().unwrap()).await.unwrap();
+    for session in 1..=20 {
+        let journal = world.journal.clone();
+        appends.spawn(async move {
+            // Every third tries to write what session 9 has already said.
+            let target = if session % 3 == 0 { scope(9) } else { scope(session) };
+            (session, append(&journal, &target, 1).await)
+        });
+    }
+    tokio::task::yield_now().await;
+    drop(go);
+    let mut good = 0;
+    while let Some(result) = appends.join_next().await {
+        match result.unwrap() {
+            (session, Err(AppendError::Violation(_))) => assert_eq!(session % 3, 0),
+            (session, Ok(_)) => {
+                good += 1;
+                assert!(session == 0 || session % 3 != 0);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(good, 15);
+    assert_eq!(world.journal.stats().violations.load(Relaxed), 6);
+    let events = all(&world.journal, &everything()).await;
+    assert_eq!(seqs(&events), (1..=16).collect::<Vec<_>>(), "and no seq is lost to the undone ones");
+}
+
+#[tokio::test]
+async fn all_of_an_append_is_undone_with_its_violation() {
+    let world = World::new();
+    let rows = vec![
+        RowChange::Session(session_row(1)),
+        RowChange::Workspace(workspace_row(1, "/a")),
+        RowChange::Workspace(workspace_row(2, "/a")),
+    ];
+    let events = vec![event(&scope(1), 1)];
+    let refused = world.journal.append(Append { events, rows, ..Append::default() }).await;
+    assert!(matches!(refused, Err(AppendError::Violation(_))), "{refused:?}");
+    assert!(!refused.unwrap_err().retryable());
+    assert!(world.journal.session(&session_id(1)).await.unwrap().is_none());
+    assert!(world.journal.workspace_by_path("/a").await.unwrap().is_none());
+    assert_eq!(append(&world.journal, &scope(1), 1).await.unwrap().first, Seq(1));
+}
+
+#[tokio::test]
+async fn a_sessions_history_cannot_be_written_twice() {
+    let world = World::new();
+    for number in 1..=3 {
+        append(&world.journal, &scope(1), number).await.unwrap();
+    }
+    for number in [1, 2, 3] {
+        let again = append(&world.journal, &scope(1), number).await;
+        assert!(matches!(again, Err(AppendError::Violation(_))), "{again:?}");
+    }
+    let world = world.reopen().await;
+    let again = append(&world.journal, &scope(1), 3).await;
+    assert!(matches!(again, Err(AppendError::Violation(_))), "{again:?}");
+    let twice = vec![event(&scope(1), 4), event(&scope(1), 4)];
+    let twice = world.journal.append(Append { events: twice, ..Append::default() }).await;
+    assert!(matches!(twice, Err(AppendError::Violation(_))), "{twice:?}");
+    append(&world.journal, &scope(1), 4).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_event_that_would_break_its_frame_is_refused() {
+    let world = World::new();
+    let good = event(&scope(1), 1);
+    let without_session = Arc::new(Scope::default());
+    for bad in [
+        NewEvent { data: b"{\n}".to_vec(), ..good.clone() },
+        NewEvent { data: b"[]".to_vec(), ..good.clone() },
+        NewEvent { data: Vec::new(), ..good.clone() },
+        NewEvent { number: None, ..good.clone() },
+        NewEvent { number: Some(Number(0)), ..good.clone() },
+        NewEvent { scope: without_session, ..good.clone() },
+        NewEvent { data: format!(r#"{{"text":"{}"}}"#, "x".repeat(1 << 20)).into_bytes(), ..good.clone() },
+    ] {
+        let refused = world.journal.append(Append { events: vec![bad], ..Append::default() }).await;
+        assert!(matches!(refused, Err(AppendError::Violation(_))), "{refused:?}");
+    }
+    assert_eq!(world.journal.head(), Seq(0));
+}
+
+#[tokio::test]
+async fn an_idempotency_key_is_written_with_what_it_answers_and_once() {
+    let world = World::new();
+    append(&world.journal, &scope(1), 1).await.unwrap();
+    let remember = |print: u8| {
+        let answer = Box::new(|seq: Seq| format!("seq {seq}").into_bytes());
+        Some(Remember { key: "k".to_owned(), fingerprint: [print; 32], answer })
+    };
+    let with = |number, print| Append {
+        events: vec![event(&scope(1), number)],
+        remember: remember(print),
+        ..Append::default()
+    };
+    world.journal.append(with(2, 7)).await.unwrap();
+    let again = world.journal.append(with(3, 8)).await;
+    assert!(matches!(again, Err(AppendError::Violation(_))), "{again:?}");
+    let found = world.journal.remembered("k").await.unwrap();
+    assert_eq!(found, Some(([7; 32], b"seq 2".to_vec())));
+    assert_eq!(world.journal.remembered("other").await.unwrap(), None);
+    assert_eq!(world.journal.head(), Seq(2));
+    let rows = Append {
+        remember: Some(Remember { key: "rows".to_owned(), ..remember(1).unwrap() }),
+        ..Append::default()
+    };
+    world.journal.append(rows).await.unwrap();
+    assert_eq!(world.journal.remembered("rows").await.unwrap().unwrap().1, b"seq 2");
+}
+
+#[tokio::test]
+async fn a_run_is_one_run_of_the_whole_daemon() {
+    let world = World::new();
+    append(&world.journal, &scope(2), 1).await.unwrap();
+    let accept = |session, number| Append {
+        events: vec![event(&scope(session), number), event(&scope(session), number + 1)],
+        rows: vec![RowChange::Run(RunRowOf { accepted: Some(1), ..run_row("a", session) })],
+        ..Append::default()
+    };
+    world.journal.append(accept(1, 1)).await.unwrap();
+    let again = world.journal.append(accept(2, 2)).await;
+    assert!(matches!(again, Err(AppendError::Violation(_))), "{again:?}");
+    let row = world.journal.run(&run_id("a")).await.unwrap().unwrap();
+    assert_eq!((row.seq, row.session.0, row.finished), (Seq(3), 1, false));
+    let end = RunRowOf { accepted: None, finished: true, prompt: None, ..run_row("a", 1) };
+    change(&world.journal, vec![RowChange::Run(end)]).await.unwrap();
+    let row = world.journal.run(&run_id("a")).await.unwrap().unwrap();
+    assert_eq!((row.seq, row.finished), (Seq(3), true));
+    assert_eq!(row.prompt.as_deref(), Some(&b"hello"[..]), "what was asked stays");
+    let unknown = RunRowOf { accepted: None, ..run_row("b", 1) };
+    assert!(change(&world.journal, vec![RowChange::Run(unknown)]).await.is_err());
+    let nowhere = RunRowOf { accepted: Some(0), ..run_row("b", 1) };
+    assert!(change(&world.journal, vec![RowChange::Run(nowhere)]).await.is_err());
+}
+
+use qd_journal::RunRow as RunRowOf;
+
+#[tokio::test]
+async fn a_purge_leaves_nothing_and_its_seqs_are_never_used_again() {
+    let world = World::new();
+    let at = Millis(9);
+    for session in [1, 2] {
+        let rows = vec![
+            RowChange::Session(qd_journal::SessionRow { closed_at: Some(at), ..session_row(session) }),
+            RowChange::Run(run_row(&format!("r{session}"), session)),
+            RowChange::Ask(ask_row(&format!("a{session}"), session, true)),
+            RowChange::Snapshot {
+                session: qd_journal::SessionKey(session),
+                number: Number(1),
+                state: vec![1],
+            },
+        ];
+        let events = vec![event(&scope(session), 1)];
+        world.journal.append(Append { events, rows, ..Append::default() }).await.unwrap();
+    }
+    for number in 2..=3000 {
+        let together = world.journal.clone();
+        if number % 500 == 0 {
+            let events = (number - 498..=number).map(|number| event(&scope(2), number)).collect();
+            together.append(Append { events, ..Append::default() }).await.unwrap();
+        }
+    }
+    let closed = world.journal.closed_before(Millis(10), 100).await.unwrap();
+    let head = world.journal.head();
+    assert_eq!(closed.sessions.len(), 2);
+    assert_eq!(closed.events, head.0);
+    // Its last words go with it, and were the newest of all.
+    let last = world.journal.append(Append {
+        events: vec![event(&scope(2), 9000)],
+        rows: vec![RowChange::Purge { session: qd_journal::SessionKey(2) }],
+        ..Append::default()
+    });
+    let last = last.await.unwrap().last;
+    assert_eq!(last.0, head.0 + 1);
+    for world in [world.reopen().await] {
+        assert_eq!(seqs(&all(&world.journal, &everything()).await), [1]);
+        assert!(world.journal.session(&session_id(2)).await.unwrap().is_none());
+        assert!(world.journal.run(&run_id("r2")).await.unwrap().is_none());
+        assert!(world.journal.ask(&ask_row("a2", 2, true).id).await.unwrap().is_none());
+        let loaded = world.journal.load(qd_journal::SessionKey(2)).await.unwrap();
+        assert!(loaded.snapshot.is_none() && loaded.events.is_empty());
+        assert!(world.journal.session(&session_id(1)).await.unwrap().is_some());
+        assert_eq!(world.journal.head(), last);
+        assert_eq!(append(&world.journal, &scope(3), 1).await.unwrap().first.0, last.0 + 1);
+        assert!(world.journal.new_session_key().0 > 2, "nor is its key");
+        let freed = world.journal.vacuum(10_000).await.unwrap();
+        assert!(freed > 10, "{freed} pages");
+        assert_eq!(world.journal.quick_check().await.unwrap(), Vec::<String>::new());
+    }
+}
+
+#[tokio::test]
+async fn keys_are_above_every_key_ever_used() {
+    let world = World::new();
+    let (session, workspace) = (world.journal.new_session_key(), world.journal.new_workspace_key());
+    assert_eq!((session.0, workspace.0), (1, 1));
+    append(&world.journal, &scope_in(7, 41), 1).await.unwrap();
+    let world = world.reopen().await;
+    assert_eq!(world.journal.new_session_key().0, 42);
+    assert_eq!(world.journal.new_session_key().0, 43);
+    assert_eq!(world.journal.new_workspace_key().0, 8);
+}
+
+#[tokio::test]
+async fn after_close_nothing_is_taken_and_the_home_is_free() {
+    let world = World::new();
+    append(&world.journal, &scope(1), 1).await.unwrap();
+    world.journal.close().await;
+    assert_eq!(append(&world.journal, &scope(1), 2).await, Err(AppendError::Stopped));
+    assert!(world.journal.session(&session_id(1)).await.is_err());
+    let log = world.home.path().join("journal.db-wal");
+    assert!(!log.exists() || log.metadata().unwrap().len() == 0);
+    let again = open(world.home.path());
+    assert_eq!(again.head(), Seq(1));
+    world.journal.close().await;
+}
+
+#[tokio::test]
+async fn many_appends_share_a_sync_and_keep_their_callers_order() {
+    let world = World::new();
+    let mut callers = JoinSet::new();
+    for session in 1..=32 {
+        let journal = world.journal.clone();
+        callers.spawn(async move {
+            let mut last = Seq(0);
+            for number in 1..=50 {
+                let next = append(&journal, &scope(session), number).await.unwrap();
+                assert!(next.first > last);
+                last = next.last;
+            }
+        });
+    }
+    while let Some(done) = callers.join_next().await {
+        done.unwrap();
+    }
+    let stats = world.journal.stats();
+    assert_eq!(stats.events.load(Relaxed), 1600);
+    assert!(stats.commits.load(Relaxed) < 1600, "{} commits", stats.commits.load(Relaxed));
+    assert_eq!(stats.batch_events.count(), stats.commits.load(Relaxed));
+    assert_eq!(stats.batch_events.sum(), 1600);
+    assert_eq!(seqs(&all(&world.journal, &everything()).await), (1..=1600).collect::<Vec<_>>());
+}

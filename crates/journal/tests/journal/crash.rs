@@ -1,0 +1,93 @@
+//! `kill -9` of a process that appends, again and again in the same home: whatever it was told is in the journal is
+//! there, in order, and nothing is there twice. The process is this test, run once more.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use qd_journal::{Filter, SessionKey, Topic};
+use qd_protocol::Seq;
+
+use crate::world::*;
+
+const SESSIONS: i64 = 8;
+const KILLS: u64 = 12;
+
+#[tokio::test]
+async fn what_was_acknowledged_survives_kill_9() {
+    let home = tempfile::tempdir().unwrap();
+    let mut acknowledged = vec![0; SESSIONS as usize + 1];
+    for kill in 1..=KILLS {
+        // A different moment each time: after so many acknowledgements, which come in bursts.
+        hurt(home.path(), kill * 37, &mut acknowledged);
+        let journal = open(home.path());
+        let mut total = 0;
+        for session in 1..=SESSIONS {
+            let topic = Topic::Session(SessionKey(session));
+            let events = all(&journal, &Filter::of(topic)).await;
+            let count = events.len() as u64;
+            let known = acknowledged[session as usize];
+            assert!(count >= known, "session {session} has {count} of {known} events after kill {kill}");
+            let loaded = journal.load(SessionKey(session)).await.unwrap();
+            let numbers: Vec<u64> = loaded.events.iter().map(|event| event.number.unwrap().0).collect();
+            assert_eq!(numbers, (1..=count).collect::<Vec<_>>(), "no hole and no repeat");
+            total += count;
+        }
+        let everything = all(&journal, &everything()).await;
+        assert_eq!(seqs(&everything), (1..=total).collect::<Vec<_>>());
+        assert_eq!(journal.head(), Seq(total));
+        assert_eq!(journal.quick_check().await.unwrap(), Vec::<String>::new());
+        journal.close().await;
+    }
+}
+
+/// Lets a child append until it has reported so many acknowledgements, and kills it.
+fn hurt(home: &Path, after: u64, acknowledged: &mut [u64]) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "crash::the_process_that_is_killed", "--ignored", "--nocapture"])
+        .env("CRASH_HOME", home)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut seen = 0;
+    for line in lines {
+        let Ok(line) = line else { break };
+        // What is not a report is the test harness speaking.
+        let Some((session, number)) = line.strip_prefix("acked ").and_then(|rest| rest.split_once(' '))
+        else {
+            continue;
+        };
+        let (Ok(session), Ok(number)) = (session.parse::<usize>(), number.parse::<u64>()) else { continue };
+        acknowledged[session] = acknowledged[session].max(number);
+        seen += 1;
+        if seen == after {
+            child.kill().unwrap();
+        }
+    }
+    child.wait().unwrap();
+    assert!(seen >= after, "the child ended by itself after {seen}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "run, and killed, by what_was_acknowledged_survives_kill_9"]
+async fn the_process_that_is_killed() {
+    let Ok(home) = std::env::var("CRASH_HOME") else { return };
+    let journal = open(Path::new(&home));
+    let mut writers = tokio::task::JoinSet::new();
+    for session in 1..=SESSIONS {
+        let journal = journal.clone();
+        writers.spawn(async move {
+            let loaded = journal.load(SessionKey(session)).await.unwrap();
+            let mut number = loaded.events.last().map_or(0, |event| event.number.unwrap().0);
+            loop {
+                number += 1;
+                append(&journal, &scope(session), number).await.unwrap();
+                let report = format!("acked {session} {number}\n");
+                std::io::stdout().lock().write_all(report.as_bytes()).unwrap();
+            }
+        });
+    }
+    writers.join_next().await;
+}

@@ -1,0 +1,224 @@
+//! Lists in their order, each filter, going on after an id, trees of sessions, and what a shortened id may mean.
+
+use qd_journal::{
+    Append, AskFilter, ReadError, RowChange, RunFilter, RunRow, SessionFilter, SessionKey, SessionRow,
+    WorkspaceKey, WorkspaceRow,
+};
+use qd_protocol::Millis;
+use qd_protocol::api::MatchKind;
+
+use crate::world::*;
+
+fn keys(rows: &[SessionRow]) -> Vec<i64> {
+    rows.iter().map(|row| row.key.0).collect()
+}
+
+#[tokio::test]
+async fn sessions_are_listed_in_the_order_of_creation_by_every_filter() {
+    let world = World::new();
+    let rows = vec![
+        SessionRow { live: true, ..session_row(1) },
+        SessionRow { closed_at: Some(Millis(7)), ..session_row(2) },
+        SessionRow { workspace: WorkspaceKey(2), owes: true, ..session_row(3) },
+        SessionRow { parent: Some(SessionKey(1)), ..session_row(4) },
+        SessionRow { parent: Some(SessionKey(1)), closed_at: Some(Millis(8)), live: true, ..session_row(5) },
+    ];
+    change(&world.journal, rows.iter().cloned().map(RowChange::Session).collect()).await.unwrap();
+    let filter = SessionFilter::default;
+    for (filter, expected) in [
+        (filter(), vec![1, 2, 3, 4, 5]),
+        (SessionFilter { workspace: Some(WorkspaceKey(1)), ..filter() }, vec![1, 2, 4, 5]),
+        (SessionFilter { open_only: true, ..filter() }, vec![1, 3, 4]),
+        (SessionFilter { workspace: Some(WorkspaceKey(2)), open_only: true, ..filter() }, vec![3]),
+        (SessionFilter { live_only: true, ..filter() }, vec![1, 5]),
+        (SessionFilter { live_only: true, open_only: true, ..filter() }, vec![1]),
+        (SessionFilter { live_only: true, workspace: Some(WorkspaceKey(2)), ..filter() }, vec![]),
+        (SessionFilter { owes_only: true, ..filter() }, vec![3]),
+        (SessionFilter { parent: Some(SessionKey(1)), ..filter() }, vec![4, 5]),
+        (SessionFilter { parent: Some(SessionKey(1)), open_only: true, ..filter() }, vec![4]),
+    ] {
+        let found = world.journal.sessions(filter, None, 100).await.unwrap();
+        assert_eq!(keys(&found), expected, "{filter:?}");
+        let after = world.journal.sessions(filter, Some(&session_id(1)), 1).await.unwrap();
+        let expected: Vec<_> = expected.into_iter().filter(|key| *key > 1).take(1).collect();
+        assert_eq!(keys(&after), expected, "{filter:?} after the first");
+    }
+    let all = world.journal.sessions(filter(), None, 100).await.unwrap();
+    assert_eq!(all, rows);
+    let unknown = world.journal.sessions(filter(), Some(&session_id(99)), 1).await;
+    assert_eq!(unknown, Err(ReadError::Cursor("ses_0099".to_owned())));
+    assert_eq!(world.journal.session_by_key(SessionKey(3)).await.unwrap().as_ref(), Some(&rows[2]));
+    let counts = world.journal.counts().await.unwrap();
+    assert_eq!((counts.open_sessions, counts.live_sessions), (3, 2));
+}
+
+#[tokio::test]
+async fn runs_are_listed_in_the_order_of_acceptance() {
+    let world = World::new();
+    for (name, session, number) in [("z", 1, 1), ("m", 2, 1), ("a", 1, 2)] {
+        let rows = vec![RowChange::Run(run_row(name, session))];
+        let events = vec![event(&scope(session), number)];
+        world.journal.append(Append { events, rows, ..Append::default() }).await.unwrap();
+    }
+    let end = RunRow { finished: true, accepted: None, ..run_row("m", 2) };
+    change(&world.journal, vec![RowChange::Run(end)]).await.unwrap();
+    let filter = RunFilter::default;
+    for (filter, expected) in [
+        (filter(), vec!["run_z", "run_m", "run_a"]),
+        (RunFilter { session: Some(SessionKey(1)), ..filter() }, vec!["run_z", "run_a"]),
+        (RunFilter { workspace: Some(WorkspaceKey(1)), ..filter() }, vec!["run_z", "run_m", "run_a"]),
+        (RunFilter { unfinished_only: true, ..filter() }, vec!["run_z", "run_a"]),
+        (RunFilter { unfinished_only: true, session: Some(SessionKey(2)), ..filter() }, vec![]),
+        (RunFilter { workspace: Some(WorkspaceKey(2)), ..filter() }, vec![]),
+    ] {
+        let found = world.journal.runs(filter, None, 100).await.unwrap();
+        assert_eq!(found.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(), expected, "{filter:?}");
+    }
+    let after = world.journal.runs(filter(), Some(&run_id("m")), 100).await.unwrap();
+    assert_eq!(after.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(), ["run_a"]);
+    assert_eq!(world.journal.counts().await.unwrap().unfinished_runs, 2);
+}
+
+#[tokio::test]
+async fn asks_are_listed_oldest_first_also_after_a_change() {
+    let world = World::new();
+    let open = |name, session| RowChange::Ask(ask_row(name, session, true));
+    change(&world.journal, vec![open("z", 1), open("m", 2), open("a", 1)]).await.unwrap();
+    change(&world.journal, vec![RowChange::Ask(ask_row("m", 2, false)), open("z", 1)]).await.unwrap();
+    let filter = AskFilter::default;
+    for (filter, expected) in [
+        (filter(), vec!["ask_z", "ask_m", "ask_a"]),
+        (AskFilter { pending_only: true, ..filter() }, vec!["ask_z", "ask_a"]),
+        (AskFilter { session: Some(SessionKey(2)), ..filter() }, vec!["ask_m"]),
+        (AskFilter { session: Some(SessionKey(2)), pending_only: true }, vec![]),
+    ] {
+        let found = world.journal.asks(filter, None, 100).await.unwrap();
+        assert_eq!(found.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(), expected, "{filter:?}");
+    }
+    let after = world.journal.asks(filter(), Some(&ask_row("z", 1, true).id), 1).await.unwrap();
+    assert_eq!(after, [ask_row("m", 2, false)]);
+    assert_eq!(world.journal.counts().await.unwrap().pending_asks, 2);
+}
+
+#[tokio::test]
+async fn a_path_is_one_workspace_until_it_is_removed() {
+    let world = World::new();
+    let first = workspace_row(1, "/a");
+    change(&world.journal, vec![RowChange::Workspace(first.clone())]).await.unwrap();
+    assert!(change(&world.journal, vec![RowChange::Workspace(workspace_row(2, "/a"))]).await.is_err());
+    let removed = WorkspaceRow { removed: true, ..first.clone() };
+    change(&world.journal, vec![RowChange::Workspace(removed.clone())]).await.unwrap();
+    assert_eq!(world.journal.workspace_by_path("/a").await.unwrap(), None);
+    assert_eq!(world.journal.workspace(&first.id).await.unwrap(), Some(removed));
+    let second = workspace_row(2, "/a");
+    change(&world.journal, vec![RowChange::Workspace(second.clone())]).await.unwrap();
+    assert_eq!(world.journal.workspace_by_path("/a").await.unwrap(), Some(second.clone()));
+    let third = workspace_row(3, "/b");
+    change(&world.journal, vec![RowChange::Workspace(third.clone())]).await.unwrap();
+    assert_eq!(world.journal.workspaces(None, 10).await.unwrap(), [second.clone(), third.clone()]);
+    assert_eq!(world.journal.workspaces(Some(&second.id), 10).await.unwrap(), [third]);
+    assert_eq!(world.journal.workspace_by_key(WorkspaceKey(2)).await.unwrap(), Some(second));
+}
+
+#[tokio::test]
+async fn a_budget_counts_the_whole_tree_and_a_session_knows_its_line() {
+    let world = World::new();
+    let with = |key, parent: Option<i64>, cost_usd| {
+        RowChange::Session(SessionRow { parent: parent.map(SessionKey), cost_usd, ..session_row(key) })
+    };
+    let rows = vec![
+        with(1, None, 1.0),
+        with(2, Some(1), 0.5),
+        with(3, Some(2), 0.25),
+        with(4, Some(1), 0.125),
+        with(5, None, 100.0),
+    ];
+    change(&world.journal, rows).await.unwrap();
+    for (root, cost) in [(1, 1.875), (2, 0.75), (3, 0.25), (5, 100.0), (99, 0.0)] {
+        assert_eq!(world.journal.tree_cost(SessionKey(root)).await.unwrap(), cost, "{root}");
+    }
+    assert_eq!(keys(&world.journal.line(SessionKey(3)).await.unwrap()), [3, 2, 1]);
+    assert_eq!(keys(&world.journal.line(SessionKey(1)).await.unwrap()), [1]);
+}
+
+#[tokio::test]
+async fn a_reference_is_an_id_a_title_or_the_beginning_of_an_id() {
+    let world = World::new();
+    let titled = |key, title: &str| {
+        RowChange::Session(SessionRow { title: Some(title.to_owned()), ..session_row(key) })
+    };
+    let rows = vec![
+        RowChange::Workspace(workspace_row(1, "/a")),
+        RowChange::Workspace(WorkspaceRow { removed: true, ..workspace_row(2, "/b") }),
+        titled(1, "fix the tests"),
+        titled(2, "ses_0001"),
+        titled(3, "fix the tests"),
+        RowChange::Session(session_row(12)),
+        RowChange::Run(run_row("77", 1)),
+        RowChange::Ask(ask_row("88", 1, true)),
+    ];
+    world
+        .journal
+        .append(Append { events: vec![event(&scope(1), 1)], rows, ..Append::default() })
+        .await
+        .unwrap();
+    let resolve = async |text: &str, limit: usize| {
+        let found = world.journal.resolve(text, limit).await.unwrap();
+        found.iter().map(|found| found.id.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(resolve("ses_0001", 10).await, ["ses_0001", "ses_0002"], "an id before a title");
+    assert_eq!(resolve("fix the tests", 10).await, ["ses_0003", "ses_0001"]);
+    assert_eq!(resolve("ses_00", 10).await, ["ses_0001", "ses_0002", "ses_0003", "ses_0012"]);
+    assert_eq!(resolve("ses_00", 2).await.len(), 2);
+    assert_eq!(resolve("001", 10).await, ["ses_0012"]);
+    assert_eq!(resolve("7", 10).await, ["run_77"]);
+    assert_eq!(resolve("ask_8", 10).await, ["ask_88"]);
+    assert_eq!(resolve("ws_", 10).await, ["ws_0001"], "a removed one is not meant");
+    assert_eq!(resolve("0001", 10).await, ["ses_0001", "ws_0001"]);
+    for nothing in ["", "nope", "fix", "ses_%", "\u{7f}", "0_1"] {
+        assert!(resolve(nothing, 10).await.is_empty(), "{nothing}");
+    }
+    let ask = &world.journal.resolve("ask_88", 1).await.unwrap()[0];
+    assert_eq!((ask.kind, ask.workspace_id.as_str()), (MatchKind::Ask, "ws_0001"));
+    assert_eq!(ask.session_id, Some(session_id(1)));
+    let workspace = &world.journal.resolve("ws_0001", 1).await.unwrap()[0];
+    assert_eq!((workspace.kind, &workspace.session_id), (MatchKind::Workspace, &None));
+}
+
+#[tokio::test]
+async fn meta_is_kept_changed_and_forgotten() {
+    let world = World::new();
+    assert_eq!(world.journal.meta("halt").await.unwrap(), None);
+    for value in [Some(b"one".to_vec()), Some(b"two".to_vec()), None] {
+        change(&world.journal, vec![RowChange::Meta { key: "halt", value: value.clone() }]).await.unwrap();
+        assert_eq!(world.journal.meta("halt").await.unwrap(), value);
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_nothing_names_is_loose_and_one_that_is_named_is_not() {
+    let world = World::new();
+    let blobs = world.journal.blobs();
+    let mut hashes = Vec::new();
+    for text in ["in an event", "in a row", "in a closed session", "nowhere"] {
+        hashes.push(blobs.put(text.as_bytes().to_vec()).await.unwrap().sha256);
+    }
+    let naming = |hash: &str| format!(r#"{{"blob":{{"sha256":"{hash}","size":3}}}}"#).into_bytes();
+    let events = vec![
+        qd_journal::NewEvent { data: naming(&hashes[0]), ..event(&scope(1), 1) },
+        qd_journal::NewEvent { data: naming(&hashes[2]), ..event(&scope(2), 1) },
+    ];
+    let rows = vec![RowChange::Session(SessionRow { doc: naming(&hashes[1]), ..session_row(1) })];
+    world.journal.append(Append { events, rows, ..Append::default() }).await.unwrap();
+    let loose = async |before, without: &[SessionKey]| {
+        let files = world.journal.loose_blobs(before, without).await.unwrap();
+        files.into_iter().map(|file| file.blob.sha256).collect::<std::collections::HashSet<_>>()
+    };
+    let late = Millis(u64::MAX);
+    assert_eq!(loose(late, &[]).await, [hashes[3].clone()].into());
+    assert_eq!(loose(late, &[SessionKey(2)]).await, [hashes[3].clone(), hashes[2].clone()].into());
+    assert!(loose(Millis(0), &[]).await.is_empty(), "what is young may be about to be named");
+    let sizes = world.journal.sizes().await.unwrap();
+    assert_eq!(sizes.blobs, 11 + 8 + 19 + 7);
+    assert!(sizes.journal > 0 || sizes.log > 0);
+}

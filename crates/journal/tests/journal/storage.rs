@@ -1,0 +1,184 @@
+//! What happens when the storage fails: nothing is acknowledged, the error says what it is, and it goes on working
+//! when there is room again. The disk is made full by a limit on pages; once also by a real, small file system.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use qd_journal::faults::Faults;
+use qd_journal::{Append, AppendError, Journal, NewEvent, OpenError, Options};
+use qd_protocol::Seq;
+use qd_protocol::limits::RESERVE_BYTES;
+
+use crate::world::*;
+
+fn large(number: u64, reserve: bool) -> Append {
+    let data = format!(r#"{{"text":"{}"}}"#, "x".repeat(100_000)).into_bytes();
+    Append { events: vec![NewEvent { data, ..event(&scope(1), number) }], reserve, ..Append::default() }
+}
+
+/// Appends until the disk is full; gives the number of the first that did not fit.
+async fn fill(journal: &Journal) -> u64 {
+    for number in 1.. {
+        match journal.append(large(number, false)).await {
+            Ok(_) => assert!(number < 10_000, "the disk does not fill"),
+            Err(error) => {
+                assert_eq!(error, AppendError::Full);
+                return number;
+            }
+        }
+    }
+    unreachable!("numbers do not end")
+}
+
+#[tokio::test]
+async fn on_a_full_disk_nothing_is_acknowledged_and_the_reserve_is_for_cancels_and_ends() {
+    let world = World::new();
+    let mut watcher = world.journal.subscribe(everything(), None);
+    world.faults.page_limit.store(200, SeqCst);
+    let number = fill(&world.journal).await;
+    assert_eq!(world.journal.head(), Seq(number - 1));
+    assert!(world.home.path().join("reserve").exists(), "an ordinary append does not touch the reserve");
+    // An end still fits.
+    world.journal.append(large(number, true)).await.unwrap();
+    assert_eq!(world.journal.head(), Seq(number));
+    assert!(world.journal.stats().failed_commits.load(Relaxed) > 0);
+    // When there is room again, everything goes on, and the reserve is there again.
+    world.faults.page_limit.store(0, SeqCst);
+    world.journal.append(large(number + 1, false)).await.unwrap();
+    assert_eq!(std::fs::metadata(world.home.path().join("reserve")).unwrap().len(), RESERVE_BYTES);
+    let mut seen = 0;
+    while seen < number + 1 {
+        for event in watcher.next().await.unwrap() {
+            seen += 1;
+            assert_eq!(event.seq.0, seen);
+        }
+    }
+    assert_eq!(world.journal.quick_check().await.unwrap(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn while_the_reserve_is_spent_ordinary_appends_wait_outside() {
+    let home = tempfile::tempdir().unwrap();
+    let faults = Arc::new(Faults::default());
+    // It is never time to have the reserve back.
+    let options =
+        Options { reserve_retry: std::time::Duration::from_secs(3600), faults: Some(faults.clone()) };
+    let journal = Journal::open(home.path(), options).unwrap();
+    faults.page_limit.store(200, SeqCst);
+    let number = fill(&journal).await;
+    journal.append(large(number, true)).await.unwrap();
+    assert_eq!(journal.stats().reserve_spent.load(Relaxed), 1);
+    faults.page_limit.store(0, SeqCst);
+    assert_eq!(journal.append(large(number + 1, false)).await, Err(AppendError::Full));
+    journal.append(large(number + 1, true)).await.unwrap();
+    journal.close().await;
+    // The next start takes it back or does not start.
+    let journal = open(home.path());
+    assert!(home.path().join("reserve").exists());
+    journal.append(large(number + 2, false)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_read_only_disk_is_named_as_such() {
+    let world = World::new();
+    append(&world.journal, &scope(1), 1).await.unwrap();
+    world.faults.read_only.store(true, SeqCst);
+    let refused = append(&world.journal, &scope(1), 2).await.unwrap_err();
+    assert_eq!(
+        (&refused, refused.code(), refused.retryable()),
+        (&AppendError::ReadOnly, "storage_read_only", true)
+    );
+    assert_eq!(world.journal.head(), Seq(1));
+    world.faults.read_only.store(false, SeqCst);
+    assert_eq!(append(&world.journal, &scope(1), 2).await.unwrap().first, Seq(2));
+}
+
+#[tokio::test]
+async fn a_failed_commit_acknowledges_and_shows_nothing_and_the_next_one_works() {
+    let world = World::new();
+    append(&world.journal, &scope(1), 1).await.unwrap();
+    let mut watcher = world.journal.subscribe(everything(), None);
+    world.faults.failing_commits.store(2, SeqCst);
+    for _ in 0..2 {
+        let refused = append(&world.journal, &scope(1), 2).await.unwrap_err();
+        assert!(matches!(refused, AppendError::Io(_)) && refused.retryable(), "{refused:?}");
+        assert_eq!(world.journal.head(), Seq(1));
+        assert_eq!(seqs(&all(&world.journal, &everything()).await), [1]);
+    }
+    append(&world.journal, &scope(1), 2).await.unwrap();
+    assert_eq!(seqs(&watcher.next().await.unwrap()), [2]);
+    let world = world.reopen().await;
+    assert_eq!(seqs(&all(&world.journal, &everything()).await), [1, 2]);
+}
+
+#[tokio::test]
+async fn a_home_has_one_owner_and_the_second_is_told_who_it_is() {
+    let world = World::new();
+    match Journal::open(world.home.path(), Options::default()) {
+        Err(OpenError::Held { pid }) => assert_eq!(pid, Some(std::process::id())),
+        other => panic!("{other:?}"),
+    }
+    let World { home, journal, .. } = world;
+    let clone = journal.clone();
+    drop(journal);
+    assert!(matches!(Journal::open(home.path(), Options::default()), Err(OpenError::Held { .. })));
+    drop(clone);
+    open(home.path());
+}
+
+#[tokio::test]
+async fn a_journal_of_a_newer_version_is_not_touched() {
+    let world = World::new();
+    append(&world.journal, &scope(1), 1).await.unwrap();
+    world.journal.close().await;
+    let file = world.home.path().join("journal.db");
+    let db = rusqlite::Connection::open(&file).unwrap();
+    db.pragma_update(None, "user_version", 1000).unwrap();
+    drop(db);
+    let refused = Journal::open(world.home.path(), Options::default()).unwrap_err();
+    assert!(matches!(refused, OpenError::TooNew { found: 1000, .. }));
+    assert!(refused.to_string().contains("newer"), "{refused}");
+}
+
+/// Mounts a small file system that nobody else sees and runs [`in_a_small_home`] on it. Needs the right to do so, and
+/// says so where there is none.
+#[test]
+fn a_really_full_disk_behaves_like_the_injected_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = r#"mount -t tmpfs -o size=40m none "$SMALL" || exit 77; exec "$0" --exact storage::in_a_small_home --ignored --nocapture"#;
+    let child = std::process::Command::new("unshare")
+        .args(["-m", "sh", "-c", script])
+        .arg(std::env::current_exe().unwrap())
+        .env("SMALL", dir.path())
+        .output();
+    match child {
+        Ok(output) if output.status.success() => {}
+        Ok(output) if output.status.code() == Some(101) => {
+            panic!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        }
+        other => println!("skipped: no private file system can be mounted here: {other:?}"),
+    }
+}
+
+#[tokio::test]
+#[ignore = "run by a_really_full_disk_behaves_like_the_injected_one, on a file system of 40 MiB"]
+async fn in_a_small_home() {
+    let Ok(small) = std::env::var("SMALL") else { return };
+    let home = std::path::PathBuf::from(small).join("home");
+    let journal = Journal::open(&home, options(&Arc::default())).unwrap();
+    let number = fill(&journal).await;
+    assert!(number > 50, "{number}");
+    for end in number..number + 10 {
+        journal.append(large(end, true)).await.unwrap();
+    }
+    assert_eq!(journal.head(), Seq(number + 9));
+    assert_eq!(journal.append(large(number + 10, false)).await, Err(AppendError::Full));
+    journal.close().await;
+    // A home without room for the reserve is refused in so many words.
+    let mut ballast = std::fs::File::create(home.join("ballast")).unwrap();
+    let _ = std::io::copy(&mut std::io::repeat(1), &mut ballast);
+    match Journal::open(&home, Options::default()) {
+        Err(OpenError::NoRoom { needed }) => assert_eq!(needed, RESERVE_BYTES),
+        other => panic!("{other:?}"),
+    }
+}

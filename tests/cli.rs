@@ -1,0 +1,361 @@
+//! Section 10: the verbs of `qd` from end to end, with their exit codes. A real terminal is in `cli_terminal.rs`.
+
+use qd_testkit::{Daemon, Home, Output, Running, script::*};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+/// `qd run` of a script, with more arguments before the prompt.
+async fn run_script(daemon: &Daemon, args: &[&str], script: &[Value]) -> Output {
+    let prompt = steps(script);
+    daemon.qd(&[&["run", "--agent", "script"], args, &[&prompt]].concat()).await
+}
+
+/// The one session that `qd` made.
+async fn only_session(daemon: &Daemon) -> qd_testkit::Session {
+    let sessions = daemon.client().get("/v1/sessions").await.list();
+    let [session] = &sessions[..] else { panic!("{sessions:?}") };
+    qd_testkit::Session {
+        client: daemon.client(),
+        workspace: session["workspace_id"].as_str().unwrap().to_owned(),
+        id: session["id"].as_str().unwrap().to_owned(),
+    }
+}
+
+#[tokio::test]
+async fn run_needs_no_earlier_step_and_prints_the_answer() {
+    let home = Home::new();
+    let output = home.qd(&["run", "--agent", "echo", "hello there"]).await;
+    assert!(output.stdout.contains("hello there"), "{output:?}");
+    output.ok();
+    assert!(home.daemon_pid().is_some(), "the daemon goes on");
+}
+
+#[tokio::test]
+async fn run_without_an_agent_takes_echo_with_a_note_where_there_is_no_other() {
+    let daemon = Daemon::start().await;
+    let output = daemon.qd(&["run", "hello"]).await;
+    assert!(output.stdout.contains("hello"), "{output:?}");
+    assert!(output.stderr.contains("echo"), "a note says so: {output:?}");
+    output.ok();
+}
+
+#[tokio::test]
+async fn run_reads_its_prompt_from_stdin() {
+    let daemon = Daemon::start().await;
+    let output = daemon.home.qd_with_input(&["run", "--agent", "echo", "-"], "from afar").await;
+    assert!(output.ok().contains("from afar"));
+}
+
+#[tokio::test]
+async fn run_exits_by_how_the_run_ended() {
+    let daemon = Daemon::start().await;
+    assert!(run_script(&daemon, &[], &[say("fine")]).await.ok().contains("fine"));
+    let failed = run_script(&daemon, &[], &[fail("the model is on fire")]).await;
+    assert!(failed.stderr.contains("the model is on fire"), "{failed:?}");
+    failed.exits(1);
+    run_script(&daemon, &[], &[exit(3)]).await.exits(1);
+    run_script(&daemon, &[], &[stop("refused")]).await.exits(1);
+    run_script(&daemon, &["--timeout", "1"], &[forever()]).await.exits(124);
+}
+
+#[tokio::test]
+async fn run_of_a_run_that_somebody_cancels_exits_130() {
+    let daemon = Daemon::start().await;
+    let mut running = daemon.home.start(&["run", "--agent", "script", &steps(&[say("here"), forever()])]);
+    running.says("here").await;
+    only_session(&daemon).await.cancel().await;
+    running.end().await.exits(130);
+}
+
+#[tokio::test]
+async fn ctrl_c_cancels_the_run_waits_for_its_end_and_exits_130() {
+    let daemon = Daemon::start().await;
+    let mut running = daemon.home.start(&["run", "--agent", "script", &steps(&[say("here"), forever()])]);
+    running.says("here").await;
+    running.signal(Signal::INT);
+    running.end().await.exits(130);
+    let runs = only_session(&daemon).await.runs().await;
+    assert_eq!(runs[0]["finish_reason"], "cancelled", "it had ended when the command did");
+}
+
+#[tokio::test]
+async fn a_second_ctrl_c_detaches() {
+    let daemon = Daemon::start().await;
+    let script = steps(&[ignore_cancel(), say("here"), forever()]);
+    let mut running = daemon.home.start(&["run", "--agent", "script", &script]);
+    running.says("here").await;
+    let session = only_session(&daemon).await;
+    session.patch(json!({ "cancel_grace_s": 600 })).await;
+    running.signal(Signal::INT);
+    session.seen("the cancel", |event| event.kind == "run.cancel_requested").await;
+    running.signal(Signal::INT);
+    running.end().await.exits(130);
+    assert_eq!(session.runs().await[0]["finish_reason"], json!(null), "it left before the end");
+}
+
+#[tokio::test]
+async fn detach_prints_the_id_and_how_to_look_at_it() {
+    let daemon = Daemon::start().await;
+    let output = run_script(&daemon, &["--detach"], &[forever()]).await;
+    let session = only_session(&daemon).await;
+    assert!(output.stdout.contains(&session.id), "{output:?}");
+    let all = format!("{}{}", output.stdout, output.stderr);
+    assert!(all.contains("qd attach") || all.contains("qd logs"), "{all}");
+    output.ok();
+    assert_eq!(session.show().await["busy"], true);
+}
+
+#[tokio::test]
+async fn run_takes_directory_title_session_and_policy() {
+    let daemon = Daemon::start().await;
+    run_script(&daemon, &["-C", "/usr", "--title", "mine"], &[say("x")]).await.ok();
+    let session = only_session(&daemon).await;
+    let workspace = daemon.client().get(&session.project("")).await.expect(200);
+    assert_eq!((&workspace["path"], &session.show().await["title"]), (&json!("/usr"), &json!("mine")));
+    let prompt = steps(&[say("again")]);
+    assert!(daemon.qd(&["run", "--session", "mine", &prompt]).await.ok().contains("again"));
+    assert_eq!(session.runs().await.len(), 2, "the same session");
+    let denied = run_script(&daemon, &["--policy", "deny"], &[ask_bash("make")]).await;
+    assert!(denied.ok().contains("denied"));
+    let allowed =
+        run_script(&daemon, &["--policy", "allow", "--model", "m1"], &[ask_bash("make"), config()]).await;
+    let allowed = allowed.ok();
+    assert!(allowed.contains("allowed") && allowed.contains("m1"), "{allowed}");
+}
+
+#[tokio::test]
+async fn an_open_ask_and_the_command_that_answers_it_are_printed_to_stderr_off_a_terminal() {
+    let daemon = Daemon::start().await;
+    let running =
+        daemon.home.start(&["run", "--agent", "script", &steps(&[ask_bash("make install"), say("!")])]);
+    let ask = poll_ask(&daemon).await;
+    daemon.qd(&["allow", &ask]).await.ok();
+    let output = running.end().await;
+    assert!(output.stderr.contains("make install") && output.stderr.contains("qd allow"), "{output:?}");
+    assert!(output.stderr.contains(&ask[..10]), "{output:?}");
+    assert!(output.ok().contains("allowed"));
+}
+
+/// Waits for the one ask there is.
+async fn poll_ask(daemon: &Daemon) -> String {
+    let mut stream = daemon.client().stream("/v1/events?after=0&kinds=ask.opened").await;
+    qd_testkit::session::ask_id(&stream.next().await)
+}
+
+#[tokio::test]
+async fn on_ask_deny_and_fail_decide_without_a_person() {
+    let daemon = Daemon::start().await;
+    let denied = run_script(&daemon, &["--on-ask", "deny"], &[ask_bash("make")]).await;
+    assert!(denied.ok().contains("denied"));
+    run_script(&daemon, &["--on-ask", "fail"], &[ask_bash("make")]).await.exits(1);
+    assert!(daemon.client().asks().await.is_empty(), "nothing is left waiting");
+}
+
+#[tokio::test]
+async fn ps_lists_what_is_open_and_with_a_what_is_closed_too() {
+    let daemon = Daemon::start().await;
+    let open = daemon.session_with(json!({ "agent": "script", "title": "open one" })).await;
+    let closed = daemon.session_with(json!({ "agent": "script", "title": "closed one" })).await;
+    closed.close().await;
+    closed.seen("its end", |event| event.kind == "session.closed").await;
+    let shown = daemon.qd(&["ps"]).await.ok();
+    assert!(shown.contains("open one") && !shown.contains("closed one"), "{shown}");
+    let all = daemon.qd(&["ps", "-a"]).await.ok();
+    assert!(all.contains("open one") && all.contains("closed one"), "{all}");
+    let listed = daemon.qd(&["ps", "--json"]).await.json();
+    assert_eq!(listed[0]["id"], open.id, "{listed}");
+    assert_eq!(listed.as_array().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn an_id_may_be_any_unambiguous_prefix_or_a_title() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session_with(json!({ "agent": "script", "title": "the one" })).await;
+    session.play(&[say("spoken")]).await;
+    for name in [session.id.as_str(), &session.id[..9], "the one"] {
+        let logs = daemon.qd(&["logs", name]).await.ok();
+        assert!(logs.contains("spoken"), "{name}: {logs}");
+    }
+    daemon.session("echo").await;
+    let ambiguous = daemon.qd(&["logs", "ses_"]).await;
+    assert!(ambiguous.stderr.contains(&session.id), "it names what it could mean: {ambiguous:?}");
+    assert_ne!(ambiguous.code, Some(0));
+    daemon.qd(&["logs", "ses_zzzzzz"]).await.exits(3);
+    daemon.qd(&["logs", "no such title"]).await.exits(3);
+}
+
+#[tokio::test]
+async fn send_prompts_and_steers_and_wait_waits() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session("script").await;
+    daemon.qd(&["send", &session.id, &steps(&[say("x"), await_steer(20_000)])]).await.ok();
+    let run = session.runs().await[0]["id"].as_str().unwrap().to_owned();
+    session.seen_of(&run, "text.delta").await;
+    daemon.qd(&["send", &session.id, "--steer", "left"]).await.ok();
+    daemon.qd(&["wait", &session.id]).await.ok();
+    assert_eq!(session.run(&run).await["text"], "xsteered: left");
+    daemon.qd(&["wait", &run]).await.ok();
+    daemon.qd(&["send", &session.id, "--steer", "nobody listens"]).await.exits(1);
+    let failed = session.play(&[fail("no")]).await["id"].as_str().unwrap().to_owned();
+    daemon.qd(&["wait", &failed]).await.exits(1);
+    let two = [session.script(&[sleep(50)]).await, session.script(&[say("b")]).await];
+    daemon.qd(&["wait", &two[0], &two[1]]).await.ok();
+}
+
+#[tokio::test]
+async fn cancel_and_rm_do_what_they_say() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session("script").await;
+    let run = session.script(&[forever()]).await;
+    session.started(&run).await;
+    daemon.qd(&["cancel", &session.id]).await.ok();
+    assert_eq!(session.wait(&run).await["finish_reason"], "cancelled");
+    daemon.qd(&["cancel", &session.id]).await.ok();
+    let two = [session.script(&[forever()]).await, session.script(&[say("spared")]).await];
+    daemon.qd(&["cancel", &two[0]]).await.ok();
+    assert_eq!(session.wait(&two[1]).await["finish_reason"], "end_turn");
+    daemon.qd(&["wait", &two[0]]).await.exits(130);
+    daemon.qd(&["rm", &session.id]).await.ok();
+    session.seen("its end", |event| event.kind == "session.closed").await;
+    daemon.qd(&["send", &session.id, "x"]).await.exits(1);
+    let purged = daemon.session("script").await;
+    purged.play(&[say("x")]).await;
+    daemon.qd(&["rm", &purged.id, "--purge"]).await.ok();
+    daemon.qd(&["rm", "ses_zzzz"]).await.exits(3);
+}
+
+#[tokio::test]
+async fn asks_are_listed_and_answered() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session("script").await;
+    for (step, verb, words, said) in [
+        (ask_bash("make"), "allow", vec![], "allowed"),
+        (ask_bash("make"), "deny", vec!["not now"], "denied: not now"),
+        (question("which?", &["red", "blue"]), "answer", vec!["blue"], "blue"),
+    ] {
+        let run = session.script(&[step]).await;
+        let ask = session.asked(&run).await;
+        let shown = daemon.qd(&["asks"]).await.ok();
+        assert!(shown.contains(&ask[..10]), "{shown}");
+        assert_eq!(daemon.qd(&["asks", "--json"]).await.json()[0]["id"], ask);
+        daemon.qd(&[&[verb, &ask], &words[..]].concat()).await.ok();
+        assert_eq!(session.wait(&run).await["text"], said);
+        daemon.qd(&["allow", &ask]).await.exits(1);
+    }
+    daemon.qd(&["allow", "ask_zzzz"]).await.exits(3);
+    let run = session.script(&[question("which?", &["red"])]).await;
+    let ask = session.asked(&run).await;
+    daemon.qd(&["answer", &ask, "green"]).await.exits(1);
+    assert_eq!(session.run(&run).await["state"], "waiting");
+}
+
+#[tokio::test]
+async fn logs_shows_what_happened_and_follows() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session("script").await;
+    session.play(&[say("first words"), tool("Read", json!({ "path": "a.txt" }), "x")]).await;
+    let shown = daemon.qd(&["logs", &session.id]).await.ok();
+    assert!(shown.contains("first words") && shown.contains("Read"), "{shown}");
+    let events = daemon.qd(&["logs", &session.id, "--json"]).await.json_lines();
+    assert!(events.iter().any(|event| event["kind"] == "run.finished"), "{events:?}");
+    let mut follow = daemon.home.start(&["logs", "-f", &session.id]);
+    follow.says("first words").await;
+    session.play(&[say("later words")]).await;
+    follow.says("later words").await;
+}
+
+#[tokio::test]
+async fn halt_and_unhalt_and_agents_and_doctor_and_gc_and_config_answer() {
+    let daemon = Daemon::start().await;
+    daemon.qd(&["halt"]).await.ok();
+    assert_eq!(daemon.client().get("/v1/halt").await.expect(200)["halted"], true);
+    daemon.qd(&["unhalt"]).await.ok();
+    assert_eq!(daemon.client().get("/v1/halt").await.expect(200)["halted"], false);
+    let agents = daemon.qd(&["agents"]).await.ok();
+    assert!(agents.contains("echo") && agents.contains("script"), "{agents}");
+    assert!(daemon.qd(&["agents", "--json"]).await.json().is_array());
+    for verb in [&["doctor"][..], &["gc"], &["config"], &["completions", "bash"]] {
+        assert!(!daemon.qd(verb).await.ok().is_empty(), "{verb:?}");
+    }
+    for verb in [&["gc", "--json"][..], &["config", "--json"], &["doctor", "--json"]] {
+        assert!(!daemon.qd(verb).await.json().is_null());
+    }
+}
+
+#[tokio::test]
+async fn json_prints_one_value_or_one_for_each_line() {
+    let daemon = Daemon::start().await;
+    let lines = run_script(&daemon, &["--json"], &[say("a"), say("b")]).await.json_lines();
+    assert!(!lines.is_empty());
+    let detached = run_script(&daemon, &["--json", "--detach"], &[say("a")]).await.json();
+    assert!(detached["run_id"].is_string(), "{detached}");
+}
+
+#[tokio::test]
+async fn exit_codes_tell_wrong_usage_not_found_and_unreachable_apart() {
+    let daemon = Daemon::start().await;
+    for args in
+        [&["nonsense"][..], &["run"], &["ps", "--nonsense"], &["logs"], &["run", "--on-ask", "pray", "x"]]
+    {
+        daemon.qd(args).await.exits(2);
+    }
+    daemon.qd(&["logs", "ses_zzzz"]).await.exits(3);
+    daemon.qd(&["run", "--agent", "nobody", "x"]).await.exits(1);
+    for host in ["http://127.0.0.1:1", "unix:/no/such/socket"] {
+        daemon.qd(&["ps", "--host", host]).await.exits(4);
+        let mut command = daemon.home.command(&["ps"]);
+        command.env("QD_HOST", host);
+        Running::spawn(command).end().await.exits(4);
+    }
+}
+
+#[tokio::test]
+async fn a_host_may_be_given_as_flag_or_variable() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session("echo").await;
+    let elsewhere = Home::new();
+    let host = format!("unix:{}", daemon.home.socket().display());
+    assert!(elsewhere.qd(&["ps", "--host", &host]).await.ok().contains(&session.id[..9]));
+    let mut command = elsewhere.command(&["ps"]);
+    command.env("QD_HOST", &host);
+    assert!(Running::spawn(command).end().await.ok().contains(&session.id[..9]));
+    assert_eq!(elsewhere.daemon_pid(), None, "and no daemon was started for it");
+}
+
+#[tokio::test]
+async fn there_is_no_colour_off_a_terminal() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session("script").await;
+    session.play(&[say("x"), tool("Read", json!({}), "y"), fail("no")]).await;
+    for args in [
+        &["ps"][..],
+        &["logs", &session.id],
+        &["agents"],
+        &["asks"],
+        &["--help"],
+        &["run", "--agent", "echo", "x"],
+    ] {
+        let output = daemon.qd(args).await;
+        assert!(
+            !output.stdout.contains('\u{1b}') && !output.stderr.contains('\u{1b}'),
+            "{args:?}: {output:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_broken_pipe_is_success() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session("script").await;
+    session.play(&[say_times("many words ", 500, 0)]).await;
+    for args in [&["ps"][..], &["logs", &session.id], &["agents", "--json"], &["--help"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = daemon.home.command(args);
+        command.stdout(writer);
+        let output = Running::spawn(command).end().await;
+        assert!(output.stderr.is_empty(), "{args:?}: {output:?}");
+        output.ok();
+    }
+    assert_eq!(daemon.home.shell("$QD ps | head -0; echo ${PIPESTATUS[0]}").await.ok(), "0\n");
+}

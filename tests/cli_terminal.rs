@@ -1,0 +1,48 @@
+//! Section 10 in a real terminal: what a person sees and types.
+
+use qd_testkit::{Daemon, Terminal, script::*};
+use serde_json::json;
+
+#[tokio::test]
+async fn run_shows_an_ask_and_takes_its_answer_in_place() {
+    let daemon = Daemon::start().await;
+    let script = steps(&[say("before "), ask_bash("make install"), say(" after")]);
+    let terminal = Terminal::qd(&daemon.home, &["run", "--agent", "script", &script]).await;
+    terminal.shows("make install").await;
+    let mut asked = daemon.client().stream("/v1/events?after=0&kinds=ask.opened").await;
+    asked.next().await;
+    terminal.types("y").await;
+    terminal.presses("Enter").await;
+    let screen = terminal.shows("exit 0").await;
+    assert!(screen.contains("allowed"), "{screen}");
+    assert!(daemon.client().asks().await.is_empty());
+}
+
+#[tokio::test]
+async fn attach_replays_goes_live_and_sends_what_is_typed() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session_with(json!({ "agent": "script", "title": "typed to" })).await;
+    session.play(&[say("what was before")]).await;
+    let terminal = Terminal::qd(&daemon.home, &["attach", "typed to"]).await;
+    terminal.shows("what was before").await;
+    session.play(&[say("what came live")]).await;
+    terminal.shows("what came live").await;
+    terminal.types(r#"[{"say":"answer to a line"}]"#).await;
+    terminal.presses("Enter").await;
+    let run = session.seen("a run of the typed line", |event| {
+        event.kind == "run.finished" && event.data["text"] == "answer to a line"
+    });
+    run.await;
+    terminal.shows_that("the answer itself", |screen| screen.matches("answer to a line").count() > 1).await;
+    assert_eq!(session.runs().await.len(), 3);
+}
+
+#[tokio::test]
+async fn ctrl_c_in_a_terminal_cancels_the_run() {
+    let daemon = Daemon::start().await;
+    let script = steps(&[say("here"), forever()]);
+    let terminal = Terminal::qd(&daemon.home, &["run", "--agent", "script", &script]).await;
+    terminal.shows("here").await;
+    terminal.presses("C-c").await;
+    terminal.shows("exit 130").await;
+}

@@ -1,0 +1,225 @@
+//! `kill -9` of the daemon at random moments under 64 clients that post, cancel and read. What was acknowledged must
+//! be there, once; every stream must be the journal; every run must end, once. `QD_SEED` runs a seed again.
+
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use hyper::Method;
+use qd_testkit::{Client, Daemon, Event, Random, Session, rules, script::*, within};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+const KILLS: usize = 50;
+const POSTERS: u64 = 40;
+const CANCELLERS: u64 = 8;
+const READERS: u64 = 16;
+const SESSIONS: usize = 24;
+/// The longest that a daemon lives before it is killed.
+const LIFE_MS: u64 = 350;
+
+/// What all clients share.
+#[derive(Debug)]
+struct World {
+    sessions: Vec<(Session, &'static str)>,
+    /// No new work is begun any more.
+    ending: AtomicBool,
+    /// The last seq, once it is known.
+    last: AtomicU64,
+}
+
+impl World {
+    fn ending(&self) -> bool {
+        self.ending.load(Ordering::Relaxed)
+    }
+}
+
+/// One request to a daemon that may be dead or dying.
+async fn attempt(client: &Client, path: &str, body: &Value) -> Option<(u16, Value)> {
+    let sent = client.send(Method::POST, path, Some(body.to_string().into()));
+    let answer = within(&format!("an answer or a broken connection for {path}"), sent).await.ok()?;
+    Some((answer.status, answer.json()))
+}
+
+/// A pause while there is nobody to ask; not a wait for anything.
+async fn breathe() {
+    tokio::time::sleep(Duration::from_millis(5)).await;
+}
+
+fn prompt(agent: &str, random: &mut Random) -> String {
+    let ms = random.below(25);
+    match (agent, random.below(5)) {
+        ("echo", _) => format!("__sleep_ms:{ms} a few words"),
+        (_, 0) => steps(&[say("a"), sleep(ms), fail("no")]),
+        (_, 1) => steps(&[exit(1)]),
+        (_, 2) => steps(&[say("a"), ask_bash("make"), say("b")]),
+        _ => steps(&[say_times("w ", 5, ms / 5)]),
+    }
+}
+
+/// Posts runs under names of its own; gives the receipts of those that were acknowledged.
+async fn post(world: Arc<World>, name: u64, mut random: Random) -> Vec<(Session, Value)> {
+    let mut receipts = Vec::new();
+    for n in 0.. {
+        if world.ending() {
+            break;
+        }
+        let (session, agent) = random.pick(&world.sessions).clone();
+        let run = format!("p{name}.{n}");
+        let body = json!({ "session_id": session.id, "prompt": prompt(agent, &mut random), "run_id": run });
+        // A client whose connection broke does not know whether it was heard, and asks again under the same name.
+        while !world.ending() {
+            match attempt(&session.client, &session.project("/agent"), &body).await {
+                Some((202, receipt)) => {
+                    assert_eq!(receipt["run_id"], run);
+                    receipts.push((session.clone(), receipt));
+                    break;
+                }
+                Some((429 | 503, _)) | None => breathe().await,
+                Some((status, answer)) => panic!("{run}: {status} {answer}"),
+            }
+        }
+        if random.below(2) == 0 {
+            let path = session.project(&format!("/runs/{run}/wait?timeout_s=1"));
+            let _may_break = session.client.send(Method::GET, &path, None).await;
+        }
+    }
+    receipts
+}
+
+/// Cancels sessions and answers asks; gives the runs that it was told are cancelled.
+async fn cancel(world: Arc<World>, mut random: Random) -> Vec<String> {
+    let mut hit = Vec::new();
+    while !world.ending() {
+        let (session, _) = random.pick(&world.sessions).clone();
+        match attempt(&session.client, &session.agent("/cancel"), &json!({})).await {
+            Some((200, answer)) => {
+                let runs = answer["cancelled"].as_array().unwrap();
+                hit.extend(runs.iter().map(|run| run.as_str().unwrap().to_owned()));
+            }
+            Some((503, _)) | None => {}
+            Some((status, answer)) => panic!("cancel: {status} {answer}"),
+        }
+        tokio::time::sleep(Duration::from_millis(random.below(120))).await;
+    }
+    hit
+}
+
+/// An event in short: its seq, and a hash of all of it. Sixteen readers keep every event of the journal.
+type Trace = (u64, u64);
+
+fn trace(event: &Event) -> Trace {
+    let mut hasher = std::hash::DefaultHasher::new();
+    (&event.ts, &event.kind, &event.session_id, &event.run_id, event.data.to_string()).hash(&mut hasher);
+    (event.seq, hasher.finish())
+}
+
+/// Reads the stream of all from the beginning, and again from its cursor whenever it breaks, up to the last event.
+async fn read(world: Arc<World>, client: Client) -> Vec<Trace> {
+    let mut seen: Vec<Trace> = Vec::new();
+    loop {
+        let cursor = seen.last().map_or(0, |event| event.0);
+        if cursor > 0 && cursor == world.last.load(Ordering::Relaxed) {
+            return seen;
+        }
+        let client = client.with("last-event-id", &cursor.to_string());
+        let Ok(Ok(mut stream)) =
+            tokio::time::timeout(Duration::from_secs(5), client.try_stream("/v1/events")).await
+        else {
+            breathe().await;
+            continue;
+        };
+        loop {
+            let next = tokio::select! {
+                next = stream.try_next() => next,
+                () = at_end(&world, seen.last().map_or(0, |event| event.0)) => return seen,
+            };
+            match next {
+                Ok(Some(event)) => seen.push(trace(&event)),
+                Ok(None) | Err(_) => break,
+            }
+        }
+    }
+}
+
+/// Waits until the last seq is known and is this one; else for ever.
+async fn at_end(world: &World, seq: u64) {
+    while world.last.load(Ordering::Relaxed) != seq || seq == 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kill_9_at_any_moment_under_64_clients_loses_and_doubles_nothing() {
+    let seed = Random::seed();
+    println!("QD_SEED={seed}");
+    let mut random = Random::new(seed);
+    let mut daemon = Daemon::start().await;
+    let mut sessions = Vec::new();
+    for n in 0..SESSIONS {
+        let agent = if n % 2 == 0 { "echo" } else { "script" };
+        sessions.push((daemon.session(agent).await, agent));
+    }
+    let world = Arc::new(World { sessions, ending: AtomicBool::new(false), last: AtomicU64::new(0) });
+    let (mut posters, mut cancellers, mut readers) = (JoinSet::new(), JoinSet::new(), JoinSet::new());
+    for n in 0..POSTERS {
+        posters.spawn(post(world.clone(), n, Random::new(random.number())));
+    }
+    for _ in 0..CANCELLERS {
+        cancellers.spawn(cancel(world.clone(), Random::new(random.number())));
+    }
+    for _ in 0..READERS {
+        readers.spawn(read(world.clone(), daemon.client()));
+    }
+    for _ in 0..KILLS {
+        tokio::time::sleep(Duration::from_millis(random.below(LIFE_MS))).await;
+        daemon.restart().await;
+    }
+    world.ending.store(true, Ordering::Relaxed);
+    let receipts: Vec<_> = posters.join_all().await.into_iter().flatten().collect();
+    let cancelled: Vec<_> = cancellers.join_all().await.into_iter().flatten().collect();
+
+    for (session, _) in &world.sessions {
+        session.cancel().await;
+        for run in session.runs().await.iter().filter(|run| run["state"] != "finished") {
+            session.wait(run["id"].as_str().unwrap()).await;
+        }
+    }
+    daemon.client().post("/v1/halt", &json!({ "reason": "the end" })).await.expect(200);
+    let mut stream = daemon.client().stream("/v1/events?after=0").await;
+    let journal = stream.until("the halt", |event| event.kind == "halt.set").await;
+    world.last.store(journal.last().unwrap().seq, Ordering::Relaxed);
+    println!("{} runs acknowledged, {} cancelled, {} events", receipts.len(), cancelled.len(), journal.len());
+
+    rules::check(&journal);
+    for (session, receipt) in &receipts {
+        let run = receipt["run_id"].as_str().unwrap();
+        let found = journal.binary_search_by_key(&receipt["seq"].as_u64().unwrap(), |event| event.seq);
+        let accepted = &journal[found.unwrap_or_else(|_| panic!("{run} was acknowledged and is missing"))];
+        assert!(accepted.is(run, "run.accepted"), "{receipt} is not {accepted:?}");
+        assert_eq!(accepted.session_id.as_deref(), Some(session.id.as_str()));
+    }
+    let mut ends = std::collections::BTreeMap::new();
+    for event in journal.iter().filter(|event| event.kind == "run.finished") {
+        ends.insert(event.run_id.as_deref().unwrap(), event.data["finish_reason"].as_str().unwrap());
+    }
+    for run in &cancelled {
+        assert_eq!(ends[run.as_str()], "cancelled", "{run} was acknowledged as cancelled");
+    }
+    for reason in ["end_turn", "interrupted", "cancelled"] {
+        assert!(
+            ends.values().any(|end| *end == reason),
+            "no run ended as {reason}: the test tried too little"
+        );
+    }
+    let journal: Vec<_> = journal.iter().map(trace).collect();
+    for seen in within("the readers to come to the end", readers.join_all()).await {
+        let differs = seen.iter().zip(&journal).find(|(seen, kept)| seen != kept);
+        assert_eq!(differs, None, "a reader saw a gap, a repeat or another event");
+        assert_eq!(seen.len(), journal.len());
+    }
+    for (session, _) in &world.sessions {
+        assert_eq!(session.show().await["busy"], false);
+    }
+}
