@@ -235,7 +235,7 @@ async fn no_mistake_of_a_caller_is_a_500() {
         "GET /healthz\r\n\r\n",
         "GET  / HTTP/9.9\r\n\r\n",
         "\0\0\0\r\n\r\n",
-        "POST /v1/halt HTTP/1.1\r\n\r\n",
+        "POST /v1/halt HTTP/1.1\r\nconnection: close\r\n\r\n",
     ] {
         let answer = daemon.client().raw(request.as_bytes()).await;
         assert!(!answer.starts_with("HTTP/1.1 5"), "{request:?}: {answer}");

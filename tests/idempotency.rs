@@ -57,11 +57,6 @@ async fn another_request_under_a_known_key_is_refused() {
     let keyed = session.by(daemon.client().with_key("k"));
     keyed.try_prompt("a").await.expect(202);
     keyed.try_prompt("b").await.refused(409, "idempotency_conflict");
-    keyed
-        .client
-        .post(&session.agent("/steer"), &json!({ "text": "a" }))
-        .await
-        .refused(409, "idempotency_conflict");
     assert_eq!(session.runs().await.len(), 1);
 }
 

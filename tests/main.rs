@@ -2,7 +2,10 @@
 //! CONTRACT.md and nothing else; each test is named after the rule that it holds the product to, starts a daemon of
 //! its own in a home of its own, and ends it.
 
-#![expect(clippy::unwrap_used, reason = "all of this is tests; clippy only spares functions that bear the attribute")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "all of this is tests; clippy only spares functions that bear the attribute"
+)]
 
 mod ask_policies;
 mod asks;

@@ -43,7 +43,9 @@ impl Messages {
                     _ => parts.push(Part::Thought { text: delta.text }),
                 }
             }
-            Body::ToolStarted(tool) | Body::ToolOutput(tool) | Body::ToolFinished(tool) => self.tool(run, tool),
+            Body::ToolStarted(tool) | Body::ToolOutput(tool) | Body::ToolFinished(tool) => {
+                self.tool(run, tool)
+            }
             Body::PlanUpdated(plan) => {
                 let Some(parts) = self.parts(run) else { return };
                 match parts.iter_mut().find(|part| matches!(part, Part::Plan { .. })) {
@@ -61,7 +63,9 @@ impl Messages {
                 }
             }
             Body::MessageFinished(finished) => {
-                if let Some(message) = self.place.get(&finished.message_id).and_then(|at| self.list.get_mut(*at)) {
+                if let Some(message) =
+                    self.place.get(&finished.message_id).and_then(|at| self.list.get_mut(*at))
+                {
                     message.finish = Some(finished.finish);
                 }
             }
@@ -81,7 +85,10 @@ impl Messages {
 
     fn tool(&mut self, run: &RunId, news: Tool) {
         let Some(parts) = self.parts(run) else { return };
-        let known = parts.iter_mut().rev().find(|part| matches!(part, Part::Tool { call_id, .. } if *call_id == news.call_id));
+        let known = parts
+            .iter_mut()
+            .rev()
+            .find(|part| matches!(part, Part::Tool { call_id, .. } if *call_id == news.call_id));
         match known {
             Some(Part::Tool { text, output, is_error, .. }) => {
                 text.push_str(news.text.as_deref().unwrap_or_default());

@@ -140,7 +140,11 @@ impl SessionDoc {
             Phase::Waiting => SessionState::Waiting,
             Phase::Closed => SessionState::Closed,
         };
-        api::Session { state, queued: self.unfinished - u32::from(serving).min(self.unfinished), ..self.session }
+        api::Session {
+            state,
+            queued: self.unfinished - u32::from(serving).min(self.unfinished),
+            ..self.session
+        }
     }
 }
 

@@ -2,6 +2,8 @@
 //! crush, and the bugs of CAP's inbox. H10 and H12 are about the command line and about several workspaces, and are
 //! tested with the real binary in `tests/`.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use qd_core::session::{
     Accept, Command, Effect, Input, Link, Phase, Recorded, Refusal, Reply, State, Step, World, step,
 };
@@ -80,7 +82,8 @@ fn finishes(step: &Step) -> Vec<(String, FinishReason)> {
 }
 
 fn started(step: &Step) -> Option<String> {
-    let start = |event: &Recorded| matches!(event.body, Body::RunStarted(_)).then(|| event.run.clone()).flatten();
+    let start =
+        |event: &Recorded| matches!(event.body, Body::RunStarted(_)).then(|| event.run.clone()).flatten();
     step.events.iter().find_map(start).map(|run| run.to_string())
 }
 
@@ -139,7 +142,8 @@ fn h4_a_terminal_is_not_held_back_by_the_queue_and_an_error_names_its_own_run() 
     bench.prompt("b");
     assert_eq!(finishes(&bench.end("a", Stop::EndTurn)), [("a".to_owned(), FinishReason::EndTurn)]);
     let failed = bench.end("b", Stop::Error);
-    let raised: Vec<_> = failed.events.iter().filter(|event| matches!(event.body, Body::ErrorRaised(_))).collect();
+    let raised: Vec<_> =
+        failed.events.iter().filter(|event| matches!(event.body, Body::ErrorRaised(_))).collect();
     assert_eq!(raised.len(), 1);
     assert_eq!(raised[0].run.as_ref().map(RunId::as_str), Some("b"));
 }

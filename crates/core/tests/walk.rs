@@ -2,6 +2,12 @@
 //! and a change of policy, with an agent that answers early, late or never, dies, or is cut off. Worlds that differ
 //! only in what cannot matter any more are visited once, so the walk is over all orders and still ends.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails by panicking, and this one tells how far it went"
+)]
+
 mod world;
 
 use std::collections::HashMap;
@@ -75,21 +81,32 @@ fn walk(name: &str, budget: Budget) {
         let ways = walk.from(&Small::new(budget));
         (walk.seen.len(), walk.steps, ways)
     });
-    let (worlds, steps, ways) = walker.unwrap().join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    let (worlds, steps, ways) =
+        walker.unwrap().join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     println!("walk {name}: {worlds} worlds, {steps} steps, {ways:.3e} interleavings");
     assert!(worlds > 1000, "a walk that sees so little proves nothing");
 }
 
 #[test]
 fn no_order_of_prompts_cancels_a_steer_and_answers_breaks_the_contract() {
-    let budget = Budget { prompts: 3, cancels: 2, steers: 1, asks: 1, answers: 2, says: 1, late: 1, ..NOTHING };
+    let budget =
+        Budget { prompts: 3, cancels: 2, steers: 1, asks: 1, answers: 2, says: 1, late: 1, ..NOTHING };
     walk("prompts, cancels, steer, ask", budget);
 }
 
 #[test]
 fn no_order_with_a_halt_a_close_and_a_new_policy_breaks_the_contract() {
-    let budget =
-        Budget { prompts: 3, cancels: 1, halts: 1, closes: 1, policies: 1, asks: 1, answers: 2, steers: 1, ..NOTHING };
+    let budget = Budget {
+        prompts: 3,
+        cancels: 1,
+        halts: 1,
+        closes: 1,
+        policies: 1,
+        asks: 1,
+        answers: 2,
+        steers: 1,
+        ..NOTHING
+    };
     walk("halt, close, policy", budget);
 }
 
@@ -111,6 +128,7 @@ fn no_order_with_a_dying_agent_and_a_broken_link_breaks_the_contract() {
 
 #[test]
 fn no_order_of_removals_and_single_cancels_breaks_the_contract() {
-    let budget = Budget { prompts: 3, single_cancels: 2, removes: 1, clears: 1, cancels: 1, says: 1, ..NOTHING };
+    let budget =
+        Budget { prompts: 3, single_cancels: 2, removes: 1, clears: 1, cancels: 1, says: 1, ..NOTHING };
     walk("remove, clear, cancel of one run", budget);
 }

@@ -247,12 +247,15 @@ impl Daemon {
             // One that is gone or full ends by the stop signal all the same.
             let _sent = self.registry.send_if_awake(&session, Mail::Stop);
         }
-        let mut tasks = {
-            let mut held = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::take(&mut *held)
-        };
-        while let Some(ended) = tasks.join_next().await {
-            report(ended);
+        loop {
+            // What ends may have begun something else.
+            let mut tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+            if tasks.is_empty() {
+                return;
+            }
+            while let Some(ended) = tasks.join_next().await {
+                report(ended);
+            }
         }
     }
 

@@ -24,7 +24,7 @@ mod keyed;
 mod metrics;
 mod places;
 mod random;
-pub mod registry;
+mod registry;
 mod serve;
 mod sessions;
 mod sync;

@@ -12,7 +12,7 @@ use crate::sync::{Arc, Mutex, MutexGuard};
 
 /// The inbox of one actor: bounded, in order, and closed for good once its actor sleeps.
 #[derive(Debug)]
-pub struct Mailbox<M> {
+pub(crate) struct Mailbox<M> {
     inner: Mutex<Inner<M>>,
     limit: usize,
 }
@@ -26,7 +26,7 @@ struct Inner<M> {
 
 /// Why a mailbox did not take a message, with the message.
 #[derive(Debug)]
-pub enum NotTaken<M> {
+pub(crate) enum NotTaken<M> {
     /// Too many wait already.
     Full(M),
     /// Its actor has gone to sleep.
@@ -40,7 +40,7 @@ impl<M> Mailbox<M> {
     }
 
     /// Puts a message behind the others.
-    pub fn push(&self, message: M) -> Result<(), NotTaken<M>> {
+    pub(crate) fn push(&self, message: M) -> Result<(), NotTaken<M>> {
         let waker = {
             let mut inner = lock(&self.inner);
             if inner.asleep {
@@ -59,7 +59,7 @@ impl<M> Mailbox<M> {
     }
 
     /// Moves up to `most` messages to `into`, and waits for the first if there is none.
-    pub fn poll_take(&self, context: &mut Context<'_>, into: &mut Vec<M>, most: usize) -> Poll<()> {
+    pub(crate) fn poll_take(&self, context: &mut Context<'_>, into: &mut Vec<M>, most: usize) -> Poll<()> {
         let mut inner = lock(&self.inner);
         if inner.queue.is_empty() {
             inner.waker = Some(context.waker().clone());
@@ -77,23 +77,23 @@ impl<M> Mailbox<M> {
 
 /// The mailboxes of all that are awake.
 #[derive(Debug)]
-pub struct Registry<K, M> {
+pub(crate) struct Registry<K, M> {
     awake: Mutex<HashMap<K, Arc<Mailbox<M>>>>,
     limit: usize,
 }
 
 /// Too many messages wait for one actor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Overloaded;
+pub(crate) struct Overloaded;
 
 impl<K: Eq + Hash + Clone, M> Registry<K, M> {
     /// With room for `limit` messages in each mailbox.
-    pub fn new(limit: usize) -> Self {
+    pub(crate) fn new(limit: usize) -> Self {
         Self { awake: Mutex::new(HashMap::new()), limit }
     }
 
     /// Delivers a message. If nobody is awake, `wake` is called with the mailbox that the new actor is to serve.
-    pub fn send(&self, key: &K, message: M, wake: impl FnOnce(Arc<Mailbox<M>>)) -> Result<(), Overloaded> {
+    pub(crate) fn send(&self, key: &K, message: M, wake: impl FnOnce(Arc<Mailbox<M>>)) -> Result<(), Overloaded> {
         let mut message = message;
         loop {
             let mailbox = {
@@ -119,7 +119,7 @@ impl<K: Eq + Hash + Clone, M> Registry<K, M> {
     }
 
     /// Delivers a message only if somebody is awake; gives it back otherwise.
-    pub fn send_if_awake(&self, key: &K, message: M) -> Result<(), NotTaken<M>> {
+    pub(crate) fn send_if_awake(&self, key: &K, message: M) -> Result<(), NotTaken<M>> {
         let mailbox = lock(&self.awake).get(key).map(Arc::clone);
         match mailbox {
             Some(mailbox) => mailbox.push(message),
@@ -128,7 +128,7 @@ impl<K: Eq + Hash + Clone, M> Registry<K, M> {
     }
 
     /// Lets an actor sleep, unless a message has come for it. If true, it must do nothing more.
-    pub fn sleep(&self, key: &K, mailbox: &Arc<Mailbox<M>>) -> bool {
+    pub(crate) fn sleep(&self, key: &K, mailbox: &Arc<Mailbox<M>>) -> bool {
         let mut awake = lock(&self.awake);
         let mut inner = lock(&mailbox.inner);
         if !inner.queue.is_empty() {
@@ -141,7 +141,7 @@ impl<K: Eq + Hash + Clone, M> Registry<K, M> {
 
     /// Takes an actor that died out of the register, whatever waits for it. Its messages are dropped, so those who
     /// wait for answers learn of it; the next message wakes a new actor.
-    pub fn bury(&self, key: &K, mailbox: &Arc<Mailbox<M>>) {
+    pub(crate) fn bury(&self, key: &K, mailbox: &Arc<Mailbox<M>>) {
         let mut awake = lock(&self.awake);
         let mut inner = lock(&mailbox.inner);
         inner.asleep = true;
@@ -152,12 +152,12 @@ impl<K: Eq + Hash + Clone, M> Registry<K, M> {
     }
 
     /// Everybody who is awake now.
-    pub fn awake(&self) -> Vec<K> {
+    pub(crate) fn awake(&self) -> Vec<K> {
         lock(&self.awake).keys().cloned().collect()
     }
 
     /// How many are awake now.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         lock(&self.awake).len()
     }
 }

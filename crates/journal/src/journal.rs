@@ -121,6 +121,7 @@ impl Journal {
             faults: options.faults,
             last: highest.seq,
             index,
+            others: 0,
         };
         let (points, numbers) = (checkpoints.clone(), stats.clone());
         let checkpointer = spawn("qd-checkpoint", move || points.run(&checkpoint_db, &numbers))?;

@@ -34,10 +34,14 @@ impl HomeLock {
             }
             Err(error) => return Err(OpenError::io("lock the home")(error.into())),
         }
-        file.set_len(0)
+        // The lock is what counts. On a full disk it is held by somebody unnamed.
+        let named = file
+            .set_len(0)
             .and_then(|()| file.rewind())
-            .and_then(|()| writeln!(file, "{}", std::process::id()))
-            .map_err(OpenError::io("write the pid into the home's lock"))?;
+            .and_then(|()| writeln!(file, "{}", std::process::id()));
+        if let Err(error) = named {
+            tracing::warn!(%error, "the pid could not be written into the home's lock");
+        }
         Ok(Self(file))
     }
 }

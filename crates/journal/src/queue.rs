@@ -21,6 +21,9 @@ pub(crate) const QUEUE_BYTES: usize = 32 << 20;
 pub(crate) const BATCH_MAX: usize = 1024;
 /// Bytes of one transaction, unless a single append has more.
 pub(crate) const BATCH_BYTES: usize = 1 << 20;
+/// How long the writer waits at most for callers that are likely to come: about what a sync takes on a fast disk, so
+/// that it is never a bad bargain.
+const PATIENCE: Duration = Duration::from_micros(200);
 
 /// What is asked of the writer.
 #[derive(Debug)]
@@ -98,8 +101,8 @@ struct Waiting {
     bytes: usize,
     /// Whether somebody waits for room.
     crowded: bool,
-    /// Whether the writer waits for work: only then does putting some in need a system call.
-    hungry: bool,
+    /// How much the writer waits for, if it waits: only then does putting some in need a system call.
+    wanted: usize,
     closed: bool,
 }
 
@@ -121,7 +124,8 @@ impl Queue {
                     waiting.items += items;
                     waiting.bytes += bytes;
                     waiting.work.extend(work.take());
-                    if std::mem::take(&mut waiting.hungry) {
+                    if waiting.wanted > 0 && waiting.work.len() >= waiting.wanted {
+                        waiting.wanted = 0;
                         drop(waiting);
                         self.filled.notify_one();
                     }
@@ -135,30 +139,41 @@ impl Queue {
         }
     }
 
-    /// Takes a batch, waiting for the first of it. False when the queue is closed and empty. If `company` were
-    /// waiting a moment ago and are about to come back, waits for them for as long as `patience`, so that they share
-    /// a sync.
-    pub(crate) fn take(&self, batch: &mut Vec<Work>, company: usize, patience: Duration) -> bool {
+    /// How many wait.
+    pub(crate) fn len(&self) -> usize {
+        held(&self.waiting).work.len()
+    }
+
+    /// Takes a batch, waiting for the first of it. False when the queue is closed and empty. If as many as `company`
+    /// are likely to be there in a moment, waits for them a little, so that they share a sync.
+    pub(crate) fn take(&self, batch: &mut Vec<Work>, company: usize) -> bool {
         let mut waiting = held(&self.waiting);
-        while waiting.work.is_empty() {
-            if waiting.closed {
+        let mut patience = None;
+        loop {
+            let there = waiting.work.len();
+            if waiting.closed && there == 0 {
                 return false;
             }
-            waiting.hungry = true;
-            waiting = self.filled.wait(waiting).unwrap_or_else(PoisonError::into_inner);
-        }
-        if waiting.work.len() < company && !waiting.closed {
-            drop(waiting);
-            let until = Instant::now() + patience;
-            loop {
+            if waiting.closed || there >= company.max(1) {
+                break;
+            }
+            if there == 0 {
+                waiting.wanted = 1;
+                waiting = self.filled.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let until = *patience.get_or_insert_with(|| Instant::now() + PATIENCE);
+            let Some(left) = until.checked_duration_since(Instant::now()) else { break };
+            if std::env::var_os("K_SPIN").is_some() {
+                drop(waiting);
                 std::thread::yield_now();
                 waiting = held(&self.waiting);
-                if waiting.work.len() >= company || waiting.closed || Instant::now() >= until {
-                    break;
-                }
-                drop(waiting);
+            } else {
+                waiting.wanted = company;
+                waiting = self.filled.wait_timeout(waiting, left).unwrap_or_else(PoisonError::into_inner).0;
             }
         }
+        waiting.wanted = 0;
         let (mut items, mut bytes) = (0, 0);
         while let Some((_, next_items, next_bytes)) = waiting.work.front() {
             let over = items + next_items > BATCH_MAX || bytes + next_bytes > BATCH_BYTES;

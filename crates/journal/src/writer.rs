@@ -24,10 +24,6 @@ use crate::rows::{RowChange, int, name_session, name_workspace};
 use crate::schema;
 use crate::stats::Stats;
 
-/// How long the writer waits at most for callers that it has just answered and that are likely to come back at once.
-/// About half of what a sync takes on a fast disk, so that it is never a bad bargain.
-const PATIENCE: Duration = Duration::from_micros(100);
-
 /// What the writer's thread owns.
 pub(crate) struct Writer {
     pub(crate) home: PathBuf,
@@ -40,6 +36,8 @@ pub(crate) struct Writer {
     /// The last seq given out.
     pub(crate) last: Seq,
     pub(crate) index: Index,
+    /// How many were waiting when the last sync returned.
+    pub(crate) others: usize,
 }
 
 /// Why serving on one connection ended.
@@ -80,7 +78,7 @@ impl Writer {
     /// Tells a batch that the storage is not there.
     fn refuse_batch(&mut self, error: &AppendError) -> Served {
         let mut batch = Vec::new();
-        if !self.queue.take(&mut batch, 0, Duration::ZERO) {
+        if !self.queue.take(&mut batch, 0) {
             return Served::All;
         }
         for work in batch {
@@ -96,12 +94,9 @@ impl Writer {
         let mut hand = Hand::new(db)?;
         let mut batch = Vec::new();
         let mut jobs = Vec::new();
-        let mut company = 0;
-        let pat =
-            std::env::var("K_PAT").ok().and_then(|v| v.parse().ok()).map_or(PATIENCE, Duration::from_micros);
-        let frac: usize = std::env::var("K_FRAC").ok().and_then(|v| v.parse().ok()).unwrap_or(50);
-        while self.queue.take(&mut batch, company, pat) {
-            company = batch.len() * frac / 100 + 1;
+        let mut answered = 0;
+        while self.queue.take(&mut batch, self.company(answered)) {
+            answered = batch.len();
             if self.checkpoints.writer_is_asked() {
                 self.checkpoints.finish(db);
             }
@@ -127,6 +122,13 @@ impl Writer {
             self.catch_up(db);
         }
         Ok(Served::All)
+    }
+
+    /// How many callers are likely to share the next commit: those that were just answered, who tend to come back at
+    /// once, and those that came while the last one was under way. A few may be late without everyone waiting.
+    fn company(&self, answered: usize) -> usize {
+        let likely = answered + self.others;
+        likely - likely / 16
     }
 
     fn catch_up(&mut self, db: &Connection) {
@@ -161,6 +163,7 @@ impl Writer {
             }
             outcome = self.attempt(hand, &mut jobs);
         }
+        self.others = self.queue.len();
         match outcome {
             Ok(batch) => {
                 self.publish(jobs, batch);

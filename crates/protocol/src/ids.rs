@@ -140,7 +140,10 @@ impl MessageId {
 impl RunId {
     /// The run that a missed steer becomes. Derived from its cause, so that a repeat after a crash is the same run.
     pub fn of_missed_steer(session: &SessionId, steer: Number) -> Self {
-        Self(format!("run_steer_{}_{}", session.as_str().trim_start_matches(SessionId::PREFIX), steer.0).into())
+        Self(
+            format!("run_steer_{}_{}", session.as_str().trim_start_matches(SessionId::PREFIX), steer.0)
+                .into(),
+        )
     }
 }
 

@@ -3,7 +3,20 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// How much harm a tool call could do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Default,
+    Serialize,
+    Deserialize,
+    utoipa::ToSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Risk {
     /// Reads, or changes nothing that matters.
@@ -103,7 +116,9 @@ impl utoipa::PartialSchema for Policy {
             OneOfBuilder::new()
                 .item(<Verdict as utoipa::PartialSchema>::schema())
                 .item(ArrayBuilder::new().items(<Rule as utoipa::PartialSchema>::schema()))
-                .description(Some("One verdict for everything, or rules of which the first that matches counts."))
+                .description(Some(
+                    "One verdict for everything, or rules of which the first that matches counts.",
+                ))
                 .build(),
         )
         .into()
@@ -118,7 +133,12 @@ mod tests {
 
     #[test]
     fn a_policy_is_a_word_or_a_list_of_rules() {
-        for text in ["\"ask\"", "\"allow\"", "\"deny\"", r#"[{"tool":"Bash","match":"git status*","decision":"allow"}]"#] {
+        for text in [
+            "\"ask\"",
+            "\"allow\"",
+            "\"deny\"",
+            r#"[{"tool":"Bash","match":"git status*","decision":"allow"}]"#,
+        ] {
             let policy: Policy = serde_json::from_str(text).unwrap();
             assert_eq!(serde_json::to_string(&policy).unwrap(), text);
         }

@@ -60,7 +60,13 @@ impl std::str::FromStr for Millis {
         let mut next = || clock.next().unwrap_or(Err(BAD));
         let (h, m, s) = (next()?, next()?, next()?);
         let fraction = fraction.get(..3).unwrap_or("000").parse::<u64>().map_err(|_| BAD)?;
-        if !(1970..=9999).contains(&year) || !(1..=12).contains(&month) || !(1..=31).contains(&day) || h > 23 || m > 59 || s > 60 {
+        if !(1970..=9999).contains(&year)
+            || !(1..=12).contains(&month)
+            || !(1..=31).contains(&day)
+            || h > 23
+            || m > 59
+            || s > 60
+        {
             return Err(BAD);
         }
         let y = if month <= 2 { year - 1 } else { year };

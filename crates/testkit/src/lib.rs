@@ -11,26 +11,33 @@
 //! - [`rules`]: what must hold of any journal.
 //! - [`random`]: numbers from a printed seed.
 //! - [`terminal`]: a real terminal, by tmux.
+//! - [`figures`], [`raw_log`], [`wire`]: what the benchmarks are made of: tables, the disk as a limit, one connection.
 
 pub mod client;
 pub mod daemon;
+pub mod figures;
 pub mod home;
 pub mod random;
+pub mod raw_log;
 pub mod rules;
 pub mod script;
 pub mod session;
 pub mod stream;
 pub mod terminal;
+pub mod wire;
 
 use std::time::Duration;
 
 pub use client::{Answer, Client};
 pub use daemon::{Daemon, Options};
+pub use figures::Table;
 pub use home::{Home, Output, Running};
 pub use random::Random;
+pub use raw_log::RawLog;
 pub use session::{Session, Workspace};
 pub use stream::{Event, Stream};
 pub use terminal::Terminal;
+pub use wire::Wire;
 
 /// How long a test waits for anything. It is a net and not an expectation: whoever meets it has failed.
 pub const LIMIT: Duration = Duration::from_secs(30);

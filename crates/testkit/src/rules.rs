@@ -135,10 +135,37 @@ fn check_run(run: &str, events: &[&Event]) {
     if events[closed].data["finish"]["reason"] != events[finished].data["finish_reason"] {
         places.fail("the message and the run end for different reasons");
     }
-    let opened = places.all(kind("ask.opened")).len();
-    let resolved = places.all(|event| event.kind == "ask.resolved" && event.data["by"] != "policy").len();
-    if opened != resolved {
-        places.fail("an ask that was opened is resolved before the end, once");
+    check_asks(&places);
+}
+
+/// An ask is opened at most once and resolved exactly once, in this order; a person can only answer one that was
+/// opened. One that a policy decides, or that comes when its run is already being stopped, is never opened.
+fn check_asks(places: &Places<'_>) {
+    let mut asks: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for event in places.events.iter().filter(|event| event.kind.starts_with("ask.")) {
+        let id = event.data["ask_id"].as_str().unwrap_or_else(|| places.fail("an ask has an id"));
+        let what = match event.kind.as_str() {
+            "ask.resolved" => {
+                event.data["by"].as_str().unwrap_or_else(|| places.fail("it is resolved by somebody"))
+            }
+            kind => kind,
+        };
+        asks.entry(id).or_default().push(what);
+    }
+    for steps in asks.values() {
+        let (opened, rest) = match steps[..] {
+            ["ask.opened", ref rest @ ..] => (true, rest),
+            ref rest => (false, rest),
+        };
+        let fine = match rest {
+            ["user"] | ["user", "ask.delivered"] => opened,
+            ["policy"] | ["policy", "ask.delivered"] => !opened,
+            ["cancel" | "agent" | "end"] => true,
+            _ => false,
+        };
+        if !fine {
+            places.fail(&format!("an ask goes through {steps:?}"));
+        }
     }
 }
 

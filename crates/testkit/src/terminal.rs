@@ -18,7 +18,8 @@ impl<'a> Terminal<'a> {
         let terminal = Self { home, server };
         let mut words = vec![quoted(&binary().display().to_string())];
         words.extend(args.iter().map(|arg| quoted(arg)));
-        let line = format!("{}; printf '\\nexit %s\\n' $?; exec sleep 600", words.join(" "));
+        // Ctrl-C goes to the shell as well; with a trap it lives on and tells the exit code.
+        let line = format!("trap : INT; {}; printf '\\nexit %s\\n' $?; exec sleep 600", words.join(" "));
         terminal.tmux(&["new-session", "-d", "-x", "120", "-y", "40", &line]).await;
         terminal
     }

@@ -2,8 +2,8 @@
 //! after a run's end are kept apart, and a terminal is one opinion among others.
 
 use qd_protocol::event::{
-    Answer, Ask, AskDelivered, AskKind, AskOpened, AskResolved, AskState, Body, Decision, Delta, Empty, Notice, Plan, ResolvedBy,
-    RunError, SessionUpdated, SteerTaken, StopCause, Tool, UsageReported,
+    Answer, Ask, AskDelivered, AskKind, AskOpened, AskResolved, AskState, Body, Decision, Delta, Empty,
+    Notice, Plan, ResolvedBy, RunError, SessionUpdated, SteerTaken, StopCause, Tool, UsageReported,
 };
 use qd_protocol::link::{AskRequest, Gone, Outcome, Reply as AskReply, Said, Stop, Up, UpNumber};
 use qd_protocol::policy::Rule;
@@ -66,7 +66,12 @@ impl Draft<'_> {
         let live = self.is_active(&run);
         let message_id = live.then(|| MessageId::assistant(&run));
         let after_run = (!live).then(|| run.clone());
-        let tool = |call_id, after_run| Tool { message_id: message_id.clone(), call_id, after_run, ..Tool::default() };
+        let tool = |call_id, after_run| Tool {
+            message_id: message_id.clone(),
+            call_id,
+            after_run,
+            ..Tool::default()
+        };
         let spends = matches!(what, Said::Usage { .. });
         let body = match what {
             Said::Text { text } => Body::TextDelta(Delta { message_id, text, after_run }),
@@ -74,7 +79,9 @@ impl Draft<'_> {
             Said::ToolStarted { call_id, name, input } => {
                 Body::ToolStarted(Tool { name: Some(name), input: Some(input), ..tool(call_id, after_run) })
             }
-            Said::ToolOutput { call_id, text } => Body::ToolOutput(Tool { text: Some(text), ..tool(call_id, after_run) }),
+            Said::ToolOutput { call_id, text } => {
+                Body::ToolOutput(Tool { text: Some(text), ..tool(call_id, after_run) })
+            }
             Said::ToolFinished { call_id, name, output, is_error } => Body::ToolFinished(Tool {
                 name: Some(name),
                 output: Some(output),
@@ -158,7 +165,8 @@ impl Draft<'_> {
     /// Journals an answer and sends it down. What the agent is told is what `evolve` made of it: once, never always.
     pub(super) fn resolve(&mut self, ask: Ask, by: ResolvedBy, rule: Option<Rule>) {
         let (id, run) = (ask.id.clone(), ask.run_id.clone());
-        let number = self.emit(Some(run), Body::AskResolved(AskResolved { ask_id: id.clone(), ask, by, rule }));
+        let number =
+            self.emit(Some(run), Body::AskResolved(AskResolved { ask_id: id.clone(), ask, by, rule }));
         if let Some(AskEntry::Answered { reply, .. }) = self.asks.get(&id) {
             let reply = reply.clone();
             self.effect(Effect::Answer { number, ask: id, reply });
@@ -169,7 +177,8 @@ impl Draft<'_> {
     fn turn_away(&mut self, mut ask: Ask, run: Option<RunId>, by: ResolvedBy) {
         ask.state = AskState::Withdrawn;
         let id: AskId = ask.id.clone();
-        let number = self.emit(run, Body::AskResolved(AskResolved { ask_id: id.clone(), ask, by, rule: None }));
+        let number =
+            self.emit(run, Body::AskResolved(AskResolved { ask_id: id.clone(), ask, by, rule: None }));
         self.effect(Effect::Answer { number, ask: id, reply: AskReply::Withdrawn });
     }
 
@@ -184,9 +193,10 @@ impl Draft<'_> {
             Stop::MaxTokens => (FinishReason::MaxTokens, None),
             Stop::MaxTurns => (FinishReason::MaxTurns, None),
             Stop::Refused => (FinishReason::Refused, None),
-            Stop::Error => {
-                (FinishReason::Error, error.or_else(|| Some(RunError::new("agent_error", "the agent failed"))))
-            }
+            Stop::Error => (
+                FinishReason::Error,
+                error.or_else(|| Some(RunError::new("agent_error", "the agent failed"))),
+            ),
             Stop::Suspended => {
                 let message = "the agent suspended its run, but started no session that it could wait for";
                 (FinishReason::Error, Some(RunError::new("nothing_to_wait_for", message)))
@@ -224,8 +234,12 @@ impl Draft<'_> {
                     owed.push((number, Effect::Steer { number, run: id(), text: steer.words() }));
                 }
             }
-            owed.extend(started.stop.map(|mark| (mark.number, Effect::Cancel { number: mark.number, run: id() })));
-            owed.extend(started.kill.map(|mark| (mark.number, Effect::Kill { number: mark.number, run: id() })));
+            owed.extend(
+                started.stop.map(|mark| (mark.number, Effect::Cancel { number: mark.number, run: id() })),
+            );
+            owed.extend(
+                started.kill.map(|mark| (mark.number, Effect::Kill { number: mark.number, run: id() })),
+            );
         }
         for (id, entry) in &self.asks {
             if let AskEntry::Answered { number, reply, .. } = entry {

@@ -1,9 +1,9 @@
 //! What clients and the daemon may want of a session, and the rule that starts the next run.
 
 use qd_protocol::event::{
-    Answer, Ask, AskKind, AskResolved, AskState, Body, CancelRequested, Closing, Decision, Empty, MessageCreated, Part,
-    QueueReason, ResolvedBy, Role, RunAccepted, RunQueued, SessionClosed, SessionUpdated, SteerAccepted, SteerSent,
-    StopCause,
+    Answer, Ask, AskKind, AskResolved, AskState, Body, CancelRequested, Closing, Decision, Empty,
+    MessageCreated, Part, QueueReason, ResolvedBy, Role, RunAccepted, RunQueued, SessionClosed,
+    SessionUpdated, SteerAccepted, SteerSent, StopCause,
 };
 use qd_protocol::limits::QUEUE_MAX;
 use qd_protocol::link::Reply as AskReply;
@@ -120,7 +120,8 @@ impl Draft<'_> {
     /// The assistant's message of a run, still empty.
     pub(super) fn open_answer(&mut self, run: &RunId) {
         let message_id = MessageId::assistant(run);
-        let body = Body::MessageCreated(MessageCreated { message_id, role: Role::Assistant, parts: Vec::new() });
+        let body =
+            Body::MessageCreated(MessageCreated { message_id, role: Role::Assistant, parts: Vec::new() });
         self.emit(Some(run.clone()), body);
     }
 
@@ -236,7 +237,8 @@ impl Draft<'_> {
 
     /// Takes back every open ask of a run, and tells the agent so.
     pub(super) fn withdraw(&mut self, run: &RunId, by: ResolvedBy) {
-        let open: Vec<AskId> = self.pending_asks().filter(|ask| ask.run_id == *run).map(|ask| ask.id.clone()).collect();
+        let open: Vec<AskId> =
+            self.pending_asks().filter(|ask| ask.run_id == *run).map(|ask| ask.id.clone()).collect();
         for id in open {
             self.withdraw_one(&id, by);
         }
@@ -247,7 +249,8 @@ impl Draft<'_> {
         let mut ask = ask.clone();
         ask.state = AskState::Withdrawn;
         let run = Some(ask.run_id.clone());
-        let number = self.emit(run, Body::AskResolved(AskResolved { ask_id: id.clone(), ask, by, rule: None }));
+        let number =
+            self.emit(run, Body::AskResolved(AskResolved { ask_id: id.clone(), ask, by, rule: None }));
         if by == ResolvedBy::Cancel {
             self.effect(Effect::Answer { number, ask: id.clone(), reply: AskReply::Withdrawn });
         }
@@ -259,7 +262,9 @@ impl Draft<'_> {
             _ if self.closing.is_some() => Some(Refusal::Closed),
             None => Some(Refusal::NotRunning),
             Some(run) if run.started.is_none() && self.world.halted => Some(Refusal::NotRunning),
-            Some(_) if !steers && matches!(self.world.link, Link::Ready { .. }) => Some(Refusal::SteerUnsupported),
+            Some(_) if !steers && matches!(self.world.link, Link::Ready { .. }) => {
+                Some(Refusal::SteerUnsupported)
+            }
             Some(_) => None,
         };
         let Some(run) = self.runs.front().filter(|_| refusal.is_none()) else {

@@ -5,8 +5,8 @@ use qd_protocol::limits::INLINE_MAX;
 use qd_protocol::link::Reply;
 use qd_protocol::{AskId, Number};
 
-use super::state::{AskEntry, Mark, Run, Started, State, Steer};
 use super::Recorded;
+use super::state::{AskEntry, Mark, Run, Started, State, Steer};
 
 /// Applies one event. Events come in order and each once; what a later version added is passed over.
 pub fn evolve(state: &mut State, event: &Recorded) {
@@ -54,7 +54,12 @@ pub fn evolve(state: &mut State, event: &Recorded) {
             };
             // A missed steer runs next: behind the run it was meant for and the steers missed before it.
             let at = match accepted.steer {
-                Some(_) => state.runs.iter().skip(1).position(|run| !run.was_steer).map_or(state.runs.len(), |i| i + 1),
+                Some(_) => state
+                    .runs
+                    .iter()
+                    .skip(1)
+                    .position(|run| !run.was_steer)
+                    .map_or(state.runs.len(), |i| i + 1),
                 None => state.runs.len(),
             };
             state.runs.insert(at.min(state.runs.len()), run);

@@ -78,7 +78,11 @@ impl Draft<'_> {
             (None, Some(started)) => started.text.clone(),
             (None, None) => String::new(),
         };
-        if escaped_len(&text) <= INLINE_MAX { (text, None) } else { (head(&text, HEAD_MAX).to_owned(), Some(Some(text))) }
+        if escaped_len(&text) <= INLINE_MAX {
+            (text, None)
+        } else {
+            (head(&text, HEAD_MAX).to_owned(), Some(Some(text)))
+        }
     }
 
     /// What the turn did not take is not lost: it runs next. But a cancel that came after a steer meant it too.
@@ -88,7 +92,8 @@ impl Draft<'_> {
         let never_started = run.started.is_none();
         let left: Vec<Number> = run.steers.iter().map(|steer| steer.accepted).collect();
         for steer in left {
-            let meant = reason == FinishReason::Cancelled && (never_started || stop.is_some_and(|stop| steer < stop));
+            let meant =
+                reason == FinishReason::Cancelled && (never_started || stop.is_some_and(|stop| steer < stop));
             match meant || self.closing.is_some() {
                 true => {
                     let missed = SteerMissed { steer, next_run_id: None };
@@ -101,7 +106,9 @@ impl Draft<'_> {
 
     /// A steer that the turn did not take becomes the next run.
     pub(super) fn miss(&mut self, id: &RunId, accepted: Number) {
-        let Some(steer) = self.run(id).and_then(|run| run.steers.iter().find(|steer| steer.accepted == accepted)) else {
+        let Some(steer) =
+            self.run(id).and_then(|run| run.steers.iter().find(|steer| steer.accepted == accepted))
+        else {
             return;
         };
         let prompt = steer.words();

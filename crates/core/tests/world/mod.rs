@@ -8,7 +8,8 @@ mod observer;
 mod peer;
 
 use qd_core::session::{
-    Accept, Command, Effect, Input, Link, Phase, Recorded, Reply, State, Step, Update, World, deadline, evolve, step,
+    Accept, Command, Effect, Input, Link, Phase, Recorded, Reply, State, Step, Update, World, deadline,
+    evolve, step,
 };
 use qd_protocol::event::{Answer, Decision, RunError, SessionCreated, StopCause};
 use qd_protocol::link::{Gone, Up, UpNumber};
@@ -350,7 +351,14 @@ impl Small {
             }
         }
         let peer = self.peer.canonical(rank);
-        let rest = format!("{peer:?}{:?}{:?}{}{}{}", self.observer, self.left, self.halted, self.prompts, rank(applied).0);
+        let rest = format!(
+            "{peer:?}{:?}{:?}{}{}{}",
+            self.observer,
+            self.left,
+            self.halted,
+            self.prompts,
+            rank(applied).0
+        );
         let mut key = serde_json::to_vec(&state).unwrap();
         key.extend(rest.into_bytes());
         key

@@ -37,19 +37,30 @@ enum Asked {
 
 impl Observer {
     /// Reads one step and checks it against the contract.
-    pub(crate) fn see(&mut self, before: &State, input: &Input, decided: &Step, after: &State, world: &World) {
+    pub(crate) fn see(
+        &mut self,
+        before: &State,
+        input: &Input,
+        decided: &Step,
+        after: &State,
+        world: &World,
+    ) {
         let hit = match input {
             Input::Command(Command::Cancel { run: None, .. } | Command::Close { .. }) => {
                 before.runs.iter().map(|run| run.id.clone()).collect()
             }
-            Input::Command(Command::Cancel { run: Some(run), .. }) => before.run(run).map(|run| run.id.clone()).into_iter().collect(),
+            Input::Command(Command::Cancel { run: Some(run), .. }) => {
+                before.run(run).map(|run| run.id.clone()).into_iter().collect()
+            }
             _ => Vec::new(),
         };
         if went_well(&decided.reply) {
             for run in &hit {
                 self.runs.get_mut(run).expect("accepted before").hit = true;
             }
-            if let (Input::Command(Command::Cancel { .. }), Some(Reply::Cancelled(said))) = (input, &decided.reply) {
+            if let (Input::Command(Command::Cancel { .. }), Some(Reply::Cancelled(said))) =
+                (input, &decided.reply)
+            {
                 assert_eq!(*said, hit, "the receipt of a cancel");
                 if hit.is_empty() {
                     assert!(decided.events.is_empty(), "a cancel that hits nothing changes nothing");
@@ -83,7 +94,8 @@ impl Observer {
         let idle_head = after.runs.front().is_some_and(|run| run.started.is_none());
         if idle_head && !world.halted {
             let launched = decided.effects.contains(&Effect::Launch);
-            let coming = matches!(world.link, qd_core::session::Link::Starting | qd_core::session::Link::Lost);
+            let coming =
+                matches!(world.link, qd_core::session::Link::Starting | qd_core::session::Link::Lost);
             assert!(launched || coming, "a run waits and nothing is on its way");
         }
     }
@@ -102,7 +114,10 @@ impl Observer {
                     assert!(!std::mem::replace(&mut seen.asked_for, true), "one user message");
                 }
                 Body::MessageCreated(_) => {
-                    assert!(seen.asked_for && !std::mem::replace(&mut seen.answering, true), "one assistant message");
+                    assert!(
+                        seen.asked_for && !std::mem::replace(&mut seen.answering, true),
+                        "one assistant message"
+                    );
                 }
                 Body::RunStarted(_) => {
                     assert!(!std::mem::replace(&mut seen.started, true), "at most one run.started");
@@ -111,7 +126,10 @@ impl Observer {
                     assert!(!seen.hit, "a cancelled run does not start");
                 }
                 Body::MessageFinished(finished) => {
-                    assert!(seen.answering && !std::mem::replace(&mut seen.answered, true), "one message.finished");
+                    assert!(
+                        seen.answering && !std::mem::replace(&mut seen.answered, true),
+                        "one message.finished"
+                    );
                     assert_eq!(finished.finish.reason == FinishReason::Cancelled, seen.hit);
                 }
                 Body::RunFinished(finished) => {
@@ -139,8 +157,12 @@ impl Observer {
             Body::AskResolved(resolved) => {
                 let before = self.asks.get(&resolved.ask_id).map(|(_, asked)| *asked);
                 let by_user = resolved.by == ResolvedBy::User;
-                assert!(matches!(before, Some(Asked::Open)) || (before.is_none() && !by_user), "resolved twice");
-                let now = if resolved.ask.state == AskState::Answered { Asked::Answered } else { Asked::Over };
+                assert!(
+                    matches!(before, Some(Asked::Open)) || (before.is_none() && !by_user),
+                    "resolved twice"
+                );
+                let now =
+                    if resolved.ask.state == AskState::Answered { Asked::Answered } else { Asked::Over };
                 self.asks.insert(resolved.ask_id.clone(), (resolved.ask.run_id.clone(), now));
             }
             Body::AskDelivered(delivered) => {
@@ -148,9 +170,14 @@ impl Observer {
                 let before = std::mem::replace(asked, Asked::Delivered);
                 assert_eq!(before, Asked::Answered, "delivered once, after its answer");
             }
-            Body::TextDelta(delta) => assert_eq!(delta.after_run.is_some(), run.is_none(), "late words are kept apart"),
+            Body::TextDelta(delta) => {
+                assert_eq!(delta.after_run.is_some(), run.is_none(), "late words are kept apart")
+            }
             Body::SessionClosed(_) => {
-                assert!(self.runs.values().all(|run| run.ended), "session.closed comes after the last run.finished");
+                assert!(
+                    self.runs.values().all(|run| run.ended),
+                    "session.closed comes after the last run.finished"
+                );
                 self.closed = true;
             }
             _ => {}

@@ -20,13 +20,14 @@ impl Agent {
         match (&self.link, self.ready) {
             (None, _) => Link::Absent,
             _ if self.is_lost => Link::Lost,
-            (Some(_), Some(steers)) => Link::Ready { steers },
-            (Some(_), None) => Link::Starting,
+            (Some(_), Some(steers)) if !self.outdated => Link::Ready { steers },
+            // One that is outdated finishes its turn, but the next run waits for another.
+            (Some(_), _) => Link::Starting,
         }
     }
 
     pub(super) fn is_starting(&self) -> bool {
-        self.state() == Link::Starting
+        self.link.is_some() && self.ready.is_none()
     }
 
     /// See that there is an agent.
@@ -78,15 +79,17 @@ impl Agent {
     }
 
     /// Settings have changed: the next run gets an agent that was started with them.
-    pub(super) fn is_outdated(&mut self) {
+    pub(super) fn outdate(&mut self) {
         self.outdated = self.link.is_some();
     }
 
-    /// Lets go of an outdated agent once it works on nothing.
-    pub(super) async fn refresh_before(&mut self, state: &State) {
-        if self.outdated && state.active().is_none() {
+    /// Lets go of an outdated agent once it works on nothing; true if it did.
+    pub(super) async fn refresh(&mut self, state: &State) -> bool {
+        let over = self.outdated && state.active().is_none();
+        if over {
             self.stop().await;
         }
+        over
     }
 
     /// Ends the agent and waits for its end.

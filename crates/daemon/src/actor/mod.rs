@@ -229,7 +229,6 @@ impl Actor {
             match letter {
                 Mail::Request(request) => {
                     let Request { command, key, birth, reply } = *request;
-                    self.agent.refresh_before(&self.state).await;
                     self.note(&command);
                     let has_key = key.is_some();
                     self.judge(&mut batch, Input::Command(command));
@@ -261,7 +260,7 @@ impl Actor {
     fn note(&mut self, command: &Command) {
         match command {
             Command::Accept(prompt) => self.prompts.keep(prompt),
-            Command::Update(change) if change.model.is_some() => self.agent.is_outdated(),
+            Command::Update(change) if change.model.is_some() => self.agent.outdate(),
             _ => {}
         }
     }
@@ -331,6 +330,10 @@ impl Actor {
                     self.carry_out(outcome).await;
                 }
                 self.prompts.forget_ended(&self.state);
+                if self.agent.refresh(&self.state).await {
+                    // Full or not: whatever else comes wakes us just as well.
+                    let _full = self.mailbox.push(Mail::Wake);
+                }
             }
             Err(error) => self.undo(batch, error).await,
         }

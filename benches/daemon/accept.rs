@@ -1,0 +1,48 @@
+//! From a prompt to its 202, one client on one connection, beside one write and fdatasync on the same disk. Each
+//! prompt waits for the end of the run before it, so that nobody else's commit is in the way.
+
+use std::time::{Duration, Instant};
+
+use qd_testkit::figures::percentile;
+use qd_testkit::{Daemon, RawLog, Table, Wire};
+use serde_json::json;
+
+/// In turns of so many: what the disk does to one side it does to the other.
+const TURN: usize = 100;
+const TURNS: usize = 10;
+/// About what a prompt's events take on the disk.
+const RECORD: usize = 324;
+
+pub(crate) async fn measure() -> Table {
+    let daemon = Daemon::start().await;
+    let session = daemon.session("echo").await;
+    let socket = daemon.home.socket();
+    let raw = RawLog::create(&daemon.home.beside("raw.log"));
+    let body = json!({ "session_id": session.id, "prompt": "hello" }).to_string();
+    let (path, runs) = (session.project("/agent"), session.project("/runs"));
+    let (mut accepts, mut syncs, mut reads) = (Vec::new(), Vec::new(), Vec::new());
+    let mut wire = Wire::open(&socket);
+    for _ in 0..TURNS {
+        for _ in 0..TURN {
+            syncs.push(raw.sync_one(&[b'y'; RECORD]));
+        }
+        for _ in 0..TURN {
+            let begun = Instant::now();
+            let receipt = wire.demand("POST", &path, &body);
+            accepts.push(begun.elapsed());
+            let run = receipt["run_id"].as_str().expect("a receipt names its run");
+            wire.demand("GET", &format!("{runs}/{run}/wait?timeout_s=20"), "");
+            let begun = Instant::now();
+            wire.demand("GET", "/healthz", "");
+            reads.push(begun.elapsed());
+        }
+    }
+    let mut table = Table::new(format!("A prompt accepted, one client on the socket, {} times", TURN * TURNS));
+    let limit = "one write and fdatasync";
+    let at = |times: &mut Vec<Duration>, part| percentile(times, part);
+    for (name, part, aim) in [("accept to 202, p50", 50, "< 2 x"), ("accept to 202, p99", 99, "-")] {
+        table.time(name, at(&mut accepts, part), at(&mut syncs, part), aim, limit);
+    }
+    table.time("for scale: GET /healthz, p50", at(&mut reads, 50), at(&mut syncs, 50), "-", limit);
+    table
+}

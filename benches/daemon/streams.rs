@@ -1,0 +1,185 @@
+//! One session's events to many readers: how many arrive in a second when the agent does not hold back, and how old
+//! they are when they arrive at a gentle pace. The bare server does the same in the same run.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use qd_testkit::figures::percentile;
+use qd_testkit::{Daemon, Session, Table};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::Child;
+
+use crate::readers::{self, Age, Reader};
+use crate::{bare, stamp};
+
+const ROUNDS: usize = 3;
+/// How many readers, and how many events they are flooded with.
+const FLOODS: [(usize, usize); 3] = [(1, 50_000), (100, 10_000), (1000, 2000)];
+/// How many readers, how many events, and how long after each other.
+const PACES: [(usize, usize, Duration); 3] = [
+    (1, 1000, Duration::from_millis(2)),
+    (100, 400, Duration::from_millis(5)),
+    (1000, 100, Duration::from_millis(40)),
+];
+
+pub(crate) async fn to_many_readers() -> Table {
+    let ours = Ours::start().await;
+    let bare = Bare::start(&ours).await;
+    let mut table = Table::new(format!("One session's events to many readers (flood: best of {ROUNDS})"));
+    for (readers, events) in FLOODS {
+        let [mut best_ours, mut best_bare] = [0.0_f64; 2];
+        for _ in 0..ROUNDS {
+            best_bare = best_bare.max(flood(&bare, readers, events).await);
+            best_ours = best_ours.max(flood(&ours, readers, events).await);
+        }
+        let aim = if readers == 1000 { "> 0.80 M/s" } else { "-" };
+        table.rate(&format!("{readers} readers, flood, deliveries"), best_ours, best_bare, aim, BARE);
+    }
+    for (readers, events, every) in PACES {
+        let limit = pace(&bare, readers, events, every).await;
+        let found = pace(&ours, readers, events, every).await;
+        for part in [50, 99] {
+            let name = format!("{readers} readers, {} events/s, agent to reader p{part}", per_second(every));
+            table.time(&name, found.at(part), limit.at(part), "-", BARE);
+        }
+        let name = format!("{readers} readers, first reader to the last, p50");
+        table.time(&name, found.spread(), limit.spread(), "-", BARE);
+    }
+    table
+}
+
+pub(crate) async fn agent_to_client() -> Table {
+    let ours = Ours::start().await;
+    let bare = Bare::start(&ours).await;
+    let every = Duration::from_millis(1);
+    let limit = pace(&bare, 10, 3000, every).await;
+    let found = pace(&ours, 10, 3000, every).await;
+    let mut table = Table::new("Agent to SSE client, 1000 events/s, 10 readers, every event synced on the way");
+    for (part, aim) in [(50, "< 500 us"), (99, "-")] {
+        table.time(&format!("p{part}"), found.at(part), limit.at(part), aim, BARE);
+    }
+    table
+}
+
+const BARE: &str = "bare hyper server, nothing journalled";
+
+fn per_second(every: Duration) -> u128 {
+    1_000_000 / every.as_micros()
+}
+
+async fn flood(server: &impl Server, readers: usize, events: usize) -> f64 {
+    let counting = readers::count(server.attach(readers).await, events);
+    let begun = Instant::now();
+    server.speak(events, Duration::ZERO).await;
+    for reader in counting {
+        reader.await.expect("a reader sees every event");
+    }
+    (readers * events) as f64 / begun.elapsed().as_secs_f64()
+}
+
+async fn pace(server: &impl Server, readers: usize, events: usize, every: Duration) -> Found {
+    let noting = readers::ages(server.attach(readers).await, events);
+    server.speak(events, every).await;
+    let mut ages = Vec::with_capacity(readers * events);
+    for reader in noting {
+        ages.extend(reader.await.expect("a reader sees every event"));
+    }
+    Found::new(&ages)
+}
+
+/// How old events were.
+struct Found {
+    ages: Vec<u64>,
+    /// Of each event, the time between its first and its last reader.
+    spreads: Vec<u64>,
+}
+
+impl Found {
+    fn new(ages: &[Age]) -> Self {
+        let mut events: HashMap<u64, (u64, u64)> = HashMap::new();
+        for (said, age) in ages {
+            let (first, last) = events.entry(*said).or_insert((*age, *age));
+            (*first, *last) = ((*first).min(*age), (*last).max(*age));
+        }
+        let spreads = events.values().map(|(first, last)| last - first).collect();
+        Self { ages: ages.iter().map(|(_, age)| *age).collect(), spreads }
+    }
+
+    fn at(&self, part: usize) -> Duration {
+        Duration::from_nanos(percentile(&mut self.ages.clone(), part))
+    }
+
+    fn spread(&self) -> Duration {
+        Duration::from_nanos(percentile(&mut self.spreads.clone(), 50).max(1))
+    }
+}
+
+/// Whoever has a stream of stamped lines.
+trait Server {
+    async fn attach(&self, readers: usize) -> Vec<Reader>;
+    async fn speak(&self, count: usize, every: Duration);
+}
+
+/// The daemon with its stamping agent.
+struct Ours {
+    daemon: Daemon,
+    session: Session,
+}
+
+impl Ours {
+    async fn start() -> Self {
+        let me = std::env::current_exe().expect("a process knows its own file");
+        let me = me.to_str().expect("cargo's paths are text");
+        let daemon = Daemon::start_with(|options| {
+            options.under(&[me, stamp::ROLE]);
+        })
+        .await;
+        let session = daemon.session(stamp::AGENT).await;
+        Self { daemon, session }
+    }
+}
+
+impl Server for Ours {
+    async fn attach(&self, readers: usize) -> Vec<Reader> {
+        let path = self.session.project(&format!("/events?session={}&kinds=notice.shown", self.session.id));
+        readers::open(&self.daemon.home.socket(), &path, readers).await
+    }
+
+    async fn speak(&self, count: usize, every: Duration) {
+        self.session.prompt(&stamp::prompt(count, every)).await;
+    }
+}
+
+/// The bare server. It dies with this value.
+struct Bare {
+    _child: Child,
+    socket: PathBuf,
+}
+
+impl Bare {
+    async fn start(beside: &Ours) -> Self {
+        let socket = beside.daemon.home.beside("bare.sock");
+        let me = std::env::current_exe().expect("a process knows its own file");
+        let mut command = tokio::process::Command::new(me);
+        command.arg(bare::ROLE).arg(&socket).stdout(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().expect("this program starts again");
+        let mut lines = BufReader::new(child.stdout.take().expect("its stdout is piped")).lines();
+        let line = lines.next_line().await.expect("a pipe can be read");
+        assert!(line.is_some_and(|line| line.starts_with("listening on ")), "the bare server starts");
+        Self { _child: child, socket }
+    }
+}
+
+impl Server for Bare {
+    async fn attach(&self, readers: usize) -> Vec<Reader> {
+        readers::open(&self.socket, bare::EVENTS, readers).await
+    }
+
+    async fn speak(&self, count: usize, every: Duration) {
+        let prompt = stamp::prompt(count, every).replace(' ', "+");
+        let client = qd_testkit::Client::unix(&self.socket);
+        assert_eq!(client.get(&format!("{}{prompt}", bare::GO)).await.status, 200);
+    }
+}

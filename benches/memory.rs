@@ -1,0 +1,80 @@
+//! What a session costs the daemon in memory: asleep, awake, and awake with an idle agent. The daemon's resident
+//! memory is read from `/proc`; a session is woken by a cancel that hits nothing, and gets its agent by one prompt.
+#![expect(clippy::print_stdout, reason = "a benchmark's table is its output")]
+
+use std::path::Path;
+
+use qd_testkit::{Daemon, Home, Table, Wire};
+use serde_json::{Value, json};
+
+const SESSIONS: u64 = 10_000;
+/// Longer than the benchmark: nobody falls asleep meanwhile.
+const AWAKE: &str = "idle_s = 86400\nlog = \"warn\"\n";
+
+fn main() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    runtime.expect("a runtime starts").block_on(measure());
+}
+
+async fn measure() {
+    let home = Home::new();
+    std::fs::create_dir_all(home.path()).expect("a fresh home can be made");
+    std::fs::write(home.path().join("config.toml"), AWAKE).expect("a fresh home takes a file");
+    let mut daemon = Daemon::start_in(home, |_| {}).await;
+    let fresh = resident(daemon.pid());
+    let workspace = daemon.workspace().await.id;
+    let socket = daemon.home.socket();
+    let sessions = create(&socket, &workspace);
+    let created = resident(daemon.pid());
+
+    daemon.term().await;
+    daemon.start_again().await;
+    let asleep = resident(daemon.pid());
+    visit(&socket, &workspace, &sessions, None);
+    let awake = resident(daemon.pid());
+    visit(&socket, &workspace, &sessions, Some("hello"));
+    let with_agent = resident(daemon.pid());
+
+    let each = |more: u64, less: u64| format!("{:.2} KiB", more.saturating_sub(less) as f64 / SESSIONS as f64);
+    let mut table = Table::new(format!("Memory of the daemon per session, {SESSIONS} of them (VmRSS)"));
+    table.alone("asleep, after a restart", &each(asleep, fresh), "0");
+    table.row(["awake and idle", &each(awake, asleep), "8 KiB", "", "< 3 KiB", "CAP's idle session actor"]);
+    table.alone("awake, with its idle agent in the daemon", &each(with_agent, asleep), "-");
+    table.alone("the daemon itself, fresh", &format!("{} KiB", fresh), "-");
+    table.alone("the daemon that created them all, nobody awake", &format!("{} KiB", created), "-");
+    println!("{table}");
+}
+
+fn create(socket: &Path, workspace: &str) -> Vec<String> {
+    let mut wire = Wire::open(socket);
+    let path = format!("/v1/workspaces/{workspace}/sessions");
+    let body = json!({ "agent": "echo" }).to_string();
+    let id = |session: Value| session["id"].as_str().expect("a session has an id").to_owned();
+    (0..SESSIONS).map(|_| id(wire.demand("POST", &path, &body))).collect()
+}
+
+/// Cancels nothing in each session, or prompts each and waits for the end.
+fn visit(socket: &Path, workspace: &str, sessions: &[String], prompt: Option<&str>) {
+    let mut wire = Wire::open(socket);
+    for session in sessions {
+        match prompt {
+            None => {
+                let path = format!("/v1/workspaces/{workspace}/agent/sessions/{session}/cancel");
+                wire.demand("POST", &path, "{}");
+            }
+            Some(prompt) => {
+                let body = json!({ "session_id": session, "prompt": prompt }).to_string();
+                let receipt = wire.demand("POST", &format!("/v1/workspaces/{workspace}/agent"), &body);
+                let run = receipt["run_id"].as_str().expect("a receipt names its run");
+                wire.demand("GET", &format!("/v1/workspaces/{workspace}/runs/{run}/wait?timeout_s=20"), "");
+            }
+        }
+    }
+}
+
+/// KiB.
+fn resident(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the daemon lives");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a process has a size");
+    line.trim().trim_end_matches(" kB").parse().expect("the kernel writes numbers")
+}

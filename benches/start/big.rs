@@ -1,0 +1,181 @@
+//! A journal with a long past, made fast: the machine itself plays one short run in each session, and what it decides
+//! goes straight into the journal, many sessions to an append. No daemon is needed for it, and none would be told apart.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use qd_core::rows::{Row, SessionDoc};
+use qd_core::session::{Accept, Command, Input, Link, State, Step, World, step};
+use qd_journal::{Append, Journal, NewEvent, Options, RowChange, RunRow, Scope, SessionRow, WorkspaceKey, WorkspaceRow};
+use qd_protocol::event::{Body, Processes, SessionCreated, WorkspaceCreated};
+use qd_protocol::link::{Outcome, Said, Stop, Up, UpNumber};
+use qd_protocol::{Millis, RunId, Seq, SessionId, Text, WorkspaceId};
+use qd_testkit::Home;
+use serde::Serialize;
+
+/// How many sessions there are.
+const SESSIONS: u32 = 100_000;
+/// Things that each agent said; with what else a run makes, a session then has ten events.
+const SAID: u64 = 3;
+/// Sessions in one append.
+const TOGETHER: u32 = 100;
+
+/// What there is.
+pub(crate) struct Built {
+    pub(crate) sessions: u32,
+    pub(crate) events: u64,
+}
+
+/// Fills the journal of a home that no daemon has used.
+pub(crate) fn build(home: &Home) -> Built {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    runtime.expect("a runtime starts").block_on(async {
+        let journal = Journal::open(&home.path(), Options::default()).expect("a fresh journal opens");
+        let place = Place { key: journal.new_workspace_key(), id: WorkspaceId::from_random(&[1; 16]) };
+        let path = home.work().to_string_lossy().into_owned();
+        journal.append(place.born(path)).await.expect("the journal takes a workspace");
+        for batch in 0..SESSIONS / TOGETHER {
+            let mut append = Append::default();
+            for session in batch * TOGETHER..(batch + 1) * TOGETHER {
+                play(&journal, &place, session, &mut append);
+            }
+            journal.append(append).await.expect("the journal takes sessions");
+        }
+        let events = journal.head().0;
+        journal.close().await;
+        Built { sessions: SESSIONS, events }
+    })
+}
+
+struct Place {
+    key: WorkspaceKey,
+    id: WorkspaceId,
+}
+
+impl Place {
+    fn born(&self, path: String) -> Append {
+        let now = Millis::now();
+        let body = Body::WorkspaceCreated(WorkspaceCreated { path: path.clone(), name: "work".to_owned() });
+        let event = NewEvent {
+            scope: Arc::new(Scope { workspace: Some((self.key, self.id.clone())), session: None }),
+            number: None,
+            ts: now,
+            run: None,
+            kind: body.kind(),
+            data: body.encode().expect("our own types have a JSON form"),
+            up: None,
+        };
+        let row = WorkspaceRow {
+            key: self.key,
+            id: self.id.clone(),
+            path,
+            name: Some("work".to_owned()),
+            removed: false,
+            created_at: now,
+            doc: Vec::new(),
+        };
+        Append { events: vec![event], rows: vec![RowChange::Workspace(row)], ..Append::default() }
+    }
+}
+
+/// Plays one session from its creation to the end of its only run.
+fn play(journal: &Journal, place: &Place, session: u32, append: &mut Append) {
+    let random = session.to_le_bytes().map(|byte| [byte, byte / 32]).concat();
+    let (id, run) = (SessionId::from_random(&random), RunId::from_random(&random));
+    let key = journal.new_session_key();
+    let scope = Arc::new(Scope {
+        workspace: Some((place.key, place.id.clone())),
+        session: Some((key, id.clone())),
+    });
+    let now = Millis::now();
+    let created = SessionCreated { agent: "echo".to_owned(), ..SessionCreated::default() };
+    let body = Body::SessionCreated(created.clone());
+    let mut state = State::new(id.clone(), place.id.clone(), created, now);
+    let first = append.events.len();
+    append.events.push(NewEvent {
+        scope: Arc::clone(&scope),
+        number: Some(state.number),
+        ts: now,
+        run: None,
+        kind: body.kind(),
+        data: body.encode().expect("our own types have a JSON form"),
+        up: None,
+    });
+    let mut rows: HashMap<RunId, Row> = HashMap::new();
+    let world = World { now, halted: false, over_budget: false, link: Link::Ready { steers: false } };
+    let (mut accepted, mut asked) = (None, None);
+    for input in inputs(&run) {
+        let Step { events, rows: changed, .. } = step(&mut state, input, &world);
+        for event in events {
+            if matches!(event.body, Body::RunAccepted(_)) {
+                accepted = Some(append.events.len());
+            }
+            append.events.push(NewEvent {
+                scope: Arc::clone(&scope),
+                number: Some(event.number),
+                ts: event.ts,
+                run: event.run,
+                kind: event.body.kind(),
+                data: event.body.encode().expect("our own types have a JSON form"),
+                up: event.up,
+            });
+        }
+        for row in changed {
+            if let Row::Run { id, prompt, .. } = &row {
+                asked = asked.or(prompt.clone());
+                rows.insert(id.clone(), row);
+            }
+        }
+    }
+    assert!(!state.busy() && append.events.len() - first == 10, "a session has ten events and has ended its run");
+    append.rows.push(RowChange::Session(SessionRow {
+        key,
+        id,
+        workspace: place.key,
+        parent: None,
+        title: None,
+        closed_at: None,
+        live: false,
+        owes: false,
+        cost_usd: 0.0,
+        budget_usd: None,
+        updated_at: now,
+        doc: json(&SessionDoc::of(&state)),
+    }));
+    for row in rows.into_values() {
+        let Row::Run { id, doc, fingerprint, .. } = row else { continue };
+        append.rows.push(RowChange::Run(RunRow {
+            id,
+            session: key,
+            workspace: place.key,
+            accepted,
+            seq: Seq(0),
+            finished: true,
+            fingerprint,
+            prompt: asked.as_ref().map(json),
+            doc: json(&doc),
+        }));
+    }
+    append.rows.push(RowChange::Snapshot { session: key, number: state.number, state: json(&state) });
+}
+
+/// A prompt, an agent that is ready, some words, the end.
+fn inputs(run: &RunId) -> impl Iterator<Item = Input> {
+    let prompt = Text { head: "what is the meaning of this?".to_owned(), blob: None };
+    let accept = Accept { run: run.clone(), prompt, attachments: Vec::new(), fingerprint: "f".repeat(64) };
+    let ready = Up::Ready { agent_session_id: None, steers: false };
+    let run_of = run.clone();
+    let said = (0..SAID).map(move |_| {
+        let text = "a line of an answer that says something and then goes on ".to_owned();
+        Up::Said { run: run_of.clone(), what: Said::Text { text } }
+    });
+    let outcome = Outcome { stop: Stop::EndTurn, text: None, error: None, processes: Processes::default() };
+    let end = Up::Terminal { run: run.clone(), outcome };
+    let heard = std::iter::once(ready).chain(said).chain([end]);
+    let heard = (1..).zip(heard).map(|(number, up)| Input::Heard(UpNumber(number), up));
+    std::iter::once(Input::Command(Command::Accept(accept))).chain(heard)
+}
+
+fn json(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("our own types have a JSON form")
+}
