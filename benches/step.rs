@@ -36,7 +36,12 @@ fn run() -> RunId {
 }
 
 fn world() -> World {
-    World { now: Millis(1_794_774_645_123), halted: false, over_budget: false, link: Link::Ready { steers: false } }
+    World {
+        now: Millis(1_794_774_645_123),
+        halted: false,
+        over_budget: false,
+        link: Link::Ready { steers: false },
+    }
 }
 
 /// A session whose agent works on a prompt. The last thing heard was 1.

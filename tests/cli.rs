@@ -283,6 +283,40 @@ async fn halt_and_unhalt_and_agents_and_doctor_and_gc_and_config_answer() {
 }
 
 #[tokio::test]
+async fn doctor_rebuild_makes_the_same_lists_from_the_events() {
+    let mut daemon = Daemon::start().await;
+    let session = daemon.session_with(json!({ "agent": "script", "title": "t", "policy": "deny" })).await;
+    session.play(&[say("a"), cost(0.25), ask_bash("make")]).await;
+    session.patch(json!({ "policy": "ask", "title": "u" })).await;
+    session.answer_one(ask_bash("make"), json!({ "decision": "deny", "reason": "no" })).await;
+    let child = session.child(json!({ "agent": "echo" })).await;
+    child.close().await;
+    child.seen("session.closed", |event| event.kind == "session.closed").await;
+    daemon.client().post("/v1/halt", &json!({ "reason": "kept" })).await.expect(200);
+    session.script(&[say("queued")]).await;
+    let lists = async |daemon: &Daemon| {
+        let mut lists = Vec::new();
+        for path in [
+            "/v1/workspaces",
+            "/v1/sessions",
+            "/v1/asks",
+            "/v1/halt",
+            &session.project("/runs"),
+            &session.agent("/queue"),
+        ] {
+            lists.push(daemon.client().get(path).await.expect(200));
+        }
+        lists
+    };
+    let before = lists(&daemon).await;
+    assert_ne!(daemon.qd(&["doctor", "--rebuild"]).await.code, Some(0), "not under a living daemon");
+    assert_eq!(daemon.term().await, Some(0));
+    daemon.qd(&["doctor", "--rebuild"]).await.ok();
+    daemon.start_again().await;
+    assert_eq!(lists(&daemon).await, before);
+}
+
+#[tokio::test]
 async fn json_prints_one_value_or_one_for_each_line() {
     let daemon = Daemon::start().await;
     let lines = run_script(&daemon, &["--json"], &[say("a"), say("b")]).await.json_lines();

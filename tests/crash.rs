@@ -88,7 +88,7 @@ async fn post(world: Arc<World>, name: u64, mut random: Random) -> Vec<(Session,
     receipts
 }
 
-/// Cancels sessions and answers asks; gives the runs that it was told are cancelled.
+/// Cancels sessions; gives the runs that it was told are cancelled.
 async fn cancel(world: Arc<World>, mut random: Random) -> Vec<String> {
     let mut hit = Vec::new();
     while !world.ending() {

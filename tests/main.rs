@@ -16,6 +16,7 @@ mod cli_terminal;
 mod crash;
 mod events;
 mod halt;
+mod holes;
 mod http;
 mod http_lists;
 mod idempotency;

@@ -194,6 +194,45 @@ async fn a_purge_deletes_the_events_and_nothing_of_anybody_else() {
     assert!(shown.status == 404 || shown.list().is_empty(), "{shown}");
 }
 
+/// The files that hold large texts.
+fn blobs(daemon: &Daemon) -> Vec<std::path::PathBuf> {
+    let kept = daemon.home.path().join("blobs");
+    daemon.home.files().into_iter().map(|(path, _)| path).filter(|path| path.starts_with(&kept)).collect()
+}
+
+#[tokio::test]
+async fn gc_counts_what_it_would_free_and_frees_it_only_when_told() {
+    let daemon = Daemon::start().await;
+    let client = daemon.client();
+    let (closed, open) = (daemon.session("script").await, daemon.session("script").await);
+    closed.prompt(&"long ".repeat(400_000)).await;
+    open.play(&[say("stays")]).await;
+    closed.close().await;
+    closed.seen("session.closed", |event| event.kind == "session.closed").await;
+    assert_eq!(client.get("/v1/gc").await.expect(200)["closed_sessions"], 0, "it was closed only now");
+    for path in blobs(&daemon) {
+        // A file that is young may belong to a prompt that is just being accepted, and is spared.
+        std::fs::File::open(path).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
+    }
+    let would = client.get("/v1/gc?older_than_days=0").await.expect(200);
+    assert_eq!((&would["closed_sessions"], &would["done"]), (&json!(1), &json!(false)), "{would}");
+    assert!(
+        would["closed_events"].as_u64() > Some(0) && would["journal_bytes"].as_u64() > Some(0),
+        "{would}"
+    );
+    assert_eq!(
+        client.get("/v1/gc?older_than_days=0").await.expect(200)["closed_sessions"],
+        1,
+        "it only counted"
+    );
+    let did = client.post("/v1/gc", &json!({ "older_than_days": 0 })).await.expect(200);
+    assert_eq!(did["done"], true, "{did}");
+    assert_eq!(client.get("/v1/gc?older_than_days=0").await.expect(200)["closed_sessions"], 0);
+    assert_eq!(open.messages().await[1]["parts"][0]["text"], "stays");
+    assert_eq!(open.play(&[say("works")]).await["text"], "works");
+    assert_eq!(blobs(&daemon).len(), 0, "nothing names the long prompt any more");
+}
+
 #[tokio::test]
 async fn the_values_of_env_are_never_shown_or_journalled() {
     const CANARY: &str = "canary-5f1d-do-not-keep-me";

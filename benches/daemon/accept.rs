@@ -37,12 +37,23 @@ pub(crate) async fn measure() -> Table {
             reads.push(begun.elapsed());
         }
     }
-    let mut table = Table::new(format!("A prompt accepted, one client on the socket, {} times", TURN * TURNS));
+    let mut table =
+        Table::new(format!("A prompt accepted, one client on the socket, {} times", TURN * TURNS));
     let limit = "one write and fdatasync";
     let at = |times: &mut Vec<Duration>, part| percentile(times, part);
     for (name, part, aim) in [("accept to 202, p50", 50, "< 2 x"), ("accept to 202, p99", 99, "-")] {
         table.time(name, at(&mut accepts, part), at(&mut syncs, part), aim, limit);
     }
     table.time("for scale: GET /healthz, p50", at(&mut reads, 50), at(&mut syncs, 50), "-", limit);
+    let metrics = daemon.client().get("/metrics").await;
+    let metrics = String::from_utf8_lossy(&metrics.body);
+    let of = |name: &str| {
+        let line = metrics.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|value| value.trim().parse::<f64>().ok()).expect("the metric is there")
+    };
+    let mean = of("quarterdeck_commit_seconds_sum ") / of("quarterdeck_commit_seconds_count ");
+    let sync: Duration = syncs.iter().sum::<Duration>() / u32::try_from(syncs.len()).expect("there are few");
+    let name = "for scale: a commit of the journal, mean";
+    table.time(name, Duration::from_secs_f64(mean), sync, "-", "the mean of those");
     table
 }

@@ -38,7 +38,8 @@ pub(crate) async fn measure() -> Table {
     }
     let metrics = daemon.client().get("/metrics").await;
     let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
-    let together = sum(&metrics, "qd_events_total") / sum(&metrics, "qd_commits_total").max(1.0);
+    let together =
+        sum(&metrics, "quarterdeck_events_total") / sum(&metrics, "quarterdeck_commits_total").max(1.0);
     let mut table = Table::new(format!(
         "Durable events of {DATA} bytes, {SESSIONS} at once, best of {ROUNDS} (daemon: {together:.0} events per commit)"
     ));
@@ -55,7 +56,9 @@ fn sum(metrics: &str, name: &str) -> f64 {
 
 /// Seqs over time, from when the last of the runs has started to when the first has ended: all of them speak then.
 async fn whole_daemon(daemon: &Daemon, sessions: &[Session]) -> f64 {
-    let content = "x".repeat(DATA - r#"{"message_id":"msg_a_run_0123456789abcdef","entries":[{"content":"","status":"x"}]}"#.len());
+    let content = "x".repeat(
+        DATA - r#"{"message_id":"msg_a_run_0123456789abcdef","entries":[{"content":"","status":"x"}]}"#.len(),
+    );
     let script: Vec<Value> = (0..STEPS).map(|_| plan(&content, "x")).collect();
     let prompt = steps(&script);
     let mut news = daemon.client().stream("/v1/events?kinds=run.started,run.finished").await.ready().await;
@@ -68,7 +71,8 @@ async fn whole_daemon(daemon: &Daemon, sessions: &[Session]) -> f64 {
         .collect();
     let (mut started, mut ended, mut from, mut rate) = (0, 0, (0, Instant::now()), 0.0);
     while ended < sessions.len() {
-        let event = within("the runs", news.try_next()).await.expect("the stream lives").expect("and goes on");
+        let event =
+            within("the runs", news.try_next()).await.expect("the stream lives").expect("and goes on");
         if event.kind == "run.started" {
             started += 1;
             from = (event.seq, Instant::now());

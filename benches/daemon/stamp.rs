@@ -107,7 +107,8 @@ async fn live(mut end: AgentEnd) -> Result<(), Closed> {
     while let Some(down) = end.command().await {
         if let Down::Prompt { run, prompt, .. } = down {
             speak(&end, &run, &prompt).await?;
-            let outcome = Outcome { stop: Stop::EndTurn, text: None, error: None, processes: Processes::default() };
+            let outcome =
+                Outcome { stop: Stop::EndTurn, text: None, error: None, processes: Processes::default() };
             end.say(Up::Terminal { run, outcome }).await?;
         }
     }

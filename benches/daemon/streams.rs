@@ -35,17 +35,19 @@ pub(crate) async fn to_many_readers() -> Table {
             best_ours = best_ours.max(flood(&ours, readers, events).await);
         }
         let aim = if readers == 1000 { "> 0.80 M/s" } else { "-" };
-        table.rate(&format!("{readers} readers, flood, deliveries"), best_ours, best_bare, aim, BARE);
+        table.rate(&format!("flood to {}, deliveries", of(readers)), best_ours, best_bare, aim, BARE);
     }
     for (readers, events, every) in PACES {
         let limit = pace(&bare, readers, events, every).await;
         let found = pace(&ours, readers, events, every).await;
         for part in [50, 99] {
-            let name = format!("{readers} readers, {} events/s, agent to reader p{part}", per_second(every));
+            let name = format!("{} events/s to {}, agent to reader p{part}", per_second(every), of(readers));
             table.time(&name, found.at(part), limit.at(part), "-", BARE);
         }
-        let name = format!("{readers} readers, first reader to the last, p50");
-        table.time(&name, found.spread(), limit.spread(), "-", BARE);
+        if readers > 1 {
+            let name = format!("{} events/s to {}, first reader to last p50", per_second(every), of(readers));
+            table.time(&name, found.spread(), limit.spread(), "-", BARE);
+        }
     }
     table
 }
@@ -56,7 +58,8 @@ pub(crate) async fn agent_to_client() -> Table {
     let every = Duration::from_millis(1);
     let limit = pace(&bare, 10, 3000, every).await;
     let found = pace(&ours, 10, 3000, every).await;
-    let mut table = Table::new("Agent to SSE client, 1000 events/s, 10 readers, every event synced on the way");
+    let mut table =
+        Table::new("Agent to SSE client, 1000 events/s, 10 readers, every event synced on the way");
     for (part, aim) in [(50, "< 500 us"), (99, "-")] {
         table.time(&format!("p{part}"), found.at(part), limit.at(part), aim, BARE);
     }
@@ -64,6 +67,10 @@ pub(crate) async fn agent_to_client() -> Table {
 }
 
 const BARE: &str = "bare hyper server, nothing journalled";
+
+fn of(readers: usize) -> String {
+    format!("{readers} {}", if readers == 1 { "reader" } else { "readers" })
+}
 
 fn per_second(every: Duration) -> u128 {
     1_000_000 / every.as_micros()

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use qd_core::rows::{Row, SessionDoc};
 use qd_core::session::{Accept, Command, Input, Link, State, Step, World, step};
-use qd_journal::{Append, Journal, NewEvent, Options, RowChange, RunRow, Scope, SessionRow, WorkspaceKey, WorkspaceRow};
+use qd_journal::{
+    Append, Journal, NewEvent, Options, RowChange, RunRow, Scope, SessionRow, WorkspaceKey, WorkspaceRow,
+};
 use qd_protocol::event::{Body, Processes, SessionCreated, WorkspaceCreated};
 use qd_protocol::link::{Outcome, Said, Stop, Up, UpNumber};
 use qd_protocol::{Millis, RunId, Seq, SessionId, Text, WorkspaceId};
@@ -83,10 +85,8 @@ fn play(journal: &Journal, place: &Place, session: u32, append: &mut Append) {
     let random = session.to_le_bytes().map(|byte| [byte, byte / 32]).concat();
     let (id, run) = (SessionId::from_random(&random), RunId::from_random(&random));
     let key = journal.new_session_key();
-    let scope = Arc::new(Scope {
-        workspace: Some((place.key, place.id.clone())),
-        session: Some((key, id.clone())),
-    });
+    let scope =
+        Arc::new(Scope { workspace: Some((place.key, place.id.clone())), session: Some((key, id.clone())) });
     let now = Millis::now();
     let created = SessionCreated { agent: "echo".to_owned(), ..SessionCreated::default() };
     let body = Body::SessionCreated(created.clone());
@@ -127,7 +127,10 @@ fn play(journal: &Journal, place: &Place, session: u32, append: &mut Append) {
             }
         }
     }
-    assert!(!state.busy() && append.events.len() - first == 10, "a session has ten events and has ended its run");
+    assert!(
+        !state.busy() && append.events.len() - first == 10,
+        "a session has ten events and has ended its run"
+    );
     append.rows.push(RowChange::Session(SessionRow {
         key,
         id,

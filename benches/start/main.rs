@@ -41,8 +41,20 @@ fn small() -> Table {
     let (ps, nothing) = command_and_true(&home);
     let is = "/bin/true";
     table.time("`qd ps`, start to exit", ps, nothing, "< 10 ms", is);
-    table.time("daemon in a fresh home, start to `listening on`", percentile(&mut empty, 50), nothing, "-", is);
-    table.time("daemon in a used home, start to `listening on`", percentile(&mut again, 50), nothing, "< 30 ms", is);
+    table.time(
+        "daemon in a fresh home, start to `listening on`",
+        percentile(&mut empty, 50),
+        nothing,
+        "-",
+        is,
+    );
+    table.time(
+        "daemon in a used home, start to `listening on`",
+        percentile(&mut again, 50),
+        nothing,
+        "< 30 ms",
+        is,
+    );
     table
 }
 
@@ -83,7 +95,11 @@ fn large() -> Table {
     let (ps, nothing) = command_and_true(&home);
     table.alone("start to `listening on`, p50", &spoken(percentile(&mut listening, 50)), "< 1 s");
     table.alone("start to `listening on` after kill -9", &spoken(killed), "< 1 s");
-    table.alone("start to the first GET /v1/sessions answered, p50", &spoken(percentile(&mut listed, 50)), "< 1 s");
+    table.alone(
+        "start to the first GET /v1/sessions answered, p50",
+        &spoken(percentile(&mut listed, 50)),
+        "< 1 s",
+    );
     table.alone("GET /v1/sessions?open=true&limit=1000, p50", &spoken(percentile(&mut pages, 50)), "-");
     table.time("`qd ps`, start to exit, p50", ps, nothing, "-", "/bin/true");
     table

@@ -90,6 +90,8 @@ fn start_log(folder: &Path, filter: &str) -> Result<()> {
     let file = open_log(&path).with_context(|| format!("{} cannot be opened", path.display()))?;
     let log =
         tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(Mutex::new(file));
+    // A log that cannot be written is no reason to complain on a stderr that cannot be written either: that panics.
+    let log = log.log_internal_errors(false);
     // Only the first counts, and there is only one.
     let _ = log.try_init();
     Ok(())

@@ -25,7 +25,11 @@ impl Budgets {
     /// Remembers a verdict; true if it is news that this one is spent.
     fn set(&self, key: SessionKey, is_spent: bool) -> bool {
         let mut spent = self.spent.lock().unwrap_or_else(PoisonError::into_inner);
-        if is_spent { spent.insert(key) } else { spent.remove(&key) && false }
+        if is_spent {
+            return spent.insert(key);
+        }
+        spent.remove(&key);
+        false
     }
 }
 

@@ -1,6 +1,8 @@
 //! The agreement between an actor that falls asleep and a message that comes, through the orders that a scheduler
 //! could choose. The file under test is the daemon's own, with shuttle's locks in place of the standard ones.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::collections::HashMap;
 
 mod sync {

@@ -1,6 +1,7 @@
 //! The journal against the disk itself, in the same run: durable appends of 64 producers and of one, reading back,
-//! and opening a long journal. Prints a table; takes `rounds` as its only argument. Touches nothing but a temporary
-//! directory below `$BENCH_DIR`, else below the target directory, so that both sides use the same disk.
+//! and opening a long journal. The two sides take turns, so that what else the machine does hits both. Prints a table;
+//! a number as argument is how many rounds, a word (`many`, `one`, `read`) which part. Touches nothing but a temporary
+//! directory below `$BENCH_DIR`, else below the target directory.
 #![expect(clippy::print_stdout, reason = "a benchmark's table is its output")]
 #![expect(clippy::unwrap_used, reason = "a benchmark that fails should stop where it does")]
 
@@ -16,21 +17,22 @@ use qd_protocol::{Millis, Number, RunId, Seq, SessionId, WorkspaceId};
 use tokio::sync::oneshot;
 
 const PRODUCERS: usize = 64;
-const ROUND: Duration = Duration::from_millis(400);
+const ROUND: Duration = Duration::from_millis(500);
 /// What an event's data takes, and so a record of the raw log after its header.
 const DATA: usize = 300;
 const HEADER: usize = 24;
 const RAW_BYTES: u64 = 256 << 20;
 
 fn main() {
-    let rounds = std::env::args().filter_map(|arg| arg.parse().ok()).next().unwrap_or(5);
+    let rounds = std::env::args().filter_map(|arg| arg.parse().ok()).next().unwrap_or(9);
     let below = std::env::var("BENCH_DIR").unwrap_or_else(|_| env!("CARGO_TARGET_TMPDIR").to_owned());
     let dir = tempfile::tempdir_in(below).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let raw_file = preallocated(&dir.path().join("raw.log"));
     println!("{:<46}{:>14}{:>14}{:>9}", "", "raw log", "journal", "ratio");
-    let wanted =
-        |part: &str| std::env::var("BENCH_PART").is_ok_and(|only| only != part).then_some(()).is_none();
+    let parts = ["many", "one", "read"];
+    let some = std::env::args().any(|arg| parts.contains(&arg.as_str()));
+    let wanted = |part: &str| !some || std::env::args().any(|arg| arg == part);
     if wanted("many") {
         runtime.block_on(many(dir.path(), &raw_file, rounds));
     }
@@ -57,7 +59,7 @@ async fn many(dir: &Path, raw_file: &Arc<File>, rounds: usize) {
         values.sort_by(f64::total_cmp);
         values[values.len() / 2]
     };
-    for (round, (raw, ours)) in pairs.iter().enumerate().take(0) {
+    for (round, (raw, ours)) in pairs.iter().enumerate() {
         let name = format!("64 producers, durable events/s, round {}", round + 1);
         println!("{name:<46}{raw:>14.0}{ours:>14.0}{:>8.1}%", 100.0 * ours / raw);
     }
@@ -69,20 +71,6 @@ async fn many(dir: &Path, raw_file: &Arc<File>, rounds: usize) {
     let (events, commits) = (stats.events.load(Relaxed), stats.commits.load(Relaxed).max(1));
     let commit_us = stats.commit_us.sum() / commits;
     println!("  ({} events per commit, {commit_us} us per commit)", events / commits);
-    for t in std::fs::read_dir("/proc/self/task").unwrap() {
-        let p = t.unwrap().path();
-        let name = std::fs::read_to_string(p.join("comm")).unwrap();
-        let sched = std::fs::read_to_string(p.join("schedstat")).unwrap();
-        let ns: f64 = sched.split(' ').next().unwrap().parse().unwrap();
-        let wait: f64 = sched.split(' ').nth(1).unwrap().parse().unwrap();
-        print!(
-            "[{} {:.2}us/ev wait {:.2}] ",
-            name.trim(),
-            ns / 1000.0 / events as f64,
-            wait / 1000.0 / events as f64
-        );
-    }
-    println!();
     journal.close().await;
 }
 

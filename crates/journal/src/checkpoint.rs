@@ -72,14 +72,7 @@ impl Checkpoints {
                     state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
                 if !state.stopped {
-                    let pause = self.changed.wait_timeout_while(
-                        state,
-                        std::env::var("K_CKP")
-                            .ok()
-                            .and_then(|v| v.parse().ok())
-                            .map_or(EVERY, Duration::from_millis),
-                        |state| !state.stopped,
-                    );
+                    let pause = self.changed.wait_timeout_while(state, EVERY, |state| !state.stopped);
                     state = pause.unwrap_or_else(PoisonError::into_inner).0;
                 }
                 if state.stopped {
@@ -90,12 +83,7 @@ impl Checkpoints {
             match checkpoint(db, "PASSIVE") {
                 Ok((logged, moved)) => {
                     stats.log_bytes.store(logged * FRAME, Ordering::Relaxed);
-                    if logged * FRAME
-                        > std::env::var("K_LONG")
-                            .ok()
-                            .and_then(|v| v.parse::<u64>().ok())
-                            .map_or(LOG_LONG, |m| m << 20)
-                    {
+                    if logged * FRAME > LOG_LONG {
                         self.asked.store(true, Ordering::Release);
                     } else if moved < logged {
                         // A reader was in the way; look again even if nothing more is written.

@@ -164,14 +164,8 @@ impl Queue {
             }
             let until = *patience.get_or_insert_with(|| Instant::now() + PATIENCE);
             let Some(left) = until.checked_duration_since(Instant::now()) else { break };
-            if std::env::var_os("K_SPIN").is_some() {
-                drop(waiting);
-                std::thread::yield_now();
-                waiting = held(&self.waiting);
-            } else {
-                waiting.wanted = company;
-                waiting = self.filled.wait_timeout(waiting, left).unwrap_or_else(PoisonError::into_inner).0;
-            }
+            waiting.wanted = company;
+            waiting = self.filled.wait_timeout(waiting, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         waiting.wanted = 0;
         let (mut items, mut bytes) = (0, 0);

@@ -19,7 +19,7 @@ pub(crate) const LOG: &str = "journal.db-wal";
 const APPLICATION: i64 = 0x7164_6a6c;
 /// The log is cut down to this when it is begun anew. Below it the file is written over in place, which costs the
 /// file system less at every sync than a file that grows.
-pub(crate) const LOG_KEPT: u64 = 64 << 20;
+pub(crate) const LOG_KEPT: u64 = 16 << 20;
 /// Pages that the writer keeps in memory, in KiB: the tails of the table and of the busiest sessions' index.
 const WRITER_CACHE_KIB: i64 = 32 << 10;
 /// The same for each reader.

@@ -135,6 +135,14 @@ impl Writer {
         if let Err(error) = self.index.catch_up(db, self.last) {
             tracing::warn!(%error, "the index of sessions could not be caught up; it is tried again later");
         }
+        // On the same occasion, as it must happen now and then and costs nothing if there is nothing to do.
+        let oldest = oldest_remembered(Millis::now());
+        let forgotten = db
+            .prepare_cached("DELETE FROM remembered WHERE at < ?1")
+            .and_then(|mut statement| statement.execute([oldest]));
+        if let Err(error) = forgotten {
+            tracing::warn!(%error, "old idempotency keys could not be forgotten; it is tried again later");
+        }
     }
 
     /// Makes a batch. False if the storage failed in a way after which the connection is not to be trusted.

@@ -173,12 +173,13 @@ impl Draft<'_> {
         }
     }
 
-    /// An ask that nobody will answer: its run is being stopped, or is over.
+    /// An ask that nobody will answer, since its run is being stopped or is over: opened and withdrawn at once, so
+    /// that readers see what the agent wanted.
     fn turn_away(&mut self, mut ask: Ask, run: Option<RunId>, by: ResolvedBy) {
-        ask.state = AskState::Withdrawn;
         let id: AskId = ask.id.clone();
-        let number =
-            self.emit(run, Body::AskResolved(AskResolved { ask_id: id.clone(), ask, by, rule: None }));
+        self.emit(run.clone(), Body::AskOpened(AskOpened { ask_id: id.clone(), ask: ask.clone() }));
+        ask.state = AskState::Withdrawn;
+        let number = self.emit(run, Body::AskResolved(AskResolved { ask_id: id.clone(), ask, by, rule: None }));
         self.effect(Effect::Answer { number, ask: id, reply: AskReply::Withdrawn });
     }
 

@@ -15,6 +15,9 @@ use super::{Accept, AskEntry, Command, Effect, Link, Refusal, Reply, Update};
 
 impl Draft<'_> {
     pub(super) fn command(&mut self, command: Command) {
+        if self.closed {
+            return self.command_after_the_end(command);
+        }
         match command {
             Command::Accept(prompt) => self.accept(prompt),
             Command::Cancel { run, by, reason } => self.cancel(run, by, reason),
@@ -56,6 +59,24 @@ impl Draft<'_> {
                 }
                 self.advance();
                 self.reply(Reply::Done);
+            }
+        }
+    }
+
+    /// Nothing comes after `session.closed`: what would change something is refused, what would stop something finds
+    /// nothing to stop.
+    fn command_after_the_end(&mut self, command: Command) {
+        match command {
+            Command::Close { purge } => self.close(purge),
+            Command::Cancel { .. } | Command::CancelFromAbove { .. } | Command::CancelActive => {
+                self.reply(Reply::Cancelled(Vec::new()));
+            }
+            Command::Clear => self.reply(Reply::Removed(Vec::new())),
+            Command::Remove { .. } => self.refuse(Refusal::NotQueued),
+            Command::Answer { .. } => self.refuse(Refusal::AskNotOpen),
+            Command::BelowCancelled { .. } | Command::BelowClosed | Command::OverBudget => self.reply(Reply::Done),
+            Command::Accept(_) | Command::Steer { .. } | Command::Update(_) | Command::AddChild { .. } => {
+                self.refuse(Refusal::Closed);
             }
         }
     }

@@ -49,7 +49,7 @@ pub(super) struct Batch {
     key: Option<IdempotencyKey>,
     /// The answer under that key, if it is not the reply's own words.
     made: Option<Vec<u8>>,
-    births: Vec<Box<Birth>>,
+    births: Vec<Birth>,
     /// The last thing heard that is judged here.
     pub(super) heard: Option<UpNumber>,
     /// Judged here, and to be judged again if the append fails.
@@ -85,7 +85,7 @@ impl Batch {
         if !matches!(last.reply, Some(Reply::Refused(_)) | None) {
             self.made = birth.as_ref().map(|birth| birth.answer.clone());
             self.key = key;
-            self.births.extend(birth);
+            self.births.extend(birth.map(|birth| *birth));
         }
     }
 

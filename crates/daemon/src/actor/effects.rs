@@ -48,6 +48,7 @@ impl Actor {
             Effect::CloseBelow { purge } => self.close_below(purge),
             Effect::CheckBudget => self.check_budget().await,
             Effect::Purge => {
+                self.purged = true;
                 if let Err(error) = self.daemon.home.drop_env(&self.session.id) {
                     tracing::warn!(session = %self.session.id, %error, "the variables of a purged session are left over");
                 }

@@ -79,7 +79,9 @@ pub(crate) async fn live(daemon: Arc<Daemon>, session: Arc<SessionRef>, mailbox:
     match Box::pin(load::load(&daemon, &session)).await {
         Ok((state, line)) => {
             let prompts = Held::default();
-            let mut actor = Actor { daemon, session, mailbox, state, line, agent: Agent::default(), prompts, redo: None };
+            let agent = Agent::default();
+            let mut actor =
+                Actor { daemon, session, mailbox, state, line, agent, prompts, redo: None, purged: false };
             actor.run().await;
         }
         Err(error) => {
@@ -126,6 +128,8 @@ struct Actor {
     prompts: Held,
     /// What the agent said and the journal did not take.
     redo: Option<Box<Redo>>,
+    /// Whether its events are deleted.
+    purged: bool,
 }
 
 /// What must be judged again before anything else is heard.
@@ -174,6 +178,11 @@ impl Actor {
                         return;
                     }
                 }
+            }
+            if self.purged {
+                // Whoever looked it up just before is told that it is gone; a purged session must not write again.
+                refuse_all(&self.mailbox, ApiError::not_found("session", &self.session.id));
+                return;
             }
         }
     }

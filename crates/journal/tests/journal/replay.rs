@@ -1,7 +1,5 @@
 //! Reading a session back: from its snapshot, by cursor, by run; and the rows rebuilt from the events.
 
-use std::sync::Arc;
-
 use qd_journal::{
     Append, Filter, Journal, NewEvent, OpenError, RebuildError, RowChange, RunFilter, RunRow, SessionFilter,
     SessionKey, SessionRow, StoredEvent, Topic, rebuild,
@@ -80,17 +78,16 @@ async fn a_session_is_loaded_from_its_last_snapshot_on() {
         world.journal.append(Append { events, rows, ..Append::default() }).await.unwrap();
     }
     append(&world.journal, &scope(1), 7).await.unwrap();
-    for world in [world.reopen().await] {
-        let loaded = world.journal.load(one).await.unwrap();
-        assert_eq!(loaded.snapshot, Some((Number(6), vec![6])));
-        let numbers: Vec<_> = loaded.events.iter().map(|event| event.number).collect();
-        assert_eq!(numbers, [Some(Number(7))]);
-        let two = world.journal.load(SessionKey(2)).await.unwrap();
-        assert_eq!((two.snapshot, two.events.len()), (None, 6));
-        let all = world.journal.session_events(one, None, &[], Number(0), 100).await.unwrap();
-        assert_eq!(all.events[2].up, Some(UpNumber(30)));
-        assert_eq!(all.events[2].scope, scope(1));
-    }
+    let world = world.reopen().await;
+    let loaded = world.journal.load(one).await.unwrap();
+    assert_eq!(loaded.snapshot, Some((Number(6), vec![6])));
+    let numbers: Vec<_> = loaded.events.iter().map(|event| event.number).collect();
+    assert_eq!(numbers, [Some(Number(7))]);
+    let two = world.journal.load(SessionKey(2)).await.unwrap();
+    assert_eq!((two.snapshot, two.events.len()), (None, 6));
+    let all = world.journal.session_events(one, None, &[], Number(0), 100).await.unwrap();
+    assert_eq!(all.events[2].up, Some(UpNumber(30)));
+    assert_eq!(all.events[2].scope, scope(1));
 }
 
 #[tokio::test]
@@ -196,5 +193,4 @@ async fn rows_rebuilt_from_the_events_are_the_rows_that_were_there() {
     assert_eq!(seqs(&all(&journal, &everything()).await), (1..=135).collect::<Vec<_>>());
     assert!(append(&journal, &scope(1), 45).await.is_err());
     append(&journal, &scope(1), 46).await.unwrap();
-    let _: Arc<_> = scope(1);
 }

@@ -26,8 +26,8 @@ async fn fill(journal: &qd_journal::Journal, writers: i64, each: u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn fast_and_slow_readers_under_load_miss_nothing_and_see_nothing_twice() {
-    const WRITERS: i64 = 8;
-    const EACH: u64 = 1500;
+    const WRITERS: i64 = 40;
+    const EACH: u64 = 250;
     let world = World::new();
     let mut readers = tokio::task::JoinSet::new();
     let topics = [
@@ -68,8 +68,8 @@ async fn fast_and_slow_readers_under_load_miss_nothing_and_see_nothing_twice() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn readers_that_come_in_the_middle_replay_and_go_live_without_a_gap() {
-    const WRITERS: i64 = 4;
-    const EACH: u64 = 2000;
+    const WRITERS: i64 = 40;
+    const EACH: u64 = 200;
     let world = World::new();
     let mut readers = tokio::task::JoinSet::new();
     let filling = tokio::spawn({

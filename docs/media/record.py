@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Makes terminals.svg, the picture in the README: two real terminals, one real daemon, real output.
+
+Usage: docs/media/record.py PATH-OF-QD
+
+It starts two shells in tmux, types what is below, waits until the screen shows the outcome, and draws what tmux then
+has on its screens. Nothing in the picture is written by hand. Needs tmux, and nothing but Python's own library.
+"""
+
+import html
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+COLUMNS = 92
+ROWS = 24
+
+# One cell of the picture, in pixels, and the space around and between.
+CELL_W, CELL_H, PAD, BAR = 8.4, 19, 16, 30
+FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+PAPER, INK, FRAME = "#12161c", "#d7dde5", "#232a33"
+COLOURS = {31: "#f07178", 32: "#9ccc65", 33: "#ffcb6b", 34: "#82aaff", 35: "#c792ea", 36: "#7fdbca"}
+
+
+class Terminal:
+    """A shell on a screen of its own."""
+
+    def __init__(self, server, name, folder, env):
+        self.tmux = ["tmux", "-L", server, "-f", "/dev/null"]
+        self.name = name
+        size = ["-x", str(COLUMNS), "-y", str(ROWS)]
+        shell = "env PS1='$ ' bash --norc --noprofile"
+        subprocess.run([*self.tmux, "new-session", "-d", "-s", name, *size, "-c", folder, shell], check=True, env=env)
+        self.wait(r"^\$ $")
+
+    def type(self, line):
+        subprocess.run([*self.tmux, "send-keys", "-t", self.name, "-l", line], check=True)
+        subprocess.run([*self.tmux, "send-keys", "-t", self.name, "Enter"], check=True)
+
+    def screen(self, *flags):
+        shown = subprocess.run(
+            [*self.tmux, "capture-pane", "-p", "-N", *flags, "-t", self.name], check=True, capture_output=True, text=True
+        )
+        return shown.stdout.rstrip("\n")
+
+    def wait(self, pattern):
+        """A screen sends no event, so it is looked at until it shows what is waited for."""
+        for _ in range(600):
+            found = re.search(pattern, re.sub(r" +$", lambda s: s[0][:1], self.screen(), flags=re.M).rstrip("\n"), re.M)
+            if found:
+                return found
+            time.sleep(0.05)
+        raise SystemExit(f"{self.name} never showed {pattern}:\n{self.screen()}")
+
+    def lines(self):
+        return self.screen("-e").rstrip().split("\n")
+
+
+def play(one, two):
+    """What is typed, and what must be seen before the next line is."""
+    one.type("qd run --agent script --title tidy - < tidy.json")
+    ask = one.wait(r"^ask (ask_\w+)")[1]
+    two.type("qd ps")
+    two.wait(r"waiting, 1 ask")
+    two.type("qd asks")
+    two.wait(r"answers one")
+    two.type(f"qd allow {ask[:7]}")
+    two.wait(r"allowed once")
+    one.wait(r"works again[^$]*^\$ $")
+    two.type("qd ps")
+    two.wait(r"idle[^$]*\$0\.04")
+
+
+def runs(line, style):
+    """A line of the screen, cut where its colours change: (column, text, style). A style goes on until it is changed,
+    also over the end of a line, so it is the caller's and is changed here."""
+    column, found = 0, []
+    for text, codes in re.findall(r"([^\x1b]+)|\x1b\[([\d;]*)m", line):
+        if text:
+            found.append((column, text, dict(style)))
+            column += len(text)
+            continue
+        for code in (int(code or 0) for code in codes.split(";")):
+            if code == 0:
+                style.clear()
+            elif code == 1:
+                style["font-weight"] = "bold"
+            elif code == 2:
+                style["opacity"] = "0.6"
+            elif code == 39:
+                style.pop("fill", None)
+            elif code in COLOURS:
+                style["fill"] = COLOURS[code]
+    return found
+
+
+def window(title, lines, top):
+    """One terminal, and the height that it takes."""
+    width = COLUMNS * CELL_W + 2 * PAD
+    height = BAR + len(lines) * CELL_H + PAD
+    drawn = [
+        f'<rect x="0" y="{top}" width="{width:g}" height="{height:g}" rx="8" fill="{PAPER}" stroke="{FRAME}"/>',
+        f'<text x="{PAD}" y="{top + 20}" fill="{INK}" opacity="0.45">{html.escape(title)}</text>',
+    ]
+    style = {}
+    for row, line in enumerate(lines):
+        y = top + BAR + row * CELL_H + 14
+        for column, text, look in runs(line, style):
+            words = text.rstrip()
+            if not words:
+                continue
+            x, length = PAD + column * CELL_W, len(words) * CELL_W
+            look = "".join(f' {name}="{value}"' for name, value in look.items())
+            drawn.append(
+                f'<text x="{x:g}" y="{y:g}" textLength="{length:g}" lengthAdjust="spacingAndGlyphs"{look}>'
+                f"{html.escape(words)}</text>"
+            )
+    return drawn, height
+
+
+def picture(windows):
+    drawn, top = [], 0
+    for title, lines in windows:
+        more, height = window(title, lines, top)
+        drawn += more
+        top += height + 12
+    width, height = COLUMNS * CELL_W + 2 * PAD, top - 12
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-1 -1 {width + 2:g} {height + 2:g}" '
+            f'width="{width + 2:g}" font-family="{FONT}" font-size="14" fill="{INK}" style="white-space: pre" xml:space="preserve">',
+            "<title>qd run in one terminal waits for a permission that is given in another</title>",
+            *drawn,
+            "</svg>\n",
+        ]
+    )
+
+
+def main(qd):
+    server = f"qd-record-{os.getpid()}"
+    with tempfile.TemporaryDirectory(prefix="qd-") as home:
+        shop = Path("/tmp/shop")
+        shop.mkdir()
+        shutil.copy(HERE / "tidy.json", shop)
+        path = f"{Path(qd).resolve().parent}:{os.environ['PATH']}"
+        env = {**os.environ, "QD_HOME": home, "PATH": path, "LANG": "C.UTF-8"}
+        env.pop("NO_COLOR", None)
+        env.pop("TMUX", None)
+        try:
+            one, two = (Terminal(server, name, shop, env) for name in ("one", "two"))
+            play(one, two)
+            drawn = picture([("terminal 1", one.lines()[:-1]), ("terminal 2", two.lines()[:-1])])
+        finally:
+            subprocess.run(["tmux", "-L", server, "kill-server"], check=False)
+            subprocess.run([qd, "stop"], env=env, check=False, capture_output=True)
+            shutil.rmtree(shop)
+    (HERE / "terminals.svg").write_text(drawn)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
+    main(sys.argv[1])
