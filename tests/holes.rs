@@ -7,7 +7,14 @@ use serde_json::json;
 #[tokio::test]
 async fn h10_ctrl_c_on_run_cancels_its_run_although_others_are_attached() {
     let daemon = Daemon::start().await;
-    let mut running = daemon.home.start(&["run", "--agent", "script", "--title", "mine", &steps(&[say("here"), forever()])]);
+    let mut running = daemon.home.start(&[
+        "run",
+        "--agent",
+        "script",
+        "--title",
+        "mine",
+        &steps(&[say("here"), forever()]),
+    ]);
     running.says("here").await;
     let workspace = daemon.client().get("/v1/workspaces").await.list()[0]["id"].as_str().unwrap().to_owned();
     let mut watcher = daemon.client().stream(&format!("/v1/workspaces/{workspace}/events?after=0")).await;
@@ -23,7 +30,7 @@ async fn h12_what_ends_in_one_workspace_touches_nothing_in_another() {
     let daemon = Daemon::start().await;
     let client = daemon.client();
     let here = daemon.session("script").await;
-    let elsewhere = client.workspace("/usr").await.session("script").await;
+    let elsewhere = client.workspace(std::path::Path::new("/usr")).await.session("script").await;
     let ours = here.script(&[question("go on?", &[]), say(" done")]).await;
     let theirs = elsewhere.script(&[say("x"), forever()]).await;
     let ask = here.asked(&ours).await;

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use qd_testkit::figures::percentile;
-use qd_testkit::{Daemon, Session, Table};
+use qd_testkit::{Daemon, RawLog, Session, Table};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Child;
 
@@ -15,6 +15,8 @@ use crate::readers::{self, Age, Reader};
 use crate::{bare, stamp};
 
 const ROUNDS: usize = 3;
+/// How often the disk is asked what a sync takes.
+const SYNCS: usize = 300;
 /// How many readers, and how many events they are flooded with.
 const FLOODS: [(usize, usize); 3] = [(1, 50_000), (100, 10_000), (1000, 2000)];
 /// How many readers, how many events, and how long after each other.
@@ -27,6 +29,7 @@ const PACES: [(usize, usize, Duration); 3] = [
 pub(crate) async fn to_many_readers() -> Table {
     let ours = Ours::start().await;
     let bare = Bare::start(&ours).await;
+    let sync = one_sync(&ours);
     let mut table = Table::new(format!("One session's events to many readers (flood: best of {ROUNDS})"));
     for (readers, events) in FLOODS {
         let [mut best_ours, mut best_bare] = [0.0_f64; 2];
@@ -42,7 +45,7 @@ pub(crate) async fn to_many_readers() -> Table {
         let found = pace(&ours, readers, events, every).await;
         for part in [50, 99] {
             let name = format!("{} events/s to {}, agent to reader p{part}", per_second(every), of(readers));
-            table.time(&name, found.at(part), limit.at(part), "-", BARE);
+            table.time(&name, found.at(part), limit.at(part) + sync, "-", BARE_AND_SYNC);
         }
         if readers > 1 {
             let name = format!("{} events/s to {}, first reader to last p50", per_second(every), of(readers));
@@ -58,15 +61,24 @@ pub(crate) async fn agent_to_client() -> Table {
     let every = Duration::from_millis(1);
     let limit = pace(&bare, 10, 3000, every).await;
     let found = pace(&ours, 10, 3000, every).await;
+    let sync = one_sync(&ours);
     let mut table =
         Table::new("Agent to SSE client, 1000 events/s, 10 readers, every event synced on the way");
     for (part, aim) in [(50, "< 500 us"), (99, "-")] {
-        table.time(&format!("p{part}"), found.at(part), limit.at(part), aim, BARE);
+        table.time(&format!("p{part}"), found.at(part), limit.at(part) + sync, aim, BARE_AND_SYNC);
     }
+    table.time("for scale: one fdatasync, p50", sync, limit.at(50), "-", "bare hyper server, p50");
     table
 }
 
 const BARE: &str = "bare hyper server, nothing journalled";
+const BARE_AND_SYNC: &str = "bare hyper server and one fdatasync (p50)";
+
+/// The median of one write and fdatasync on the daemon's disk.
+fn one_sync(ours: &Ours) -> Duration {
+    let log = RawLog::create(&ours.daemon.home.beside("raw.log"));
+    percentile(&mut (0..SYNCS).map(|_| log.sync_one(&[b'y'; 324])).collect::<Vec<_>>(), 50)
+}
 
 fn of(readers: usize) -> String {
     format!("{readers} {}", if readers == 1 { "reader" } else { "readers" })

@@ -56,7 +56,9 @@ impl Daemon {
             let below = SessionFilter { parent: Some(row.key), ..SessionFilter::default() };
             match self.journal.sessions(below, None, usize::MAX).await {
                 Ok(rows) => left.extend(rows),
-                Err(error) => tracing::warn!(%error, "could not read the sessions below one whose budget is spent"),
+                Err(error) => {
+                    tracing::warn!(%error, "could not read the sessions below one whose budget is spent")
+                }
             }
             if row.live {
                 let told = match self.session_ref(&row) {

@@ -71,7 +71,12 @@ pub(crate) struct SessionRef {
 }
 
 impl SessionRef {
-    pub(crate) fn new(key: SessionKey, id: SessionId, workspace_key: WorkspaceKey, workspace: WorkspaceId) -> Self {
+    pub(crate) fn new(
+        key: SessionKey,
+        id: SessionId,
+        workspace_key: WorkspaceKey,
+        workspace: WorkspaceId,
+    ) -> Self {
         let scope = Arc::new(Scope {
             workspace: Some((workspace_key, workspace.clone())),
             session: Some((key, id.clone())),
@@ -260,7 +265,11 @@ impl Daemon {
     }
 
     /// The session of this id in this workspace.
-    pub(crate) async fn session(&self, workspace: &WorkspaceId, id: &SessionId) -> Result<Arc<SessionRef>, ApiError> {
+    pub(crate) async fn session(
+        &self,
+        workspace: &WorkspaceId,
+        id: &SessionId,
+    ) -> Result<Arc<SessionRef>, ApiError> {
         let found = self.find_session(id).await?;
         if found.workspace != *workspace {
             return Err(ApiError::not_found("session", id));
@@ -277,14 +286,18 @@ impl Daemon {
 
     /// The session of this row.
     pub(crate) fn session_ref(&self, row: &SessionRow) -> Result<Arc<SessionRef>, ApiError> {
-        let place = self.places.by_key(row.workspace).ok_or_else(|| ApiError::not_found("session", &row.id))?;
+        let place =
+            self.places.by_key(row.workspace).ok_or_else(|| ApiError::not_found("session", &row.id))?;
         Ok(Arc::new(SessionRef::new(row.key, row.id.clone(), place.key, place.id.clone())))
     }
 }
 
 impl std::fmt::Debug for Daemon {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Daemon").field("home", &self.home.path()).field("awake", &self.awake()).finish_non_exhaustive()
+        f.debug_struct("Daemon")
+            .field("home", &self.home.path())
+            .field("awake", &self.awake())
+            .finish_non_exhaustive()
     }
 }
 

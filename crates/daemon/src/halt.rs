@@ -40,7 +40,12 @@ impl Daemon {
         let _one_at_a_time = self.keys.lock("halt".to_owned()).await;
         let before = self.halt();
         let HaltRequest { reason, cancel } = request;
-        let halt = Halt { halted: true, reason: reason.clone(), cancel, since: before.since.or(Some(Millis::now())) };
+        let halt = Halt {
+            halted: true,
+            reason: reason.clone(),
+            cancel,
+            since: before.since.or(Some(Millis::now())),
+        };
         self.set_halted(true);
         self.barrier().await;
         let body = Body::HaltSet(HaltSet { reason, cancel });
@@ -100,7 +105,12 @@ impl Daemon {
         Ok(())
     }
 
-    async fn append_halt(&self, body: Body, halt: &Halt, key: Option<IdempotencyKey>) -> Result<(), ApiError> {
+    async fn append_halt(
+        &self,
+        body: Body,
+        halt: &Halt,
+        key: Option<IdempotencyKey>,
+    ) -> Result<(), ApiError> {
         let doc = serde_json::to_vec(halt).map_err(unwritable)?;
         let event = NewEvent {
             scope: Arc::new(Scope::default()),

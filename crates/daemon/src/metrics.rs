@@ -70,21 +70,37 @@ pub(crate) async fn page(daemon: &Daemon) -> Result<String, qd_protocol::ApiErro
     page.one("quarterdeck_asks_total", "counter", "Asks put to people.", get(&stats.asks));
     let active = counts.live_sessions.min(counts.unfinished_runs);
     page.one("quarterdeck_runs_active", "gauge", "Runs at the head of their session.", active);
-    page.one("quarterdeck_runs_queued", "gauge", "Runs behind another of their session.", counts.unfinished_runs - active);
+    page.one(
+        "quarterdeck_runs_queued",
+        "gauge",
+        "Runs behind another of their session.",
+        counts.unfinished_runs - active,
+    );
     page.one("quarterdeck_asks_waiting", "gauge", "Asks that nobody has answered.", counts.pending_asks);
     page.one("quarterdeck_sessions_open", "gauge", "Sessions that are not closed.", counts.open_sessions);
-    page.one("quarterdeck_sessions_awake", "gauge", "Sessions with an actor in memory.", daemon.awake() as u64);
+    page.one(
+        "quarterdeck_sessions_awake",
+        "gauge",
+        "Sessions with an actor in memory.",
+        daemon.awake() as u64,
+    );
     page.one("quarterdeck_streams_open", "gauge", "Event streams that are open.", get(&stats.streams));
     page.one("quarterdeck_halted", "gauge", "1 while nothing may start.", u64::from(daemon.halted()));
     page.one("quarterdeck_events_total", "counter", "Events journalled.", get(&journal.events));
     page.one("quarterdeck_head_seq", "gauge", "The last seq of the journal.", daemon.journal.head().0);
     page.one("quarterdeck_commits_total", "counter", "Commits of the journal.", get(&journal.commits));
-    page.one("quarterdeck_commits_failed_total", "counter", "Commits that failed.", get(&journal.failed_commits));
+    page.one(
+        "quarterdeck_commits_failed_total",
+        "counter",
+        "Commits that failed.",
+        get(&journal.failed_commits),
+    );
     page.head("quarterdeck_commit_seconds", "histogram", "Time of a commit with its sync.");
     for (most, count) in journal.commit_us.cumulative() {
-        let most = if most == u64::MAX { "+Inf".to_owned() } else { (most as f64 / 1e6).to_string() };
+        let most = most as f64 / 1e6;
         page.line(&format!("quarterdeck_commit_seconds_bucket{{le=\"{most}\"}}"), count);
     }
+    page.line("quarterdeck_commit_seconds_bucket{le=\"+Inf\"}", journal.commit_us.count());
     let seconds = journal.commit_us.sum() as f64 / 1e6;
     page.0.push_str(&format!("quarterdeck_commit_seconds_sum {seconds}\n"));
     page.line("quarterdeck_commit_seconds_count", journal.commit_us.count());
@@ -104,7 +120,8 @@ impl Page {
     }
 
     fn head(&mut self, name: &str, kind: &str, help: &str) {
-        writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}").expect("a string takes what it is given");
+        writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}")
+            .expect("a string takes what it is given");
     }
 
     fn line(&mut self, name: &str, value: u64) {

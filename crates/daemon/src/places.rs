@@ -38,7 +38,11 @@ impl Places {
     /// The workspace of this id.
     pub(crate) fn get(&self, id: &WorkspaceId) -> Result<Arc<Place>, ApiError> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        known.values().find(|place| place.id == *id).cloned().ok_or_else(|| ApiError::not_found("workspace", id))
+        known
+            .values()
+            .find(|place| place.id == *id)
+            .cloned()
+            .ok_or_else(|| ApiError::not_found("workspace", id))
     }
 
     fn by_path(&self, path: &str) -> Option<Arc<Place>> {
@@ -107,7 +111,9 @@ impl Daemon {
             return Ok((place.doc.clone(), false));
         }
         let name = new.name.filter(|name| !name.is_empty()).unwrap_or_else(|| {
-            Path::new(&path).file_name().map_or_else(|| path.clone(), |name| name.to_string_lossy().into_owned())
+            Path::new(&path)
+                .file_name()
+                .map_or_else(|| path.clone(), |name| name.to_string_lossy().into_owned())
         });
         let id = WorkspaceId::from_random(&random::bytes::<16>());
         let workspace = Workspace { id, path: path.clone(), name: name.clone(), created_at: Millis::now() };
@@ -126,7 +132,11 @@ impl Daemon {
     }
 
     /// Forgets a workspace. Its sessions are closed; if one of them is busy, only with `force`.
-    pub(crate) async fn remove_workspace(self: &Arc<Self>, id: &WorkspaceId, force: bool) -> Result<(), ApiError> {
+    pub(crate) async fn remove_workspace(
+        self: &Arc<Self>,
+        id: &WorkspaceId,
+        force: bool,
+    ) -> Result<(), ApiError> {
         let (daemon, id) = (Arc::clone(self), id.clone());
         self.to_the_end(async move { daemon.forget_workspace(&id, force).await }).await
     }
@@ -144,7 +154,8 @@ impl Daemon {
                     None => row.live,
                 };
                 if busy {
-                    let message = "a run of this workspace is live; cancel it, wait for it, or use ?force=true";
+                    let message =
+                        "a run of this workspace is live; cancel it, wait for it, or use ?force=true";
                     return Err(ApiError::new(Code::Busy, message).with("session_id", row.id.as_str()));
                 }
             }
@@ -197,7 +208,8 @@ fn row(key: WorkspaceKey, workspace: &Workspace, removed: bool) -> Result<RowCha
 async fn resolve(path: &str) -> Result<String, ApiError> {
     let given = Path::new(path);
     if !given.is_absolute() {
-        let message = format!("{path} is not an absolute path; the daemon has no directory of yours to begin from");
+        let message =
+            format!("{path} is not an absolute path; the daemon has no directory of yours to begin from");
         return Err(ApiError::new(Code::PathNotFound, message));
     }
     let resolved = tokio::fs::canonicalize(given).await.map_err(|_| path_not_found(given))?;
@@ -206,7 +218,9 @@ async fn resolve(path: &str) -> Result<String, ApiError> {
         _ => return Err(path_not_found(given)),
     }
     let text = resolved.into_os_string().into_string();
-    text.map_err(|_| ApiError::new(Code::InvalidValue, "a path that is not UTF-8 cannot be a workspace; rename it"))
+    text.map_err(|_| {
+        ApiError::new(Code::InvalidValue, "a path that is not UTF-8 cannot be a workspace; rename it")
+    })
 }
 
 fn path_not_found(path: &Path) -> ApiError {

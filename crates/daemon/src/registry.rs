@@ -93,7 +93,12 @@ impl<K: Eq + Hash + Clone, M> Registry<K, M> {
     }
 
     /// Delivers a message. If nobody is awake, `wake` is called with the mailbox that the new actor is to serve.
-    pub(crate) fn send(&self, key: &K, message: M, wake: impl FnOnce(Arc<Mailbox<M>>)) -> Result<(), Overloaded> {
+    pub(crate) fn send(
+        &self,
+        key: &K,
+        message: M,
+        wake: impl FnOnce(Arc<Mailbox<M>>),
+    ) -> Result<(), Overloaded> {
         let mut message = message;
         loop {
             let mailbox = {

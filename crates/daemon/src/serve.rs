@@ -16,6 +16,9 @@ use crate::edge::{self, Address, Certificate, EdgeError};
 use crate::home::{Home, HomeError};
 use crate::http;
 
+/// How long the first answer may wait for what the last daemon left to be settled.
+const SETTLE: Duration = Duration::from_millis(500);
+
 /// What `qd serve` was told.
 #[derive(Debug, Clone, Default)]
 pub struct ServeOptions {
@@ -77,7 +80,8 @@ async fn run(
     let home = Home::resolve(options.home);
     home.prepare()?;
     let config = Config::load(&home)?;
-    let mut listen = options.listen.iter().map(|text| text.parse::<Address>()).collect::<Result<Vec<_>, _>>()?;
+    let mut listen =
+        options.listen.iter().map(|text| text.parse::<Address>()).collect::<Result<Vec<_>, _>>()?;
     if listen.is_empty() {
         listen = config.listen.value.clone();
     }
@@ -93,12 +97,17 @@ async fn run(
     let daemon = Daemon::new(journal, home, launcher, idle, config.policy.value.clone(), halt);
     daemon.load_places().await?;
 
-    let edge_options = edge::Options { listen, allow_host, tls: options.tls, limits: edge::Limits::default() };
+    let edge_options =
+        edge::Options { listen, allow_host, tls: options.tls, limits: edge::Limits::default() };
     let bound = edge::open(&daemon.home, edge_options).await?;
     // Handlers first, then words: whoever reads a line may connect at once.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     daemon.wake_live().await?;
+    // What the last daemon left is settled before anybody can ask: a run that died with it is not shown as running.
+    // A very long list of them is not worth the wait; those are settled as they come.
+    let settled = tokio::time::timeout(SETTLE, daemon.barrier()).await;
+    tracing::debug!(all = settled.is_ok(), "settled what the last daemon left");
     for line in bound.lines() {
         announce(&line);
     }

@@ -83,7 +83,10 @@ impl Daemon {
         let rows = vec![session_row(&session, &state, &line)?];
         if !new.env.is_empty() {
             self.home.put_env(&session.id, &new.env).map_err(|error| {
-                ApiError::new(Code::StorageFailed, format!("the session's variables could not be kept: {error}"))
+                ApiError::new(
+                    Code::StorageFailed,
+                    format!("the session's variables could not be kept: {error}"),
+                )
             })?;
         }
         let view = SessionDoc::of(&state).view(self.halted());
@@ -118,7 +121,8 @@ impl Daemon {
         let parent = self.session(&place.id, id).await?;
         let depth = self.journal.line(parent.key).await.map_err(read_failed)?.len();
         if depth >= DEPTH_MAX {
-            let message = format!("sessions can be {DEPTH_MAX} deep at most; give it a parent that is higher up");
+            let message =
+                format!("sessions can be {DEPTH_MAX} deep at most; give it a parent that is higher up");
             return Err(ApiError::new(Code::InvalidValue, message));
         }
         Ok(parent)
@@ -154,15 +158,19 @@ impl Daemon {
     pub(crate) fn check_patch(&self, now: &Session, patch: SessionPatch) -> Result<Update, ApiError> {
         check_words(patch.title.as_deref(), patch.model.as_deref(), None)?;
         if let Some(model) = &patch.model {
-            let new = NewSession { agent: now.agent.clone(), model: Some(model.clone()), ..NewSession::default() };
+            let new =
+                NewSession { agent: now.agent.clone(), model: Some(model.clone()), ..NewSession::default() };
             self.check_agent(&new)?;
         }
         if let Some(policy) = &patch.policy {
             check_policy(policy)?;
         }
-        let SessionPatch { title, model, policy, budget_usd, max_turns, run_timeout_s, cancel_grace_s } = patch;
-        let touched =
-            budget_usd.is_some() || max_turns.is_some() || run_timeout_s.is_some() || cancel_grace_s.is_some();
+        let SessionPatch { title, model, policy, budget_usd, max_turns, run_timeout_s, cancel_grace_s } =
+            patch;
+        let touched = budget_usd.is_some()
+            || max_turns.is_some()
+            || run_timeout_s.is_some()
+            || cancel_grace_s.is_some();
         let limits = Limits {
             budget_usd: budget_usd.unwrap_or(now.budget_usd),
             max_turns: max_turns.unwrap_or(now.max_turns),
@@ -195,9 +203,15 @@ fn check_limits(limits: &Limits) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn check_words(title: Option<&str>, model: Option<&str>, system_prompt: Option<&str>) -> Result<(), ApiError> {
+fn check_words(
+    title: Option<&str>,
+    model: Option<&str>,
+    system_prompt: Option<&str>,
+) -> Result<(), ApiError> {
     for (name, value) in [("title", title), ("model", model)] {
-        if value.is_some_and(|value| value.is_empty() || value.len() > TITLE_MAX || value.chars().any(char::is_control)) {
+        if value.is_some_and(|value| {
+            value.is_empty() || value.len() > TITLE_MAX || value.chars().any(char::is_control)
+        }) {
             return Err(invalid(format!("`{name}` is 1 to {TITLE_MAX} bytes on one line")));
         }
     }

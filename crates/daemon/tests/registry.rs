@@ -60,7 +60,8 @@ async fn actor(registry: Arc<Registry<u8, usize>>, mailbox: Arc<Mailbox<usize>>,
 
 fn scenario() {
     let registry = Arc::new(Registry::new(64));
-    let log = Arc::new(Log { alive: AtomicUsize::new(0), woken: AtomicUsize::new(0), read: Mutex::default() });
+    let log =
+        Arc::new(Log { alive: AtomicUsize::new(0), woken: AtomicUsize::new(0), read: Mutex::default() });
     let senders: Vec<_> = (0..SENDERS)
         .map(|sender| {
             let (registry, log) = (Arc::clone(&registry), Arc::clone(&log));

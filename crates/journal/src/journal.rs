@@ -267,7 +267,7 @@ impl Journal {
         self.read(move |db| lists::line(db, session)).await
     }
 
-    /// What a text may mean: an id, a title, or the beginning of an id. Exact hits first.
+    /// What a text may mean: an id, a title, or the beginning of an id. If something is called exactly so, only that.
     pub async fn resolve(&self, text: &str, limit: usize) -> Result<Vec<Match>, ReadError> {
         let text = text.to_owned();
         self.read(move |db| lists::resolve(db, &text, limit)).await

@@ -271,9 +271,10 @@ const KINDS: [(MatchKind, &str, &str); 4] = [
 /// is exactly comes first.
 pub(crate) fn resolve(db: &Connection, reference: &str, limit: usize) -> Result<Vec<Match>, ReadError> {
     let mut found: Vec<Match> = Vec::new();
-    let mut add = |kind: MatchKind, sql: &str, low: &str, high: &str| -> Result<(), ReadError> {
+    // Adds what a query finds, and says how much there is by then.
+    let mut add = |kind: MatchKind, sql: &str, low: &str, high: &str| -> Result<usize, ReadError> {
         if found.len() >= limit {
-            return Ok(());
+            return Ok(found.len());
         }
         let mut statement = db.prepare_cached(sql)?;
         let mut rows = statement.query(params![low, high, i64::try_from(limit).unwrap_or(i64::MAX)])?;
@@ -286,15 +287,20 @@ pub(crate) fn resolve(db: &Connection, reference: &str, limit: usize) -> Result<
                 found.push(Match { kind, id, workspace_id, session_id });
             }
         }
-        Ok(())
+        Ok(found.len())
     };
     for (kind, _, select) in KINDS {
         add(kind, &format!("{select} AND s.id = ?1 AND ?2 = '' ORDER BY s.id LIMIT ?3"), reference, "")?;
     }
     let (kind, _, select) = KINDS[0];
-    add(kind, &format!("{select} AND s.title = ?1 AND ?2 = '' ORDER BY s.key DESC LIMIT ?3"), reference, "")?;
+    let by_title = format!("{select} AND s.title = ?1 AND ?2 = '' ORDER BY s.key DESC LIMIT ?3");
+    let exact = add(kind, &by_title, reference, "")?;
+    // Whoever says the whole of something means it, whatever else begins like that.
     // Ids are of these characters, all of which sort before DEL; so a prefix is a range.
-    if reference.is_empty() || !reference.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.:-".contains(&b)) {
+    if exact > 0
+        || reference.is_empty()
+        || !reference.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.:-".contains(&b))
+    {
         return Ok(found);
     }
     for (kind, prefix, select) in KINDS {

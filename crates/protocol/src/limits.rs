@@ -31,7 +31,7 @@ pub const PAGE_MAX: usize = 1000;
 pub const TITLE_MAX: usize = 200;
 /// Rules in one policy.
 pub const RULES_MAX: usize = 1000;
-/// Variables in a session's `env`, and the bytes of one.
+/// Variables in a session's `env`.
 pub const ENV_MAX: usize = 256;
 /// Bytes of one value in a session's `env`.
 pub const ENV_VALUE_MAX: usize = 64 << 10;

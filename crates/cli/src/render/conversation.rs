@@ -213,7 +213,10 @@ impl Conversation {
     fn finished(&mut self, out: &mut Vec<Piece>, run: Option<&RunId>, finished: &RunFinished) {
         self.end_thought(out);
         let said = self.has_said(run);
-        self.streamed = None;
+        if said {
+            // Only then: one that leaves the queue ends while another speaks.
+            self.streamed = None;
+        }
         if !said && !finished.text.is_empty() {
             self.answer(out, &finished.text);
         }

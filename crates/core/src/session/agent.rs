@@ -179,7 +179,8 @@ impl Draft<'_> {
         let id: AskId = ask.id.clone();
         self.emit(run.clone(), Body::AskOpened(AskOpened { ask_id: id.clone(), ask: ask.clone() }));
         ask.state = AskState::Withdrawn;
-        let number = self.emit(run, Body::AskResolved(AskResolved { ask_id: id.clone(), ask, by, rule: None }));
+        let number =
+            self.emit(run, Body::AskResolved(AskResolved { ask_id: id.clone(), ask, by, rule: None }));
         self.effect(Effect::Answer { number, ask: id, reply: AskReply::Withdrawn });
     }
 

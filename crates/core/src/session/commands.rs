@@ -74,7 +74,9 @@ impl Draft<'_> {
             Command::Clear => self.reply(Reply::Removed(Vec::new())),
             Command::Remove { .. } => self.refuse(Refusal::NotQueued),
             Command::Answer { .. } => self.refuse(Refusal::AskNotOpen),
-            Command::BelowCancelled { .. } | Command::BelowClosed | Command::OverBudget => self.reply(Reply::Done),
+            Command::BelowCancelled { .. } | Command::BelowClosed | Command::OverBudget => {
+                self.reply(Reply::Done)
+            }
             Command::Accept(_) | Command::Steer { .. } | Command::Update(_) | Command::AddChild { .. } => {
                 self.refuse(Refusal::Closed);
             }

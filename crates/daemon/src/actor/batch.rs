@@ -153,7 +153,10 @@ impl Batch {
         let ends = |body: &Body| {
             matches!(
                 body,
-                Body::RunFinished(_) | Body::RunCancelRequested(_) | Body::AskResolved(_) | Body::SessionClosed(_)
+                Body::RunFinished(_)
+                    | Body::RunCancelRequested(_)
+                    | Body::AskResolved(_)
+                    | Body::SessionClosed(_)
             )
         };
         self.bodies().any(ends) && !self.bodies().any(|body| matches!(body, Body::RunAccepted(_)))
@@ -248,7 +251,11 @@ fn accepted_run(reply: &Reply, events: &[Recorded], offset: usize) -> Option<Run
 }
 
 /// The row of a session as it stands.
-pub(crate) fn session_row(session: &SessionRef, state: &State, line: &[SessionKey]) -> Result<RowChange, ApiError> {
+pub(crate) fn session_row(
+    session: &SessionRef,
+    state: &State,
+    line: &[SessionKey],
+) -> Result<RowChange, ApiError> {
     Ok(RowChange::Session(SessionRow {
         key: session.key,
         id: session.id.clone(),
@@ -309,7 +316,8 @@ pub(super) struct Held {
 impl Held {
     pub(super) fn keep(&mut self, prompt: &Accept) {
         let weight = |prompt: &Accept| {
-            let files: usize = prompt.attachments.iter().filter_map(|file| file.data.as_ref()).map(String::len).sum();
+            let files: usize =
+                prompt.attachments.iter().filter_map(|file| file.data.as_ref()).map(String::len).sum();
             prompt.prompt.head.len() + files
         };
         let held: usize = self.prompts.values().map(weight).sum();

@@ -65,7 +65,8 @@ fn cancel_child<'a>(
 ) -> Pin<Box<dyn Future<Output = Result<Vec<RunId>, ApiError>> + Send + 'a>> {
     Box::pin(async move {
         let session = daemon.find_session(child).await?;
-        let Done { answer, below } = daemon.command(&session, Command::CancelFromAbove { cause }, None).await?;
+        let Done { answer, below } =
+            daemon.command(&session, Command::CancelFromAbove { cause }, None).await?;
         let mut hit = match answer {
             Answer::Cancelled(cancelled) => cancelled.cancelled,
             _ => Vec::new(),

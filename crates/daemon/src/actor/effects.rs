@@ -42,17 +42,29 @@ impl Actor {
             }
             Effect::Cancel { number, run } => self.agent.send(Down::Cancel { number, run }),
             Effect::Kill { number, run } => self.agent.send(Down::Kill { number, run }),
-            Effect::Answer { number, ask, reply } => self.agent.send(Down::Answer { number, ask, answer: reply }),
-            Effect::StopAgent => self.agent.stop().await,
+            Effect::Answer { number, ask, reply } => {
+                self.agent.send(Down::Answer { number, ask, answer: reply })
+            }
+            Effect::StopAgent => {
+                self.agent.stop().await;
+                if self.state.closed {
+                    self.forget_env();
+                }
+            }
             Effect::CancelBelow { number } => self.cancel_below(number, told.take()),
             Effect::CloseBelow { purge } => self.close_below(purge),
             Effect::CheckBudget => self.check_budget().await,
             Effect::Purge => {
                 self.purged = true;
-                if let Err(error) = self.daemon.home.drop_env(&self.session.id) {
-                    tracing::warn!(session = %self.session.id, %error, "the variables of a purged session are left over");
-                }
+                self.forget_env();
             }
+        }
+    }
+
+    /// A session that is closed starts no agent any more, and nobody else may see its variables.
+    fn forget_env(&self) {
+        if let Err(error) = self.daemon.home.drop_env(&self.session.id) {
+            tracing::warn!(session = %self.session.id, %error, "the variables of a closed session are left over");
         }
     }
 
@@ -113,7 +125,11 @@ impl Actor {
     }
 
     /// Tells the session below, on an errand that the daemon owns, and then ourselves that it is done.
-    pub(super) fn tell_self(daemon: &Arc<crate::daemon::Daemon>, session: &Arc<crate::daemon::SessionRef>, command: Command) {
+    pub(super) fn tell_self(
+        daemon: &Arc<crate::daemon::Daemon>,
+        session: &Arc<crate::daemon::SessionRef>,
+        command: Command,
+    ) {
         let (reply, _answer) = oneshot::channel();
         let request = super::Request { command, key: None, birth: None, reply };
         if let Err(error) = daemon.send(session, Mail::Request(Box::new(request))) {

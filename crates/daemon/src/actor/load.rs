@@ -23,7 +23,8 @@ pub(super) async fn load(
     let has_parent = state.settings.parent.is_some();
     let mut line = vec![session.key];
     if has_parent {
-        line = daemon.journal.line(session.key).await.map_err(read_failed)?.iter().map(|row| row.key).collect();
+        line =
+            daemon.journal.line(session.key).await.map_err(read_failed)?.iter().map(|row| row.key).collect();
     }
     if has_parent || state.settings.limits.budget_usd.is_some() {
         daemon.check_budgets(session.key).await.map_err(read_failed)?;
@@ -32,11 +33,7 @@ pub(super) async fn load(
 }
 
 /// Applies events to a snapshot, or to the session's first event.
-fn replay(
-    session: &SessionRef,
-    snapshot: Option<State>,
-    events: &[StoredEvent],
-) -> Result<State, ApiError> {
+fn replay(session: &SessionRef, snapshot: Option<State>, events: &[StoredEvent]) -> Result<State, ApiError> {
     let mut state = snapshot;
     for stored in events {
         let body = decode(session, stored)?;
@@ -66,7 +63,8 @@ fn decode(session: &SessionRef, stored: &StoredEvent) -> Result<Option<Body>, Ap
 }
 
 fn unreadable(session: &SessionRef, error: serde_json::Error) -> ApiError {
-    let message = format!("session {} could not be read from the journal: {error}; see `qd doctor`", session.id);
+    let message =
+        format!("session {} could not be read from the journal: {error}; see `qd doctor`", session.id);
     ApiError::new(Code::Internal, message)
 }
 
@@ -122,8 +120,12 @@ pub(super) async fn prompt(daemon: &Daemon, session: &SessionRef, run: &RunId) -
 }
 
 fn accept(run: &RunId, parts: Vec<Part>) -> Accept {
-    let mut accept =
-        Accept { run: run.clone(), prompt: Text::default(), attachments: Vec::new(), fingerprint: String::new() };
+    let mut accept = Accept {
+        run: run.clone(),
+        prompt: Text::default(),
+        attachments: Vec::new(),
+        fingerprint: String::new(),
+    };
     for part in parts {
         match part {
             Part::Text { text, blob } => accept.prompt = Text { head: text, blob },

@@ -25,8 +25,8 @@ pub(crate) use reply::{Answer, Done, run_id_conflict};
 use crate::daemon::{Daemon, SessionRef};
 use crate::registry::Mailbox;
 use agent::Agent;
-pub(crate) use batch::{Birth, row_change, session_row, unwritable};
 use batch::{Batch, Held};
+pub(crate) use batch::{Birth, row_change, session_row, unwritable};
 pub(crate) use load::{recorded, snapshot};
 
 /// How many things are judged before the next append.
@@ -75,7 +75,8 @@ pub(crate) struct Probe {
 /// Lives until the session sleeps, the daemon ends or the journal is gone.
 pub(crate) async fn live(daemon: Arc<Daemon>, session: Arc<SessionRef>, mailbox: Arc<Mailbox<Mail>>) {
     // Also if it panics: the next message must wake a new actor, not wait for a dead one.
-    let _grave = Grave { daemon: Arc::clone(&daemon), session: Arc::clone(&session), mailbox: Arc::clone(&mailbox) };
+    let _grave =
+        Grave { daemon: Arc::clone(&daemon), session: Arc::clone(&session), mailbox: Arc::clone(&mailbox) };
     match Box::pin(load::load(&daemon, &session)).await {
         Ok((state, line)) => {
             let prompts = Held::default();

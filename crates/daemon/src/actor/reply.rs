@@ -35,7 +35,11 @@ pub(crate) struct Done {
 }
 
 /// Puts a reply into words. `run` is the run of a prompt, `seq_of` says where an event of the step came to lie.
-pub(super) fn answer(reply: &Reply, run: Option<&RunId>, seq_of: impl Fn(usize) -> Seq) -> Result<Answer, ApiError> {
+pub(super) fn answer(
+    reply: &Reply,
+    run: Option<&RunId>,
+    seq_of: impl Fn(usize) -> Seq,
+) -> Result<Answer, ApiError> {
     Ok(match reply {
         Reply::Accepted { position, event: Some(event) } => match run {
             Some(run) => Answer::Accepted(Receipt {
@@ -47,8 +51,12 @@ pub(super) fn answer(reply: &Reply, run: Option<&RunId>, seq_of: impl Fn(usize) 
             None => Answer::Known,
         },
         Reply::Accepted { event: None, .. } => Answer::Known,
-        Reply::Cancelled(hit) => Answer::Cancelled(Cancelled { cancelled: hit.clone(), idle: hit.is_empty() }),
-        Reply::Steered { run, event } => Answer::Steered(Steered { run_id: run.clone(), seq: seq_of(*event) }),
+        Reply::Cancelled(hit) => {
+            Answer::Cancelled(Cancelled { cancelled: hit.clone(), idle: hit.is_empty() })
+        }
+        Reply::Steered { run, event } => {
+            Answer::Steered(Steered { run_id: run.clone(), seq: seq_of(*event) })
+        }
         Reply::Answered(ask) => Answer::Answered(ask.clone()),
         Reply::Removed(runs) => Answer::Removed(runs.clone()),
         Reply::Done => Answer::Done,
@@ -59,15 +67,21 @@ pub(super) fn answer(reply: &Reply, run: Option<&RunId>, seq_of: impl Fn(usize) 
 fn refused(refusal: &Refusal) -> ApiError {
     match refusal {
         Refusal::Closed => ApiError::new(Code::SessionClosed, "the session is closed; create another one"),
-        Refusal::QueueFull => {
-            ApiError::new(Code::QueueFull, "100 prompts wait already; retry when some have run, or clear the queue")
-        }
+        Refusal::QueueFull => ApiError::new(
+            Code::QueueFull,
+            "100 prompts wait already; retry when some have run, or clear the queue",
+        ),
         Refusal::RunIdConflict => run_id_conflict(),
-        Refusal::NotRunning => ApiError::new(Code::NotRunning, "no run is active that could be steered; send a prompt"),
-        Refusal::SteerUnsupported => {
-            ApiError::new(Code::SteerUnsupported, "this agent cannot be steered; send a prompt, which waits its turn")
+        Refusal::NotRunning => {
+            ApiError::new(Code::NotRunning, "no run is active that could be steered; send a prompt")
         }
-        Refusal::NotQueued => ApiError::new(Code::NotQueued, "the run does not wait in the queue; to stop it, cancel it"),
+        Refusal::SteerUnsupported => ApiError::new(
+            Code::SteerUnsupported,
+            "this agent cannot be steered; send a prompt, which waits its turn",
+        ),
+        Refusal::NotQueued => {
+            ApiError::new(Code::NotQueued, "the run does not wait in the queue; to stop it, cancel it")
+        }
         Refusal::AskNotOpen => ApiError::new(Code::NotFound, "no open ask has this id"),
         Refusal::InvalidAnswer(why) => ApiError::new(Code::InvalidAnswer, why.clone()),
     }

@@ -47,7 +47,8 @@ async fn fast_and_slow_readers_under_load_miss_nothing_and_see_nothing_twice() {
                         last = event.seq;
                         seen += 1;
                     }
-                    assert_eq!(reader.cursor(), last);
+                    // Further on if it was fed from the journal and there was nothing more for it.
+                    assert!(reader.cursor() >= last);
                     // A slow reader lets the others go ahead until it has fallen out of every ring.
                     turn += 1;
                     for _ in 0..slowness * 200 * (turn % 3) {
