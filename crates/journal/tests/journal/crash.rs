@@ -15,6 +15,9 @@ const KILLS: u64 = 12;
 
 #[tokio::test]
 async fn what_was_acknowledged_survives_kill_9() {
+    if let Some(home) = std::env::var_os("CRASH_HOME") {
+        return append_until_killed(Path::new(&home)).await;
+    }
     let home = tempfile::tempdir().unwrap();
     let mut acknowledged = vec![0; SESSIONS as usize + 1];
     for kill in 1..=KILLS {
@@ -44,7 +47,7 @@ async fn what_was_acknowledged_survives_kill_9() {
 /// Lets a child append until it has reported so many acknowledgements, and kills it.
 fn hurt(home: &Path, after: u64, acknowledged: &mut [u64]) {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "crash::the_process_that_is_killed", "--ignored", "--nocapture"])
+        .args(["--exact", "crash::what_was_acknowledged_survives_kill_9", "--nocapture"])
         .env("CRASH_HOME", home)
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -70,11 +73,9 @@ fn hurt(home: &Path, after: u64, acknowledged: &mut [u64]) {
     assert!(seen >= after, "the child ended by itself after {seen}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "run, and killed, by what_was_acknowledged_survives_kill_9"]
-async fn the_process_that_is_killed() {
-    let Ok(home) = std::env::var("CRASH_HOME") else { return };
-    let journal = open(Path::new(&home));
+/// What the test does when it is run again as the child that is killed.
+async fn append_until_killed(home: &Path) {
+    let journal = open(home);
     let mut writers = tokio::task::JoinSet::new();
     for session in 1..=SESSIONS {
         let journal = journal.clone();
