@@ -69,25 +69,7 @@ fn no_random_order_breaks_the_contract_and_every_journal_replays_byte_for_byte()
 
 /// Lets the world run out: clients do nothing more, the halt is lifted, the agent obeys. Everything must end.
 fn settle(mut small: Small) {
-    let nothing = Budget {
-        prompts: 0,
-        cancels: 0,
-        single_cancels: 0,
-        steers: 0,
-        answers: 0,
-        removes: 0,
-        clears: 0,
-        halts: 0,
-        policies: 0,
-        closes: 0,
-        deaths: 0,
-        vanishes: 0,
-        breaks: 0,
-        late: 0,
-        asks: 0,
-        says: 0,
-    };
-    small.left = Budget { cancels: 1, ..nothing };
+    small.left = Budget { cancels: 1, ..Budget::NOTHING };
     for _ in 0..1000 {
         // The last action is the agent's, if it can do anything; a final cancel frees one that waits for a person.
         match small.actions().last() {

@@ -15,25 +15,6 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use world::{Budget, Small};
 
-const NOTHING: Budget = Budget {
-    prompts: 0,
-    cancels: 0,
-    single_cancels: 0,
-    steers: 0,
-    answers: 0,
-    removes: 0,
-    clears: 0,
-    halts: 0,
-    policies: 0,
-    closes: 0,
-    deaths: 0,
-    vanishes: 0,
-    breaks: 0,
-    late: 0,
-    asks: 0,
-    says: 0,
-};
-
 #[derive(Default)]
 struct Walk {
     /// How many ways lead from a world to an end.
@@ -89,8 +70,16 @@ fn walk(name: &str, budget: Budget) {
 
 #[test]
 fn no_order_of_prompts_cancels_a_steer_and_answers_breaks_the_contract() {
-    let budget =
-        Budget { prompts: 3, cancels: 2, steers: 1, asks: 1, answers: 2, says: 1, late: 1, ..NOTHING };
+    let budget = Budget {
+        prompts: 3,
+        cancels: 2,
+        steers: 1,
+        asks: 1,
+        answers: 2,
+        says: 1,
+        late: 1,
+        ..Budget::NOTHING
+    };
     walk("prompts, cancels, steer, ask", budget);
 }
 
@@ -105,7 +94,7 @@ fn no_order_with_a_halt_a_close_and_a_new_policy_breaks_the_contract() {
         asks: 1,
         answers: 2,
         steers: 1,
-        ..NOTHING
+        ..Budget::NOTHING
     };
     walk("halt, close, policy", budget);
 }
@@ -121,14 +110,21 @@ fn no_order_with_a_dying_agent_and_a_broken_link_breaks_the_contract() {
         steers: 1,
         asks: 1,
         answers: 2,
-        ..NOTHING
+        ..Budget::NOTHING
     };
     walk("death, loss, broken link", budget);
 }
 
 #[test]
 fn no_order_of_removals_and_single_cancels_breaks_the_contract() {
-    let budget =
-        Budget { prompts: 3, single_cancels: 2, removes: 1, clears: 1, cancels: 1, says: 1, ..NOTHING };
+    let budget = Budget {
+        prompts: 3,
+        single_cancels: 2,
+        removes: 1,
+        clears: 1,
+        cancels: 1,
+        says: 1,
+        ..Budget::NOTHING
+    };
     walk("remove, clear, cancel of one run", budget);
 }

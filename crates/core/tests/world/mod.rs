@@ -81,6 +81,28 @@ pub(crate) struct Budget {
     pub(crate) says: u8,
 }
 
+impl Budget {
+    /// Nobody does anything.
+    pub(crate) const NOTHING: Self = Self {
+        prompts: 0,
+        cancels: 0,
+        single_cancels: 0,
+        steers: 0,
+        answers: 0,
+        removes: 0,
+        clears: 0,
+        halts: 0,
+        policies: 0,
+        closes: 0,
+        deaths: 0,
+        vanishes: 0,
+        breaks: 0,
+        late: 0,
+        asks: 0,
+        says: 0,
+    };
+}
+
 /// The whole of it. Two worlds that are equal have the same future.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Small {
