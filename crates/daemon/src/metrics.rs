@@ -66,7 +66,7 @@ pub(crate) async fn page(daemon: &Daemon) -> Result<String, qd_protocol::ApiErro
     for ((_, reason), counter) in REASONS.iter().zip(&stats.finished) {
         page.line(&format!("quarterdeck_runs_finished_total{{reason=\"{reason}\"}}"), get(counter));
     }
-    page.one("quarterdeck_cancels_total", "counter", "Stops asked of active runs.", get(&stats.cancels));
+    page.one("quarterdeck_cancels_total", "counter", "Stops asked of runs.", get(&stats.cancels));
     page.one("quarterdeck_asks_total", "counter", "Asks put to people.", get(&stats.asks));
     let active = counts.live_sessions.min(counts.unfinished_runs);
     page.one("quarterdeck_runs_active", "gauge", "Runs at the head of their session.", active);

@@ -203,7 +203,7 @@ impl Draft<'_> {
         if started {
             return self.stop_active(by, reason);
         }
-        self.finish(run, by.finish_reason());
+        self.cancel_unstarted(run, by, reason);
         Some(run.clone())
     }
 
@@ -215,17 +215,23 @@ impl Draft<'_> {
             self.effect(Effect::CancelBelow { number });
         }
         let hit: Vec<RunId> = self.runs.iter().map(|run| run.id.clone()).collect();
-        self.stop_active(by, reason);
-        self.finish_unstarted();
+        self.stop_active(by, reason.clone());
+        self.cancel_all_unstarted(by, reason);
         hit
     }
 
-    fn finish_unstarted(&mut self) {
+    fn cancel_all_unstarted(&mut self, by: StopCause, reason: Option<String>) {
         let unstarted = self.runs.iter().filter(|run| run.started.is_none());
         let unstarted: Vec<RunId> = unstarted.map(|run| run.id.clone()).collect();
         for run in &unstarted {
-            self.finish(run, FinishReason::Cancelled);
+            self.cancel_unstarted(run, by, reason.clone());
         }
+    }
+
+    /// No agent has it, so it ends at once; who wanted that, and why, is said as for any other.
+    fn cancel_unstarted(&mut self, run: &RunId, by: StopCause, reason: Option<String>) {
+        self.emit(Some(run.clone()), Body::RunCancelRequested(CancelRequested { by, reason }));
+        self.finish(run, by.finish_reason());
     }
 
     fn cancel_from_above(&mut self, cause: Number) {
@@ -354,7 +360,7 @@ impl Draft<'_> {
                 self.effect(Effect::CloseBelow { purge });
             }
             self.stop_active(StopCause::Close, None);
-            self.finish_unstarted();
+            self.cancel_all_unstarted(StopCause::Close, None);
         }
         self.advance();
         self.reply(Reply::Done);
