@@ -258,7 +258,7 @@ fn a_path_is_brought_into_order_before_it_is_matched() {
         ("*", "/etc/*", Deny),
         ("*", "src/*", Allow),
         ("*", "./docs/*", Allow),
-        ("*", "/work/*", Allow),
+        ("*", "/srv/*", Allow),
     ]);
     for (path, expected) in [
         ("src/lib.rs", Allow),
@@ -271,12 +271,12 @@ fn a_path_is_brought_into_order_before_it_is_matched() {
         ("src", Ask),
         ("src/..", Ask),
         ("xsrc/a", Ask),
-        ("/work/a", Allow),
-        ("/work/../etc/passwd", Deny),
-        ("/work/../../../etc/./passwd", Deny),
+        ("/srv/a", Allow),
+        ("/srv/../etc/passwd", Deny),
+        ("/srv/../../../etc/./passwd", Deny),
         ("//etc//passwd", Deny),
-        ("/work/..", Ask),
-        ("~/../work/x", Ask),
+        ("/srv/..", Ask),
+        ("~/../srv/x", Ask),
     ] {
         for key in ["path", "file_path", "filePath"] {
             assert_eq!(outcome(&policy, "Read", &json!({ key: path })), expected, "{path:?}");
