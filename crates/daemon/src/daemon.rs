@@ -159,19 +159,6 @@ impl Daemon {
         tasks.spawn(task);
     }
 
-    /// Does something to its end, whether or not the client that wants it stays to hear of it.
-    pub(crate) async fn to_the_end<T: Send + 'static>(
-        self: &Arc<Self>,
-        task: impl Future<Output = Result<T, ApiError>> + Send + 'static,
-    ) -> Result<T, ApiError> {
-        let (tell, told) = oneshot::channel();
-        self.spawn(async move {
-            // Whoever has gone away does not need the answer.
-            let _gone = tell.send(task.await);
-        });
-        told.await.unwrap_or_else(|_| Err(stopping()))
-    }
-
     /// What an awake session does, once everything that came before has been committed; `None` if it sleeps.
     pub(crate) async fn probe(&self, session: &SessionId) -> Option<Probe> {
         let (reply, answer) = oneshot::channel();

@@ -28,15 +28,6 @@ impl Daemon {
         request: HaltRequest,
         key: Option<IdempotencyKey>,
     ) -> Result<Halt, ApiError> {
-        let daemon = Arc::clone(self);
-        self.to_the_end(async move { daemon.halt_now(request, key).await }).await
-    }
-
-    async fn halt_now(
-        self: &Arc<Self>,
-        request: HaltRequest,
-        key: Option<IdempotencyKey>,
-    ) -> Result<Halt, ApiError> {
         let _one_at_a_time = self.keys.lock("halt".to_owned()).await;
         let before = self.halt();
         let HaltRequest { reason, cancel } = request;
@@ -65,11 +56,6 @@ impl Daemon {
 
     /// Things start again.
     pub(crate) async fn lift_halt(self: &Arc<Self>) -> Result<Halt, ApiError> {
-        let daemon = Arc::clone(self);
-        self.to_the_end(async move { daemon.lift_now().await }).await
-    }
-
-    async fn lift_now(self: &Arc<Self>) -> Result<Halt, ApiError> {
         let _one_at_a_time = self.keys.lock("halt".to_owned()).await;
         if !self.halted() {
             return Ok(Halt::default());

@@ -92,15 +92,6 @@ impl Daemon {
 
     /// The workspace of a directory, and whether it is new.
     pub(crate) async fn create_workspace(
-        self: &Arc<Self>,
-        new: NewWorkspace,
-        key: Option<IdempotencyKey>,
-    ) -> Result<(Workspace, bool), ApiError> {
-        let daemon = Arc::clone(self);
-        self.to_the_end(async move { daemon.make_workspace(new, key).await }).await
-    }
-
-    async fn make_workspace(
         &self,
         new: NewWorkspace,
         key: Option<IdempotencyKey>,
@@ -137,11 +128,6 @@ impl Daemon {
         id: &WorkspaceId,
         force: bool,
     ) -> Result<(), ApiError> {
-        let (daemon, id) = (Arc::clone(self), id.clone());
-        self.to_the_end(async move { daemon.forget_workspace(&id, force).await }).await
-    }
-
-    async fn forget_workspace(self: &Arc<Self>, id: &WorkspaceId, force: bool) -> Result<(), ApiError> {
         let place = self.places.get(id)?;
         let _one_at_a_time = self.keys.lock(format!("path {}", place.doc.path)).await;
         let open = SessionFilter { workspace: Some(place.key), open_only: true, ..SessionFilter::default() };

@@ -24,16 +24,6 @@ impl Daemon {
     /// Makes a session.
     pub(crate) async fn create_session(
         self: &Arc<Self>,
-        place: &Arc<Place>,
-        new: NewSession,
-        key: Option<IdempotencyKey>,
-    ) -> Result<Session, ApiError> {
-        let (daemon, place) = (Arc::clone(self), Arc::clone(place));
-        self.to_the_end(async move { daemon.make_session(&place, new, key).await }).await
-    }
-
-    async fn make_session(
-        self: &Arc<Self>,
         place: &Place,
         new: NewSession,
         key: Option<IdempotencyKey>,
