@@ -198,9 +198,9 @@ async fn closing_a_session_withdraws_its_asks() {
 
 #[tokio::test]
 async fn the_loss_of_the_agent_withdraws_its_asks_and_interrupts_its_run() {
-    let mut daemon = Daemon::start().await;
+    let daemon = Daemon::start().await;
     let (session, run, id) = waiting(&daemon).await;
-    daemon.restart().await;
+    daemon.home.kill_workers();
     assert_eq!(session.wait(&run).await["finish_reason"], "interrupted");
     let resolved = session.seen_of(&run, "ask.resolved").await;
     assert_eq!((&resolved.data["state"], &resolved.data["by"]), (&json!("withdrawn"), &json!("end")));

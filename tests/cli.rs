@@ -306,6 +306,10 @@ async fn doctor_rebuild_makes_the_same_lists_from_the_events() {
         ] {
             lists.push(daemon.client().get(path).await.expect(200));
         }
+        // Of the session whose worker the next daemon finds again: that is an event too.
+        for listed in lists[1].as_array_mut().unwrap() {
+            listed.as_object_mut().unwrap().remove("updated_at");
+        }
         lists
     };
     let before = lists(&daemon).await;

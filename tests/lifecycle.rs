@@ -10,14 +10,16 @@ use serde_json::json;
 async fn sigterm_ends_streams_cleanly_and_exits_0_whatever_runs() {
     let mut daemon = Daemon::start().await;
     let session = daemon.session_with(json!({ "agent": "script", "cancel_grace_s": 600 })).await;
-    let run = session.script(&[ignore_cancel(), say("x"), forever()]).await;
+    let run = session.script(&[ignore_cancel(), say("x"), ask_bash("make")]).await;
     let mut stream = session.stream("&after=0").await;
     let mut seen = stream.until_run(&run, "text.delta").await;
     assert_eq!(daemon.term().await, Some(0));
     seen.extend(stream.to_end().await);
     rules::ordered(&seen);
     daemon.start_again().await;
-    assert_eq!(session.wait(&run).await["finish_reason"], "interrupted");
+    let ask = session.asked(&run).await;
+    daemon.client().answer(&ask, &json!({ "decision": "allow_once" })).await.expect(200);
+    assert_eq!(session.wait(&run).await["finish_reason"], "end_turn", "its agent was left alone");
     let all = session.events().await;
     rules::check(&all);
     assert_eq!(all[..seen.len()], seen, "what a reader saw is what is kept");

@@ -30,6 +30,18 @@ mod runs;
 mod security;
 mod sessions;
 mod steer;
+mod workers_escapees;
+mod workers_join;
+mod workers_kin;
+mod workers_list;
+mod workers_loss;
+mod workers_rest;
+mod workers_restart;
+mod workers_room;
+mod workers_secrets;
+mod workers_suspend;
+mod workers_trust;
+mod workers_verb;
 mod workspaces;
 
 #[test]

@@ -194,13 +194,13 @@ async fn a_run_that_ends_however_it_ends_lets_the_next_one_start() {
 }
 
 #[tokio::test]
-async fn a_run_that_was_active_when_the_daemon_was_killed_is_interrupted_and_the_queue_goes_on() {
-    let mut daemon = Daemon::start().await;
+async fn a_run_whose_worker_was_killed_is_interrupted_and_the_queue_goes_on() {
+    let daemon = Daemon::start().await;
     let session = daemon.session("script").await;
     let lost = session.script(&[say("half"), forever()]).await;
     let waiting = session.script(&[say("whole")]).await;
     session.seen_of(&lost, "text.delta").await;
-    daemon.restart().await;
+    daemon.home.kill_workers();
     assert_eq!(session.wait(&lost).await["finish_reason"], "interrupted");
     assert_eq!(session.wait(&waiting).await["finish_reason"], "end_turn");
     rules::check(&session.events().await);

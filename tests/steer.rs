@@ -63,7 +63,7 @@ async fn a_steer_that_the_turn_did_not_take_runs_next_as_a_prompt() {
 
 #[tokio::test]
 async fn a_steer_is_lost_neither_by_an_error_nor_by_a_crash() {
-    let mut daemon = Daemon::start().await;
+    let daemon = Daemon::start().await;
     let session = daemon.session("script").await;
     let words = |n: u8| steps(&[say(&format!("kept {n}"))]);
     let run = session.script(&[say("x"), sleep(300), fail("no")]).await;
@@ -75,7 +75,7 @@ async fn a_steer_is_lost_neither_by_an_error_nor_by_a_crash() {
     let run = session.script(&[say("x"), forever()]).await;
     session.seen_of(&run, "text.delta").await;
     session.steer(&words(2)).await;
-    daemon.restart().await;
+    daemon.home.kill_workers();
     session
         .seen("the steer's own run", |event| event.data["text"] == "kept 2" && event.kind == "run.finished")
         .await;

@@ -1,6 +1,6 @@
 //! The whole daemon from outside, each figure beside its limit in the same run: durable events, accepted prompts, and
 //! streams to many readers. Takes names of parts (`durable`, `accept`, `readers`, `latency`) to do only those. The
-//! same file is, by its first argument, the two servers that it measures in processes of their own.
+//! same file is, by its first argument, the two servers that it measures in processes of their own, and a worker.
 #![expect(clippy::print_stdout, reason = "a benchmark's table is its output")]
 
 mod accept;
@@ -16,6 +16,7 @@ fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [stamp::ROLE, ..] => return stamp::serve(),
+        [stamp::WORKER] => return stamp::work(),
         [bare::ROLE, socket] => return bare::serve(socket),
         _ => {}
     }

@@ -1,21 +1,26 @@
-//! A daemon whose only agent says what time it is. It is the product's own `serve` with another launcher, in a process
-//! of its own, so that a reader elsewhere can tell how old each event is: all processes share the monotonic clock.
+//! A daemon whose only agent says what time it is. It is the product's own `serve`, and its workers are this program once
+//! more, so that a reader elsewhere can tell how old each event is: all processes share the monotonic clock.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use qd_daemon::ServeOptions;
-use qd_link::{AgentEnd, AgentSpec, Closed, Launcher, SessionEnd, host};
+use qd_daemon::{Program, ServeOptions};
+use qd_link::record::{self, Files, Life};
+use qd_link::socket::Socket;
+use qd_link::{AgentEnd, Closed, MemorySpool, Seat, SeatOptions, greet, host};
 use qd_protocol::RunId;
 use qd_protocol::api::Agent;
-use qd_protocol::event::Processes;
+use qd_protocol::frame::v1::SUBPROTOCOL;
+use qd_protocol::limits::SPOOL_MAX;
 use qd_protocol::link::{Down, Gone, Outcome, Said, Stop, Up};
+use qd_protocol::worker::HostSpec;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::time::MissedTickBehavior;
 
 /// The argument that makes this program that daemon.
 pub(crate) const ROLE: &str = "--as-stamping-daemon";
+/// The argument with which the daemon starts it as a worker.
+pub(crate) const WORKER: &str = "__worker";
 /// The agent's name.
 pub(crate) const AGENT: &str = "stamp";
 /// Makes an event about as large as one with a line of an answer.
@@ -27,7 +32,12 @@ const MARK: char = '@';
 pub(crate) fn serve() {
     let home = std::env::var_os("QD_HOME").map(PathBuf::from);
     let options = ServeOptions { home, ..ServeOptions::default() };
-    let ended = qd_daemon::serve(options, Arc::new(Stamping), &mut |line| println!("{line}"));
+    let program = Program {
+        exe: std::env::current_exe().expect("a process knows its own file"),
+        agents: vec![agent()],
+        shares_worker: |_| false,
+    };
+    let ended = qd_daemon::serve(options, program, &mut |line| println!("{line}"));
     ended.expect("the daemon starts in a fresh home");
 }
 
@@ -77,28 +87,57 @@ impl Pace {
     }
 }
 
-struct Stamping;
-
-impl Launcher for Stamping {
-    fn agents(&self) -> Vec<Agent> {
-        vec![Agent {
-            name: AGENT.to_owned(),
-            description: "Says what time it is.".to_owned(),
-            driver: "built-in".to_owned(),
-            available: true,
-            install: None,
-            steers: false,
-            settings: Vec::new(),
-            env: Vec::new(),
-        }]
+fn agent() -> Agent {
+    Agent {
+        name: AGENT.to_owned(),
+        description: "Says what time it is.".to_owned(),
+        driver: "built-in".to_owned(),
+        available: true,
+        install: None,
+        steers: false,
+        settings: Vec::new(),
+        env: Vec::new(),
     }
+}
 
-    fn launch(&self, spec: AgentSpec) -> SessionEnd {
-        host(spec.after, |end| async move {
-            // The session has let go: that is how this agent ends.
-            let _let_go: Result<(), Closed> = live(end).await;
-            Gone::Stopped
-        })
+/// Is a worker with that agent, as small as one can be, until it is killed with its daemon or told to end.
+pub(crate) fn work() {
+    let spec: HostSpec = serde_json::from_reader(std::io::stdin()).expect("the daemon writes a specification");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime can be had").block_on(serve_one(spec));
+}
+
+async fn serve_one(spec: HostSpec) {
+    let files = Files::of(&spec.dir, &spec.id).expect("the daemon chose the name");
+    let _life = Life::begin(&files).expect("the folder can be written").expect("nobody else has the name");
+    let listener = record::listen(&files).expect("a socket can be had");
+    let agent = spec.agents.into_iter().next().expect("there is one agent");
+    let options = SeatOptions {
+        session: agent.session,
+        worker: agent.worker,
+        secret: spec.secret,
+        after: agent.after,
+        spool_max: SPOOL_MAX,
+        software: String::new(),
+        keeper: None,
+    };
+    let seat = Seat::new(options, Box::<MemorySpool>::default());
+    seat.seat(host(agent.after, |end| async move {
+        // The session has let go: that is how this agent ends.
+        let _let_go: Result<(), Closed> = live(end).await;
+        Gone::Stopped
+    }));
+    let ended = async {
+        let (stream, _) = listener.accept().await.expect("a connection can be taken");
+        let upgraded = Socket::server(stream, |_| Ok(Some(SUBPROTOCOL.to_owned()))).await;
+        let (mut socket, _) = upgraded.expect("the daemon speaks WebSocket");
+        let hello = greet(&mut socket).await.expect("the daemon says hello");
+        // However it ended: the daemon is gone or wants nothing more.
+        let _ended = seat.serve(socket, hello).await;
+    };
+    tokio::select! {
+        () = ended => {}
+        _wanted = seat.wanted() => {}
     }
 }
 
@@ -107,9 +146,7 @@ async fn live(mut end: AgentEnd) -> Result<(), Closed> {
     while let Some(down) = end.command().await {
         if let Down::Prompt { run, prompt, .. } = down {
             speak(&end, &run, &prompt).await?;
-            let outcome =
-                Outcome { stop: Stop::EndTurn, text: None, error: None, processes: Processes::default() };
-            end.say(Up::Terminal { run, outcome }).await?;
+            end.say(Up::Terminal { run, outcome: Outcome::of(Stop::EndTurn) }).await?;
         }
     }
     Ok(())

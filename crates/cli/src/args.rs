@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::client::host::Host;
+use crate::verbs::worker;
 
 /// Runs, watches, steers and recovers fleets of AI coding agents.
 #[derive(Debug, Parser)]
@@ -178,8 +179,29 @@ The exit code is the greatest of those of the runs that were waited for.")]
     Unhalt,
     /// List known agents and whether they can start here
     Agents,
-    /// List live workers
-    Workers,
+    /// List live workers, and say who may join from other machines
+    #[command(after_help = "Examples:
+  qd workers
+  qd workers token --name laptop       print the line with which another machine joins
+  qd workers revoke laptop")]
+    Workers {
+        /// What else to do
+        #[command(subcommand)]
+        verb: Option<WorkersVerb>,
+    },
+    /// Serve an agent to any parent, or work for a daemon
+    #[command(args_conflicts_with_subcommands = true, after_help = "Examples:
+  qd worker --listen 127.0.0.1:7778 --agent script
+  qd worker --listen 127.0.0.1:0 --agent echo --serve one --accept-timeout-s 10
+Where other machines reach it, it needs --token and --tls-cert with --tls-key.")]
+    Worker {
+        /// Serve an agent
+        #[command(flatten)]
+        serve: Option<worker::Flags>,
+        /// Work for a daemon
+        #[command(subcommand)]
+        verb: Option<WorkerVerb>,
+    },
     /// Run the daemon in the foreground
     #[command(after_help = "Examples:
   qd serve
@@ -219,6 +241,57 @@ The exit code is the greatest of those of the runs that were waited for.")]
         /// The shell
         shell: clap_complete::Shell,
     },
+}
+
+/// `qd workers`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum WorkersVerb {
+    /// Make a worker token and print the line with which another machine joins
+    Token {
+        /// A name for people
+        #[arg(long, value_name = "N")]
+        name: Option<String>,
+    },
+    /// List worker tokens; the tokens themselves are not shown again
+    Tokens,
+    /// Revoke a worker token and cut off whoever joined with it
+    Revoke {
+        /// The token's id, the beginning of it, or its name
+        id: String,
+    },
+}
+
+/// `qd worker`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum WorkerVerb {
+    /// Hold agents on this machine for a daemon on another
+    #[command(after_help = "Example:
+  qd worker join https://deck.example:7777 --token qdw_… --fingerprint AB:CD:… --label gpu
+Sessions whose agent is NAME@LABEL then run here: in the same path if it is here, else below --root.
+It stays, dials again when the connection breaks, and ends its agents on Ctrl-C.")]
+    Join(Join),
+}
+
+/// `qd worker join`.
+#[derive(Debug, Args)]
+pub(crate) struct Join {
+    /// The daemon, as `qd workers token` printed it: https://HOST:PORT, or http:// on this machine
+    pub(crate) url: String,
+    /// The worker token
+    #[arg(long, value_name = "T", env = "QD_WORKER_TOKEN", hide_env_values = true)]
+    pub(crate) token: String,
+    /// What sessions can choose this machine by; may be given several times
+    #[arg(long, value_name = "L")]
+    pub(crate) label: Vec<String>,
+    /// Where to work for sessions whose directory is not here
+    #[arg(long, value_name = "DIR")]
+    pub(crate) root: Option<PathBuf>,
+    /// The one certificate to accept, as `qd serve --tls self` printed it
+    #[arg(long, value_name = "SHA256")]
+    pub(crate) fingerprint: Option<String>,
+    /// An agent to offer; may be given several times [default: all that can start here]
+    #[arg(long, value_name = "A")]
+    pub(crate) agent: Vec<String>,
 }
 
 /// `qd run`.
@@ -291,7 +364,7 @@ pub(crate) struct Serve {
 }
 
 /// A time that can be waited for. More than a year is taken for a slip of the pen.
-fn seconds(text: &str) -> Result<f64, String> {
+pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     const YEAR: f64 = 366.0 * 86_400.0;
     match text.parse::<f64>() {
         Ok(seconds) if seconds > 0.0 && seconds <= YEAR => Ok(seconds),

@@ -5,7 +5,7 @@ mod dial;
 pub(crate) mod host;
 mod sse;
 pub(crate) mod stream;
-mod tls;
+pub(crate) mod tls;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

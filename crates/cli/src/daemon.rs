@@ -38,6 +38,13 @@ pub(crate) struct Whereabouts {
 }
 
 impl Whereabouts {
+    /// Whether workers of a daemon that is gone may be at work in the home.
+    pub(crate) fn has_workers(&self) -> bool {
+        let records = std::fs::read_dir(self.home.workers());
+        let is_record = |path: std::path::PathBuf| path.extension().is_some_and(|ext| ext == "json");
+        self.explicit.is_none() && records.is_ok_and(|all| all.flatten().any(|entry| is_record(entry.path())))
+    }
+
     /// Where the command line named no daemon, `QD_HOST` may.
     pub(crate) fn ask_environment(&mut self) -> Result<()> {
         let said = std::env::var("QD_HOST").ok().filter(|host| !host.is_empty());

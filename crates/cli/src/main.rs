@@ -1,5 +1,6 @@
 //! `qd`: the command line of Quarterdeck. Parses, does the verb, and turns how that ended into an exit code. Verbs talk
-//! to the daemon by HTTP alone; only `serve`, `config` and `doctor --rebuild` touch its crate.
+//! to the daemon by HTTP alone; only `serve`, `config` and `doctor --rebuild` touch its crate. The same binary, executed
+//! again by the daemon, is its own worker.
 
 mod args;
 mod client;
@@ -23,6 +24,9 @@ use output::Output;
 use verbs::Context;
 
 fn main() -> ExitCode {
+    if let Some(ended) = as_part_of_a_worker() {
+        return ended;
+    }
     let Line { global, verb } = Line::parse();
     let out = Output::new(global.json);
     let whereabouts = Whereabouts { home: Home::resolve(global.home), explicit: global.host };
@@ -38,6 +42,17 @@ fn main() -> ExitCode {
     });
     context.out.clear_spinner();
     exit.into()
+}
+
+/// The binary is also its own worker, keeper and scripted agent. They are started by each other and by the daemon, not
+/// by people, and must be quick: nothing is parsed for them.
+fn as_part_of_a_worker() -> Option<ExitCode> {
+    match std::env::args_os().nth(1)?.to_str()? {
+        "__worker" => Some(qd_worker::host::main()),
+        "__keeper" => Some(qd_keeper::process::main()),
+        "__script" => Some(qd_worker::script::main()),
+        _ => None,
+    }
 }
 
 fn in_runtime(context: &Context, verb: Verb) -> Result<Exit> {

@@ -4,13 +4,13 @@
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use anyhow::Context as _;
 use qd_daemon::config::Config;
 use qd_daemon::edge::Certificate;
 use qd_daemon::home::Home;
-use qd_daemon::{ServeError, ServeOptions};
+use qd_daemon::{Program, ServeError, ServeOptions};
 use serde::Serialize;
 use serde_json::json;
 use tracing_subscriber::EnvFilter;
@@ -32,7 +32,7 @@ pub(crate) fn serve(context: &Context, flags: Serve) -> Result<Exit> {
     let home = &context.whereabouts.home;
     home.prepare().map_err(anyhow::Error::from)?;
     let config = Config::load(home).context("the settings cannot be used")?;
-    start_log(&home.log(), &config.log.value)?;
+    start_log(&home.log().join("daemon.log"), &config.log.value)?;
     let tls = match (flags.tls, flags.tls_cert, flags.tls_key) {
         (Some(_), ..) => Some(Certificate::SelfSigned),
         (None, Some(cert), Some(key)) => Some(Certificate::Files { cert, key }),
@@ -44,8 +44,12 @@ pub(crate) fn serve(context: &Context, flags: Serve) -> Result<Exit> {
         allow_host: flags.allow_host,
         tls,
     };
-    let launcher = Arc::new(qd_worker::InProcess);
-    match qd_daemon::serve(options, launcher, &mut |line| announce(&context.out, line)) {
+    let program = Program {
+        exe: std::env::current_exe().context("our own binary cannot be found, and so no worker be started")?,
+        agents: qd_worker::agents(),
+        shares_worker: qd_worker::shares_worker,
+    };
+    match qd_daemon::serve(options, program, &mut |line| announce(&context.out, line)) {
         Ok(()) => Ok(Exit::Well),
         Err(error @ ServeError::Address(_)) => Err(Failure::Usage(error.to_string())),
         Err(error) => Err(Failure::Other(error.into())),
@@ -83,11 +87,10 @@ fn announce(out: &Output, line: &str) {
     };
 }
 
-/// Sends what the daemon logs into a file of its home.
-fn start_log(folder: &Path, filter: &str) -> Result<()> {
-    let path = folder.join("daemon.log");
+/// Sends what this process logs into a file of the home.
+pub(crate) fn start_log(path: &Path, filter: &str) -> Result<()> {
     let filter = EnvFilter::try_new(filter).with_context(|| format!("`log = \"{filter}\"` is no filter"))?;
-    let file = open_log(&path).with_context(|| format!("{} cannot be opened", path.display()))?;
+    let file = open_log(path).with_context(|| format!("{} cannot be opened", path.display()))?;
     let log =
         tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(Mutex::new(file));
     // A log that cannot be written is no reason to complain on a stderr that cannot be written either: that panics.

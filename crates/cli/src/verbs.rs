@@ -12,6 +12,7 @@ mod doctor;
 mod follow;
 mod gc;
 mod halt;
+mod join;
 mod logs;
 mod prompt;
 mod ps;
@@ -22,12 +23,13 @@ mod stop;
 mod transcript;
 mod typed;
 mod wait;
+pub(crate) mod worker;
 mod workers;
 
-use crate::args::Verb;
+use crate::args::{Verb, WorkerVerb};
 use crate::client::Client;
 use crate::daemon::Whereabouts;
-use crate::failure::{Exit, Result};
+use crate::failure::{Exit, Failure, Result};
 use crate::output::Output;
 
 /// What every verb is given.
@@ -64,7 +66,13 @@ pub(crate) async fn perform(context: &Context, verb: Verb) -> Result<Exit> {
         Verb::Halt { cancel, reason } => halt::halt(context, cancel, &reason.join(" ")).await,
         Verb::Unhalt => halt::unhalt(context).await,
         Verb::Agents => agents::agents(context).await,
-        Verb::Workers => workers::workers(context).await,
+        Verb::Workers { verb: None } => workers::workers(context).await,
+        Verb::Workers { verb: Some(verb) } => workers::tokens(context, verb).await,
+        Verb::Worker { verb: Some(WorkerVerb::Join(flags)), .. } => join::join(context, flags).await,
+        Verb::Worker { serve: Some(flags), verb: None } => worker::worker(context, flags).await,
+        Verb::Worker { serve: None, verb: None } => {
+            Err(Failure::Usage("say --listen ADDR and --agent A, or `qd worker join URL`".to_owned()))
+        }
         Verb::Stop { workers } => stop::stop(context, workers).await,
         Verb::Config => config::config(context),
         Verb::Gc { older_than, yes } => gc::gc(context, older_than, yes).await,

@@ -118,6 +118,8 @@ impl SessionDoc {
             max_turns: settings.limits.max_turns,
             run_timeout_s: settings.limits.run_timeout_s,
             cancel_grace_s: settings.limits.cancel_grace_s,
+            restarts: settings.limits.restarts,
+            restart_window_s: settings.limits.restart_window_s,
             env: settings.env.clone(),
             closing: state.closing.is_some(),
             created_at: state.created_at,
@@ -131,11 +133,11 @@ impl SessionDoc {
         let serving = match self.phase {
             Phase::Unstarted => !halted,
             Phase::Running | Phase::Waiting => true,
-            Phase::Idle | Phase::Closed => false,
+            Phase::Idle | Phase::Queued | Phase::Closed => false,
         };
         let state = match self.phase {
             Phase::Unstarted if !halted => SessionState::Starting,
-            Phase::Idle | Phase::Unstarted => SessionState::Idle,
+            Phase::Idle | Phase::Queued | Phase::Unstarted => SessionState::Idle,
             Phase::Running => SessionState::Running,
             Phase::Waiting => SessionState::Waiting,
             Phase::Closed => SessionState::Closed,
@@ -179,7 +181,14 @@ pub fn apply(state: &mut State, event: &Recorded) -> Vec<Row> {
             let prompt = Prompt { prompt: accepted.prompt.clone(), blob: accepted.blob.clone() };
             state.run(id).map(|run| run_row(state, run, Some(prompt))).into_iter().collect()
         }
-        (Body::RunStarted(_) | Body::UsageReported(_), Some(id)) => run_of(id).into_iter().collect(),
+        (
+            Body::RunQueued(_)
+            | Body::RunStarted(_)
+            | Body::RunSuspended(_)
+            | Body::RunResumed(_)
+            | Body::UsageReported(_),
+            Some(id),
+        ) => run_of(id).into_iter().collect(),
         (Body::AskOpened(opened), run) => {
             run.iter().filter_map(run_of).chain([Row::Ask(opened.ask.clone())]).collect()
         }
@@ -214,9 +223,10 @@ fn run_doc(state: &State, run: &Run) -> RunDoc {
     RunDoc {
         session_id: state.id.clone(),
         state: match (&run.started, run.position) {
+            (Some(started), _) if started.suspended.is_some() => RunState::Suspended,
             (Some(_), _) if waits => RunState::Waiting,
             (Some(_), _) => RunState::Running,
-            (None, 0) => RunState::Accepted,
+            (None, 0) if !run.lacks_room => RunState::Accepted,
             (None, _) => RunState::Queued,
         },
         position: run.position,

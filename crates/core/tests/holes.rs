@@ -4,88 +4,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use qd_core::session::{
-    Accept, Command, Effect, Input, Link, Phase, Recorded, Refusal, Reply, State, Step, World, step,
-};
-use qd_protocol::event::{Answer, AskKind, Body, Decision, Processes, RunError, SessionCreated, StopCause};
-use qd_protocol::link::{AskRequest, Gone, Outcome, Reply as AskReply, Stop, Up, UpNumber};
-use qd_protocol::policy::Risk;
-use qd_protocol::{AskId, FinishReason, Millis, RunId, SessionId, WorkspaceId};
+mod bench;
 
-/// A session with a ready agent, driven by hand.
-struct Bench {
-    state: State,
-    world: World,
-    heard: u64,
-}
-
-impl Bench {
-    fn new() -> Self {
-        let created = SessionCreated { agent: "script".to_owned(), ..SessionCreated::default() };
-        let id = SessionId::parse("s").unwrap();
-        let state = State::new(id, WorkspaceId::parse("w").unwrap(), created, Millis(0));
-        let link = Link::Ready { steers: true };
-        Self { state, world: World { now: Millis(0), halted: false, over_budget: false, link }, heard: 0 }
-    }
-
-    fn input(&mut self, input: Input) -> Step {
-        step(&mut self.state, input, &self.world)
-    }
-
-    fn command(&mut self, command: Command) -> Step {
-        self.input(Input::Command(command))
-    }
-
-    fn prompt(&mut self, run: &str) -> Step {
-        let run = RunId::parse(run).unwrap();
-        let accept =
-            Accept { prompt: "p".into(), fingerprint: run.to_string(), attachments: Vec::new(), run };
-        self.command(Command::Accept(accept))
-    }
-
-    fn cancel(&mut self) -> Step {
-        self.command(Command::Cancel { run: None, by: StopCause::User, reason: None })
-    }
-
-    fn hear(&mut self, up: Up) -> Step {
-        self.heard += 1;
-        self.input(Input::Heard(UpNumber(self.heard), up))
-    }
-
-    fn end(&mut self, run: &str, stop: Stop) -> Step {
-        let run = RunId::parse(run).unwrap();
-        let error = (stop == Stop::Error).then(|| RunError::new("agent_error", format!("{run} failed")));
-        let outcome = Outcome { stop, text: None, error, processes: Processes::default() };
-        self.hear(Up::Terminal { run, outcome })
-    }
-
-    fn ask(&mut self, run: &str, id: &str, kind: AskKind) -> Step {
-        let ask = AskRequest {
-            id: AskId::parse(id).unwrap(),
-            kind,
-            tool: (kind == AskKind::Permission).then(|| "Demo".to_owned()),
-            input: serde_json::Value::Null,
-            risk: Some(Risk::High),
-            prompt: "?".to_owned(),
-            options: Vec::new(),
-        };
-        self.hear(Up::Ask { run: RunId::parse(run).unwrap(), ask })
-    }
-}
-
-fn finishes(step: &Step) -> Vec<(String, FinishReason)> {
-    let finish = |event: &Recorded| match &event.body {
-        Body::RunFinished(finished) => Some((event.run.as_ref()?.to_string(), finished.finish_reason)),
-        _ => None,
-    };
-    step.events.iter().filter_map(finish).collect()
-}
-
-fn started(step: &Step) -> Option<String> {
-    let start =
-        |event: &Recorded| matches!(event.body, Body::RunStarted(_)).then(|| event.run.clone()).flatten();
-    step.events.iter().find_map(start).map(|run| run.to_string())
-}
+use bench::{Bench, finishes, started};
+use qd_core::session::{Accept, Command, Effect, Input, Link, Phase, Refusal, Reply};
+use qd_protocol::event::{Answer, AskKind, Body, Decision, RunError};
+use qd_protocol::link::{Gone, Reply as AskReply, Stop, Up};
+use qd_protocol::{AskId, FinishReason, RunId};
 
 #[test]
 fn h1_a_prompt_accepted_while_a_cancelled_run_unwinds_starts_when_it_has() {
@@ -194,7 +119,9 @@ fn h8_closing_a_session_cancels_its_run_and_closes_only_after_it() {
     assert_eq!(bench.prompt("b").reply, Some(Reply::Refused(Refusal::Closed)));
     let ended = bench.end("a", Stop::EndTurn);
     assert_eq!(finishes(&ended), [("a".to_owned(), FinishReason::Cancelled)]);
-    assert!(matches!(ended.events.last().map(|event| &event.body), Some(Body::SessionClosed(_))));
+    assert_eq!((ended.effects, bench.state.closed), (vec![Effect::StopAgent], false));
+    let gone = bench.hear(Up::Gone(Gone::Stopped));
+    assert!(matches!(gone.events.last().map(|event| &event.body), Some(Body::SessionClosed(_))));
 }
 
 #[test]
@@ -273,5 +200,5 @@ fn an_agent_that_exits_in_its_turn_has_failed_and_the_next_run_gets_another() {
     bench.world.link = Link::Absent;
     let gone = bench.input(Input::Gone(Gone::Failed(RunError::new("agent_exited", "3"))));
     assert_eq!(finishes(&gone), [("a".to_owned(), FinishReason::Error)]);
-    assert!(gone.effects.contains(&Effect::Launch));
+    assert!(matches!(gone.effects[..], [Effect::Launch { fresh: true, .. }]));
 }

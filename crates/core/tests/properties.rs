@@ -1,16 +1,25 @@
 //! Random ways through a larger world than the walk can cover: more of everything, in an order that nobody chose.
 //! The seed is printed; `QD_SEED=N` runs it again.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails by panicking, and this one tells how far it went"
+)]
 
 mod world;
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use world::{Budget, Small};
+use world::{Action, Budget, Small};
 
-const CASES: u32 = 10_000;
-const STEPS: usize = 60;
+const CASES: u32 = 20_000;
+const STEPS: usize = 80;
+/// Nothing much happens after a close, so it comes late.
+const CLOSES_AFTER: usize = 50;
 
 const PLENTY: Budget = Budget {
     prompts: 12,
@@ -21,11 +30,17 @@ const PLENTY: Budget = Budget {
     removes: 3,
     clears: 2,
     halts: 3,
+    fills: 3,
     policies: 1,
+    forgives: 1,
     closes: 1,
+    spawns: 4,
+    suspends: 4,
     deaths: 2,
     vanishes: 2,
+    rests: 3,
     breaks: 3,
+    crashes: 4,
     late: 4,
     asks: 4,
     says: 12,
@@ -47,21 +62,35 @@ fn runner(seed: u64) -> TestRunner {
 fn no_random_order_breaks_the_contract_and_every_journal_replays_byte_for_byte() {
     let seed = seed();
     println!("properties: {CASES} cases of {STEPS} steps, QD_SEED={seed}");
-    let choices = prop::collection::vec(any::<prop::sample::Index>(), STEPS);
-    let result = runner(seed).run(&choices, |choices| {
-        let mut small = Small::new(PLENTY);
+    // Left to chance alone, clients would do all that they can before the agent has said a word.
+    let turns = prop::bool::weighted(0.6);
+    let choices = prop::collection::vec((any::<prop::sample::Index>(), turns), STEPS);
+    let restarts = prop::option::of(0..2u32);
+    let seen = RefCell::new(BTreeMap::<&str, usize>::new());
+    let result = runner(seed).run(&(choices, restarts), |(choices, restarts)| {
+        let mut small = Small::with_restarts(PLENTY, restarts);
         small.keeps_journal = true;
-        for choice in choices {
-            let actions = small.actions();
-            if actions.is_empty() {
-                break;
+        for (at, (choice, agents_turn)) in choices.into_iter().enumerate() {
+            let mut actions = small.actions();
+            let of_agent = |action: &Action| matches!(action, Action::Agent(_) | Action::Mend);
+            if agents_turn && actions.iter().any(of_agent) {
+                actions.retain(of_agent);
             }
-            small.act(*choice.get(&actions));
+            if at < CLOSES_AFTER {
+                actions.retain(|action| *action != Action::Close);
+            }
+            if !actions.is_empty() {
+                small.act(*choice.get(&actions));
+            }
         }
         small.check_bytes(&small.journal);
+        for event in &small.journal {
+            *seen.borrow_mut().entry(event.body.kind()).or_default() += 1;
+        }
         settle(small);
         Ok(())
     });
+    println!("properties saw {:?}", seen.borrow());
     if let Err(error) = result {
         panic!("QD_SEED={seed}: {error}");
     }

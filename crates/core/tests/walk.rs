@@ -1,6 +1,7 @@
-//! Every interleaving of a small world: three prompts, two cancels, a steer, an ask with two answers, a halt, a close
-//! and a change of policy, with an agent that answers early, late or never, dies, or is cut off. Worlds that differ
-//! only in what cannot matter any more are visited once, so the walk is over all orders and still ends.
+//! Every interleaving of small worlds: prompts, cancels, a steer, an ask with two answers, a halt, a close, sessions
+//! below; with an agent that answers early, late or never, rests, dies, is lost or cut off, and a daemon that dies at
+//! any commit. Worlds that differ only in what cannot matter any more are visited once, so a walk is over all orders
+//! and still ends.
 
 #![expect(
     clippy::unwrap_used,
@@ -11,7 +12,6 @@
 mod world;
 
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 use world::{Budget, Small};
 
@@ -22,20 +22,11 @@ struct Walk {
     steps: u64,
 }
 
-fn digest(bytes: &[u8]) -> u128 {
-    let half = |salt: u64| {
-        let mut hasher = DefaultHasher::new();
-        (salt, bytes).hash(&mut hasher);
-        u128::from(hasher.finish())
-    };
-    half(1) << 64 | half(2)
-}
-
 impl Walk {
     /// Every way on from here. An agent may linger for ever, so a world can come round to itself only through a
     /// deadline, and deadlines run out.
     fn from(&mut self, small: &Small) -> f64 {
-        let key = digest(&small.canonical());
+        let key = small.key();
         if let Some(ways) = self.seen.get(&key) {
             return *ways;
         }
@@ -56,10 +47,14 @@ impl Walk {
 }
 
 fn walk(name: &str, budget: Budget) {
+    walk_in(name, Small::new(budget));
+}
+
+fn walk_in(name: &str, small: Small) {
     // Deep, not wide: the longest way is some dozens of steps, each with a world on the stack.
     let walker = std::thread::Builder::new().stack_size(512 << 20).spawn(move || {
         let mut walk = Walk::default();
-        let ways = walk.from(&Small::new(budget));
+        let ways = walk.from(&small);
         (walk.seen.len(), walk.steps, ways)
     });
     let (worlds, steps, ways) =
@@ -127,4 +122,74 @@ fn no_order_of_removals_and_single_cancels_breaks_the_contract() {
         ..Budget::NOTHING
     };
     walk("remove, clear, cancel of one run", budget);
+}
+
+#[test]
+fn no_order_with_too_few_places_and_a_resting_agent_breaks_the_contract() {
+    let budget = Budget {
+        prompts: 3,
+        fills: 2,
+        rests: 2,
+        steers: 1,
+        cancels: 1,
+        clears: 1,
+        closes: 1,
+        vanishes: 1,
+        ..Budget::NOTHING
+    };
+    walk("room, rest", budget);
+}
+
+#[test]
+fn no_order_of_crashes_starts_a_worker_too_many() {
+    let budget =
+        Budget { prompts: 4, deaths: 2, vanishes: 2, forgives: 1, steers: 1, cancels: 1, ..Budget::NOTHING };
+    walk_in("restart limit", Small::with_restarts(budget, Some(1)));
+}
+
+#[test]
+fn no_commit_after_which_the_daemon_dies_breaks_the_contract() {
+    let budget = Budget {
+        prompts: 2,
+        cancels: 1,
+        steers: 1,
+        asks: 1,
+        answers: 1,
+        crashes: 2,
+        closes: 1,
+        vanishes: 1,
+        ..Budget::NOTHING
+    };
+    walk("death of the daemon", budget);
+}
+
+#[test]
+fn no_order_with_sessions_below_resumes_a_run_too_early_twice_or_never() {
+    let budget = Budget {
+        prompts: 2,
+        spawns: 2,
+        suspends: 2,
+        cancels: 1,
+        single_cancels: 1,
+        steers: 1,
+        rests: 1,
+        deaths: 1,
+        ..Budget::NOTHING
+    };
+    walk("suspend", budget);
+}
+
+#[test]
+fn no_death_of_the_daemon_forgets_a_suspended_run_or_resumes_it_twice() {
+    let budget = Budget {
+        prompts: 2,
+        spawns: 2,
+        suspends: 2,
+        crashes: 2,
+        vanishes: 1,
+        fills: 1,
+        closes: 1,
+        ..Budget::NOTHING
+    };
+    walk("suspend, death of the daemon", budget);
 }

@@ -50,6 +50,19 @@ impl Daemon {
         Ok(())
     }
 
+    /// Dollars that are left to a session by its own budget and those above it; `None`: there is no budget.
+    pub(crate) async fn budget_left(&self, line: &[SessionKey]) -> Option<f64> {
+        let own = *line.first()?;
+        let rows = self.journal.line(own).await.ok()?;
+        let mut least: Option<f64> = None;
+        for row in rows {
+            let Some(budget) = row.budget_usd else { continue };
+            let left = (budget - self.journal.tree_cost(row.key).await.ok()?).max(0.0);
+            least = Some(least.map_or(left, |least| least.min(left)));
+        }
+        least
+    }
+
     async fn stop_tree(self: Arc<Self>, root: SessionRow) {
         let mut left = vec![root];
         while let Some(row) = left.pop() {

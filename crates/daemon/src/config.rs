@@ -7,6 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use qd_protocol::limits::REMOTE_LEASE_S;
 use qd_protocol::policy::Policy;
 use serde::Serialize;
 use serde::de::{DeserializeOwned, Error as _};
@@ -16,8 +17,14 @@ use toml::de::{DeTable, DeValue};
 use crate::edge::listen::Address;
 use crate::home::{Home, user_directory};
 
-/// How long an idle session stays awake unless the settings say otherwise.
-const IDLE_S: u64 = 10;
+/// How long an idle agent is kept unless the settings say otherwise.
+const IDLE_S: u64 = 300;
+/// How many agents may live at once unless the settings say otherwise.
+const MAX_AGENTS: usize = 256;
+/// How much memory must be free before another agent is started, unless the settings say otherwise.
+const MIN_FREE_MB: u64 = 256;
+/// Who has not come back after a day is not coming back.
+const REMOTE_LEASE_MAX_S: u64 = 24 * 3600;
 /// No settings file is larger; one that is was meant to be something else.
 const FILE_MAX: u64 = 1 << 20;
 
@@ -32,8 +39,14 @@ pub struct Config {
     pub listen: Setting<Vec<Address>>,
     /// Names, besides ours, that a `Host` header may have.
     pub allow_host: Setting<Vec<String>>,
-    /// Seconds that an idle session stays awake.
+    /// Seconds that an idle agent is kept before it is put to rest.
     pub idle_s: Setting<u64>,
+    /// Agents that may live at once; the others wait their turn.
+    pub max_agents: Setting<usize>,
+    /// MiB of memory that must be free before another agent is started; 0: never mind.
+    pub min_free_mb: Setting<u64>,
+    /// Seconds that a joined worker which has gone silent is waited for before its sessions count as lost.
+    pub remote_lease_s: Setting<u64>,
     /// What is logged: a level, or a filter of levels by module.
     pub log: Setting<String>,
 }
@@ -116,7 +129,17 @@ pub enum ConfigError {
     },
 }
 
-const KEYS: [&str; 6] = ["agent", "policy", "listen", "allow_host", "idle_s", "log"];
+const KEYS: [&str; 9] = [
+    "agent",
+    "policy",
+    "listen",
+    "allow_host",
+    "idle_s",
+    "max_agents",
+    "min_free_mb",
+    "remote_lease_s",
+    "log",
+];
 
 impl Config {
     /// What counts for this home: its own file over the user's over the defaults. A file that is not there says
@@ -148,6 +171,9 @@ impl Config {
             entry("listen", &self.listen),
             entry("allow_host", &self.allow_host),
             entry("idle_s", &self.idle_s),
+            entry("max_agents", &self.max_agents),
+            entry("min_free_mb", &self.min_free_mb),
+            entry("remote_lease_s", &self.remote_lease_s),
             entry("log", &self.log),
         ]
     }
@@ -162,6 +188,9 @@ impl Config {
             listen: default(vec![Address::Unix(home.socket())]),
             allow_host: default(Vec::new()),
             idle_s: default(IDLE_S),
+            max_agents: default(MAX_AGENTS),
+            min_free_mb: default(MIN_FREE_MB),
+            remote_lease_s: default(REMOTE_LEASE_S),
             log: default("info".to_owned()),
         }
     }
@@ -181,6 +210,24 @@ impl Config {
                     self.allow_host = Setting { value: read_value(value).map_err(failed)?, origin }
                 }
                 "idle_s" => self.idle_s = Setting { value: read_value(value).map_err(failed)?, origin },
+                "max_agents" => {
+                    let value = read_value(value).map_err(failed)?;
+                    if value == 0 {
+                        return Err(failed(toml::de::Error::custom("at least one agent must be able to live")));
+                    }
+                    self.max_agents = Setting { value, origin };
+                }
+                "min_free_mb" => {
+                    self.min_free_mb = Setting { value: read_value(value).map_err(failed)?, origin };
+                }
+                "remote_lease_s" => {
+                    let value = read_value(value).map_err(failed)?;
+                    if !(1..=REMOTE_LEASE_MAX_S).contains(&value) {
+                        let message = format!("a number of seconds from 1 to {REMOTE_LEASE_MAX_S}");
+                        return Err(failed(toml::de::Error::custom(message)));
+                    }
+                    self.remote_lease_s = Setting { value, origin };
+                }
                 "log" => self.log = Setting { value: read_value(value).map_err(failed)?, origin },
                 unknown => {
                     let (path, key) = (path.to_owned(), unknown.to_owned());
@@ -299,7 +346,7 @@ mod tests {
         let files = Files::new(None, None);
         let config = files.load().unwrap();
         assert_eq!(config.listen.value, [Address::Unix(files.home.socket())]);
-        assert_eq!(config.idle_s.value, 10);
+        assert_eq!(config.idle_s.value, IDLE_S);
         assert_eq!(config.policy.value, Policy::Always(Verdict::Ask));
         assert!(config.entries().iter().all(|entry| entry.origin == "default"));
         assert_eq!(config.entries().iter().map(|entry| entry.key).collect::<Vec<_>>(), KEYS);

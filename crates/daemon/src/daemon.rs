@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use qd_core::session::Command;
 use qd_journal::{AppendError, BlobError, Journal, ReadError, Scope, SessionKey, SessionRow, WorkspaceKey};
-use qd_link::Launcher;
-use qd_protocol::limits::MAILBOX_MAX;
+use qd_protocol::limits::{MAILBOX_MAX, STOP_S};
 use qd_protocol::policy::Policy;
 use qd_protocol::{ApiError, Code, Millis, SessionId, WorkspaceId, api};
 use tokio::sync::{oneshot, watch};
@@ -16,11 +15,18 @@ use tokio::task::JoinSet;
 
 use crate::actor::{self, Birth, Done, IdempotencyKey, Mail, Probe, Request};
 use crate::budget::Budgets;
+use crate::config::Config;
 use crate::home::Home;
 use crate::keyed::Keyed;
 use crate::metrics::Stats;
 use crate::places::Places;
 use crate::registry::{Mailbox, NotTaken, Registry};
+use crate::workers::{Room, Told, Workers};
+
+/// How often the supervisor looks.
+const LOOK: Duration = Duration::from_secs(1);
+/// Every so many looks, workers that nobody knows are looked for.
+const STRAYS: u32 = 60;
 
 /// The daemon, as seen by its parts.
 pub(crate) struct Daemon {
@@ -28,8 +34,10 @@ pub(crate) struct Daemon {
     pub(crate) journal: Journal,
     /// Everything else that is on disk.
     pub(crate) home: Home,
-    /// Who starts agents.
-    pub(crate) launcher: Arc<dyn Launcher>,
+    /// The agents, and the processes that hold them.
+    pub(crate) workers: Workers,
+    /// How many of them may live.
+    pub(crate) room: Room,
     /// The workspaces, which are few.
     pub(crate) places: Places,
     /// One at a time per `Idempotency-Key`, run id or path.
@@ -38,7 +46,7 @@ pub(crate) struct Daemon {
     pub(crate) budgets: Budgets,
     /// What an operator would like to know.
     pub(crate) stats: Stats,
-    /// How long an idle session stays awake.
+    /// How long an idle agent is kept.
     pub(crate) idle: Duration,
     /// What a session's agent may do if the session does not say.
     pub(crate) policy: Policy,
@@ -47,6 +55,8 @@ pub(crate) struct Daemon {
     registry: Registry<SessionId, Mail>,
     /// Read by every step; set before, and lifted after, the journal says so.
     halted: AtomicBool,
+    /// Set once, when the workers end with the daemon.
+    ending: AtomicBool,
     /// The halt for people. Changed only under the key `halt`.
     halt: Mutex<api::Halt>,
     /// Turns true once, when the daemon is to end.
@@ -89,24 +99,25 @@ impl Daemon {
     pub(crate) fn new(
         journal: Journal,
         home: Home,
-        launcher: Arc<dyn Launcher>,
-        idle: Duration,
-        policy: Policy,
+        workers: Workers,
+        config: &Config,
         halt: api::Halt,
     ) -> Arc<Self> {
         Arc::new(Self {
             journal,
             home,
-            launcher,
+            workers,
+            room: Room::new(config.max_agents.value, config.min_free_mb.value << 20),
             places: Places::default(),
             keys: Keyed::default(),
             budgets: Budgets::default(),
             stats: Stats::default(),
-            idle,
-            policy,
+            idle: Duration::from_secs(config.idle_s.value),
+            policy: config.policy.value.clone(),
             started_at: Millis::now(),
             registry: Registry::new(MAILBOX_MAX),
             halted: AtomicBool::new(halt.halted),
+            ending: AtomicBool::new(false),
             halt: Mutex::new(halt),
             stopping: watch::Sender::new(false),
             tasks: Mutex::new(JoinSet::new()),
@@ -166,6 +177,60 @@ impl Daemon {
             Ok(()) => answer.await.ok(),
             Err(NotTaken::Full(_) | NotTaken::Asleep(_)) => None,
         }
+    }
+
+    /// Changes who may have an agent, and tells those whom that concerns. Whoever sleeps is not in line.
+    pub(crate) fn make_room(&self, change: impl FnOnce(&Room) -> Told) {
+        let Told { wake, rest } = change(&self.room);
+        for session in wake {
+            // One that is gone or full looks for itself.
+            let _sent = self.registry.send_if_awake(&session, Mail::Wake);
+        }
+        if let Some(session) = rest {
+            let _sent = self.registry.send_if_awake(&session, Mail::GiveWay);
+        }
+    }
+
+    /// Looks again and again whether there is room, while somebody waits for it, and for workers that nobody knows.
+    pub(crate) async fn supervise(self: Arc<Self>) {
+        let mut stopping = self.stop_signal();
+        let mut ticks = 0_u32;
+        loop {
+            tokio::select! {
+                _ = stopping.wait_for(|stop| *stop) => return,
+                () = tokio::time::sleep(LOOK) => {}
+            }
+            if self.room.is_waited_for() {
+                self.make_room(Room::look);
+            }
+            // Soon after the start, for those that a daemon left which died while it started them; then rarely.
+            if ticks.is_multiple_of(STRAYS) {
+                self.workers.end_strays().await;
+            }
+            ticks = ticks.wrapping_add(1);
+        }
+    }
+
+    /// Whether the workers are being ended, and the daemon with them.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::SeqCst)
+    }
+
+    /// Ends every worker, and waits until that is in the journal or the time is over.
+    pub(crate) async fn end_workers(&self) {
+        self.ending.store(true, Ordering::SeqCst);
+        for session in self.registry.awake() {
+            let _gone = self.registry.send_if_awake(&session, Mail::EndAgent);
+        }
+        let ended = async {
+            while self.workers.count() > 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        if tokio::time::timeout(Duration::from_secs(STOP_S), ended).await.is_err() {
+            tracing::warn!("some workers did not end in time");
+        }
+        self.workers.end_shared();
     }
 
     /// Waits until every awake session has finished what it had begun: whatever was decided before is committed.

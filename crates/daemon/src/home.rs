@@ -64,6 +64,14 @@ pub enum HomeError {
         /// Why.
         source: serde_json::Error,
     },
+    /// The worker tokens could not be read back.
+    #[error("{path} does not hold worker tokens: {source}; remove it, and make new ones with `qd workers token`")]
+    BadTokens {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: serde_json::Error,
+    },
     /// The disk said no.
     #[error("could not {action} {path}: {source}")]
     Io {
@@ -155,6 +163,21 @@ impl Home {
         self.path.join("tls")
     }
 
+    /// Where the workers on this machine announce themselves, listen and spool.
+    pub fn workers(&self) -> PathBuf {
+        self.path.join("workers")
+    }
+
+    /// The hashes of what processes on other machines join with.
+    pub fn worker_tokens(&self) -> PathBuf {
+        self.path.join("worker_tokens.json")
+    }
+
+    /// Where `qd worker join` keeps the spools of the agents that it holds for other daemons.
+    pub fn joined(&self) -> PathBuf {
+        self.path.join("joined")
+    }
+
     /// The settings of this home.
     pub fn config_file(&self) -> PathBuf {
         self.path.join("config.toml")
@@ -170,7 +193,7 @@ impl Home {
             fs::create_dir_all(parent).map_err(|source| at(parent, "make", source))?;
         }
         private_folder(&self.path)?;
-        for folder in [self.log(), self.secrets(), self.blobs(), self.tls()] {
+        for folder in [self.log(), self.secrets(), self.blobs(), self.tls(), self.workers()] {
             private_folder(&folder)?;
         }
         Ok(())
@@ -178,18 +201,26 @@ impl Home {
 
     /// The bearer token, made on the first call.
     pub fn token(&self) -> Result<Token, HomeError> {
-        let path = self.token_file();
+        Self::kept_secret(&self.token_file())
+    }
+
+    /// What the secrets of our workers are derived from, made on the first call.
+    pub fn worker_key(&self) -> Result<Token, HomeError> {
+        Self::kept_secret(&self.workers().join("key"))
+    }
+
+    fn kept_secret(path: &Path) -> Result<Token, HomeError> {
         loop {
-            match open_private(&path) {
-                Ok(file) => return read_token(&path, file),
+            match open_private(path) {
+                Ok(file) => return read_token(path, file),
                 Err(HomeError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
             let mut random = [0; TOKEN_BYTES];
             getrandom::fill(&mut random)
-                .map_err(|error| at(&path, "draw a random token for", io::Error::other(error.to_string())))?;
+                .map_err(|error| at(path, "draw a random token for", io::Error::other(error.to_string())))?;
             let text: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
-            match create_whole(&path, text.as_bytes()) {
+            match create_whole(path, text.as_bytes()) {
                 // Somebody was faster, and theirs is the token.
                 Err(HomeError::Io { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),

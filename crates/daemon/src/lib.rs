@@ -7,6 +7,7 @@
 //! - `places`, `sessions`, `halt`, `budget`: what is not one session's own business.
 //! - `registry`: who is awake, and how two of one session are impossible.
 //! - `actor`: the shell around one session's machine.
+//! - `workers`: the processes that hold agents: started, found again, counted, ended.
 //! - [`home`], [`config`]: what is on disk beside the journal, and what the user has set.
 //! - [`doctor`]: lists made again from events.
 //! - `serve`: all of it, from start to end.
@@ -28,5 +29,7 @@ mod registry;
 mod serve;
 mod sessions;
 mod sync;
+mod workers;
 
 pub use serve::{ServeError, ServeOptions, serve};
+pub use workers::Program;

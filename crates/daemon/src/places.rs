@@ -4,16 +4,21 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use qd_core::session::Command;
 use qd_journal::{Append, NewEvent, Remember, RowChange, Scope, SessionFilter, WorkspaceKey, WorkspaceRow};
 use qd_protocol::api::{NewWorkspace, Workspace};
 use qd_protocol::event::{Body, Empty, WorkspaceCreated};
+use qd_protocol::limits::{CANCEL_GRACE_S, KILL_S};
 use qd_protocol::{ApiError, Code, Millis, WorkspaceId};
 
 use crate::actor::{IdempotencyKey, unwritable};
 use crate::daemon::{Daemon, append_failed, read_failed};
 use crate::random;
+
+/// How long the sessions of a workspace that is forgotten may take to close: a cancel, its grace, and a kill.
+const CLOSE: Duration = Duration::from_secs(CANCEL_GRACE_S + KILL_S + 10);
 
 /// A workspace that is not removed.
 #[derive(Debug)]
@@ -81,9 +86,12 @@ impl Daemon {
         Ok(())
     }
 
-    /// The directory of a workspace.
-    pub(crate) async fn workspace_path(&self, id: &WorkspaceId) -> Result<PathBuf, ApiError> {
+    /// The directory of a workspace. Whether it is one can only be told if it is to be worked in `here`.
+    pub(crate) async fn workspace_path(&self, id: &WorkspaceId, here: bool) -> Result<PathBuf, ApiError> {
         let place = self.places.get(id)?;
+        if !here {
+            return Ok(place.path.clone());
+        }
         match tokio::fs::metadata(&place.path).await {
             Ok(found) if found.is_dir() => Ok(place.path.clone()),
             _ => Err(path_not_found(&place.path)),
@@ -149,6 +157,15 @@ impl Daemon {
         for row in &rows {
             let session = self.session_ref(row)?;
             self.command(&session, Command::Close { purge: false }, None).await?;
+        }
+        // What runs in it ends first; if something does not, that is no reason to keep the workspace.
+        let closed = async {
+            for row in &rows {
+                self.wait_closed(&row.id).await;
+            }
+        };
+        if tokio::time::timeout(CLOSE, closed).await.is_err() {
+            tracing::warn!(workspace = %id, "a session of a forgotten workspace did not close in time");
         }
         let row = row(place.key, &place.doc, true)?;
         self.append_of_place(place.key, &place.doc, Body::WorkspaceRemoved(Empty {}), row, None).await?;

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use qd_journal::{Journal, OpenError, Options as JournalOptions};
-use qd_link::Launcher;
 use qd_protocol::ApiError;
 use qd_protocol::limits::STOP_S;
 use tokio::signal::unix::{SignalKind, signal};
@@ -15,6 +14,7 @@ use crate::daemon::Daemon;
 use crate::edge::{self, Address, Certificate, EdgeError};
 use crate::home::{Home, HomeError};
 use crate::http;
+use crate::workers::{Program, Workers};
 
 /// How long the first answer may wait for what the last daemon left to be settled.
 const SETTLE: Duration = Duration::from_millis(500);
@@ -59,14 +59,14 @@ pub enum ServeError {
 }
 
 /// Runs the daemon until SIGTERM, SIGINT or `POST /v1/shutdown`. `announce` gets one line per address once
-/// connections are taken there.
+/// connections are taken there. `program` says what our own binary can do as a worker.
 pub fn serve(
     options: ServeOptions,
-    launcher: Arc<dyn Launcher>,
+    program: Program,
     announce: &mut dyn FnMut(&str),
 ) -> Result<(), ServeError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("qd").build()?;
-    let ended = runtime.block_on(run(options, launcher, announce));
+    let ended = runtime.block_on(run(options, program, announce));
     // What is left can only be reads that nobody waits for.
     runtime.shutdown_timeout(Duration::from_millis(100));
     ended
@@ -74,7 +74,7 @@ pub fn serve(
 
 async fn run(
     options: ServeOptions,
-    launcher: Arc<dyn Launcher>,
+    program: Program,
     announce: &mut dyn FnMut(&str),
 ) -> Result<(), ServeError> {
     let home = Home::resolve(options.home);
@@ -93,13 +93,18 @@ async fn run(
 
     let journal = Journal::open(home.path(), JournalOptions::default())?;
     let halt = Daemon::read_halt(&journal).await?;
-    let idle = Duration::from_secs(config.idle_s.value);
-    let daemon = Daemon::new(journal, home, launcher, idle, config.policy.value.clone(), halt);
+    let lease = Duration::from_secs(config.remote_lease_s.value);
+    let workers = Workers::new(&home, program, lease)?;
+    let daemon = Daemon::new(journal, home, workers, &config, halt);
     daemon.load_places().await?;
 
     let edge_options =
         edge::Options { listen, allow_host, tls: options.tls, limits: edge::Limits::default() };
     let bound = edge::open(&daemon.home, edge_options).await?;
+    let bound = bound.with_worker_tokens(Arc::clone(daemon.workers.tokens()));
+    if let Some(door) = bound.door() {
+        daemon.workers.set_door(door);
+    }
     // Handlers first, then words: whoever reads a line may connect at once.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -116,6 +121,7 @@ async fn run(
     }
     tracing::info!(pid = std::process::id(), home = %daemon.home.path().display(), "started");
 
+    daemon.spawn(Arc::clone(&daemon).supervise());
     let (router, _) = http::router(Arc::clone(&daemon));
     let mut told = daemon.stop_signal();
     let mut serving = Some(Box::pin(edge::serve(bound, router, daemon.stop_signal())));

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use qd_core::policy;
 use qd_core::rows::SessionDoc;
 use qd_core::session::{Command, State, Update};
-use qd_journal::{Append, NewEvent, Remember};
+use qd_journal::{Append, Filter, NewEvent, Remember, Topic};
 use qd_protocol::api::{NewSession, Session, SessionPatch};
 use qd_protocol::event::{Body, Limits, SessionCreated};
-use qd_protocol::limits::{DEPTH_MAX, ENV_MAX, ENV_VALUE_MAX, INLINE_MAX, TITLE_MAX};
+use qd_protocol::limits::{DEPTH_MAX, ENV_MAX, ENV_VALUE_MAX, INLINE_MAX, RESTARTS_MAX, TITLE_MAX};
 use qd_protocol::policy::Policy;
 use qd_protocol::text::escaped_len;
 use qd_protocol::{ApiError, Code, Millis, SessionId};
@@ -34,6 +34,8 @@ impl Daemon {
             max_turns: new.max_turns,
             run_timeout_s: new.run_timeout_s,
             cancel_grace_s: new.cancel_grace_s,
+            restarts: new.restarts,
+            restart_window_s: new.restart_window_s,
         };
         check_limits(&limits)?;
         check_words(new.title.as_deref(), new.model.as_deref(), new.system_prompt.as_deref())?;
@@ -118,13 +120,22 @@ impl Daemon {
         Ok(parent)
     }
 
+    /// Waits until a session is closed, or gone altogether.
+    pub(crate) async fn wait_closed(self: &Arc<Self>, id: &SessionId) {
+        let Ok(session) = self.find_session(id).await else { return };
+        let mut news = self.journal.subscribe(Filter::of(Topic::Session(session.key)), None);
+        // Subscribed first, then looked: the close cannot fall between the two.
+        while let Ok(Some(row)) = self.journal.session(id).await
+            && row.closed_at.is_none()
+        {
+            if news.next().await.is_err() {
+                return;
+            }
+        }
+    }
+
     fn check_agent(&self, new: &NewSession) -> Result<(), ApiError> {
-        let agents = self.launcher.agents();
-        let Some(agent) = agents.iter().find(|agent| agent.name == new.agent) else {
-            let names: Vec<&str> = agents.iter().map(|agent| agent.name.as_str()).collect();
-            let message = format!("there is no agent {}; known are: {}", new.agent, names.join(", "));
-            return Err(ApiError::new(Code::UnknownAgent, message));
-        };
+        let agent = self.workers.agent(&new.agent)?;
         if !agent.available {
             let how = agent.install.as_deref().unwrap_or("see `qd doctor`");
             let message = format!("{} cannot start here; to install it: {how}", agent.name);
@@ -155,17 +166,30 @@ impl Daemon {
         if let Some(policy) = &patch.policy {
             check_policy(policy)?;
         }
-        let SessionPatch { title, model, policy, budget_usd, max_turns, run_timeout_s, cancel_grace_s } =
-            patch;
+        let SessionPatch {
+            title,
+            model,
+            policy,
+            budget_usd,
+            max_turns,
+            run_timeout_s,
+            cancel_grace_s,
+            restarts,
+            restart_window_s,
+        } = patch;
         let touched = budget_usd.is_some()
             || max_turns.is_some()
             || run_timeout_s.is_some()
-            || cancel_grace_s.is_some();
+            || cancel_grace_s.is_some()
+            || restarts.is_some()
+            || restart_window_s.is_some();
         let limits = Limits {
             budget_usd: budget_usd.unwrap_or(now.budget_usd),
             max_turns: max_turns.unwrap_or(now.max_turns),
             run_timeout_s: run_timeout_s.unwrap_or(now.run_timeout_s),
             cancel_grace_s: cancel_grace_s.unwrap_or(now.cancel_grace_s),
+            restarts: restarts.unwrap_or(now.restarts),
+            restart_window_s: restart_window_s.unwrap_or(now.restart_window_s),
         };
         check_limits(&limits)?;
         Ok(Update { title, model, policy, limits: touched.then_some(limits) })
@@ -177,7 +201,7 @@ fn invalid(message: impl Into<String>) -> ApiError {
 }
 
 fn check_limits(limits: &Limits) -> Result<(), ApiError> {
-    let Limits { budget_usd, max_turns, run_timeout_s, cancel_grace_s } = limits;
+    let Limits { budget_usd, max_turns, run_timeout_s, cancel_grace_s, restarts, restart_window_s } = limits;
     if budget_usd.is_some_and(|value| !value.is_finite() || value < 0.0) {
         return Err(invalid("`budget_usd` is a number of dollars that is not negative"));
     }
@@ -189,6 +213,12 @@ fn check_limits(limits: &Limits) -> Result<(), ApiError> {
     }
     if cancel_grace_s.is_some_and(|value| !value.is_finite() || !(0.0..=3600.0).contains(&value)) {
         return Err(invalid("`cancel_grace_s` is a number of seconds from 0 to 3600"));
+    }
+    if restarts.is_some_and(|value| value > RESTARTS_MAX) {
+        return Err(invalid(format!("`restarts` is at most {RESTARTS_MAX}")));
+    }
+    if restart_window_s.is_some_and(|value| !value.is_finite() || value <= 0.0) {
+        return Err(invalid("`restart_window_s` is a number of seconds above 0"));
     }
     Ok(())
 }

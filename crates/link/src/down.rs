@@ -22,17 +22,12 @@ impl Commands {
     /// Takes a command in, unless it is a repeat. A cancel or kill goes before all that waits, but not before the
     /// prompt of its own run: the agent would take it for the cancel of a run that it never had, and lose it.
     pub(crate) fn put(&mut self, down: Down) {
-        let (Down::Cancel { number, .. }
-        | Down::Kill { number, .. }
-        | Down::Prompt { number, .. }
-        | Down::Steer { number, .. }
-        | Down::Answer { number, .. }) = &down;
         let repeat = match &down {
             Down::Kill { run, .. } => self
                 .queue
                 .iter()
                 .any(|waiting| matches!(waiting, Down::Kill { run: same, .. } if same == run)),
-            _ => !self.seen.first(*number),
+            _ => !self.seen.first(down.number()),
         };
         if repeat {
             return;
@@ -50,6 +45,18 @@ impl Commands {
             }
             None => self.queue.push_back(down),
         }
+    }
+
+    /// Takes in all that waits in another. What has been there before and no longer waits is not known here.
+    pub(crate) fn absorb(&mut self, mut other: Self) {
+        while let Some(down) = other.take() {
+            self.put(down);
+        }
+    }
+
+    /// Every command up to this number has been here, or is too late to be told from those that have.
+    pub(crate) fn floor(&self) -> Number {
+        self.seen.floor.unwrap_or_default()
     }
 
     /// The next one. Gives the memory back with the last: most links are idle most of the time.
@@ -95,7 +102,7 @@ impl Seen {
 #[cfg(test)]
 mod tests {
     use qd_protocol::AskId;
-    use qd_protocol::link::Reply;
+    use qd_protocol::link::{Reply, TurnLimits};
 
     use super::*;
 
@@ -108,13 +115,14 @@ mod tests {
             number: Number(number),
             run: run(name),
             prompt: String::new(),
-            blob: None,
-            attachments: Vec::new(),
+            files: Vec::new(),
+            messages: Vec::new(),
+            limits: TurnLimits::default(),
         }
     }
 
     fn steer(number: u64) -> Down {
-        Down::Steer { number: Number(number), run: run("a"), text: String::new(), blob: None }
+        Down::Steer { number: Number(number), run: run("a"), text: String::new() }
     }
 
     fn answer(number: u64) -> Down {

@@ -2,16 +2,38 @@
 //! down once, and a cancel overtakes. It knows no agent and no journal.
 //!
 //! Layout, in reading order:
-//! - [`launch`](Launcher): what a session needs to know of its agent, and who starts one.
 //! - `local`: a link inside one process, and the task behind it. Part 2 puts a socket beside it.
 //! - `up`: merging, cutting, numbering and the window, without a transport.
 //! - `down`: the order of commands and each of them once, without a transport.
+//! - [`executor`]: what anybody implements to be a worker.
+//! - [`plain`]: the frames of a peer without a subprotocol, both sides.
+//! - [`serve`]: the door of a worker.
+//! - `file_spool`: a spool on disk, written by a worker and read by whoever comes after it.
+//! - [`announce`]: how a worker that somebody else started is found.
+//! - `record`: how the workers of a home are found, and told to be alive.
 
+mod agent_link;
+pub mod announce;
 mod down;
-mod launch;
+pub mod executor;
+mod file_spool;
+mod line;
 mod local;
+pub mod plain;
+mod proof;
+mod seat;
+pub mod serve;
+pub mod record;
+pub mod socket;
+mod spool;
 mod up;
 
-pub use launch::{AgentSpec, Launcher};
-pub use local::{AgentEnd, Closed, Heard, SessionEnd, Voice, host, local};
+pub use agent_link::{AgentLink, Heard, LinkOptions, Route, Unreachable};
+pub use file_spool::FileSpool;
+pub use executor::{Approval, Executor, Job, Outcome, RunError, Said, Stopped, Turn};
+pub use local::{AgentEnd, Closed, Filter, FromAgent, SessionEnd, Voice, host, host_with, local};
+pub use plain::PlainClient;
+pub use seat::{Seat, SeatOptions, SeatState, Started, Wanted, greet, offer_empty};
+pub use serve::{Serve, ServeError, Server, Transport};
+pub use spool::{MemorySpool, Spool};
 pub use up::{ASK_ROOM, Numbered, WINDOW_BYTES};

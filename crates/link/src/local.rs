@@ -1,10 +1,9 @@
 //! A link inside one process: two ends over one small shared state, and the task that holds the agent. The rules of
 //! what is merged, bounded, overtaken and repeated are in `up` and `down`; here are only the waking and the ending.
 
-use std::collections::VecDeque;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use qd_protocol::Number;
 use qd_protocol::event::RunError;
 use qd_protocol::link::{Down, Gone, Up, UpNumber};
 use tokio::sync::Notify;
@@ -18,28 +17,34 @@ use crate::up::{Numbered, Untaken, pieces};
 #[error("the session has let go of its agent")]
 pub struct Closed;
 
-/// What a session hears.
+/// What is heard of an agent at the other end of a local link.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Heard {
+pub enum FromAgent {
     /// All that waited, in order.
     Said(Vec<Numbered>),
-    /// The connection broke; the agent may go on. Never on a local link.
-    Lost,
-    /// The connection is there again. Never on a local link.
-    Back {
-        /// The last command that the agent's side has applied.
-        applied: Number,
-    },
     /// The agent is no more, and all that it said has been heard.
     Gone(Gone),
+}
+
+/// What stands between an agent and everybody who hears it: before anything is numbered, kept or sent. It sees all
+/// that the agent's voices say in one order, and last an [`Up::Gone`] with the agent's end.
+pub trait Filter: Send + 'static {
+    /// What may be said of this. Text that may be the beginning of something else is held back, and let go before
+    /// anything that does not continue it.
+    fn pass(&mut self, up: Up, out: &mut Vec<Up>);
 }
 
 /// Two ends with nothing between them. What is said is numbered after `after`, since numbers never restart within a
 /// session.
 pub fn local(after: UpNumber) -> (AgentEnd, SessionEnd) {
+    local_with(after, None)
+}
+
+fn local_with(after: UpNumber, filter: Option<Box<dyn Filter>>) -> (AgentEnd, SessionEnd) {
     let shared = Arc::new(Shared {
         state: Mutex::new(State {
             untaken: Untaken::after(after),
+            filter: Sieve(filter),
             commands: Commands::default(),
             let_go: false,
             over: false,
@@ -49,7 +54,7 @@ pub fn local(after: UpNumber) -> (AgentEnd, SessionEnd) {
         room: Notify::new(),
     });
     let agent = AgentEnd { voice: Voice { shared: Arc::clone(&shared) } };
-    (agent, SessionEnd { shared, unacked: VecDeque::new(), task: None, gone: None })
+    (agent, SessionEnd { shared, task: None, gone: None })
 }
 
 /// Runs an agent in a task of its own, which the session's end owns: it is ended with it. What the task returns, or
@@ -59,7 +64,16 @@ where
     A: FnOnce(AgentEnd) -> F,
     F: Future<Output = Gone> + Send + 'static,
 {
-    let (agent_end, mut session_end) = local(after);
+    host_with(after, None, agent)
+}
+
+/// See [`host`]; what the agent says passes the filter first.
+pub fn host_with<A, F>(after: UpNumber, filter: Option<Box<dyn Filter>>, agent: A) -> SessionEnd
+where
+    A: FnOnce(AgentEnd) -> F,
+    F: Future<Output = Gone> + Send + 'static,
+{
+    let (agent_end, mut session_end) = local_with(after, filter);
     session_end.task = Some(tokio::spawn(agent(agent_end)));
     session_end
 }
@@ -144,8 +158,6 @@ impl Voice {
 #[derive(Debug)]
 pub struct SessionEnd {
     shared: Arc<Shared>,
-    /// Handed out, and not known to be in the journal.
-    unacked: VecDeque<Numbered>,
     task: Option<JoinHandle<Gone>>,
     /// Kept, since a task tells its end only once.
     gone: Option<Gone>,
@@ -154,7 +166,7 @@ pub struct SessionEnd {
 impl SessionEnd {
     /// Waits for the agent to say something and takes all of it, or tells that the agent is gone, as often as asked.
     /// Nothing is lost if the wait is given up.
-    pub async fn hear(&mut self) -> Heard {
+    pub async fn hear(&mut self) -> FromAgent {
         loop {
             let over = {
                 let mut state = self.shared.lock();
@@ -162,36 +174,30 @@ impl SessionEnd {
                 if !said.is_empty() {
                     drop(state);
                     self.shared.room.notify_waiters();
-                    self.unacked.extend(said.iter().cloned());
-                    return Heard::Said(said);
+                    return FromAgent::Said(said);
                 }
                 state.over
             };
-            if over {
-                return Heard::Gone(self.gone().await);
+            if !over {
+                self.shared.spoken.notified().await;
+            } else if let Some(gone) = &self.gone {
+                return FromAgent::Gone(gone.clone());
+            } else {
+                let gone = self.ended().await;
+                // What the filter held back comes out now, and is heard before the end is.
+                self.gone = Some(self.shared.lock().last_word(gone));
             }
-            self.shared.spoken.notified().await;
         }
-    }
-
-    /// Everything up to here is in the journal and need not be kept.
-    pub fn ack(&mut self, upto: UpNumber) {
-        let known = self.unacked.partition_point(|thing| thing.number <= upto);
-        self.unacked.drain(..known);
-        if self.unacked.is_empty() {
-            self.unacked = VecDeque::new();
-        }
-    }
-
-    /// What was handed out and never acknowledged, for a session that has to begin again from its journal.
-    pub fn unacked(&self) -> impl Iterator<Item = &Numbered> {
-        self.unacked.iter()
     }
 
     /// Tells the agent something; never waits, and a repeat does nothing.
     pub fn send(&self, down: Down) {
-        self.shared.lock().commands.put(down);
-        self.shared.commanded.notify_one();
+        self.orders().send(down);
+    }
+
+    /// Something that can command the agent while this end waits to hear it.
+    pub(crate) fn orders(&self) -> Orders {
+        Orders { shared: Arc::clone(&self.shared) }
     }
 
     /// Ends the agent's task and waits for its end. What it was about to say is not said.
@@ -204,16 +210,13 @@ impl SessionEnd {
         }
     }
 
-    async fn gone(&mut self) -> Gone {
-        if let Some(gone) = &self.gone {
-            return gone.clone();
-        }
+    async fn ended(&mut self) -> Gone {
         let gone = match &mut self.task {
             Some(task) => task.await.unwrap_or_else(|error| Gone::Failed(panicked(error))),
             None => Gone::Failed(RunError::new("agent_ended", "the agent ended without a word")),
         };
         self.task = None;
-        self.gone.insert(gone).clone()
+        gone
     }
 
     fn let_go(&self) {
@@ -232,6 +235,19 @@ impl Drop for SessionEnd {
     }
 }
 
+/// See [`SessionEnd::orders`]. Of no use once its end is gone.
+#[derive(Debug, Clone)]
+pub(crate) struct Orders {
+    shared: Arc<Shared>,
+}
+
+impl Orders {
+    pub(crate) fn send(&self, down: Down) {
+        self.shared.lock().commands.put(down);
+        self.shared.commanded.notify_one();
+    }
+}
+
 /// What the two ends share.
 #[derive(Debug)]
 struct Shared {
@@ -247,6 +263,7 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     untaken: Untaken,
+    filter: Sieve,
     commands: Commands,
     /// The session wants nothing more of the agent.
     let_go: bool,
@@ -267,12 +284,51 @@ impl Shared {
             return Err(Closed);
         }
         let first = state.untaken.is_empty();
-        let back = state.untaken.offer(piece);
+        let back = state.offer(piece);
         drop(state);
         if first {
             self.spoken.notify_one();
         }
         Ok(back)
+    }
+}
+
+impl State {
+    /// The window judges what the agent says; what the filter makes of it, perhaps with what it held back before, is
+    /// then taken whatever the window says.
+    fn offer(&mut self, piece: Up) -> Option<Up> {
+        let Some(filter) = &mut self.filter.0 else { return self.untaken.offer(piece) };
+        if !self.untaken.takes(&piece) {
+            return Some(piece);
+        }
+        let mut passed = Vec::new();
+        filter.pass(piece, &mut passed);
+        passed.into_iter().flat_map(pieces).for_each(|piece| self.untaken.add(piece));
+        None
+    }
+
+    /// Lets out what the filter held back, and gives the end as the filter leaves it.
+    fn last_word(&mut self, gone: Gone) -> Gone {
+        let Some(filter) = &mut self.filter.0 else { return gone };
+        let mut passed = Vec::new();
+        filter.pass(Up::Gone(gone.clone()), &mut passed);
+        let mut last = gone;
+        for up in passed {
+            match up {
+                Up::Gone(gone) => last = gone,
+                up => pieces(up).for_each(|piece| self.untaken.add(piece)),
+            }
+        }
+        last
+    }
+}
+
+/// A filter, or none.
+struct Sieve(Option<Box<dyn Filter>>);
+
+impl fmt::Debug for Sieve {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Sieve").field(&self.0.is_some()).finish()
     }
 }
 

@@ -40,10 +40,21 @@ impl Untaken {
     /// ever added to what was taken.
     #[must_use]
     pub(crate) fn offer(&mut self, up: Up) -> Option<Up> {
-        let merges = self.things.last().is_some_and(|last| continues(&last.up, &up));
-        if !self.has_room(&up, merges) {
+        if !self.takes(&up) {
             return Some(up);
         }
+        self.add(up);
+        None
+    }
+
+    /// Whether there is room for this piece.
+    pub(crate) fn takes(&self, up: &Up) -> bool {
+        self.has_room(up, self.merges(up))
+    }
+
+    /// Takes one piece in, room or not.
+    pub(crate) fn add(&mut self, up: Up) {
+        let merges = self.merges(&up);
         self.bytes = self.bytes.saturating_add(weight(&up));
         if merges && let (Some(last), Some(more)) = (self.things.last_mut(), delta(&up)) {
             if let Some(text) = delta_mut(&mut last.up) {
@@ -53,7 +64,10 @@ impl Untaken {
             self.last = UpNumber(self.last.0 + 1);
             self.things.push(Numbered { number: self.last, up });
         }
-        None
+    }
+
+    fn merges(&self, up: &Up) -> bool {
+        self.things.last().is_some_and(|last| continues(&last.up, up))
     }
 
     /// All that waits, in order.
@@ -77,7 +91,9 @@ impl Untaken {
             | Up::AskDelivered { .. }
             | Up::SteerTaken { .. }
             | Up::SteerMissed { .. }
-            | Up::Terminal { .. } => true,
+            | Up::Terminal { .. }
+            | Up::Rested
+            | Up::Gone(_) => true,
         }
     }
 }
@@ -166,7 +182,7 @@ fn delta_mut(up: &mut Up) -> Option<&mut String> {
 }
 
 /// About how many bytes it holds; exact where it can be large.
-fn weight(up: &Up) -> usize {
+pub(crate) fn weight(up: &Up) -> usize {
     let Up::Said { what, .. } = up else { return 0 };
     match what {
         Said::Text { text }

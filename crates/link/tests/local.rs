@@ -4,8 +4,8 @@ use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use qd_link::{AgentEnd, Closed, Heard, Numbered, SessionEnd, host, local};
-use qd_protocol::event::{Processes, RunError};
+use qd_link::{AgentEnd, Closed, Filter, FromAgent, Numbered, SessionEnd, host, host_with, local};
+use qd_protocol::event::RunError;
 use qd_protocol::limits::{DELTA_MAX, LINK_WINDOW};
 use qd_protocol::link::{Down, Gone, Outcome, Said, Stop, Up, UpNumber};
 use qd_protocol::{Number, RunId};
@@ -26,18 +26,17 @@ fn turn() -> Up {
 }
 
 fn terminal() -> Up {
-    let outcome = Outcome { stop: Stop::EndTurn, text: None, error: None, processes: Processes::default() };
-    Up::Terminal { run: run(), outcome }
+    Up::Terminal { run: run(), outcome: Outcome::of(Stop::EndTurn) }
 }
 
 fn steer(number: u64) -> Down {
-    Down::Steer { number: Number(number), run: run(), text: String::new(), blob: None }
+    Down::Steer { number: Number(number), run: run(), text: String::new() }
 }
 
 async fn said(session: &mut SessionEnd) -> Vec<Numbered> {
     match session.hear().await {
-        Heard::Said(said) => said,
-        other => panic!("heard {other:?}"),
+        FromAgent::Said(said) => said,
+        FromAgent::Gone(gone) => panic!("gone: {gone:?}"),
     }
 }
 
@@ -46,7 +45,7 @@ fn numbers<'a>(things: impl IntoIterator<Item = &'a Numbered>) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn all_that_waits_is_heard_at_once_and_kept_until_it_is_acknowledged() {
+async fn all_that_waits_is_heard_at_once_and_numbers_go_on() {
     let (agent, mut session) = local(UpNumber(10));
     for _ in 0..3 {
         agent.say(turn()).await.unwrap();
@@ -54,11 +53,6 @@ async fn all_that_waits_is_heard_at_once_and_kept_until_it_is_acknowledged() {
     assert_eq!(numbers(&said(&mut session).await), [11, 12, 13]);
     agent.say(turn()).await.unwrap();
     assert_eq!(numbers(&said(&mut session).await), [14]);
-    session.ack(UpNumber(12));
-    assert_eq!(numbers(session.unacked()), [13, 14]);
-    session.ack(UpNumber(14));
-    session.ack(UpNumber(3));
-    assert_eq!(session.unacked().count(), 0);
 }
 
 #[tokio::test]
@@ -93,12 +87,11 @@ async fn a_fast_agent_waits_for_a_session_that_does_not_hear() {
     let mut heard = Vec::new();
     let gone = loop {
         match session.hear().await {
-            Heard::Said(said) => {
+            FromAgent::Said(said) => {
                 assert!(said.len() <= LINK_WINDOW);
                 heard.extend(numbers(&said));
             }
-            Heard::Gone(gone) => break gone,
-            other => panic!("heard {other:?}"),
+            FromAgent::Gone(gone) => break gone,
         }
     };
     assert_eq!(gone, Gone::Stopped);
@@ -116,7 +109,7 @@ async fn an_endless_stream_of_words_waits_too_and_none_is_lost() {
         Gone::Stopped
     });
     let mut joined = String::new();
-    while let Heard::Said(said) = session.hear().await {
+    while let FromAgent::Said(said) = session.hear().await {
         for thing in said {
             let Up::Said { what: Said::Text { text }, .. } = thing.up else { panic!("only text was said") };
             assert!(text.len() <= DELTA_MAX);
@@ -214,8 +207,8 @@ async fn a_panic_is_heard_after_the_last_words() {
     });
     assert_eq!(said(&mut session).await, [Numbered { number: UpNumber(1), up: text("last words") }]);
     let gone = Gone::Failed(RunError::new("agent_panicked", "the agent panicked: out of luck"));
-    assert_eq!(session.hear().await, Heard::Gone(gone.clone()));
-    assert_eq!(session.hear().await, Heard::Gone(gone));
+    assert_eq!(session.hear().await, FromAgent::Gone(gone.clone()));
+    assert_eq!(session.hear().await, FromAgent::Gone(gone));
 }
 
 #[tokio::test]
@@ -224,7 +217,7 @@ async fn an_agent_that_ends_early_has_failed() {
     let voice = agent.voice();
     drop(agent);
     assert_eq!(voice.say(turn()).await, Err(Closed));
-    assert!(matches!(session.hear().await, Heard::Gone(Gone::Failed(error)) if error.code == "agent_ended"));
+    assert!(matches!(session.hear().await, FromAgent::Gone(Gone::Failed(error)) if error.code == "agent_ended"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -253,7 +246,70 @@ async fn under_two_threads_every_word_and_command_arrives_once_and_in_order() {
                 assert_eq!(steer, Number(taken));
             }
         }
-        session.ack(UpNumber(last));
     }
     session.stop().await;
+}
+
+/// Holds all text back until something else is said, and says it in capitals then. It lets nobody go without a reason.
+#[derive(Default)]
+struct Capitals(String);
+
+impl Filter for Capitals {
+    fn pass(&mut self, up: Up, out: &mut Vec<Up>) {
+        if let Up::Said { what: Said::Text { text }, .. } = up {
+            self.0.push_str(&text);
+            return;
+        }
+        if !self.0.is_empty() {
+            out.push(text(std::mem::take(&mut self.0).to_uppercase()));
+        }
+        out.push(match up {
+            Up::Gone(Gone::Stopped) => Up::Gone(Gone::Failed(RunError::new("filtered", ""))),
+            other => other,
+        });
+    }
+}
+
+#[tokio::test]
+async fn what_a_filter_held_back_is_heard_in_its_place_and_at_the_latest_before_the_end() {
+    let mut session = host_with(UpNumber(4), Some(Box::<Capitals>::default()), |agent: AgentEnd| async move {
+        for up in [text("a"), text("b"), terminal(), text("c")] {
+            agent.say(up).await.expect("the session hears");
+        }
+        Gone::Stopped
+    });
+    let mut heard = Vec::new();
+    let gone = loop {
+        match session.hear().await {
+            FromAgent::Said(said) => heard.extend(said),
+            FromAgent::Gone(gone) => break gone,
+        }
+    };
+    let expected = [text("AB"), terminal(), text("C")];
+    assert_eq!(heard.iter().map(|thing| thing.up.clone()).collect::<Vec<_>>(), expected);
+    assert_eq!(numbers(&heard), [5, 6, 7]);
+    assert_eq!(gone, Gone::Failed(RunError::new("filtered", "")));
+}
+
+#[tokio::test]
+async fn what_a_filter_lets_out_is_cut_and_taken_even_beyond_the_window() {
+    let (said_all, mut all_said) = oneshot::channel();
+    let mut session = host_with(UpNumber(0), Some(Box::<Capitals>::default()), |agent: AgentEnd| async move {
+        for _ in 0..LINK_WINDOW - 1 {
+            agent.say(turn()).await.expect("the session hears");
+        }
+        agent.say(text("x".repeat(3 * DELTA_MAX))).await.expect("the session hears");
+        agent.say(turn()).await.expect("the session hears");
+        said_all.send(()).expect("the test waits");
+        agent.say(turn()).await.expect("the session hears");
+        Gone::Stopped
+    });
+    while all_said.try_recv() == Err(TryRecvError::Empty) {
+        tokio::task::yield_now().await;
+    }
+    let things = said(&mut session).await;
+    assert_eq!(things.len(), LINK_WINDOW + 3);
+    let long = things.iter().filter(|thing| thing.up == text("X".repeat(DELTA_MAX))).count();
+    assert_eq!(long, 3);
+    assert_eq!(numbers(&said(&mut session).await), [LINK_WINDOW as u64 + 4]);
 }

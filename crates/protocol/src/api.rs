@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::event::{Ask, Event, Finish, FinishReason, Part, Role, RunError, Usage};
-use crate::ids::{MessageId, RunId, Seq, SessionId, WorkspaceId};
+use crate::ids::{MessageId, RunId, Seq, SessionId, TokenId, WorkspaceId};
 use crate::policy::Policy;
 use crate::text::Blob;
 use crate::time::Millis;
@@ -97,6 +97,12 @@ pub struct NewSession {
     /// Seconds an agent may take to stop before it is killed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cancel_grace_s: Option<f64>,
+    /// How often an agent that crashed is started again within `restart_window_s`; 0: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restarts: Option<u32>,
+    /// Seconds that a crash counts for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restart_window_s: Option<f64>,
     /// Variables for the agent; the values are never shown again.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
@@ -127,6 +133,12 @@ pub struct SessionPatch {
     /// The new grace.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "given")]
     pub cancel_grace_s: Option<Option<f64>>,
+    /// How often an agent that crashed is started again within `restart_window_s`; 0: never.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "given")]
+    pub restarts: Option<Option<u32>>,
+    /// Seconds that a crash counts for.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "given")]
+    pub restart_window_s: Option<Option<f64>>,
 }
 
 /// Tells `null` from absent: this is only called for a field that is there.
@@ -191,6 +203,10 @@ pub struct Session {
     pub run_timeout_s: Option<f64>,
     /// Seconds an agent may take to stop before it is killed.
     pub cancel_grace_s: Option<f64>,
+    /// How often an agent that crashed is started again within `restart_window_s`; 0: never.
+    pub restarts: Option<u32>,
+    /// Seconds that a crash counts for.
+    pub restart_window_s: Option<f64>,
     /// Names of the variables that it was given.
     pub env: Vec<String>,
     /// Whether it takes no more prompts and closes when its last run has ended.
@@ -522,4 +538,81 @@ pub struct Worker {
     pub started_at: Millis,
     /// Until when it counts as alive without another word.
     pub lease_expires_at: Millis,
+    /// The agent that it holds.
+    pub agent: String,
+    /// The machine that it is on and that its pid belongs to, by the name under which that joined; none: this one.
+    #[serde(default)]
+    pub host: Option<String>,
+    /// What runs below it: the agent, and what its turns started and left. Of another machine nothing is known.
+    pub processes: Vec<Process>,
+}
+
+/// `GET /v1/workers/joined`: a process on another machine that has offered to work.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct JoinedWorker {
+    /// What it is called here.
+    pub name: String,
+    /// What it can be chosen by: `NAME@LABEL` as a session's agent.
+    pub labels: Vec<String>,
+    /// The names of the agents that it offers.
+    pub agents: Vec<String>,
+    /// Sessions whose agents it holds.
+    pub sessions: Vec<SessionId>,
+    /// Whether it is connected.
+    pub connected: bool,
+    /// Since when it is known to this daemon.
+    pub joined_at: Millis,
+    /// Until when its sessions wait for it without another word.
+    pub lease_expires_at: Millis,
+    /// Its version.
+    pub version: String,
+}
+
+/// `POST /v1/workers/tokens`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewWorkerToken {
+    /// For people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// `GET /v1/workers/tokens`: what a process on another machine may join with. The token itself is shown once, by the
+/// answer that made it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct WorkerToken {
+    /// Its name in `DELETE /v1/workers/tokens/{id}`.
+    pub id: TokenId,
+    /// For people.
+    pub name: Option<String>,
+    /// Since when it counts.
+    pub created_at: Millis,
+    /// When somebody last joined with it.
+    pub last_used_at: Option<Millis>,
+}
+
+/// The answer that made a worker token: all that `qd worker join` needs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct MadeWorkerToken {
+    /// Its name.
+    pub id: TokenId,
+    /// For people.
+    pub name: Option<String>,
+    /// Since when it counts.
+    pub created_at: Millis,
+    /// The token. It is not shown again.
+    pub token: String,
+    /// Where to join; none if the daemon listens on no port.
+    pub url: Option<String>,
+    /// The certificate to accept there, if it is one of the daemon's own making.
+    pub fingerprint: Option<String>,
+}
+
+/// A process below a worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Process {
+    /// Its pid.
+    pub pid: u32,
+    /// Its name.
+    pub name: String,
 }

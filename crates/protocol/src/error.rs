@@ -49,6 +49,10 @@ codes! {
     OriginNotAllowed = "origin_not_allowed", 403;
     /// Another user's process.
     PeerNotAllowed = "peer_not_allowed", 403;
+    /// A process that an agent started wants more than that agent's session may.
+    AgentNotAllowed = "agent_not_allowed", 403;
+    /// A worker token can do nothing but work.
+    WorkerNotAllowed = "worker_not_allowed", 403;
     /// Nothing has this id.
     NotFound = "not_found", 404;
     /// The path exists, but not with this method.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::ids::{AskId, MessageId, Number, RunId, Seq, SessionId, WorkspaceId};
+use crate::ids::{AskId, MessageId, Number, RunId, Seq, SessionId, WorkerId, WorkspaceId};
 use crate::policy::{Policy, Risk, Rule};
 use crate::text::Blob;
 use crate::time::Millis;
@@ -115,10 +115,20 @@ kinds! {
     RunCancelRequested(CancelRequested) = "run.cancel_requested";
     /// A run was asked to stop, did not in time, and is being killed.
     RunKillRequested(Empty) = "run.kill_requested";
+    /// A run waits for the sessions that it started, and costs no process meanwhile.
+    RunSuspended(RunSuspended) = "run.suspended";
+    /// They have ended, and the agent gets their results next.
+    RunResumed(RunResumed) = "run.resumed";
     /// A message is complete.
     MessageFinished(MessageFinished) = "message.finished";
     /// A run has ended.
     RunFinished(RunFinished) = "run.finished";
+    /// The session gets a worker.
+    WorkerStarted(WorkerStarted) = "worker.started";
+    /// A daemon that had lost it found it again.
+    WorkerReattached(WorkerStarted) = "worker.reattached";
+    /// It is no more.
+    WorkerExited(WorkerExited) = "worker.exited";
     /// Something failed.
     ErrorRaised(RunError) = "error.raised";
     /// Nothing starts any more.
@@ -183,6 +193,12 @@ pub struct Limits {
     /// Seconds an agent may take to stop before it is killed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cancel_grace_s: Option<f64>,
+    /// How often an agent that crashed is started again within the window; 0: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restarts: Option<u32>,
+    /// Seconds that a crash counts for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restart_window_s: Option<f64>,
 }
 
 /// See [`Body::SessionUpdated`]. Only what changed is there.
@@ -206,6 +222,9 @@ pub struct SessionUpdated {
     /// A session below was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub child: Option<SessionId>,
+    /// A session below that a suspended run waits for has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub child_ended: Option<ChildResult>,
     /// The last cancel of the session above that was applied here, by its number there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent_cancel: Option<Number>,
@@ -221,6 +240,9 @@ pub struct SessionUpdated {
     /// Every session below has closed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub below_closed: bool,
+    /// The agent did not let go of a killed turn: it is stopped, and the next run gets another.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stops_agent: bool,
 }
 
 /// How a session closes.
@@ -754,6 +776,64 @@ pub struct Processes {
     pub killed: u32,
     /// Those that the kernel would not let die.
     pub survivors: u32,
+}
+
+/// See [`Body::WorkerStarted`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerStarted {
+    /// The worker.
+    pub worker_id: WorkerId,
+}
+
+/// See [`Body::WorkerExited`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WorkerExited {
+    /// The worker.
+    pub worker_id: WorkerId,
+    /// Why.
+    pub reason: ExitReason,
+    /// What went wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<RunError>,
+}
+
+/// Why a worker is no more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExitReason {
+    /// Nobody needed it.
+    Stopped,
+    /// Its agent failed.
+    Failed,
+    /// It vanished.
+    Lost,
+}
+
+/// See [`Body::RunSuspended`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunSuspended {
+    /// The sessions that it waits for.
+    pub children: Vec<SessionId>,
+    /// The conversation that it is resumed with.
+    pub transcript: Vec<Value>,
+}
+
+/// See [`Body::RunResumed`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunResumed {
+    /// What became of the sessions that it waited for.
+    pub children: Vec<ChildResult>,
+}
+
+/// What became of a session below.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ChildResult {
+    /// The session.
+    pub session_id: SessionId,
+    /// How its last run ended; `None`: it had none.
+    pub finish_reason: Option<FinishReason>,
+    /// What that run said, or its head.
+    pub text: String,
 }
 
 /// See [`Body::RunFinished`].

@@ -121,6 +121,10 @@ id!(
     WorkerId, "wrk_"
 );
 id!(
+    /// What a process on another machine joins with; the name of it, never the token.
+    TokenId, "tok_"
+);
+id!(
     /// A message of a session; derived from its run, so that no two places can disagree about it.
     MessageId, "msg_"
 );
@@ -134,6 +138,14 @@ impl MessageId {
     /// The assistant's message of a run.
     pub fn assistant(run: &RunId) -> Self {
         Self(format!("msg_a_{run}").into())
+    }
+}
+
+impl WorkerId {
+    /// The worker that a session gets by the event of this number. Derived from its cause, so that a repeat after a
+    /// crash is the same worker and an older one can be told.
+    pub fn of_session(session: &SessionId, number: Number) -> Self {
+        Self(format!("wrk_{}_{}", session.as_str().trim_start_matches(SessionId::PREFIX), number.0).into())
     }
 }
 

@@ -7,6 +7,8 @@
 //! - [`policy`]: what a session lets its agent do without asking.
 //! - [`event`]: everything that can be in the journal.
 //! - [`link`]: what a session says to its agent, and what it hears from it.
+//! - [`frame`]: how a worker's socket carries that, with the subprotocol and without.
+//! - [`worker`]: what a worker is started with and how it is found again.
 //! - [`api`]: requests and answers of the HTTP API.
 //! - [`error`]: the one shape of every refusal, and the stable codes.
 //! - [`limits`]: every limit, by name.
@@ -16,15 +18,17 @@
 pub mod api;
 pub mod error;
 pub mod event;
+pub mod frame;
 pub mod ids;
 pub mod limits;
 pub mod link;
 pub mod policy;
 pub mod text;
 pub mod time;
+pub mod worker;
 
 pub use error::{ApiError, Code};
 pub use event::{Body, Event, FinishReason, Usage};
-pub use ids::{AskId, MessageId, Number, RunId, Seq, SessionId, WorkspaceId};
+pub use ids::{AskId, MessageId, Number, RunId, Seq, SessionId, TokenId, WorkerId, WorkspaceId};
 pub use text::Text;
 pub use time::Millis;

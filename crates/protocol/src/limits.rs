@@ -45,6 +45,24 @@ pub const START_S: u64 = 60;
 pub const CANCEL_GRACE_S: u64 = 5;
 /// How long the kernel may take to let a killed process go before it is named as a survivor.
 pub const KILL_S: u64 = 30;
+/// How often an agent that crashed is started again within [`RESTART_WINDOW_S`], unless the session says otherwise.
+pub const RESTARTS: u32 = 10;
+/// How long a crash counts, unless the session says otherwise.
+pub const RESTART_WINDOW_S: u64 = 60;
+/// The most that a session may ask for in `restarts`.
+pub const RESTARTS_MAX: u32 = 1000;
+/// Bytes of what a worker has said and the daemon has not journalled; at the bound the agent waits.
+pub const SPOOL_MAX: u64 = 64 << 20;
+/// Silence on a worker's connection before it is asked for a sign of life; after three times that it counts as broken.
+pub const PING_S: u64 = 5;
+/// How long a worker keeps an agent in mid-turn while no daemon comes.
+pub const ORPHAN_BUSY_S: u64 = 24 * 3600;
+/// How long a worker keeps an agent without a turn while no daemon comes.
+pub const ORPHAN_IDLE_S: u64 = 600;
+/// How long a worker's record counts without being renewed.
+pub const LEASE_S: u64 = 60;
+/// How long a daemon waits for a joined worker that has gone silent before its sessions count as lost.
+pub const REMOTE_LEASE_S: u64 = 120;
 /// The longest wait in one request for the end of a run.
 pub const WAIT_MAX_S: u64 = 3600;
 /// Silence on an event stream before a comment is sent.

@@ -7,19 +7,19 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::event::{Answer, AskKind, Attachment, PlanEntry, Processes, RunError, Usage};
+use crate::event::{Answer, AskKind, PlanEntry, Processes, RunError, Usage};
 use crate::ids::{AskId, Number, RunId};
 use crate::policy::Risk;
-use crate::text::Blob;
 
 /// The number of something said upwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct UpNumber(pub u64);
 
-/// What the agent's side says.
+/// What the agent's side says. On the wire each is an object with one key: tags inside would have to be looked for
+/// before anything else could be read, at twice the cost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "say", rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
 pub enum Up {
     /// The agent can take a prompt.
     Ready {
@@ -69,11 +69,15 @@ pub enum Up {
         /// How.
         outcome: Outcome,
     },
+    /// The agent was stopped because nobody needed it; its worker stays for what a turn left running on purpose.
+    Rested,
+    /// There is no agent any more, and its worker ends: the last word of both.
+    Gone(Gone),
 }
 
 /// Something of a turn that needs no answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
 pub enum Said {
     /// A piece of the answer.
     Text {
@@ -161,6 +165,46 @@ pub struct Outcome {
     pub error: Option<RunError>,
     /// What became of the processes that it started.
     pub processes: Processes,
+    /// The conversation so far, of a turn that is to be resumed with it; empty for every other.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub transcript: Vec<Value>,
+    /// Whether the agent ends with this turn: [`Up::Gone`] follows, and no prompt should meet it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub agent_ends: bool,
+}
+
+impl Outcome {
+    /// An outcome with nothing more to say.
+    pub fn of(stop: Stop) -> Self {
+        Self {
+            stop,
+            text: None,
+            error: None,
+            processes: Processes::default(),
+            transcript: Vec::new(),
+            agent_ends: false,
+        }
+    }
+
+    /// The outcome of a turn that went wrong.
+    pub fn failed(error: RunError) -> Self {
+        Self { error: Some(error), ..Self::of(Stop::Error) }
+    }
+
+    /// The outcome of a turn that came to its end with a result.
+    pub fn completed(result: impl Into<String>) -> Self {
+        Self { text: Some(result.into()), ..Self::of(Stop::EndTurn) }
+    }
+
+    /// The outcome of a turn that stopped because it was told to.
+    pub fn cancelled() -> Self {
+        Self::of(Stop::Cancelled)
+    }
+
+    /// The outcome of a turn that waits for others, and is to be run again with this conversation.
+    pub fn suspended(transcript: Vec<Value>) -> Self {
+        Self { transcript, ..Self::of(Stop::Suspended) }
+    }
 }
 
 /// Why a turn stopped, in the agent's words. The session decides what that makes of the run.
@@ -181,11 +225,15 @@ pub enum Stop {
     Refused,
     /// It waits for the sessions that it started.
     Suspended,
+    /// Its time was over while no daemon was there to say so.
+    Timeout,
+    /// Its budget was spent while no daemon was there to say so.
+    BudgetExceeded,
 }
 
 /// What a session says to its agent. Each bears the number of the event that caused it and is applied once.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "do", rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
 pub enum Down {
     /// Begin a turn.
     Prompt {
@@ -193,12 +241,18 @@ pub enum Down {
         number: Number,
         /// The run it serves.
         run: RunId,
-        /// What to do; the whole of it is in the file if there is one.
+        /// What to do, the whole of it.
         prompt: String,
-        /// The file.
-        blob: Option<Blob>,
         /// Files that come with it.
-        attachments: Vec<Attachment>,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        files: Vec<File>,
+        /// The conversation that it goes on with, where the agent does not remember it: a suspended turn's
+        /// transcript and what it waited for.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        messages: Vec<Value>,
+        /// What the worker enforces while no daemon is there to do it.
+        #[serde(default)]
+        limits: TurnLimits,
     },
     /// Tell the running turn something.
     Steer {
@@ -208,8 +262,6 @@ pub enum Down {
         run: RunId,
         /// What.
         text: String,
-        /// The file that has the whole of it.
-        blob: Option<Blob>,
     },
     /// Stop the turn, politely.
     Cancel {
@@ -236,9 +288,51 @@ pub enum Down {
     },
 }
 
+impl Down {
+    /// The number of its cause.
+    pub fn number(&self) -> Number {
+        match self {
+            Self::Prompt { number, .. }
+            | Self::Steer { number, .. }
+            | Self::Cancel { number, .. }
+            | Self::Kill { number, .. }
+            | Self::Answer { number, .. } => *number,
+        }
+    }
+}
+
+/// A file with its content.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct File {
+    /// Its name, for the agent and for people.
+    pub name: String,
+    /// What it is.
+    pub mime: String,
+    /// Its content in base64.
+    pub data: String,
+}
+
+/// What is left to a turn. A worker counts only while no daemon is attached, and from what was left when the prompt
+/// was given; the daemon is the better judge.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct TurnLimits {
+    /// Milliseconds, waiting for people not counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_ms: Option<u64>,
+    /// Model calls.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_turns: Option<u32>,
+    /// Money.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget_usd: Option<f64>,
+    /// Milliseconds between asking the agent to stop and killing it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grace_ms: Option<u64>,
+}
+
 /// What comes back for an ask.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "as", rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
 pub enum Reply {
     /// A decision or a value.
     Answered(Answer),
@@ -248,7 +342,7 @@ pub enum Reply {
 
 /// Why an agent is gone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "cause", rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
 pub enum Gone {
     /// It ended by itself, or never became ready. The turn it was in has failed.
     Failed(RunError),

@@ -1,5 +1,6 @@
 //! A temporary home and any `qd` command in it, with an environment that nothing leaks into. Whatever daemon still
-//! answers on the home's socket when the home is dropped is killed by its pid, also one that a command started.
+//! answers on the home's socket when the home is dropped is killed by its pid, also one that a command started; and so
+//! are its workers, which would outlive it.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -55,6 +56,12 @@ impl Home {
     /// A path beside the home, for whatever else a test needs.
     pub fn beside(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
+    }
+
+    /// Writes the home's `config.toml`, for a daemon that starts later.
+    pub fn configure(&self, settings: &str) {
+        std::fs::create_dir_all(self.path()).expect("the directory can be written");
+        std::fs::write(self.path().join("config.toml"), settings).expect("the home can be written");
     }
 
     /// `program` with an environment of our own making, in the project's directory.
@@ -122,6 +129,25 @@ impl Home {
         version["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
     }
 
+    /// The worker processes that have announced themselves in the home and are still there.
+    pub fn worker_pids(&self) -> Vec<u32> {
+        let Ok(entries) = std::fs::read_dir(self.path().join("workers")) else { return Vec::new() };
+        let live = |path: PathBuf| {
+            let record = std::fs::read(path).ok()?;
+            let record: serde_json::Value = serde_json::from_slice(&record).ok()?;
+            let pid = u32::try_from(record["pid"].as_u64()?).ok()?;
+            // A pid alone may be somebody else's by now.
+            (start_ticks(pid)? == record["start_ticks"].as_u64()?).then_some(pid)
+        };
+        let records = entries.flatten().map(|entry| entry.path());
+        records.filter(|path| path.extension().is_some_and(|ext| ext == "json")).filter_map(live).collect()
+    }
+
+    /// Kills every worker without a word.
+    pub fn kill_workers(&self) {
+        self.worker_pids().into_iter().for_each(|pid| signal(pid, Signal::KILL));
+    }
+
     /// Every file below the home, with its content.
     pub fn files(&self) -> Vec<(PathBuf, Vec<u8>)> {
         let (mut dirs, mut files) = (vec![self.path()], Vec::new());
@@ -147,14 +173,25 @@ impl Default for Home {
 
 impl Drop for Home {
     fn drop(&mut self) {
-        if let Some(pid) = self.daemon_pid() {
+        for pid in self.daemon_pid().into_iter().chain(self.worker_pids()) {
             signal(pid, Signal::KILL);
             // Not our child, so it cannot be waited for; its files must not come back while they are removed.
             while Path::new(&format!("/proc/{pid}/fd")).read_dir().is_ok_and(|mut fds| fds.next().is_some()) {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
+        // What a failed test left running must not outlive it.
+        for process in self.processes() {
+            signal(process.pid, Signal::KILL);
+        }
     }
+}
+
+/// When a process started, in the kernel's ticks since boot.
+pub fn start_ticks(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name may hold anything, also spaces and brackets; the fields after it do not.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
 /// Sends a signal to one process that we started.
@@ -233,6 +270,11 @@ impl Running {
         let mut stdin = self.child.stdin.take().expect("its stdin is piped");
         // A program that has read enough may close its end first.
         let _closed = stdin.write_all(input.as_bytes()).await;
+    }
+
+    /// What has been waited for on stdout so far.
+    pub fn said(&self) -> &str {
+        &self.seen
     }
 
     /// Waits until `text` has come on stdout.

@@ -9,14 +9,20 @@
 //! - [`stream`]: a reader of server-sent events.
 //! - [`script`]: steps of the `script` agent.
 //! - [`rules`]: what must hold of any journal.
+//! - [`processes`]: what `/proc` says of a home's daemon, workers and agents.
+//! - [`escapees`]: programs that do not want to die.
+//! - [`proxy`]: a network that breaks when told to.
 //! - [`random`]: numbers from a printed seed.
 //! - [`terminal`]: a real terminal, by tmux.
 //! - [`figures`], [`raw_log`], [`wire`]: what the benchmarks are made of: tables, the disk as a limit, one connection.
 
 pub mod client;
 pub mod daemon;
+pub mod escapees;
 pub mod figures;
 pub mod home;
+pub mod processes;
+pub mod proxy;
 pub mod random;
 pub mod raw_log;
 pub mod rules;
@@ -32,6 +38,8 @@ pub use client::{Answer, Client};
 pub use daemon::{Daemon, Options};
 pub use figures::Table;
 pub use home::{Home, Output, Running};
+pub use processes::Process;
+pub use proxy::Proxy;
 pub use random::Random;
 pub use raw_log::RawLog;
 pub use session::{Session, Workspace};

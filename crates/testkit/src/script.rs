@@ -123,6 +123,31 @@ pub fn read(path: &str) -> Value {
     json!({ "read": path })
 }
 
+/// Starts a program and says `pid N`; the turn does not wait for it.
+pub fn spawn(argv: &[&str]) -> Value {
+    json!({ "spawn": { "argv": argv } })
+}
+
+/// Starts a program that leaves its parent and its session, and says `pid N`.
+pub fn spawn_away(argv: &[&str]) -> Value {
+    json!({ "spawn": { "argv": argv, "setsid": true, "double_fork": true } })
+}
+
+/// Ends the turn until the sessions that it started have ended.
+pub fn suspend() -> Value {
+    json!({ "suspend": true })
+}
+
+/// Says `0 `, `1 ` and so on, one after another, with so many milliseconds in between.
+pub fn count(to: u64, every_ms: u64) -> Vec<Value> {
+    (0..to).flat_map(|n| [say(&format!("{n} ")), sleep(every_ms)]).collect()
+}
+
+/// What [`count`] says in all.
+pub fn counted(to: u64) -> String {
+    (0..to).map(|n| format!("{n} ")).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -115,6 +115,12 @@ impl Session {
         self.prompt(&steps(script)).await
     }
 
+    /// Prompts a `script` session with steps, under a name of our own; gives the run.
+    pub async fn script_as(&self, run: &str, script: &[Value]) -> String {
+        self.try_prompt_as(run, &steps(script)).await.expect(202);
+        run.to_owned()
+    }
+
     /// Prompts a `script` session with steps and waits; gives the run as it ended.
     pub async fn play(&self, script: &[Value]) -> Value {
         self.wait(&self.script(script).await).await

@@ -1,14 +1,28 @@
-//! Agents, and how they are reached. Everything an agent says leaves through a link; nothing here touches the journal.
+//! Agents, and the process that holds them. Everything an agent says leaves through a link; nothing here touches the
+//! journal, and nothing here is part of the daemon's process.
 //!
 //! Layout, in reading order:
-//! - `in_process`: the [`InProcess`] launcher and the task that owns one agent, from ready to gone.
-//! - `turn`: what a turn may say and hear, and the commands that wait for it.
-//! - `drivers`: one file per way to reach an agent; `echo` so far.
-//! - `script`: the scripted agent: its steps, and the interpreter that part 2 moves into a process of its own.
+//! - [`host`]: the worker process: its sessions, and the way from a connection to one of them.
+//! - [`join`]: the same on another machine, which dials the daemon instead.
+//! - `agent`: the life of one agent, from its start to its end; `below`: what it started.
+//! - `turn`: what a turn may say and hear, and the commands that wait for it; `meter`: what it has used.
+//! - `drivers`: one room per way to reach an agent; `kinds`: which agents there are.
+//! - `redact`: secrets are taken out before anything is kept; `record`: how the process is found.
+//! - `executor`: the same agents behind a worker that anybody may talk to.
+//! - [`script`]: the scripted agent, a process of its own.
 
+mod agent;
+mod below;
 mod drivers;
-mod in_process;
-mod script;
+mod executor;
+pub mod host;
+pub mod join;
+mod kinds;
+mod meter;
+mod record;
+mod redact;
+pub mod script;
 mod turn;
 
-pub use in_process::InProcess;
+pub use executor::executor;
+pub use kinds::{agents, shares_worker};

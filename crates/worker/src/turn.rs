@@ -1,40 +1,49 @@
-//! One turn, as an agent sees it: what it may say, and what it can wait for. The task that owns the agent puts the
-//! turn's commands into [`Inbox`] while the turn runs; agents never see a link's commands themselves.
+//! One turn, as a driver sees it: what it may say, and what it can wait for. The task that owns the agent puts the
+//! turn's commands into [`Inbox`] while the turn runs; drivers never see a link's commands themselves.
 
-use std::collections::VecDeque;
-use std::mem::take;
-use std::path::Path;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-use qd_link::{AgentSpec, Closed, Voice};
-use qd_protocol::event::{Answer, Processes, RunError};
+use qd_link::{Closed, Voice};
+use qd_protocol::event::{Answer, RunError};
 use qd_protocol::limits::{HEAD_MAX, QUEUE_MAX};
-use qd_protocol::link::{AskRequest, Outcome, Reply, Said, Stop, Up};
-use qd_protocol::text::{Blob, head};
+use qd_protocol::link::{AskRequest, File, Outcome, Reply, Said, TurnLimits, Up};
+use qd_protocol::text::head;
+use qd_protocol::worker::AgentSpec;
 use qd_protocol::{AskId, Number, RunId};
-use tokio::sync::Notify;
+use serde_json::Value;
+use tokio::sync::{Notify, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use crate::meter::Meter;
 
 /// Steers that may wait in one turn; what comes on top is missed at once and runs later as a prompt.
 const STEERS_MAX: usize = QUEUE_MAX;
+/// Asks that may be open in one turn; what comes on top counts as withdrawn at once.
+const ASKS_MAX: usize = 256;
+
+/// What a turn is to do.
+#[derive(Debug)]
+pub(crate) struct Prompt {
+    /// The run it serves.
+    pub(crate) run: RunId,
+    /// What to do, the whole of it.
+    pub(crate) text: String,
+    /// Files that come with it.
+    pub(crate) files: Vec<File>,
+    /// The conversation that it goes on with, where the agent does not remember it.
+    pub(crate) messages: Vec<Value>,
+    /// What is enforced here while no daemon is there to do it.
+    pub(crate) limits: TurnLimits,
+}
 
 /// How a turn ended by itself.
 #[derive(Debug)]
 pub(crate) enum End {
     /// It stopped, and the agent takes the next.
     Stopped(Outcome),
-    /// The whole agent ended in the middle of it, with this status.
-    Exited(i32),
-}
-
-/// An outcome with nothing more to say.
-pub(crate) fn outcome(stop: Stop) -> Outcome {
-    Outcome { stop, text: None, error: None, processes: Processes::default() }
-}
-
-/// The outcome of a turn that went wrong.
-pub(crate) fn failed(error: RunError) -> Outcome {
-    Outcome { error: Some(error), ..outcome(Stop::Error) }
+    /// The whole agent ended in the middle of it: its exit status and its last lines on stderr.
+    Exited(RunError),
 }
 
 /// An error whose message fits the event that carries it, whatever the agent put into it.
@@ -47,156 +56,193 @@ pub(crate) fn error(code: &str, message: &str) -> RunError {
     }
 }
 
-/// The whole of a text of which only the head may have come with the command.
-pub(crate) async fn whole(blobs: &Path, head: String, blob: Option<&Blob>) -> Result<String, RunError> {
-    let Some(blob) = blob else { return Ok(head) };
-    let path = blobs.join(&blob.sha256);
-    tokio::fs::read_to_string(&path)
-        .await
-        .map_err(|cause| error("prompt_unreadable", &format!("cannot read {}: {cause}", path.display())))
-}
-
 /// What a turn can do.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
+    /// The run it serves.
     pub(crate) run: RunId,
+    /// What its agent was started with.
     pub(crate) spec: &'a AgentSpec,
-    pub(crate) voice: Voice,
-    pub(crate) inbox: &'a Inbox,
+    voice: Voice,
+    inbox: &'a Inbox,
 }
 
-impl Turn<'_> {
+impl<'a> Turn<'a> {
+    /// A turn that speaks through this voice and is told things through this inbox.
+    pub(crate) fn new(run: RunId, spec: &'a AgentSpec, voice: Voice, inbox: &'a Inbox) -> Self {
+        Self { run, spec, voice, inbox }
+    }
+
     /// A piece of the answer.
     pub(crate) async fn say(&self, text: impl Into<String>) -> Result<(), Closed> {
         self.tell(Said::Text { text: text.into() }).await
     }
 
-    /// Anything that needs no answer.
+    /// Anything that needs no answer. Waits while too much is untaken.
     pub(crate) async fn tell(&self, what: Said) -> Result<(), Closed> {
+        self.inbox.meter.note(&what);
         self.voice.say(Up::Said { run: self.run.clone(), what }).await
     }
 
-    /// Asks and waits; `None` if nobody will answer.
+    /// Asks and waits; `None` if nobody will answer. Any number may wait at once, each by the id of its ask.
     pub(crate) async fn ask(&self, ask: AskRequest) -> Result<Option<Answer>, Closed> {
         let id = ask.id.clone();
         // Before it is asked: the answer may be there at once.
-        self.inbox.lock().asked = Some((id.clone(), None));
+        let Some(reply) = self.inbox.open_ask(&id) else { return Ok(None) };
+        // Until the wait is over, however it ends.
+        let _waiting = self.inbox.meter.wait();
         self.voice.say(Up::Ask { run: self.run.clone(), ask }).await?;
-        match self.inbox.reply().await {
-            Reply::Answered(answer) => {
+        match reply.await {
+            Ok(Reply::Answered(answer)) => {
                 self.voice.say(Up::AskDelivered { ask: id }).await?;
                 Ok(Some(answer))
             }
-            Reply::Withdrawn => Ok(None),
+            // The second is our own withdrawal.
+            Ok(Reply::Withdrawn) | Err(_) => Ok(None),
         }
     }
 
-    /// The next steer, one that waits already or one that comes in time. It counts as taken.
-    pub(crate) async fn steer(&self, wait: Duration) -> Result<Option<Steer>, Closed> {
-        let Ok(steer) = tokio::time::timeout(wait, self.inbox.steer()).await else { return Ok(None) };
-        self.voice.say(Up::SteerTaken { steer: steer.number }).await?;
-        Ok(Some(steer))
+    /// The agent no longer waits for this ask, whose [`Turn::ask`] gives `None` if it still runs. Nothing is said of
+    /// one that has been answered meanwhile.
+    pub(crate) async fn withdraw(&self, ask: &AskId) {
+        if self.inbox.close_ask(ask) {
+            // If the session has let go, it has withdrawn the ask itself.
+            let _heard: Result<(), Closed> = self.voice.say(Up::AskWithdrawn { ask: ask.clone() }).await;
+        }
     }
 
-    /// From here on only a kill stops this turn.
-    pub(crate) fn ignore_cancel(&self) {
-        self.inbox.lock().ignores_cancel = true;
+    /// The next steer. Nothing is lost if the wait is given up; one that was given out and of which no more is said
+    /// counts as missed when the turn ends.
+    pub(crate) async fn next_steer(&self) -> Steer {
+        loop {
+            if let Some(steer) = self.inbox.hand_out() {
+                return steer;
+            }
+            self.inbox.steered.notified().await;
+        }
     }
 
-    /// Whether a polite cancel has no effect any more.
-    pub(crate) fn ignores_cancel(&self) -> bool {
-        self.inbox.lock().ignores_cancel
+    /// The agent took a steer in.
+    pub(crate) async fn steer_taken(&self, steer: Number) -> Result<(), Closed> {
+        self.settle(steer, Up::SteerTaken { steer }).await
     }
 
-    /// Something to be said when the turn is over and it should no longer be.
-    pub(crate) fn say_late(&self, text: String) {
-        self.inbox.lock().late.push(text);
+    /// The agent will not take a steer in; it runs next as a prompt.
+    pub(crate) async fn steer_missed(&self, steer: Number) -> Result<(), Closed> {
+        self.settle(steer, Up::SteerMissed { steer }).await
+    }
+
+    /// Waits for a polite cancel; there at once if one has come. It stays: a driver can be sure not to miss it.
+    pub(crate) async fn cancelled(&self) {
+        self.inbox.cancel.cancelled().await;
+    }
+
+    /// Whether a polite cancel has come.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.inbox.is_cancelled()
+    }
+
+    async fn settle(&self, steer: Number, word: Up) -> Result<(), Closed> {
+        if self.inbox.settle(steer) { self.voice.say(word).await } else { Ok(()) }
     }
 }
 
 /// Something a turn was told on its way.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Steer {
     /// Its name.
     pub(crate) number: Number,
-    /// The words, or their head.
+    /// The words.
     pub(crate) text: String,
-    /// The file that has the whole of it.
-    pub(crate) blob: Option<Blob>,
 }
 
-/// What has come down for a turn, and what its end must know. Both sides are one task; the lock only satisfies the
-/// compiler's idea of a task that may move between threads.
+/// What has come down for a turn, and what has been counted of it. Both sides are one task; the lock only satisfies
+/// the compiler's idea of a task that may move between threads.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
+    /// What the turn has used so far.
+    pub(crate) meter: Meter,
     state: Mutex<State>,
-    changed: Notify,
+    steered: Notify,
+    cancel: CancellationToken,
 }
 
 #[derive(Debug, Default)]
 struct State {
+    /// In order of arrival.
     steers: VecDeque<Steer>,
-    /// The ask that the turn waits for, and its reply.
-    asked: Option<(AskId, Option<Reply>)>,
-    ignores_cancel: bool,
-    late: Vec<String>,
+    /// Given to the driver, which has not said what became of them.
+    handed_out: Vec<Number>,
+    /// Those that nobody has answered.
+    asks: BTreeMap<AskId, oneshot::Sender<Reply>>,
 }
 
 impl Inbox {
-    /// Keeps a steer for when the turn wants one; gives it back if too many wait.
+    /// Asks the turn to stop.
+    pub(crate) fn cancel(&self) {
+        self.cancel.cancel();
+    }
+
+    /// Whether it was asked to.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancel.is_cancelled()
+    }
+
+    /// Keeps a steer for when the turn wants one; false if too many wait.
     #[must_use]
-    pub(crate) fn put_steer(&self, steer: Steer) -> Option<Steer> {
+    pub(crate) fn put_steer(&self, steer: Steer) -> bool {
         let mut state = self.lock();
-        if state.steers.len() >= STEERS_MAX {
-            return Some(steer);
+        if state.steers.len() + state.handed_out.len() >= STEERS_MAX {
+            return false;
         }
         state.steers.push_back(steer);
         drop(state);
-        self.changed.notify_one();
-        None
+        self.steered.notify_one();
+        true
     }
 
-    /// Gives a reply to whoever waits for it. One that nobody waits for is dropped.
+    /// Gives a reply to whoever waits for it. One that nobody waits for is dropped, and so is every one but the first.
     pub(crate) fn put_reply(&self, ask: &AskId, reply: Reply) {
-        if let Some((id, slot @ None)) = &mut self.lock().asked
-            && id == ask
-        {
-            *slot = Some(reply);
-            self.changed.notify_one();
+        if let Some(waiting) = self.lock().asks.remove(ask) {
+            // The driver may have given the wait up, which needs no word: the answer was not delivered.
+            let _taken: Result<(), Reply> = waiting.send(reply);
         }
     }
 
-    /// Whether a polite cancel stops the turn.
-    pub(crate) fn heeds_cancel(&self) -> bool {
-        !self.lock().ignores_cancel
-    }
-
-    /// The steers that the turn never asked for, by number.
+    /// The steers that the turn did not take, by number and in order.
     pub(crate) fn missed(&self) -> Vec<Number> {
-        self.lock().steers.drain(..).map(|steer| steer.number).collect()
+        let mut state = self.lock();
+        let State { steers, handed_out, .. } = &mut *state;
+        handed_out.drain(..).chain(steers.drain(..).map(|steer| steer.number)).collect()
     }
 
-    /// What is to be said after the end.
-    pub(crate) fn late(&self) -> Vec<String> {
-        take(&mut self.lock().late)
-    }
-
-    async fn reply(&self) -> Reply {
-        loop {
-            if let Some((_, Some(reply))) = self.lock().asked.take_if(|(_, reply)| reply.is_some()) {
-                return reply;
-            }
-            self.changed.notified().await;
+    fn open_ask(&self, ask: &AskId) -> Option<oneshot::Receiver<Reply>> {
+        let mut state = self.lock();
+        if state.asks.len() >= ASKS_MAX {
+            return None;
         }
+        let (waiting, reply) = oneshot::channel();
+        state.asks.insert(ask.clone(), waiting);
+        Some(reply)
     }
 
-    async fn steer(&self) -> Steer {
-        loop {
-            if let Some(steer) = self.lock().steers.pop_front() {
-                return steer;
-            }
-            self.changed.notified().await;
-        }
+    /// Whether it was open.
+    fn close_ask(&self, ask: &AskId) -> bool {
+        self.lock().asks.remove(ask).is_some()
+    }
+
+    fn hand_out(&self) -> Option<Steer> {
+        let mut state = self.lock();
+        let steer = state.steers.pop_front()?;
+        state.handed_out.push(steer.number);
+        Some(steer)
+    }
+
+    /// Whether its fate was open.
+    fn settle(&self, steer: Number) -> bool {
+        let mut state = self.lock();
+        let found = state.handed_out.iter().position(|number| *number == steer);
+        found.map(|at| state.handed_out.remove(at)).is_some()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

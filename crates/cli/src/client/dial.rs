@@ -15,7 +15,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinHandle;
 
 use super::host::Host;
-use super::tls;
+use super::tls::Trust;
 
 /// How long a connection may take to be made. A daemon on this machine takes less than a millisecond.
 const DIAL: Duration = Duration::from_secs(10);
@@ -61,7 +61,10 @@ async fn connect(host: &Host) -> anyhow::Result<Wire> {
         Host::Tcp { authority, tls } => {
             let stream = TcpStream::connect(authority).await?;
             stream.set_nodelay(true)?;
-            if *tls { wire(tls::shake_hands(host, stream).await?).await } else { wire(stream).await }
+            match tls {
+                true => wire(Trust::from_environment()?.shake_hands(host, stream).await?).await,
+                false => wire(stream).await,
+            }
         }
     }
 }

@@ -1,5 +1,5 @@
-//! TLS to a daemon: a certificate that the system trusts, or exactly the one whose fingerprint `QD_TLS_FINGERPRINT`
-//! names, as `qd serve --tls self` printed it.
+//! TLS to a daemon: a certificate that the system trusts, or exactly the one whose fingerprint was named, as
+//! `qd serve --tls self` printed it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,42 +27,89 @@ const BUNDLES: [&str; 4] = [
     "/etc/ssl/ca-bundle.pem",
 ];
 
-/// Makes a TLS connection out of a TCP one.
-pub(super) async fn shake_hands(host: &Host, stream: TcpStream) -> anyhow::Result<TlsStream<TcpStream>> {
-    let pin = std::env::var(PIN).ok().filter(|pin| !pin.is_empty());
-    let pinned = pin.is_some();
-    let config = config(pin.as_deref())?;
-    let name = ServerName::try_from(host.server_name().to_owned()).context("the host has no name for TLS")?;
-    let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
-    stream.map_err(|error| {
-        let advice = advice(&error, pinned);
-        advice.into_iter().fold(anyhow::Error::from(error), |error, advice| error.context(advice))
-    })
+/// Whose certificate is taken.
+#[derive(Debug, Clone)]
+pub(crate) struct Trust {
+    /// The one certificate, if one was named; else those that the system trusts.
+    pin: Option<[u8; 32]>,
+    /// What names it, for people.
+    named_by: &'static str,
 }
 
-/// What to do about a certificate that was not taken; nothing, if something else went wrong.
-fn advice(error: &std::io::Error, pinned: bool) -> Option<String> {
-    let inner = error.get_ref()?.downcast_ref::<rustls::Error>()?;
-    if !matches!(inner, rustls::Error::InvalidCertificate(_)) {
-        return None;
+impl Trust {
+    /// As `QD_TLS_FINGERPRINT` says.
+    pub(super) fn from_environment() -> anyhow::Result<Self> {
+        let pin = std::env::var(PIN).ok().filter(|pin| !pin.is_empty());
+        Self::of(pin.as_deref(), PIN)
     }
-    Some(if pinned {
-        format!("the certificate is not the one that {PIN} names")
-    } else {
-        format!(
-            "the certificate is not trusted here; if it was made by `qd serve --tls self`, set {PIN} to the \
-             fingerprint that it printed"
-        )
-    })
+
+    /// This certificate alone, by the fingerprint that `named_by` gives, or those that the system trusts.
+    pub(crate) fn of(pin: Option<&str>, named_by: &'static str) -> anyhow::Result<Self> {
+        let pin = pin.map(fingerprint).transpose();
+        Ok(Self { pin: pin.with_context(|| format!("{named_by} cannot be used"))?, named_by })
+    }
+
+    /// Makes a TLS connection out of a TCP one.
+    pub(crate) async fn shake_hands(
+        &self,
+        host: &Host,
+        stream: TcpStream,
+    ) -> Result<TlsStream<TcpStream>, Unshaken> {
+        let config = self.config().map_err(Unshaken::Failed)?;
+        let name = ServerName::try_from(host.server_name().to_owned());
+        let name = name.context("the host has no name for TLS").map_err(Unshaken::Failed)?;
+        let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
+        stream.map_err(|error| match is_about_trust(&error) {
+            true => Unshaken::Untrusted(anyhow::Error::from(error).context(self.advice())),
+            false => Unshaken::Failed(error.into()),
+        })
+    }
+
+    /// What to do about a certificate that was not taken.
+    fn advice(&self) -> String {
+        let Self { pin, named_by } = self;
+        match pin {
+            Some(_) => format!("the certificate is not the one that {named_by} names"),
+            None => format!(
+                "the certificate is not trusted here; if it was made by `qd serve --tls self`, let {named_by} name \
+                 the fingerprint that it printed"
+            ),
+        }
+    }
+
+    fn config(&self) -> anyhow::Result<ClientConfig> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()?;
+        let Some(sha256) = self.pin else {
+            return Ok(builder.with_root_certificates(roots()).with_no_client_auth());
+        };
+        let pinned = Arc::new(Pinned { sha256, provider });
+        Ok(builder.dangerous().with_custom_certificate_verifier(pinned).with_no_client_auth())
+    }
 }
 
-fn config(pin: Option<&str>) -> anyhow::Result<ClientConfig> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder =
-        ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
-    let Some(pin) = pin else { return Ok(builder.with_root_certificates(roots()).with_no_client_auth()) };
-    let pinned = Pinned { sha256: fingerprint(pin)?, provider };
-    Ok(builder.dangerous().with_custom_certificate_verifier(Arc::new(pinned)).with_no_client_auth())
+/// Why there is no TLS connection.
+#[derive(Debug)]
+pub(crate) enum Unshaken {
+    /// Who answers is not the one we look for.
+    Untrusted(anyhow::Error),
+    /// Something else went wrong.
+    Failed(anyhow::Error),
+}
+
+impl From<Unshaken> for anyhow::Error {
+    fn from(unshaken: Unshaken) -> Self {
+        match unshaken {
+            Unshaken::Untrusted(error) | Unshaken::Failed(error) => error,
+        }
+    }
+}
+
+/// Whether it was the certificate that was not taken.
+fn is_about_trust(error: &std::io::Error) -> bool {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
+    matches!(inner, Some(rustls::Error::InvalidCertificate(_)))
 }
 
 /// The certificates that the system trusts; none, if it keeps them where we do not look.
@@ -82,7 +129,7 @@ fn fingerprint(text: &str) -> anyhow::Result<[u8; 32]> {
     let lower = text.trim().to_ascii_lowercase();
     let hex = lower.strip_prefix("sha256:").unwrap_or(&lower).replace(':', "");
     if hex.len() != 64 || !hex.bytes().all(|b| b.is_ascii_hexdigit()) {
-        bail!("{PIN} is not a SHA-256 in hexadecimal");
+        bail!("`{text}` is not a SHA-256 in hexadecimal");
     }
     let mut bytes = [0; 32];
     for (at, byte) in bytes.iter_mut().enumerate() {
@@ -156,15 +203,15 @@ mod tests {
     #[test]
     fn only_a_certificate_that_was_not_taken_calls_for_another() {
         let refused = |error: rustls::Error| std::io::Error::new(std::io::ErrorKind::InvalidData, error);
-        let stranger = refused(CertificateError::UnknownIssuer.into());
-        assert!(advice(&stranger, false).unwrap().contains("--tls self"));
-        assert!(advice(&stranger, true).unwrap().contains("not the one"));
-        assert_eq!(advice(&refused(rustls::Error::HandshakeNotComplete), false), None);
+        assert!(is_about_trust(&refused(CertificateError::UnknownIssuer.into())));
+        assert!(!is_about_trust(&refused(rustls::Error::HandshakeNotComplete)));
+        assert!(Trust::of(None, PIN).unwrap().advice().contains("--tls self"));
+        assert!(Trust::of(Some(&"00".repeat(32)), "--fingerprint").unwrap().advice().contains("--fingerprint"));
     }
 
     #[test]
     fn a_configuration_can_be_made_with_a_pin_and_without() {
-        assert!(config(None).is_ok());
-        assert!(config(Some(&"00".repeat(32))).is_ok());
+        assert!(Trust::of(None, PIN).unwrap().config().is_ok());
+        assert!(Trust::of(Some(&"00".repeat(32)), PIN).unwrap().config().is_ok());
     }
 }

@@ -91,7 +91,7 @@ mod tests {
             "id": "ses_1", "workspace_id": "ws_1", "agent": "echo", "title": "nightly", "state": "waiting",
             "busy": true, "parent": null, "model": null, "system_prompt": null, "policy": "ask", "queued": 2,
             "usage": {"input_tokens": 1, "output_tokens": 2, "cost_usd": 0.25}, "agent_session_id": null,
-            "worktree": null, "budget_usd": null, "max_turns": null, "run_timeout_s": null, "cancel_grace_s": null,
+            "worktree": null, "budget_usd": null, "max_turns": null, "run_timeout_s": null, "cancel_grace_s": null, "restarts": null, "restart_window_s": null,
             "env": [], "closing": false,
             "created_at": "1970-01-01T00:00:00.000Z", "updated_at": "1970-01-01T00:00:00.000Z"
         }))

@@ -21,6 +21,10 @@ const LOOK: Duration = Duration::from_millis(20);
 pub(crate) async fn stop(context: &Context, workers: bool) -> Result<Exit> {
     let client = match context.whereabouts.find(&context.out).await {
         Ok(client) => client,
+        // Workers outlive their daemon, and only a daemon can end them with all that that means: it is journalled.
+        Err(Failure::Unreachable(_)) if workers && context.whereabouts.has_workers() => {
+            context.client().await?
+        }
         Err(Failure::Unreachable(_)) if context.whereabouts.explicit.is_none() => {
             return stopped(context, None);
         }

@@ -1,26 +1,167 @@
-//! `qd workers`: the processes that hold live agents.
+//! `qd workers`: the processes that hold live agents, here and on other machines, and the tokens with which others join.
 
 use qd_protocol::Millis;
-use qd_protocol::api::Worker;
+use qd_protocol::api::{JoinedWorker, MadeWorkerToken, NewWorkerToken, Worker, WorkerToken};
 
 use super::Context;
-use crate::failure::{Exit, Result};
+use crate::args::WorkersVerb;
+use crate::client::Client;
+use crate::failure::{Exit, Failure, Result};
 use crate::render::table::Table;
 use crate::render::text;
 
-/// Lists live workers.
+/// Lists live workers, and the machines that have joined.
 pub(crate) async fn workers(context: &Context) -> Result<Exit> {
-    let workers: Vec<Worker> = context.client().await?.list("/v1/workers").await?;
+    let client = context.client().await?;
+    let workers: Vec<Worker> = client.list("/v1/workers").await?;
     if context.out.json {
         context.out.value(&workers)?;
         return Ok(Exit::Well);
     }
-    let now = Millis::now();
-    let mut table = Table::new(&["ID", "SESSION", "PID", "AGE"]);
+    let joined: Vec<JoinedWorker> = client.list("/v1/workers/joined").await?;
+    let (style, width, now) = (context.out.out_style(), context.out.width(), Millis::now());
+    let mut table = Table::new(&["ID", "SESSION", "AGENT", "WHERE", "PID", "AGE", "PROCESSES"]);
     for worker in workers {
-        let age = text::age(worker.started_at, now);
-        table.row([worker.id, worker.session_id.to_string(), worker.pid.to_string(), age]);
+        let processes: Vec<String> =
+            worker.processes.iter().map(|process| format!("{}({})", process.name, process.pid)).collect();
+        table.row([
+            worker.id,
+            worker.session_id.to_string(),
+            worker.agent,
+            worker.host.unwrap_or_else(|| "here".to_owned()),
+            worker.pid.to_string(),
+            text::age(worker.started_at, now),
+            processes.join(" "),
+        ]);
+    }
+    context.out.data(&table.render(style, width))?;
+    if !joined.is_empty() {
+        let mut table = Table::new(&["JOINED", "LABELS", "AGENTS", "SESSIONS", "STATE", "AGE"]);
+        for machine in joined {
+            table.row([
+                machine.name,
+                machine.labels.join(","),
+                machine.agents.join(","),
+                machine.sessions.len().to_string(),
+                if machine.connected { "connected" } else { "away" }.to_owned(),
+                text::age(machine.joined_at, now),
+            ]);
+        }
+        context.out.data(&format!("\n{}", table.render(style, width)))?;
+    }
+    Ok(Exit::Well)
+}
+
+/// Makes, lists and revokes worker tokens.
+pub(crate) async fn tokens(context: &Context, verb: WorkersVerb) -> Result<Exit> {
+    let client = context.client().await?;
+    match verb {
+        WorkersVerb::Token { name } => make(context, &client, name).await,
+        WorkersVerb::Tokens => list(context, &client).await,
+        WorkersVerb::Revoke { id } => revoke(context, &client, &id).await,
+    }
+}
+
+async fn make(context: &Context, client: &Client, name: Option<String>) -> Result<Exit> {
+    let made: MadeWorkerToken = client.post("/v1/workers/tokens", &NewWorkerToken { name }).await?;
+    if context.out.json {
+        context.out.value(&made)?;
+        return Ok(Exit::Well);
+    }
+    let url = made.url.as_deref().unwrap_or("URL");
+    let mut line = format!("qd worker join {url} --token {}", made.token);
+    if let Some(fingerprint) = &made.fingerprint {
+        line.push_str(&format!(" --fingerprint {fingerprint}"));
+    }
+    context.out.line(&line)?;
+    match made.url {
+        None => context.out.note(
+            "the daemon listens on no port; start it with `qd serve --listen HOST:PORT`, and `--tls self` if other \
+             machines are to reach it",
+        ),
+        Some(url) if is_wildcard(&url) => {
+            context.out.note("put a name or an address of this machine in the place of the host");
+        }
+        Some(_) => {}
+    }
+    Ok(Exit::Well)
+}
+
+/// Whether the daemon listens on all addresses and so names none.
+fn is_wildcard(url: &str) -> bool {
+    ["://0.0.0.0:", "://[::]:"].iter().any(|host| url.contains(host))
+}
+
+async fn list(context: &Context, client: &Client) -> Result<Exit> {
+    let tokens: Vec<WorkerToken> = client.list("/v1/workers/tokens").await?;
+    if context.out.json {
+        context.out.value(&tokens)?;
+        return Ok(Exit::Well);
+    }
+    let now = Millis::now();
+    let mut table = Table::new(&["ID", "NAME", "MADE", "LAST USED"]);
+    for token in tokens {
+        let used = token.last_used_at.map_or_else(|| "never".to_owned(), |at| text::age(at, now));
+        table.row([token.id.to_string(), token.name.unwrap_or_default(), text::age(token.created_at, now), used]);
     }
     context.out.data(&table.render(context.out.out_style(), context.out.width()))?;
     Ok(Exit::Well)
+}
+
+async fn revoke(context: &Context, client: &Client, id: &str) -> Result<Exit> {
+    let tokens: Vec<WorkerToken> = client.list("/v1/workers/tokens").await?;
+    let token = meant(&tokens, id)?;
+    client.delete(&format!("/v1/workers/tokens/{}", token.id)).await?;
+    match context.out.json {
+        true => context.out.value(token)?,
+        false => context.out.line(token.id.as_str())?,
+    }
+    Ok(Exit::Well)
+}
+
+/// The one token that an id, the beginning of one or a name means.
+fn meant<'a>(tokens: &'a [WorkerToken], given: &str) -> Result<&'a WorkerToken> {
+    if let Some(exact) = tokens.iter().find(|token| token.id.as_str() == given) {
+        return Ok(exact);
+    }
+    let begins = |token: &&WorkerToken| {
+        let id = token.id.as_str();
+        let bare = id.trim_start_matches(qd_protocol::TokenId::PREFIX);
+        id.starts_with(given) || bare.starts_with(given) || token.name.as_deref() == Some(given)
+    };
+    let found: Vec<&WorkerToken> = tokens.iter().filter(begins).collect();
+    match found[..] {
+        [one] => Ok(one),
+        [] => Err(Failure::NotFound(format!("there is no worker token {given}"))),
+        _ => Err(Failure::Usage(format!("{given} may mean several worker tokens; give more of the id"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use qd_protocol::TokenId;
+
+    use super::*;
+
+    fn token(id: &str, name: Option<&str>) -> WorkerToken {
+        let id = TokenId::parse(id).unwrap();
+        WorkerToken { id, name: name.map(str::to_owned), created_at: Millis(0), last_used_at: None }
+    }
+
+    #[test]
+    fn a_token_is_meant_by_its_id_the_beginning_of_it_or_its_name() {
+        let tokens = [token("tok_ab", Some("box")), token("tok_ac", None), token("tok_abc", Some("box2"))];
+        for given in ["tok_ab", "box"] {
+            assert_eq!(meant(&tokens, given).unwrap().id.as_str(), "tok_ab", "{given}");
+        }
+        assert_eq!(meant(&tokens, "ac").unwrap().id.as_str(), "tok_ac");
+        assert_eq!(meant(&tokens, "tok_a").unwrap_err().exit(), Exit::Usage);
+        assert_eq!(meant(&tokens, "x").unwrap_err().exit(), Exit::NotFound);
+    }
+
+    #[test]
+    fn a_wildcard_is_no_address_that_others_can_dial() {
+        assert!(is_wildcard("https://0.0.0.0:1") && is_wildcard("https://[::]:1"));
+        assert!(!is_wildcard("https://10.0.0.0:1"));
+    }
 }

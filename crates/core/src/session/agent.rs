@@ -5,13 +5,13 @@ use qd_protocol::event::{
     Answer, Ask, AskDelivered, AskKind, AskOpened, AskResolved, AskState, Body, Decision, Delta, Empty,
     Notice, Plan, ResolvedBy, RunError, SessionUpdated, SteerTaken, StopCause, Tool, UsageReported,
 };
-use qd_protocol::link::{AskRequest, Gone, Outcome, Reply as AskReply, Said, Stop, Up, UpNumber};
+use qd_protocol::link::{AskRequest, Outcome, Reply as AskReply, Said, Stop, Up, UpNumber};
 use qd_protocol::policy::Rule;
 use qd_protocol::{AskId, FinishReason, MessageId, Number, RunId};
 
 use super::draft::Draft;
 use super::finish::Ending;
-use super::{AskEntry, Effect};
+use super::{AskEntry, Effect, Link};
 use crate::policy::{self, Judgement};
 
 impl Draft<'_> {
@@ -48,6 +48,8 @@ impl Draft<'_> {
                 }
             }
             Up::Terminal { run, outcome } => self.terminal(&run, outcome),
+            Up::Rested => self.advance(),
+            Up::Gone(gone) => self.gone(gone),
         }
     }
 
@@ -103,7 +105,7 @@ impl Draft<'_> {
         if spends {
             self.effect(Effect::CheckBudget);
         }
-        let turns = self.active().map_or(0, |(_, started)| started.turns);
+        let turns = self.turn().map_or(0, |(_, started)| started.turns);
         if live && self.settings.limits.max_turns.is_some_and(|max| turns > max) {
             self.stop_active(StopCause::MaxTurns, None);
         }
@@ -129,7 +131,7 @@ impl Draft<'_> {
             state: AskState::Pending,
             answer: None,
         };
-        let stopping = match self.active() {
+        let stopping = match self.turn() {
             Some((active, started)) if active.id == run => started.stop.is_some(),
             _ => return self.turn_away(ask, None, ResolvedBy::End),
         };
@@ -185,75 +187,32 @@ impl Draft<'_> {
     }
 
     fn terminal(&mut self, run: &RunId, outcome: Outcome) {
-        if !self.is_active(run) {
-            return;
+        let turn = self.turn().filter(|(turn, _)| turn.id == *run);
+        let Some(stopping) = turn.map(|(_, started)| started.stop.is_some()) else { return };
+        let Outcome { stop, text, error, processes, transcript, agent_ends } = outcome;
+        if agent_ends {
+            // It is there for a moment still, and the next prompt is not for it.
+            self.world.link = Link::Starting;
         }
-        let Outcome { stop, text, error, processes } = outcome;
-        let (reason, error) = match stop {
-            Stop::EndTurn => (FinishReason::EndTurn, None),
-            Stop::Cancelled => (FinishReason::Cancelled, None),
-            Stop::MaxTokens => (FinishReason::MaxTokens, None),
-            Stop::MaxTurns => (FinishReason::MaxTurns, None),
-            Stop::Refused => (FinishReason::Refused, None),
-            Stop::Error => (
-                FinishReason::Error,
-                error.or_else(|| Some(RunError::new("agent_error", "the agent failed"))),
-            ),
-            Stop::Suspended => {
-                let message = "the agent suspended its run, but started no session that it could wait for";
-                (FinishReason::Error, Some(RunError::new("nothing_to_wait_for", message)))
+        let reason = match stop {
+            Stop::EndTurn => FinishReason::EndTurn,
+            Stop::Cancelled => FinishReason::Cancelled,
+            Stop::MaxTokens => FinishReason::MaxTokens,
+            Stop::MaxTurns => FinishReason::MaxTurns,
+            Stop::Refused => FinishReason::Refused,
+            Stop::Timeout => FinishReason::Timeout,
+            Stop::BudgetExceeded => FinishReason::BudgetExceeded,
+            Stop::Error => FinishReason::Error,
+            Stop::Suspended if !stopping => {
+                self.suspend(run, transcript);
+                return self.advance();
             }
+            // Somebody wants it stopped, and it has: there is nothing to wait for.
+            Stop::Suspended => FinishReason::Cancelled,
         };
+        let failed = || RunError::new("agent_error", "the agent failed");
+        let error = (stop == Stop::Error).then(|| error.unwrap_or_else(failed));
         self.end(run, Ending { reason, text, error, processes });
-        self.advance();
-    }
-
-    /// The agent is gone. A run that it had is over; one that waited for it to be ready failed only if the agent
-    /// did, and is otherwise simply started again.
-    pub(super) fn gone(&mut self, gone: Gone) {
-        if let Some(run) = self.runs.front() {
-            let (id, started) = (run.id.clone(), run.started.is_some());
-            let ending = match gone {
-                Gone::Failed(error) => Some(Ending::failed(error)),
-                Gone::Lost | Gone::Stopped if started => Some(Ending::of(FinishReason::Interrupted)),
-                Gone::Lost | Gone::Stopped => None,
-            };
-            if let Some(ending) = ending {
-                self.end(&id, ending);
-            }
-        }
-        self.advance();
-    }
-
-    /// The connection is back: what the agent's side has not applied is sent again, in order.
-    pub(super) fn back(&mut self, applied: Number) {
-        let mut owed: Vec<(Number, Effect)> = Vec::new();
-        if let Some((run, started)) = self.active() {
-            let id = || run.id.clone();
-            owed.push((started.number, Effect::Prompt { number: started.number, run: id() }));
-            for steer in &run.steers {
-                if let Some(number) = steer.sent {
-                    owed.push((number, Effect::Steer { number, run: id(), text: steer.words() }));
-                }
-            }
-            owed.extend(
-                started.stop.map(|mark| (mark.number, Effect::Cancel { number: mark.number, run: id() })),
-            );
-            owed.extend(
-                started.kill.map(|mark| (mark.number, Effect::Kill { number: mark.number, run: id() })),
-            );
-        }
-        for (id, entry) in &self.asks {
-            if let AskEntry::Answered { number, reply, .. } = entry {
-                let effect = Effect::Answer { number: *number, ask: id.clone(), reply: reply.clone() };
-                owed.push((*number, effect));
-            }
-        }
-        owed.retain(|(number, _)| *number > applied);
-        owed.sort_by_key(|(number, _)| *number);
-        for (_, effect) in owed {
-            self.effect(effect);
-        }
         self.advance();
     }
 }

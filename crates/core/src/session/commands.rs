@@ -1,9 +1,8 @@
-//! What clients and the daemon may want of a session, and the rule that starts the next run.
+//! What clients and the daemon may want of a session. What a command makes possible is left to `next`.
 
 use qd_protocol::event::{
-    Answer, Ask, AskKind, AskResolved, AskState, Body, CancelRequested, Closing, Decision, Empty,
-    MessageCreated, Part, QueueReason, ResolvedBy, Role, RunAccepted, RunQueued, SessionClosed,
-    SessionUpdated, SteerAccepted, SteerSent, StopCause,
+    Answer, Ask, AskKind, AskResolved, AskState, Body, CancelRequested, Closing, Decision, MessageCreated,
+    Part, QueueReason, ResolvedBy, Role, RunAccepted, RunQueued, SessionUpdated, SteerAccepted, StopCause,
 };
 use qd_protocol::limits::QUEUE_MAX;
 use qd_protocol::link::Reply as AskReply;
@@ -30,6 +29,7 @@ impl Draft<'_> {
             }
             Command::CancelActive => {
                 let hit = self.stop_active(StopCause::Halt, None);
+                self.advance();
                 self.reply(Reply::Cancelled(hit.into_iter().collect()));
             }
             Command::OverBudget => {
@@ -60,6 +60,7 @@ impl Draft<'_> {
                 self.advance();
                 self.reply(Reply::Done);
             }
+            Command::ChildEnded(result) => self.child_ended(result),
         }
     }
 
@@ -74,78 +75,14 @@ impl Draft<'_> {
             Command::Clear => self.reply(Reply::Removed(Vec::new())),
             Command::Remove { .. } => self.refuse(Refusal::NotQueued),
             Command::Answer { .. } => self.refuse(Refusal::AskNotOpen),
-            Command::BelowCancelled { .. } | Command::BelowClosed | Command::OverBudget => {
-                self.reply(Reply::Done)
-            }
+            Command::BelowCancelled { .. }
+            | Command::BelowClosed
+            | Command::OverBudget
+            | Command::ChildEnded(_) => self.reply(Reply::Done),
             Command::Accept(_) | Command::Steer { .. } | Command::Update(_) | Command::AddChild { .. } => {
                 self.refuse(Refusal::Closed);
             }
         }
-    }
-
-    /// After a rebuild, or when the world has changed for the better: what is owed is owed again.
-    pub(super) fn wake(&mut self) {
-        if let Some(number) = self.owed_cancel {
-            self.effect(Effect::CancelBelow { number });
-        }
-        if let (Some(closing), false) = (self.closing, self.closed)
-            && !self.children.is_empty()
-            && !self.below_closed
-        {
-            self.effect(Effect::CloseBelow { purge: closing == Closing::Purge });
-        }
-        self.advance();
-    }
-
-    /// Starts the next run if it can start; ends the session if it is closing and nothing is left. Every step that
-    /// may have made room ends here, so no run can be forgotten whatever ended the one before it.
-    pub(super) fn advance(&mut self) {
-        while let Some(next) = self.runs.front()
-            && next.started.is_none()
-        {
-            let run = next.id.clone();
-            if self.world.over_budget {
-                self.finish(&run, FinishReason::BudgetExceeded);
-                continue;
-            }
-            match self.world.link {
-                _ if self.world.halted => {}
-                Link::Ready { .. } => self.start(run),
-                Link::Absent => self.effect(Effect::Launch),
-                Link::Starting | Link::Lost => {}
-            }
-            break;
-        }
-        let below = self.children.is_empty() || self.below_closed;
-        if let (Some(closing), true, false, false) = (self.closing, below, self.busy(), self.closed) {
-            let purge = closing == Closing::Purge;
-            self.emit(None, Body::SessionClosed(SessionClosed { purge }));
-            self.effect(Effect::StopAgent);
-            if purge {
-                self.effect(Effect::Purge);
-            }
-        }
-    }
-
-    /// Written when the agent is ready and before the prompt goes to it: a run without it was never given away.
-    fn start(&mut self, run: RunId) {
-        let number = self.emit(Some(run.clone()), Body::RunStarted(Empty {}));
-        self.open_answer(&run);
-        self.effect(Effect::Prompt { number, run: run.clone() });
-        let waiting: Vec<_> = self.runs.front().map(|run| run.steers.clone()).unwrap_or_default();
-        for steer in waiting {
-            let body = Body::SteerSent(SteerSent { steer: steer.accepted });
-            let number = self.emit(Some(run.clone()), body);
-            self.effect(Effect::Steer { number, run: run.clone(), text: steer.words() });
-        }
-    }
-
-    /// The assistant's message of a run, still empty.
-    pub(super) fn open_answer(&mut self, run: &RunId) {
-        let message_id = MessageId::assistant(run);
-        let body =
-            Body::MessageCreated(MessageCreated { message_id, role: Role::Assistant, parts: Vec::new() });
-        self.emit(Some(run.clone()), body);
     }
 
     fn accept(&mut self, prompt: Accept) {
@@ -163,11 +100,13 @@ impl Draft<'_> {
         if self.waiting(halted).count() >= QUEUE_MAX {
             return self.refuse(Refusal::QueueFull);
         }
-        let at_once = self.runs.is_empty() && !halted;
+        let first = self.runs.is_empty();
+        let at_once = first && !halted && !self.lacks_room();
         let position = if at_once { 0 } else { self.waiting(halted).count() as u32 + 1 };
         self.admit(prompt, position, None);
         let event = self.last_event() - 1;
-        if !at_once {
+        // One that waits for room alone is told so when its agent would be launched.
+        if halted || !first {
             let reason = if halted { QueueReason::Halted } else { QueueReason::Busy };
             let body = Body::RunQueued(RunQueued { reason, position });
             let run = self.runs.back().map(|run| run.id.clone());
@@ -199,8 +138,11 @@ impl Draft<'_> {
     }
 
     fn cancel_one(&mut self, run: &RunId, by: StopCause, reason: Option<String>) -> Option<RunId> {
-        let started = self.run(run)?.started.is_some();
-        if started {
+        if let Some(started) = &self.run(run)?.started {
+            // What a suspended run waits for is part of it.
+            if started.suspended.is_some() {
+                self.cancel_below();
+            }
             return self.stop_active(by, reason);
         }
         self.cancel_unstarted(run, by, reason);
@@ -210,14 +152,18 @@ impl Draft<'_> {
     /// Every run there is was accepted before this cancel, and none that is accepted later is here: the order of the
     /// inbox is the order of accept and cancel, and no mark is needed that could hit the wrong run.
     fn cancel_all(&mut self, by: StopCause, reason: Option<String>) -> Vec<RunId> {
-        if !self.children.is_empty() {
-            let number = self.update(SessionUpdated { cancels_below: true, ..Default::default() });
-            self.effect(Effect::CancelBelow { number });
-        }
+        self.cancel_below();
         let hit: Vec<RunId> = self.runs.iter().map(|run| run.id.clone()).collect();
         self.stop_active(by, reason.clone());
         self.cancel_all_unstarted(by, reason);
         hit
+    }
+
+    fn cancel_below(&mut self) {
+        if !self.children.is_empty() {
+            let number = self.update(SessionUpdated { cancels_below: true, ..Default::default() });
+            self.effect(Effect::CancelBelow { number });
+        }
     }
 
     fn cancel_all_unstarted(&mut self, by: StopCause, reason: Option<String>) {
@@ -245,16 +191,20 @@ impl Draft<'_> {
     }
 
     /// Asks the agent to stop its turn. The stop is a latch: asked again it changes nothing, but that a cancel on
-    /// top of a timeout makes it a cancel.
+    /// top of a timeout makes it a cancel. A suspended run has no turn to stop, and ends at once.
     pub(super) fn stop_active(&mut self, by: StopCause, reason: Option<String>) -> Option<RunId> {
         let (run, started) = self.active()?;
-        let (run, stop) = (run.id.clone(), started.stop);
+        let (run, stop, in_turn) = (run.id.clone(), started.stop, started.suspended.is_none());
         let cancels = |by: StopCause| by.finish_reason() == FinishReason::Cancelled;
         match stop {
             Some(first) if cancels(first.by) || !cancels(by) => {}
             _ => {
                 let body = Body::RunCancelRequested(CancelRequested { by, reason });
                 let number = self.emit(Some(run.clone()), body);
+                if !in_turn {
+                    self.finish(&run, by.finish_reason());
+                    return Some(run);
+                }
                 if stop.is_none() {
                     self.effect(Effect::Cancel { number, run: run.clone() });
                 }
@@ -289,12 +239,10 @@ impl Draft<'_> {
         let steers = matches!(self.world.link, Link::Ready { steers: true });
         let refusal = match self.runs.front() {
             _ if self.closing.is_some() => Some(Refusal::Closed),
-            None => Some(Refusal::NotRunning),
-            Some(run) if run.started.is_none() && self.world.halted => Some(Refusal::NotRunning),
-            Some(_) if !steers && matches!(self.world.link, Link::Ready { .. }) => {
-                Some(Refusal::SteerUnsupported)
-            }
-            Some(_) => None,
+            _ if self.serving(self.world.halted) == 0 => Some(Refusal::NotRunning),
+            _ if self.suspended().is_some() => Some(Refusal::NotRunning),
+            _ if !steers && matches!(self.world.link, Link::Ready { .. }) => Some(Refusal::SteerUnsupported),
+            _ => None,
         };
         let Some(run) = self.runs.front().filter(|_| refusal.is_none()) else {
             return self.refuse(refusal.unwrap_or(Refusal::NotRunning));

@@ -1,12 +1,15 @@
 //! What an event does to a session. The only place where a [`State`] changes, live and on replay alike.
 
-use qd_protocol::event::{AskResolved, AskState, Body, Decision, StopCause};
+use qd_protocol::event::{
+    AskResolved, AskState, Body, Decision, ExitReason, QueueReason, SessionUpdated, StopCause,
+};
 use qd_protocol::limits::INLINE_MAX;
 use qd_protocol::link::Reply;
 use qd_protocol::{AskId, Number};
 
 use super::Recorded;
-use super::state::{AskEntry, Mark, Run, Started, State, Steer};
+use super::state::{AskEntry, Mark, Run, Started, State, Steer, Suspended};
+use super::worker::Restarts;
 
 /// Applies one event. Events come in order and each once; what a later version added is passed over.
 pub fn evolve(state: &mut State, event: &Recorded) {
@@ -18,28 +21,7 @@ pub fn evolve(state: &mut State, event: &Recorded) {
     }
     let ours = event.run.as_ref();
     match &event.body {
-        Body::SessionUpdated(change) => {
-            let settings = &mut state.settings;
-            settings.title = change.title.clone().or(settings.title.take());
-            settings.model = change.model.clone().or(settings.model.take());
-            if let Some(policy) = &change.policy {
-                settings.policy = policy.clone();
-            }
-            if let Some(limits) = &change.limits {
-                settings.limits = limits.clone();
-            }
-            state.agent_session_id = change.agent_session_id.clone().or(state.agent_session_id.take());
-            state.children.extend(change.child.clone());
-            state.parent_cancel = change.parent_cancel.unwrap_or(state.parent_cancel);
-            if change.cancels_below {
-                state.owed_cancel = Some(event.number);
-            }
-            if change.below_cancelled.is_some() && change.below_cancelled == state.owed_cancel {
-                state.owed_cancel = None;
-            }
-            state.closing = change.closing.or(state.closing);
-            state.below_closed |= change.below_closed;
-        }
+        Body::SessionUpdated(change) => update(state, event, change),
         Body::SessionClosed(_) => state.closed = true,
         Body::RunAccepted(accepted) => {
             let Some(id) = ours else { return };
@@ -49,6 +31,7 @@ pub fn evolve(state: &mut State, event: &Recorded) {
                 position: accepted.position,
                 fingerprint: accepted.fingerprint.clone(),
                 was_steer: accepted.steer.is_some(),
+                lacks_room: false,
                 steers: Vec::new(),
                 started: None,
             };
@@ -64,15 +47,25 @@ pub fn evolve(state: &mut State, event: &Recorded) {
             };
             state.runs.insert(at.min(state.runs.len()), run);
         }
+        Body::RunQueued(queued) => {
+            let waits = state.runs.iter_mut().find(|run| Some(&run.id) == ours);
+            if let (Some(run), QueueReason::Capacity) = (waits, queued.reason) {
+                run.lacks_room = true;
+            }
+        }
         Body::RunStarted(_) => {
             if let Some(run) = state.runs.front_mut().filter(|run| Some(&run.id) == ours) {
+                run.lacks_room = false;
                 run.started = Some(Started {
                     at: event.ts,
                     number: event.number,
+                    resumed: false,
                     stop: None,
                     kill: None,
                     waited_ms: 0,
                     waiting_since: None,
+                    children: Default::default(),
+                    suspended: None,
                     turns: 0,
                     reports_turns: false,
                     text: String::new(),
@@ -80,6 +73,27 @@ pub fn evolve(state: &mut State, event: &Recorded) {
                     usage: Default::default(),
                 });
             }
+        }
+        Body::RunSuspended(suspended) => {
+            // The turn that asked is over, and with it whoever waited for an answer.
+            state.asks.retain(|_, entry| Some(entry.run()) != ours);
+            if let Some(started) = started(state, event) {
+                started.children.clear();
+                let waits_for = suspended.children.iter().cloned().collect();
+                started.suspended = Some(Suspended { waits_for, ended: Vec::new() });
+            }
+            settle_waiting(state, event);
+        }
+        Body::RunResumed(_) => {
+            if let Some(run) = state.runs.front_mut().filter(|run| Some(&run.id) == ours) {
+                run.lacks_room = false;
+            }
+            if let Some(started) = started(state, event) {
+                started.number = event.number;
+                started.resumed = true;
+                started.suspended = None;
+            }
+            settle_waiting(state, event);
         }
         Body::RunFinished(_) => {
             state.runs.retain(|run| Some(&run.id) != ours);
@@ -157,8 +171,21 @@ pub fn evolve(state: &mut State, event: &Recorded) {
         }
         Body::SteerTaken(taken) => forget_steer(state, taken.steer),
         Body::SteerMissed(missed) => forget_steer(state, missed.steer),
+        Body::WorkerStarted(worker) => {
+            state.worker = Some(worker.worker_id.clone());
+            if let Some(run) = state.runs.front_mut() {
+                run.lacks_room = false;
+            }
+        }
+        Body::WorkerExited(exited) => {
+            state.worker = None;
+            // However one ends that we are ending, it is no crash.
+            if state.stopping.take().is_none() && exited.reason != ExitReason::Stopped {
+                Restarts::of(&state.settings.limits).count(&mut state.crashes, event.ts);
+            }
+        }
         Body::SessionCreated(_)
-        | Body::RunQueued(_)
+        | Body::WorkerReattached(_)
         | Body::MessageCreated(_)
         | Body::MessageFinished(_)
         | Body::ThoughtDelta(_)
@@ -171,6 +198,49 @@ pub fn evolve(state: &mut State, event: &Recorded) {
         | Body::WorkspaceRemoved(_)
         | Body::HaltSet(_)
         | Body::HaltLifted(_) => {}
+    }
+    // A session that closes has no use for its agent once its last run has ended.
+    if state.closing.is_some() && state.runs.is_empty() && state.worker.is_some() {
+        state.stopping.get_or_insert(event.ts);
+    }
+}
+
+fn update(state: &mut State, event: &Recorded, change: &SessionUpdated) {
+    let settings = &mut state.settings;
+    settings.title = change.title.clone().or(settings.title.take());
+    settings.model = change.model.clone().or(settings.model.take());
+    if let Some(policy) = &change.policy {
+        settings.policy = policy.clone();
+    }
+    if let Some(limits) = &change.limits {
+        settings.limits = limits.clone();
+    }
+    state.agent_session_id = change.agent_session_id.clone().or(state.agent_session_id.take());
+    if let Some(child) = &change.child {
+        state.children.insert(child.clone());
+        if let Some(started) = turn(state) {
+            started.children.insert(child.clone());
+        }
+    }
+    if let Some(result) = &change.child_ended {
+        let front = state.runs.front_mut().and_then(|run| run.started.as_mut());
+        if let Some(suspended) = front.and_then(|started| started.suspended.as_mut())
+            && suspended.waits_for.remove(&result.session_id)
+        {
+            suspended.ended.push(result.clone());
+        }
+    }
+    state.parent_cancel = change.parent_cancel.unwrap_or(state.parent_cancel);
+    if change.cancels_below {
+        state.owed_cancel = Some(event.number);
+    }
+    if change.below_cancelled.is_some() && change.below_cancelled == state.owed_cancel {
+        state.owed_cancel = None;
+    }
+    state.closing = change.closing.or(state.closing);
+    state.below_closed |= change.below_closed;
+    if change.stops_agent && state.worker.is_some() {
+        state.stopping.get_or_insert(event.ts);
     }
 }
 
@@ -201,9 +271,14 @@ fn resolve(state: &mut State, id: &AskId, number: Number, resolved: &AskResolved
     }
 }
 
-/// A run waits for a person while any of its asks is pending.
+/// The started run at the head, if it is not suspended: what happens to the session happens in a turn of it.
+fn turn(state: &mut State) -> Option<&mut Started> {
+    state.runs.front_mut()?.started.as_mut().filter(|started| started.suspended.is_none())
+}
+
+/// A run waits for a person while any of its asks is pending, and for sessions below while it is suspended.
 fn settle_waiting(state: &mut State, event: &Recorded) {
-    let pending = state.pending_asks().next().is_some();
+    let pending = state.pending_asks().next().is_some() || state.suspended().is_some();
     let Some(started) = state.runs.front_mut().and_then(|run| run.started.as_mut()) else { return };
     match (pending, started.waiting_since) {
         (true, None) => started.waiting_since = Some(event.ts),

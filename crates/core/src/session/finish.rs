@@ -47,12 +47,12 @@ impl Draft<'_> {
         };
         let by = if reason == FinishReason::Cancelled { ResolvedBy::Cancel } else { ResolvedBy::End };
         self.withdraw(id, by);
-        self.miss_all(id, reason);
-        if never_started {
-            self.open_answer(id);
-        }
+        self.miss_all(id, reason == FinishReason::Cancelled);
         if let Some(error) = &error {
             self.emit(Some(id.clone()), Body::ErrorRaised(error.clone()));
+        }
+        if never_started {
+            self.open_answer(id);
         }
         let message_id = MessageId::assistant(id);
         let finished = MessageFinished { message_id, role: Role::Assistant, finish: Finish { reason } };
@@ -65,6 +65,7 @@ impl Draft<'_> {
             let event = self.last_event();
             self.large(Large { event, text });
         }
+        self.tell_parent();
     }
 
     /// The text of a run, or its head and what must be kept as a file: the text, or the run's deltas in the journal.
@@ -86,14 +87,13 @@ impl Draft<'_> {
     }
 
     /// What the turn did not take is not lost: it runs next. But a cancel that came after a steer meant it too.
-    fn miss_all(&mut self, id: &RunId, reason: FinishReason) {
+    pub(super) fn miss_all(&mut self, id: &RunId, cancelled: bool) {
         let Some(run) = self.run(id) else { return };
         let stop = run.started.as_ref().and_then(|started| started.stop).map(|stop| stop.number);
         let never_started = run.started.is_none();
         let left: Vec<Number> = run.steers.iter().map(|steer| steer.accepted).collect();
         for steer in left {
-            let meant =
-                reason == FinishReason::Cancelled && (never_started || stop.is_some_and(|stop| steer < stop));
+            let meant = cancelled && (never_started || stop.is_some_and(|stop| steer < stop));
             match meant || self.closing.is_some() {
                 true => {
                     let missed = SteerMissed { steer, next_run_id: None };

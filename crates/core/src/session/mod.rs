@@ -10,16 +10,19 @@ mod commands;
 mod draft;
 mod evolve;
 mod finish;
+mod next;
 mod state;
+mod suspend;
 mod timers;
+mod worker;
 
-use qd_protocol::event::{Answer, Ask, Attachment, Body, Limits, StopCause};
+use qd_protocol::event::{Answer, Ask, Attachment, Body, ChildResult, Limits, StopCause};
 use qd_protocol::link::{Gone, Reply as AskReply, Up, UpNumber};
 use qd_protocol::policy::Policy;
-use qd_protocol::{AskId, Millis, Number, RunId, SessionId, Text};
+use qd_protocol::{AskId, Millis, Number, RunId, SessionId, Text, WorkerId};
 
 pub use evolve::evolve;
-pub use state::{AskEntry, Mark, Phase, Run, Started, State, Steer};
+pub use state::{AskEntry, Mark, Phase, Run, Started, State, Steer, Suspended};
 pub use timers::deadline;
 
 use crate::rows::Row;
@@ -34,15 +37,20 @@ pub struct World {
     pub halted: bool,
     /// Whether the budget of this session, or of one above it, is spent: what would start ends at once.
     pub over_budget: bool,
+    /// Whether one more agent may live.
+    pub room: bool,
     /// The agent.
     pub link: Link,
 }
 
-/// Whether there is an agent to talk to.
+/// Whether there is an agent to talk to. With a worker that is being stopped there is none, but one is on its way:
+/// [`Link::Starting`] until the worker is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Link {
     /// No.
     Absent,
+    /// No, but a worker that holds what turns have left running.
+    Resting,
     /// On its way.
     Starting,
     /// Yes.
@@ -63,12 +71,14 @@ pub enum Input {
     Heard(UpNumber, Up),
     /// The connection broke; the agent may live on.
     Lost,
-    /// The connection is back; the agent's side has applied our commands up to this number.
-    Back {
+    /// The worker is connected; it has applied our commands up to this number.
+    Attached {
         /// The last number applied.
         applied: Number,
+        /// Whether it was there before, and so has been found again.
+        again: bool,
     },
-    /// There is no agent any more.
+    /// There is no worker any more, as the link found out.
     Gone(Gone),
     /// A [`deadline`] may have passed.
     Tick,
@@ -137,6 +147,8 @@ pub enum Command {
     },
     /// All sessions below have closed.
     BelowClosed,
+    /// A session below has nothing to do any more. Said at least once; only a run that waits for it takes note.
+    ChildEnded(ChildResult),
 }
 
 /// A prompt that was checked at the edge.
@@ -210,10 +222,15 @@ pub struct Large {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Effect {
     /// See that there is an agent. Nothing, if there is one or one is on its way.
-    Launch,
-    /// Give the prompt of this run to the agent.
+    Launch {
+        /// In this worker.
+        worker: WorkerId,
+        /// Whether the worker is new; else it is there and has no agent.
+        fresh: bool,
+    },
+    /// Give the prompt of this run to the agent, or what a suspended run goes on with.
     Prompt {
-        /// The number of its `run.started`.
+        /// The number of its `run.started`, or of its `run.resumed`.
         number: Number,
         /// The run.
         run: RunId,
@@ -250,8 +267,15 @@ pub enum Effect {
         /// The answer.
         reply: AskReply,
     },
-    /// End the agent.
+    /// End the agent and its worker; then say that it is gone. Nothing, if that is under way.
     StopAgent,
+    /// See which of these sessions below have ended, and say [`Command::ChildEnded`] for each of them.
+    AskChildren {
+        /// The sessions.
+        children: Vec<SessionId>,
+    },
+    /// Nothing is left to do here: say [`Command::ChildEnded`] to the session above.
+    TellParent,
     /// Cancel the sessions below; then say [`Command::BelowCancelled`].
     CancelBelow {
         /// The number that this cancel bears.
@@ -325,7 +349,7 @@ pub fn step(state: &mut State, input: Input, world: &World) -> Step {
         Input::Command(command) => draft.command(command),
         Input::Heard(number, up) => draft.heard(number, up),
         Input::Lost => {}
-        Input::Back { applied } => draft.back(applied),
+        Input::Attached { applied, again } => draft.attached(applied, again),
         Input::Gone(gone) => draft.gone(gone),
         Input::Tick => draft.tick(),
         Input::Wake => draft.wake(),

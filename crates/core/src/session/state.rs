@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use qd_protocol::event::{Ask, Closing, SessionCreated, StopCause, Usage};
+use qd_protocol::event::{Ask, ChildResult, Closing, SessionCreated, StopCause, Usage};
 use qd_protocol::link::{Reply, UpNumber};
 use qd_protocol::text::Blob;
-use qd_protocol::{AskId, Millis, Number, RunId, SessionId, Text, WorkspaceId};
+use qd_protocol::{AskId, Millis, Number, RunId, SessionId, Text, WorkerId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 
 /// One conversation.
@@ -24,6 +24,15 @@ pub struct State {
     pub settings: SessionCreated,
     /// The agent's own name for the conversation.
     pub agent_session_id: Option<String>,
+    /// The worker that holds its agent, or did: from its `worker.started` to its `worker.exited`.
+    #[serde(default)]
+    pub worker: Option<WorkerId>,
+    /// Since when that worker is being ended. It is given no run any more.
+    #[serde(default)]
+    pub stopping: Option<Millis>,
+    /// When workers of late were lost or failed, oldest first: no more of them than it takes to stop starting others.
+    #[serde(default)]
+    pub crashes: VecDeque<Millis>,
     /// Runs that have not ended, in the order in which they are served. Only the first can have started.
     pub runs: VecDeque<Run>,
     /// Asks that nobody has answered, and answers that the agent has not confirmed.
@@ -63,6 +72,9 @@ pub struct Run {
     pub fingerprint: String,
     /// Whether it was a steer that its turn did not take.
     pub was_steer: bool,
+    /// Whether it waits because no more agents may live.
+    #[serde(default)]
+    pub lacks_room: bool,
     /// Steers that the turn has neither taken nor missed.
     pub steers: Vec<Steer>,
     /// What there is once the agent has it.
@@ -74,16 +86,25 @@ pub struct Run {
 pub struct Started {
     /// When.
     pub at: Millis,
-    /// The number of its `run.started`, which its prompt bears.
+    /// The number of its `run.started`, or of its last `run.resumed`: what the agent was last given bears it.
     pub number: Number,
+    /// Whether it was a `run.resumed`.
+    #[serde(default)]
+    pub resumed: bool,
     /// The stop that was asked for: a latch, never taken back.
     pub stop: Option<Mark>,
     /// The kill after that.
     pub kill: Option<Mark>,
-    /// Milliseconds that it has waited for people, up to `waiting_since`.
+    /// Milliseconds that it has waited for people and for sessions below, up to `waiting_since`.
     pub waited_ms: u64,
-    /// Since when it waits for a person.
+    /// Since when it waits for one of them.
     pub waiting_since: Option<Millis>,
+    /// Sessions that it has started since it was last suspended.
+    #[serde(default)]
+    pub children: BTreeSet<SessionId>,
+    /// What there is while it waits for sessions that it started. No turn is under way then.
+    #[serde(default)]
+    pub suspended: Option<Suspended>,
     /// Model calls so far.
     pub turns: u32,
     /// Whether the agent itself reports them; else tool calls are counted.
@@ -94,6 +115,15 @@ pub struct Started {
     pub text_len: u64,
     /// What it used.
     pub usage: Usage,
+}
+
+/// What a suspended run waits for.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Suspended {
+    /// Sessions that have not ended.
+    pub waits_for: BTreeSet<SessionId>,
+    /// What became of the others, in the order in which they ended.
+    pub ended: Vec<ChildResult>,
 }
 
 /// A moment at which something was asked of the agent.
@@ -159,11 +189,13 @@ impl AskEntry {
 pub enum Phase {
     /// No run.
     Idle,
+    /// Runs that wait until one more agent may live.
+    Queued,
     /// A run that has not started.
     Unstarted,
     /// A run that the agent works on.
     Running,
-    /// A run that waits for a person.
+    /// A run that waits for a person or for sessions below.
     Waiting,
     /// It has ended.
     Closed,
@@ -179,6 +211,9 @@ impl State {
             taken: UpNumber(0),
             settings: created,
             agent_session_id: None,
+            worker: None,
+            stopping: None,
+            crashes: VecDeque::new(),
             runs: VecDeque::new(),
             asks: BTreeMap::new(),
             grants: BTreeSet::new(),
@@ -204,16 +239,28 @@ impl State {
         match self.runs.front() {
             _ if self.closed => Phase::Closed,
             None => Phase::Idle,
+            Some(Run { started: None, lacks_room: true, .. }) => Phase::Queued,
             Some(Run { started: None, .. }) => Phase::Unstarted,
+            Some(_) if self.suspended().is_some() => Phase::Waiting,
             Some(_) if self.pending_asks().next().is_some() => Phase::Waiting,
             Some(_) => Phase::Running,
         }
     }
 
-    /// The run that the agent works on.
+    /// The run that has started and not ended.
     pub fn active(&self) -> Option<(&Run, &Started)> {
         let run = self.runs.front()?;
         Some((run, run.started.as_ref()?))
+    }
+
+    /// The active run, if the agent is in a turn of it.
+    pub fn turn(&self) -> Option<(&Run, &Started)> {
+        self.active().filter(|(_, started)| started.suspended.is_none())
+    }
+
+    /// What the active run waits for, if it is suspended.
+    pub fn suspended(&self) -> Option<&Suspended> {
+        self.active()?.1.suspended.as_ref()
     }
 
     /// The run of this id, if it has not ended.
@@ -234,10 +281,16 @@ impl State {
         self.owed_cancel.is_some() || (self.closing.is_some() && !self.closed)
     }
 
+    /// Whether it is closing and nothing is left of it but, perhaps, its worker.
+    pub fn is_closing_up(&self) -> bool {
+        let below = self.children.is_empty() || self.below_closed;
+        self.closing.is_some() && !self.closed && !self.busy() && below
+    }
+
     /// How many runs at the head of the list are not waiting: the one that is active or about to be.
     pub fn serving(&self, halted: bool) -> usize {
         match self.runs.front() {
-            Some(run) => usize::from(run.started.is_some() || !halted),
+            Some(run) => usize::from(run.started.is_some() || !(halted || run.lacks_room)),
             None => 0,
         }
     }

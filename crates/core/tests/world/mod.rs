@@ -1,159 +1,99 @@
-//! A small world around the session machine: clients with a few things to do, an agent with a will of its own, and an
-//! observer who checks every event against the contract. The walk tries every order in it, the properties random
-//! ones.
+//! A small world around the session machine: clients with a few things to do, a worker with a will of its own, sessions
+//! below, and an observer who checks every event against the contract. The walk tries every order in it, the
+//! properties random ones.
 
 #![allow(dead_code, clippy::allow_attributes, reason = "each suite uses its own part of this")]
 
+mod action;
+mod canonical;
+mod children;
 mod observer;
 mod peer;
 
+use std::collections::VecDeque;
+
 use qd_core::session::{
-    Accept, Command, Effect, Input, Link, Phase, Recorded, Reply, State, Step, Update, World, deadline,
-    evolve, step,
+    Accept, Command, Effect, Input, Phase, Recorded, State, Step, Update, World, deadline, evolve, step,
 };
-use qd_protocol::event::{Answer, Decision, RunError, SessionCreated, StopCause};
+use qd_protocol::event::{Answer, Body, Decision, Limits, RunError, SessionCreated, StopCause};
 use qd_protocol::link::{Gone, Up, UpNumber};
 use qd_protocol::policy::{Policy, Verdict};
-use qd_protocol::{AskId, Millis, Number, RunId, SessionId, WorkspaceId};
+use qd_protocol::{AskId, Millis, RunId, SessionId, WorkspaceId};
 
-pub(crate) use observer::Observer;
-pub(crate) use peer::{Peer, Say};
-
-/// Everything that somebody can do in the small world.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Action {
-    /// The next prompt.
-    Prompt,
-    /// Cancel everything.
-    Cancel,
-    /// Cancel the newest run alone.
-    CancelNewest,
-    /// Steer.
-    Steer,
-    /// Answer the ask, with a yes.
-    Allow,
-    /// Answer the ask, with a no.
-    Deny,
-    /// Take the newest run out of the queue.
-    Remove,
-    /// Empty the queue.
-    Clear,
-    /// Set the halt.
-    Halt,
-    /// Lift it.
-    Unhalt,
-    /// Allow everything from now on.
-    Policy,
-    /// Close the session.
-    Close,
-    /// The agent does something.
-    Agent(Say),
-    /// The agent's process dies.
-    Die,
-    /// The agent's machine is lost.
-    Vanish,
-    /// The connection breaks.
-    Break,
-    /// It is mended.
-    Mend,
-    /// The next deadline passes.
-    Tick,
-}
-
-/// How often each thing may be done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Budget {
-    pub(crate) prompts: u8,
-    pub(crate) cancels: u8,
-    pub(crate) single_cancels: u8,
-    pub(crate) steers: u8,
-    pub(crate) answers: u8,
-    pub(crate) removes: u8,
-    pub(crate) clears: u8,
-    pub(crate) halts: u8,
-    pub(crate) policies: u8,
-    pub(crate) closes: u8,
-    pub(crate) deaths: u8,
-    pub(crate) vanishes: u8,
-    pub(crate) breaks: u8,
-    pub(crate) late: u8,
-    pub(crate) asks: u8,
-    pub(crate) says: u8,
-}
-
-impl Budget {
-    /// Nobody does anything.
-    pub(crate) const NOTHING: Self = Self {
-        prompts: 0,
-        cancels: 0,
-        single_cancels: 0,
-        steers: 0,
-        answers: 0,
-        removes: 0,
-        clears: 0,
-        halts: 0,
-        policies: 0,
-        closes: 0,
-        deaths: 0,
-        vanishes: 0,
-        breaks: 0,
-        late: 0,
-        asks: 0,
-        says: 0,
-    };
-}
+pub(crate) use action::{Action, Budget};
+use children::Children;
+use observer::Observer;
+use peer::{Peer, Say};
 
 /// The whole of it. Two worlds that are equal have the same future.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Small {
     pub(crate) state: State,
-    pub(crate) peer: Peer,
-    pub(crate) observer: Observer,
+    peer: Peer,
+    children: Children,
+    observer: Observer,
     pub(crate) left: Budget,
-    pub(crate) now: Millis,
-    pub(crate) halted: bool,
-    pub(crate) prompts: u8,
+    /// What the session was created with.
+    restarts: Option<u32>,
+    now: Millis,
+    halted: bool,
+    room: bool,
+    /// Whether the daemon dies after what it commits next.
+    dying: bool,
+    prompts: u8,
     /// All events, where somebody wants them; the walk leaves it empty.
     pub(crate) journal: Vec<Recorded>,
     pub(crate) keeps_journal: bool,
 }
 
-pub(crate) fn run_id(number: u8) -> RunId {
+fn run_id(number: u8) -> RunId {
     RunId::parse(&format!("r{number}")).unwrap()
 }
 
-pub(crate) fn ask_id(number: u8) -> AskId {
+fn ask_id(number: u8) -> AskId {
     AskId::parse(&format!("a{number}")).unwrap()
 }
 
-pub(crate) fn session() -> State {
+fn session(restarts: Option<u32>) -> State {
     let id = SessionId::parse("s").unwrap();
-    let created = SessionCreated { agent: "script".to_owned(), ..SessionCreated::default() };
+    // What a crash counts for is tested where time is; here it counts for ever.
+    let limits = Limits { restarts, restart_window_s: Some(1e9), ..Limits::default() };
+    let created = SessionCreated { agent: "script".to_owned(), limits, ..SessionCreated::default() };
     State::new(id, WorkspaceId::parse("w").unwrap(), created, Millis(0))
 }
 
-pub(crate) fn prompt(run: RunId) -> Accept {
+fn prompt(run: RunId) -> Accept {
     Accept { prompt: run.as_str().into(), fingerprint: run.to_string(), run, attachments: Vec::new() }
 }
 
 impl Small {
+    /// A session whose agent may crash as often as the budget lets it.
     pub(crate) fn new(left: Budget) -> Self {
+        Self::with_restarts(left, None)
+    }
+
+    /// A session whose agent is started again so often after a crash.
+    pub(crate) fn with_restarts(left: Budget, restarts: Option<u32>) -> Self {
         Self {
-            state: session(),
+            state: session(restarts),
             peer: Peer::default(),
+            children: Children::default(),
             observer: Observer::default(),
             left,
+            restarts,
             now: Millis(0),
             halted: false,
+            room: true,
+            dying: false,
             prompts: 0,
             journal: Vec::new(),
             keeps_journal: false,
         }
     }
 
-    /// What can happen next.
+    /// What can happen next. The last of it is what the others do when the clients are done.
     pub(crate) fn actions(&self) -> Vec<Action> {
-        let left = &self.left;
+        let Self { left, peer, .. } = self;
         let mut actions = Vec::new();
         let mut can = |yes: bool, action: Action| {
             if yes {
@@ -163,137 +103,286 @@ impl Small {
         can(left.prompts > 0, Action::Prompt);
         can(left.cancels > 0, Action::Cancel);
         can(left.single_cancels > 0 && self.prompts > 0, Action::CancelNewest);
+        can(left.single_cancels > 0 && self.active_is_older(), Action::CancelActive);
         can(left.steers > 0, Action::Steer);
-        can(left.answers > 0 && self.peer.asked > 0, Action::Allow);
-        can(left.answers > 0 && self.peer.asked > 0, Action::Deny);
+        can(left.answers > 0 && peer.asked > 0, Action::Allow);
+        can(left.answers > 0 && peer.asked > 0, Action::Deny);
         can(left.removes > 0 && self.prompts > 0, Action::Remove);
         can(left.clears > 0, Action::Clear);
         can(left.halts > 0 && !self.halted, Action::Halt);
         can(self.halted, Action::Unhalt);
+        can(left.fills > 0 && self.room, Action::Fill);
+        can(!self.room, Action::Free);
         can(left.policies > 0, Action::Policy);
+        can(left.forgives > 0, Action::Forgive);
         can(left.closes > 0, Action::Close);
-        can(left.deaths > 0 && self.peer.is_there(), Action::Die);
-        can(left.vanishes > 0 && self.peer.is_there(), Action::Vanish);
-        can(left.breaks > 0 && self.peer.is_ready(), Action::Break);
-        can(self.peer.is_lost(), Action::Mend);
+        can(left.spawns > 0 && peer.is_in_turn(), Action::Spawn);
+        can(left.deaths > 0 && peer.can_die(), Action::Die);
+        can(left.vanishes > 0 && peer.is_there(), Action::Vanish);
+        can(left.rests > 0 && peer.can_rest(), Action::Rest);
+        can(left.breaks > 0 && peer.can_break(), Action::Break);
+        can(left.crashes > 0 && !self.dying, Action::Crash);
+        for child in self.children.busy() {
+            can(true, Action::ChildEnds(child));
+        }
+        can(self.children.closing, Action::BelowClosed);
+        can(peer.is_cut(), Action::Mend);
         can(deadline(&self.state).is_some(), Action::Tick);
-        for say in self.peer.can_say(left) {
-            actions.push(Action::Agent(say));
+        for say in peer.can_say(left) {
+            can(true, Action::Agent(say));
         }
         actions
     }
 
-    fn world(&self) -> World {
-        World { now: self.now, halted: self.halted, over_budget: false, link: self.peer.link() }
+    fn active_is_older(&self) -> bool {
+        self.state.active().is_some_and(|(run, _)| run.id != run_id(self.prompts))
     }
 
-    /// Does one thing, checks everything that must hold, and lets the effects reach the agent.
+    fn world(&self) -> World {
+        let Self { now, halted, room, .. } = *self;
+        World { now, halted, over_budget: false, room, link: self.peer.link() }
+    }
+
+    /// Does one thing, checks everything that must hold, and lets the effects reach the others.
     pub(crate) fn act(&mut self, action: Action) {
-        let input = match action {
+        match action {
+            Action::Halt => {
+                self.left.halts -= 1;
+                self.halted = true;
+            }
+            Action::Unhalt => {
+                self.halted = false;
+                self.input(Input::Wake);
+            }
+            Action::Fill => {
+                self.left.fills -= 1;
+                self.room = false;
+            }
+            Action::Free => {
+                self.room = true;
+                self.input(Input::Wake);
+            }
+            Action::Crash => {
+                self.left.crashes -= 1;
+                self.dying = true;
+            }
+            Action::Rest => {
+                self.left.rests -= 1;
+                self.peer.tire();
+            }
+            Action::Break => {
+                self.left.breaks -= 1;
+                self.peer.broke();
+                self.input(Input::Lost);
+            }
+            Action::Vanish => {
+                self.left.vanishes -= 1;
+                let noticed = !self.peer.is_cut();
+                self.peer.vanish();
+                if noticed {
+                    self.find_out();
+                }
+            }
+            Action::Mend if self.peer.is_there() => self.attach(true),
+            Action::Mend => self.find_out(),
+            Action::Die => {
+                self.left.deaths -= 1;
+                let error = RunError::new("agent_exited", "it died");
+                if let Some(last_word) = self.peer.die(Gone::Failed(error)) {
+                    self.heard(last_word);
+                }
+            }
+            Action::Tick => {
+                self.now = self.now.max(deadline(&self.state).expect("only offered with one"));
+                self.input(Input::Tick);
+            }
+            Action::Agent(say) => {
+                if say == Say::Ready && self.peer.is_new() {
+                    self.attach(false);
+                }
+                if self.peer.can_say(&self.left).contains(&say)
+                    && let Some(said) = self.peer.say(say, &mut self.left)
+                {
+                    self.heard(said);
+                }
+            }
+            Action::ChildEnds(child) => {
+                let result = self.children.end(child);
+                match self.dying {
+                    // The child's end is journalled, and nobody lives to tell it.
+                    true => self.restart(),
+                    false => {
+                        self.input(Input::Command(Command::ChildEnded(result.clone())));
+                        self.makes_nothing(Input::Command(Command::ChildEnded(result)));
+                    }
+                }
+            }
+            Action::BelowClosed => {
+                self.children.closing = false;
+                self.input(Input::Command(Command::BelowClosed));
+            }
+            _ => {
+                let command = self.command(action);
+                self.input(Input::Command(command));
+            }
+        }
+    }
+
+    /// What a client sends.
+    fn command(&mut self, action: Action) -> Command {
+        let cancel = |run| Command::Cancel { run, by: StopCause::User, reason: None };
+        match action {
             Action::Prompt => {
                 self.left.prompts -= 1;
                 self.prompts += 1;
-                Input::Command(Command::Accept(prompt(run_id(self.prompts))))
+                Command::Accept(prompt(run_id(self.prompts)))
             }
             Action::Cancel => {
                 self.left.cancels -= 1;
-                Input::Command(Command::Cancel { run: None, by: StopCause::User, reason: None })
+                cancel(None)
             }
             Action::CancelNewest => {
                 self.left.single_cancels -= 1;
-                let run = Some(run_id(self.prompts));
-                Input::Command(Command::Cancel { run, by: StopCause::User, reason: None })
+                cancel(Some(run_id(self.prompts)))
+            }
+            Action::CancelActive => {
+                self.left.single_cancels -= 1;
+                cancel(self.state.active().map(|(run, _)| run.id.clone()))
             }
             Action::Steer => {
                 self.left.steers -= 1;
-                Input::Command(Command::Steer { text: "left".into() })
+                Command::Steer { text: "left".into() }
             }
             Action::Allow | Action::Deny => {
                 self.left.answers -= 1;
                 let decision = if action == Action::Allow { Decision::AllowOnce } else { Decision::Deny };
                 let answer = Answer { decision: Some(decision), ..Answer::default() };
-                Input::Command(Command::Answer { ask: ask_id(self.peer.asked), answer })
+                Command::Answer { ask: ask_id(self.peer.asked), answer }
             }
             Action::Remove => {
                 self.left.removes -= 1;
-                Input::Command(Command::Remove { run: run_id(self.prompts) })
+                Command::Remove { run: run_id(self.prompts) }
             }
             Action::Clear => {
                 self.left.clears -= 1;
-                Input::Command(Command::Clear)
-            }
-            Action::Halt => {
-                self.left.halts -= 1;
-                self.halted = true;
-                return;
-            }
-            Action::Unhalt => {
-                self.halted = false;
-                Input::Wake
+                Command::Clear
             }
             Action::Policy => {
                 self.left.policies -= 1;
                 let policy = Some(Policy::Always(Verdict::Allow));
-                Input::Command(Command::Update(Update { policy, ..Update::default() }))
+                Command::Update(Update { policy, ..Update::default() })
+            }
+            Action::Forgive => {
+                self.left.forgives -= 1;
+                let limits = &self.state.settings.limits;
+                let restarts = limits.restarts.map(|restarts| restarts + 1);
+                let limits = Some(Limits { restarts, ..limits.clone() });
+                Command::Update(Update { limits, ..Update::default() })
             }
             Action::Close => {
                 self.left.closes -= 1;
-                Input::Command(Command::Close { purge: false })
+                Command::Close { purge: false }
             }
-            Action::Die => {
-                self.left.deaths -= 1;
-                self.peer.gone();
-                Input::Gone(Gone::Failed(RunError::new("agent_exited", "it died")))
+            Action::Spawn => {
+                self.left.spawns -= 1;
+                Command::AddChild { child: self.children.spawn() }
             }
-            Action::Vanish => {
-                self.left.vanishes -= 1;
-                self.peer.gone();
-                Input::Gone(Gone::Lost)
-            }
-            Action::Break => {
-                self.left.breaks -= 1;
-                self.peer.broke();
-                Input::Lost
-            }
-            Action::Mend => Input::Back { applied: self.peer.mended() },
-            Action::Tick => {
-                self.now = self.now.max(deadline(&self.state).expect("only offered with one"));
-                Input::Tick
-            }
-            Action::Agent(say) => {
-                for (number, up) in self.peer.say(say, &mut self.left) {
-                    self.heard(number, up);
-                }
-                return;
-            }
-        };
-        self.input(input);
-    }
-
-    /// Delivers what the agent said, twice: the second time it must make nothing.
-    fn heard(&mut self, number: UpNumber, up: Up) {
-        self.input(Input::Heard(number, up.clone()));
-        let before = self.state.clone();
-        if number <= self.state.taken {
-            let world = self.world();
-            let again = step(&mut self.state, Input::Heard(number, up), &world);
-            assert_eq!(again, Step::default(), "a repeat of {number:?} made something");
-            assert_eq!(self.state, before);
+            _ => unreachable!("{action:?} is no client's"),
         }
     }
 
+    /// The worker is there: it is told what it missed, and tells what was missed of it.
+    fn attach(&mut self, again: bool) {
+        let applied = self.peer.attach();
+        self.input(Input::Attached { applied, again });
+        self.hear_spool();
+    }
+
+    /// The worker is no more, and somebody looks: what it left is heard first.
+    fn find_out(&mut self) {
+        self.hear_spool();
+        if self.peer.buried() {
+            self.input(Input::Gone(Gone::Lost));
+        }
+    }
+
+    fn hear_spool(&mut self) {
+        // A daemon that dies in between leaves the rest to the next.
+        let starts = self.observer.restarts;
+        while self.observer.restarts == starts
+            && let Some(said) = self.peer.unspool()
+        {
+            self.heard(said);
+        }
+    }
+
+    /// Delivers what the agent said, twice: the second time it must make nothing.
+    fn heard(&mut self, (number, up): (UpNumber, Up)) {
+        self.input(Input::Heard(number, up.clone()));
+        if number <= self.state.taken {
+            self.makes_nothing(Input::Heard(number, up));
+        }
+        if self.state.worker.is_none() {
+            self.makes_nothing(Input::Gone(Gone::Lost));
+        }
+    }
+
+    fn makes_nothing(&self, input: Input) {
+        let mut state = self.state.clone();
+        let again = step(&mut state, input.clone(), &self.world());
+        let Step { events, effects, .. } = again;
+        assert!(events.is_empty() && effects.is_empty(), "{input:?} made {events:?} and {effects:?}");
+        assert_eq!(self.state, state);
+    }
+
+    /// Takes in what happened, and what comes of that, in order.
     fn input(&mut self, input: Input) {
+        let mut inbox = VecDeque::from([input]);
+        while let Some(input) = inbox.pop_front() {
+            let effects = self.judge(input);
+            match effects {
+                Some(effects) => {
+                    for effect in effects {
+                        self.carry_out(effect, &mut inbox);
+                    }
+                }
+                None => inbox = VecDeque::from([self.reborn()]),
+            }
+        }
+    }
+
+    /// One step, committed. Gives what is to be done, if there is still somebody to do it.
+    fn judge(&mut self, input: Input) -> Option<Vec<Effect>> {
         let before = self.state.clone();
         let world = self.world();
         let decided = step(&mut self.state, input.clone(), &world);
         self.crash_and_rebuild(before.clone(), &decided.events);
         self.observer.see(&before, &input, &decided, &self.state, &world);
+        for event in &decided.events {
+            if let Body::RunResumed(resumed) = &event.body {
+                let busy = resumed.children.iter().any(|child| self.children.is_busy(&child.session_id));
+                assert!(!busy, "resumed while a session that it waits for is busy");
+            }
+        }
+        let commits = !decided.events.is_empty();
         if self.keeps_journal {
             self.journal.extend(decided.events);
         }
-        for effect in decided.effects {
-            self.carry_out(effect);
-        }
+        (!self.dying || !commits).then_some(decided.effects)
+    }
+
+    /// The daemon dies and another one is started.
+    fn restart(&mut self) {
+        let wake = self.reborn();
+        self.input(wake);
+    }
+
+    fn reborn(&mut self) -> Input {
+        self.dying = false;
+        self.observer.restarts += 1;
+        self.children.closing = false;
+        self.peer.bereft(self.state.worker.as_ref());
+        Input::Wake
     }
 
     /// The state after a crash is the state before it, by the journal alone.
@@ -307,10 +396,11 @@ impl Small {
 
     /// The same through bytes: a snapshot, and events as the journal stores them, give the same state byte for byte.
     pub(crate) fn check_bytes(&self, events: &[Recorded]) {
-        let mut rebuilt: State = serde_json::from_slice(&serde_json::to_vec(&session()).unwrap()).unwrap();
+        let new = serde_json::to_vec(&session(self.restarts)).unwrap();
+        let mut rebuilt: State = serde_json::from_slice(&new).unwrap();
         for event in events {
             let data = event.body.encode().unwrap();
-            let body = qd_protocol::Body::decode(event.body.kind(), &data).unwrap().unwrap();
+            let body = Body::decode(event.body.kind(), &data).unwrap().unwrap();
             assert_eq!(body, event.body, "an event reads back as it was written");
             evolve(&mut rebuilt, &Recorded { body, ..event.clone() });
         }
@@ -319,16 +409,31 @@ impl Small {
         assert_eq!(snapshot, self.state, "a snapshot reads back as it was written");
     }
 
-    fn carry_out(&mut self, effect: Effect) {
+    fn carry_out(&mut self, effect: Effect, inbox: &mut VecDeque<Input>) {
+        let ended = |child| Input::Command(Command::ChildEnded(child));
         match effect {
-            Effect::Launch => self.peer.launch(),
-            Effect::StopAgent => self.peer.gone(),
+            Effect::Launch { worker, fresh } => self.peer.launch(worker, fresh),
+            Effect::StopAgent => self.peer.end(),
             Effect::Prompt { .. }
             | Effect::Steer { .. }
             | Effect::Cancel { .. }
             | Effect::Kill { .. }
-            | Effect::Answer { .. } => self.peer.told(effect),
-            Effect::CancelBelow { .. } | Effect::CloseBelow { .. } => panic!("nothing is below"),
+            | Effect::Answer { .. } => {
+                self.peer.told(effect);
+                self.observer.check_given(&mut self.peer.given);
+            }
+            Effect::AskChildren { children } => {
+                inbox.extend(self.children.ended(&children).into_iter().map(ended));
+            }
+            Effect::CancelBelow { number } => {
+                inbox.extend(self.children.end_all().into_iter().map(ended));
+                inbox.push_back(Input::Command(Command::BelowCancelled { number }));
+            }
+            Effect::CloseBelow { .. } => {
+                inbox.extend(self.children.end_all().into_iter().map(ended));
+                self.children.closing = true;
+            }
+            Effect::TellParent => panic!("nothing is above"),
             Effect::CheckBudget | Effect::Purge => {}
         }
     }
@@ -337,81 +442,7 @@ impl Small {
     pub(crate) fn check_end(&self) {
         assert!(self.state.runs.is_empty(), "runs left over: {:?}", self.state.runs);
         assert!(matches!(self.state.phase(), Phase::Idle | Phase::Closed));
+        assert_eq!(self.state.closing.is_some(), self.state.closed, "a close was forgotten");
         self.observer.check_end();
     }
-
-    /// The same world with numbers and times replaced by their order, so that worlds with the same future are equal.
-    pub(crate) fn canonical(&self) -> Vec<u8> {
-        let mut state = self.state.clone();
-        let mut numbers: Vec<u64> = Vec::new();
-        each_number(&mut state, &mut |number| numbers.push(number.0));
-        let applied = self.peer.applied();
-        numbers.push(applied.0);
-        self.peer.each_number(&mut |number| numbers.push(number.0));
-        numbers.sort_unstable();
-        numbers.dedup();
-        let rank = |number: Number| Number(numbers.binary_search(&number.0).map_or(0, |at| at as u64 + 1));
-        each_number(&mut state, &mut |number| *number = rank(*number));
-        state.number = Number(0);
-        state.taken = UpNumber(0);
-        state.updated_at = Millis(0);
-        let times = |at: &mut Millis| *at = Millis(u64::from(at.0 >= self.now.0));
-        for run in &mut state.runs {
-            run.accepted_at = Millis(0);
-            if let Some(started) = &mut run.started {
-                started.at = Millis(0);
-                started.waited_ms = 0;
-                started.waiting_since.iter_mut().for_each(times);
-                for mark in started.stop.iter_mut().chain(&mut started.kill) {
-                    mark.at = Millis(0);
-                }
-            }
-        }
-        for entry in state.asks.values_mut() {
-            if let qd_core::session::AskEntry::Pending(ask) = entry {
-                ask.opened_at = Millis(0);
-            }
-        }
-        let peer = self.peer.canonical(rank);
-        let rest = format!(
-            "{peer:?}{:?}{:?}{}{}{}",
-            self.observer,
-            self.left,
-            self.halted,
-            self.prompts,
-            rank(applied).0
-        );
-        let mut key = serde_json::to_vec(&state).unwrap();
-        key.extend(rest.into_bytes());
-        key
-    }
-}
-
-fn each_number(state: &mut State, visit: &mut dyn FnMut(&mut Number)) {
-    for run in &mut state.runs {
-        for steer in &mut run.steers {
-            visit(&mut steer.accepted);
-            steer.sent.iter_mut().for_each(&mut *visit);
-        }
-        if let Some(started) = &mut run.started {
-            visit(&mut started.number);
-            for mark in started.stop.iter_mut().chain(&mut started.kill) {
-                visit(&mut mark.number);
-            }
-        }
-    }
-    for entry in state.asks.values_mut() {
-        if let qd_core::session::AskEntry::Answered { number, .. } = entry {
-            visit(number);
-        }
-    }
-}
-
-/// A reply that is not a refusal.
-pub(crate) fn went_well(reply: &Option<Reply>) -> bool {
-    !matches!(reply, Some(Reply::Refused(_)))
-}
-
-pub(crate) fn link_of(ready: bool) -> Link {
-    if ready { Link::Ready { steers: true } } else { Link::Absent }
 }

@@ -1,33 +1,47 @@
 //! Somebody who reads every event and knows the contract. What it remembers of a run is little, so that the walk can
 //! tell when two pasts lead to the same future.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use qd_core::session::{Command, Effect, Input, Reply, State, Step, World};
-use qd_protocol::event::{AskState, Body, ResolvedBy, Role, StopCause};
-use qd_protocol::{AskId, FinishReason, RunId};
+use qd_core::session::{Command, Effect, Input, Link, Phase, Recorded, Refusal, Reply, State, Step, World};
+use qd_protocol::event::{AskState, Body, ExitReason, QueueReason, ResolvedBy, Role, StopCause};
+use qd_protocol::limits::{KILL_S, RESTARTS};
+use qd_protocol::{AskId, FinishReason, RunId, SessionId, WorkerId};
 
-use super::went_well;
-
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Observer {
     runs: BTreeMap<RunId, Seen>,
     asks: BTreeMap<AskId, (RunId, Asked)>,
+    /// Whether there is a worker.
+    worker: bool,
+    /// Whether it is to end.
+    stopped: bool,
+    /// How often one was lost or failed.
+    crashes: u32,
     closed: bool,
+    /// How often the daemon was started again.
+    pub(crate) restarts: u8,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 struct Seen {
     asked_for: bool,
     started: bool,
     answering: bool,
     answered: bool,
+    /// It was told that there is no room for its agent.
+    held: bool,
+    /// Sessions that it started since it was last resumed.
+    children: BTreeSet<SessionId>,
+    suspended: bool,
+    /// How often it may be given to an agent.
+    gives: u8,
     /// A cancel hit it: it must end so.
     hit: bool,
     ended: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Asked {
     Open,
     Answered,
@@ -45,109 +59,102 @@ impl Observer {
         after: &State,
         world: &World,
     ) {
-        let hit = match input {
-            Input::Command(Command::Cancel { run: None, .. } | Command::Close { .. }) => {
-                before.runs.iter().map(|run| run.id.clone()).collect()
-            }
-            Input::Command(Command::Cancel { run: Some(run), .. }) => {
-                before.run(run).map(|run| run.id.clone()).into_iter().collect()
-            }
-            _ => Vec::new(),
-        };
-        if went_well(&decided.reply) {
-            for run in &hit {
-                self.runs.get_mut(run).expect("accepted before").hit = true;
-            }
-            if let (Input::Command(Command::Cancel { .. }), Some(Reply::Cancelled(said))) =
-                (input, &decided.reply)
-            {
-                assert_eq!(*said, hit, "the receipt of a cancel");
-                if hit.is_empty() {
-                    assert!(decided.events.is_empty(), "a cancel that hits nothing changes nothing");
-                }
-            }
-            if let Some(Reply::Removed(runs)) = &decided.reply {
-                for run in runs {
-                    self.runs.get_mut(run).expect("accepted before").hit = true;
-                }
-            }
-        } else {
-            assert!(decided.events.is_empty(), "a refused command changes nothing");
-        }
+        self.see_reply(before, input, decided);
         for event in &decided.events {
             assert!(!self.closed, "nothing comes after session.closed");
-            self.event(event.run.as_ref(), &event.body, world);
+            self.event(event, world);
+            self.worker_event(event, before, after, world);
+        }
+        for effect in &decided.effects {
+            self.effect(effect, decided, after, world);
         }
         let started = after.runs.iter().filter(|run| run.started.is_some()).count();
         assert!(started <= 1, "one run of a session is active at a time");
         assert_eq!(after.busy(), self.runs.values().any(|run| !run.ended), "busy is what it says");
-        for effect in &decided.effects {
-            if let Effect::Prompt { run, .. } = effect {
-                assert!(self.runs[run].started, "a prompt goes down only after run.started");
-            }
-        }
+        let suspended = self.runs.values().any(|run| run.suspended);
+        assert!(!suspended || after.phase() == Phase::Waiting, "a suspended run makes its session wait");
         self.no_run_waits_for_nothing(after, world, decided);
     }
 
-    /// The next run starts whatever ended the last: whenever one could start, it has, or an agent is on its way.
-    fn no_run_waits_for_nothing(&self, after: &State, world: &World, decided: &Step) {
-        let idle_head = after.runs.front().is_some_and(|run| run.started.is_none());
-        if idle_head && !world.halted {
-            let launched = decided.effects.contains(&Effect::Launch);
-            let coming =
-                matches!(world.link, qd_core::session::Link::Starting | qd_core::session::Link::Lost);
-            assert!(launched || coming, "a run waits and nothing is on its way");
+    fn see_reply(&mut self, before: &State, input: &Input, decided: &Step) {
+        let Input::Command(command) = input else { return };
+        if let Some(Reply::Refused(refusal)) = &decided.reply {
+            assert!(decided.events.is_empty(), "a refused command changes nothing");
+            let suspended = before.suspended().is_some() && before.closing.is_none();
+            if let (Command::Steer { .. }, true) = (command, suspended) {
+                assert_eq!(*refusal, Refusal::NotRunning, "a suspended run has no turn to steer");
+            }
+            return;
+        }
+        let hit: Vec<RunId> = match command {
+            Command::Cancel { run: None, .. } | Command::Close { .. } => {
+                before.runs.iter().map(|run| run.id.clone()).collect()
+            }
+            Command::Cancel { run: Some(run), .. } => {
+                before.run(run).map(|run| run.id.clone()).into_iter().collect()
+            }
+            _ => Vec::new(),
+        };
+        let removed = match &decided.reply {
+            Some(Reply::Removed(runs)) => runs.clone(),
+            _ => Vec::new(),
+        };
+        for run in hit.iter().chain(&removed) {
+            self.runs.get_mut(run).expect("accepted before").hit = true;
+        }
+        if let (Command::Cancel { .. }, Some(Reply::Cancelled(said))) = (command, &decided.reply) {
+            assert_eq!(*said, hit, "the receipt of a cancel");
+            let below = |event: &Recorded| matches!(&event.body, Body::SessionUpdated(change) if change.cancels_below);
+            if hit.is_empty() {
+                assert!(decided.events.iter().all(below), "a cancel that hits nothing changes nothing here");
+            }
+        }
+        if let (Command::AddChild { child }, Some((run, _))) = (command, before.turn()) {
+            self.runs.get_mut(&run.id).expect("accepted before").children.insert(child.clone());
         }
     }
 
-    fn event(&mut self, run: Option<&RunId>, body: &Body, world: &World) {
+    fn effect(&mut self, effect: &Effect, decided: &Step, after: &State, world: &World) {
+        match effect {
+            Effect::Prompt { number, run } => {
+                assert!(self.runs[run].started, "a prompt goes down only after run.started");
+                let (_, started) = after.active().expect("a prompt is of the active run");
+                assert_eq!(*number, started.number, "a prompt bears the number of what gave it away");
+            }
+            Effect::Launch { worker, fresh } => {
+                assert!(world.room && !world.halted && !self.stopped, "an agent that may not live");
+                assert_eq!(Some(worker), after.worker.as_ref());
+                let new = |event: &Recorded| matches!(event.body, Body::WorkerStarted(_));
+                assert_eq!(*fresh, decided.events.iter().any(new), "a new worker is told of");
+            }
+            Effect::StopAgent => {
+                assert!(self.worker, "nobody is stopped");
+                self.stopped = true;
+            }
+            _ => {}
+        }
+    }
+
+    /// The next run starts whatever ended the last: whenever one could start, it has, or an agent is on its way, or
+    /// it was told why not.
+    fn no_run_waits_for_nothing(&self, after: &State, world: &World, decided: &Step) {
+        let Some(run) = after.runs.front() else { return };
+        let waits = match &run.started {
+            None => true,
+            Some(started) => started.suspended.as_ref().is_some_and(|wait| wait.waits_for.is_empty()),
+        };
+        if waits && !world.halted && !self.stopped {
+            let launched = decided.effects.iter().any(|effect| matches!(effect, Effect::Launch { .. }));
+            let coming = matches!(world.link, Link::Starting | Link::Lost);
+            let held = !world.room && self.runs[&run.id].held;
+            assert!(launched || coming || held, "a run waits and nothing is on its way");
+        }
+    }
+
+    fn event(&mut self, event: &Recorded, world: &World) {
+        let (run, body) = (event.run.as_ref(), &event.body);
         if let Some(run) = run {
-            if let Body::RunAccepted(_) = body {
-                assert!(self.runs.insert(run.clone(), Seen::default()).is_none(), "{run} was accepted twice");
-                return;
-            }
-            let active = self.runs.values().filter(|run| run.started && !run.ended).count();
-            let seen = self.runs.get_mut(run).expect("run.accepted comes first");
-            assert!(!seen.ended, "{} of {run} after its run.finished", body.kind());
-            match body {
-                Body::MessageCreated(message) if message.role == Role::User => {
-                    assert!(!std::mem::replace(&mut seen.asked_for, true), "one user message");
-                }
-                Body::MessageCreated(_) => {
-                    assert!(
-                        seen.asked_for && !std::mem::replace(&mut seen.answering, true),
-                        "one assistant message"
-                    );
-                }
-                Body::RunStarted(_) => {
-                    assert!(!std::mem::replace(&mut seen.started, true), "at most one run.started");
-                    assert_eq!(active, 0, "{run} started while another was active");
-                    assert!(!world.halted, "nothing starts under a halt");
-                    assert!(!seen.hit, "a cancelled run does not start");
-                }
-                Body::MessageFinished(finished) => {
-                    assert!(
-                        seen.answering && !std::mem::replace(&mut seen.answered, true),
-                        "one message.finished"
-                    );
-                    assert_eq!(finished.finish.reason == FinishReason::Cancelled, seen.hit);
-                }
-                Body::RunFinished(finished) => {
-                    assert!(seen.answered, "message.finished comes before run.finished");
-                    seen.ended = true;
-                    let reason = finished.finish_reason;
-                    assert_eq!(reason == FinishReason::Cancelled, seen.hit, "{run} ended as {reason:?}");
-                    let open = self.asks.values().any(|(of, ask)| of == run && *ask == Asked::Open);
-                    assert!(!open, "the asks of {run} are withdrawn before its end");
-                }
-                Body::ErrorRaised(_) => assert!(!seen.hit, "no error comes of a cancel"),
-                Body::RunCancelRequested(request) => {
-                    let asked = matches!(request.by, StopCause::User | StopCause::Close);
-                    assert_eq!(asked, seen.hit, "a run is asked to stop only if something hit it");
-                }
-                Body::TextDelta(_) => assert!(seen.started, "words of a run that has not started"),
-                _ => {}
-            }
+            self.event_of_run(run, body, world);
         }
         match body {
             Body::AskOpened(opened) => {
@@ -173,15 +180,134 @@ impl Observer {
             Body::TextDelta(delta) => {
                 assert_eq!(delta.after_run.is_some(), run.is_none(), "late words are kept apart")
             }
+            _ => {}
+        }
+    }
+
+    fn event_of_run(&mut self, run: &RunId, body: &Body, world: &World) {
+        if let Body::RunAccepted(_) = body {
+            assert!(self.runs.insert(run.clone(), Seen::default()).is_none(), "{run} was accepted twice");
+            return;
+        }
+        let active = self.runs.values().filter(|run| run.started && !run.ended).count();
+        let seen = self.runs.get_mut(run).expect("run.accepted comes first");
+        assert!(!seen.ended, "{} of {run} after its run.finished", body.kind());
+        match body {
+            Body::MessageCreated(message) if message.role == Role::User => {
+                assert!(!std::mem::replace(&mut seen.asked_for, true), "one user message");
+            }
+            Body::MessageCreated(_) => {
+                assert!(
+                    seen.asked_for && !std::mem::replace(&mut seen.answering, true),
+                    "one assistant message"
+                );
+            }
+            Body::RunQueued(queued) if queued.reason == QueueReason::Capacity => {
+                assert!(!world.room && matches!(world.link, Link::Absent | Link::Resting));
+                assert!(!std::mem::replace(&mut seen.held, true), "told once that there is no room");
+            }
+            Body::RunStarted(_) => {
+                assert!(!std::mem::replace(&mut seen.started, true), "at most one run.started");
+                assert_eq!(active, 0, "{run} started while another was active");
+                assert!(!world.halted, "nothing starts under a halt");
+                assert!(!seen.hit, "a cancelled run does not start");
+                assert!(self.worker && !self.stopped, "nothing starts on a worker that is to end");
+                (seen.held, seen.gives) = (false, 1);
+            }
+            Body::RunSuspended(suspended) => {
+                assert!(seen.started && !std::mem::replace(&mut seen.suspended, true) && !seen.hit);
+                let children: BTreeSet<_> = suspended.children.iter().cloned().collect();
+                assert_eq!(children, seen.children, "it waits for the sessions that it started");
+                assert!(!children.is_empty(), "it waits for nothing");
+            }
+            Body::RunResumed(resumed) => {
+                assert!(std::mem::replace(&mut seen.suspended, false), "resumed once");
+                let children: BTreeSet<_> =
+                    resumed.children.iter().map(|child| child.session_id.clone()).collect();
+                assert_eq!(children, std::mem::take(&mut seen.children), "it gets what it waited for");
+                assert!(!world.halted, "nothing is resumed under a halt");
+                assert!(self.worker && !self.stopped, "nothing is resumed on a worker that is to end");
+                (seen.held, seen.gives) = (false, seen.gives + 1);
+            }
+            Body::MessageFinished(finished) => {
+                assert!(
+                    seen.answering && !std::mem::replace(&mut seen.answered, true),
+                    "one message.finished"
+                );
+                assert_eq!(finished.finish.reason == FinishReason::Cancelled, seen.hit);
+            }
+            Body::RunFinished(finished) => {
+                assert!(seen.answered, "message.finished comes before run.finished");
+                let reason = finished.finish_reason;
+                assert_eq!(reason == FinishReason::Cancelled, seen.hit, "{run} ended as {reason:?}");
+                let open = self.asks.values().any(|(of, ask)| of == run && *ask == Asked::Open);
+                assert!(!open, "the asks of {run} are withdrawn before its end");
+                // Nothing of it can come any more, so nothing of it need be remembered.
+                *seen = Seen { ended: true, ..Seen::default() };
+                self.asks.values_mut().filter(|(of, _)| of == run).for_each(|(_, ask)| *ask = Asked::Over);
+            }
+            Body::ErrorRaised(error) => {
+                assert!(!seen.hit, "no error comes of a cancel");
+                let unstarted = !seen.started || seen.suspended;
+                assert!(
+                    error.code != "restart_limit" || unstarted,
+                    "a turn is not ended by a limit on restarts"
+                );
+            }
+            Body::RunCancelRequested(request) => {
+                let asked = matches!(request.by, StopCause::User | StopCause::Close);
+                assert_eq!(asked, seen.hit, "a run is asked to stop only if something hit it");
+            }
+            Body::RunKillRequested(_) => assert!(!seen.suspended, "there is no turn to kill"),
+            Body::TextDelta(_) => assert!(seen.started, "words of a run that has not started"),
+            _ => {}
+        }
+    }
+
+    fn worker_event(&mut self, event: &Recorded, before: &State, after: &State, world: &World) {
+        let limit = after.settings.limits.restarts.unwrap_or(RESTARTS);
+        match &event.body {
+            Body::WorkerStarted(started) => {
+                assert_eq!(started.worker_id, WorkerId::of_session(&after.id, event.number));
+                assert!(!std::mem::replace(&mut self.worker, true), "one worker at a time");
+                assert!(self.crashes <= limit, "a worker too many");
+                assert!(world.room && !world.halted, "a worker that may not live");
+                // Should the run have to wait again, that is told again.
+                self.runs.values_mut().for_each(|run| run.held = false);
+            }
+            Body::WorkerReattached(_) => assert!(self.worker, "nobody was found again"),
+            Body::WorkerExited(exited) => {
+                assert!(std::mem::replace(&mut self.worker, false), "a worker exits once");
+                let crashed = !std::mem::replace(&mut self.stopped, false);
+                self.crashes += u32::from(crashed && exited.reason != ExitReason::Stopped);
+            }
+            Body::ErrorRaised(error) if error.code == "restart_limit" => {
+                assert!(self.crashes > limit, "a run was ended for crashes that were not")
+            }
             Body::SessionClosed(_) => {
                 assert!(
                     self.runs.values().all(|run| run.ended),
                     "session.closed comes after the last run.finished"
                 );
+                let patience =
+                    before.stopping.is_some_and(|since| world.now.since(since) >= (KILL_S + 5) * 1000);
+                assert!(!self.worker || patience, "session.closed comes after the worker's end");
                 self.closed = true;
             }
             _ => {}
         }
+        if event.body.kind().starts_with("worker.") || event.body.kind().starts_with("session.") {
+            assert_eq!(event.run, None, "{} belongs to no run", event.body.kind());
+        }
+    }
+
+    /// No prompt is given to an agent twice, and each resume gives once more. Forgets those that have ended.
+    pub(crate) fn check_given(&self, given: &mut BTreeMap<RunId, u8>) {
+        given.retain(|run, times| {
+            let seen = &self.runs[run];
+            assert!(seen.ended || *times <= seen.gives, "{run} was given to an agent {times} times");
+            !seen.ended
+        });
     }
 
     /// What must hold when nothing can happen any more.

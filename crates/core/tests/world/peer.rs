@@ -1,13 +1,15 @@
-//! The other end of the link: an agent that may speak, ask, obey, ignore, end or linger, in any order that a real one
-//! could. It applies each command once, as a worker does.
+//! The other end of the link: a worker with an agent that may speak, ask, obey, ignore, end or linger, in any order
+//! that a real one could. It applies each command once, keeps what it says while nobody hears it, and rests or ends
+//! when it is told to.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
 
 use qd_core::session::{Effect, Link};
-use qd_protocol::event::{AskKind, Processes};
-use qd_protocol::link::{AskRequest, Outcome, Said, Stop, Up, UpNumber};
+use qd_protocol::event::AskKind;
+use qd_protocol::link::{AskRequest, Gone, Outcome, Said, Stop, Up, UpNumber};
 use qd_protocol::policy::Risk;
-use qd_protocol::{AskId, Number, RunId};
+use qd_protocol::{AskId, Number, RunId, WorkerId};
 
 use super::{Budget, ask_id};
 
@@ -24,22 +26,45 @@ pub(crate) enum Say {
     Done,
     /// Ends its turn because it was told to.
     Stopped,
+    /// Ends its turn to wait for sessions below.
+    Suspend,
     /// A word after the end.
     Late,
+    /// It was told to rest, and does.
+    Rested,
+    /// Its worker was told to end, and has.
+    Ended,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-enum Way {
+/// What the worker has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+enum Seat {
+    /// There is no worker.
     #[default]
-    Absent,
+    None,
+    /// An agent that is not ready.
     Starting,
+    /// An agent.
     Ready,
-    Lost,
+    /// An agent that is being stopped.
+    Tiring,
+    /// No agent.
+    Resting,
+    /// All that there is, is being ended.
+    Ending,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Peer {
-    way: Way,
+    seat: Seat,
+    /// The worker that it is.
+    worker: Option<WorkerId>,
+    /// Whether nobody hears it: the connection is broken, or there is nobody at the other end.
+    cut: bool,
+    /// Whether it has been connected before.
+    attached: bool,
+    /// What it said while nobody heard it.
+    spool: Vec<(UpNumber, Up)>,
     /// The turn it is in.
     turn: Option<Turn>,
     /// The turn it was in last.
@@ -49,11 +74,11 @@ pub(crate) struct Peer {
     said: u64,
     /// How many asks it has made.
     pub(crate) asked: u8,
-    /// Runs that it was ever given: none may come twice.
-    given: BTreeSet<RunId>,
+    /// How often each run was given to an agent.
+    pub(crate) given: BTreeMap<RunId, u8>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Turn {
     run: RunId,
     told_to_stop: bool,
@@ -62,47 +87,137 @@ struct Turn {
     waits: Option<(AskId, bool)>,
 }
 
+impl Hash for Peer {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Self { seat, worker, cut, attached, spool, turn, last, applied, said, asked, given } = self;
+        (seat, worker, cut, attached, turn, last, applied, said, asked, given).hash(state);
+        for (number, up) in spool {
+            (number, format!("{up:?}")).hash(state);
+        }
+    }
+}
+
 impl Peer {
+    /// What a daemon knows of it.
     pub(crate) fn link(&self) -> Link {
-        match self.way {
-            Way::Absent => Link::Absent,
-            Way::Starting => Link::Starting,
-            Way::Ready => Link::Ready { steers: true },
-            Way::Lost => Link::Lost,
+        match self.seat {
+            _ if self.cut => Link::Lost,
+            Seat::None => Link::Absent,
+            Seat::Starting | Seat::Tiring | Seat::Ending => Link::Starting,
+            Seat::Ready => Link::Ready { steers: true },
+            Seat::Resting => Link::Resting,
         }
     }
 
     pub(crate) fn is_there(&self) -> bool {
-        matches!(self.way, Way::Starting | Way::Ready)
+        self.seat != Seat::None
     }
 
-    pub(crate) fn is_ready(&self) -> bool {
-        self.way == Way::Ready
+    pub(crate) fn can_die(&self) -> bool {
+        !self.cut && matches!(self.seat, Seat::Starting | Seat::Ready)
     }
 
-    pub(crate) fn is_lost(&self) -> bool {
-        self.way == Way::Lost
+    pub(crate) fn can_rest(&self) -> bool {
+        !self.cut && self.seat == Seat::Ready && self.turn.is_none()
     }
 
-    pub(crate) fn launch(&mut self) {
-        if self.way == Way::Absent {
-            self.way = Way::Starting;
+    pub(crate) fn can_break(&self) -> bool {
+        !self.cut && self.attached
+    }
+
+    pub(crate) fn is_cut(&self) -> bool {
+        self.cut
+    }
+
+    pub(crate) fn is_in_turn(&self) -> bool {
+        !self.cut && self.turn.is_some()
+    }
+
+    pub(crate) fn is_ending(&self) -> bool {
+        self.seat == Seat::Ending
+    }
+
+    pub(crate) fn launch(&mut self, worker: WorkerId, fresh: bool) {
+        if fresh {
+            assert_eq!(self.seat, Seat::None, "a second worker beside {:?}", self.worker);
+            let Self { last, said, asked, given, .. } = std::mem::take(self);
+            let worker = Some(worker);
+            *self = Self { seat: Seat::Starting, worker, last, said, asked, given, ..Self::default() };
+        } else {
+            assert_eq!(self.worker.as_ref(), Some(&worker), "an agent in a worker that is not there");
+            assert_eq!(self.seat, Seat::Resting, "a second agent in one worker");
+            self.seat = Seat::Starting;
         }
     }
 
-    pub(crate) fn gone(&mut self) {
-        self.way = Way::Absent;
+    /// The worker is told to end. While nobody is connected that does not reach it.
+    pub(crate) fn end(&mut self) {
+        assert!(self.cut || self.is_there(), "nobody is told to end");
+        if !self.cut {
+            self.seat = Seat::Ending;
+        }
+    }
+
+    /// The agent is told to rest.
+    pub(crate) fn tire(&mut self) {
+        self.seat = Seat::Tiring;
+    }
+
+    /// The worker is no more, and nobody knows yet. Its spool is left.
+    pub(crate) fn vanish(&mut self) {
+        self.seat = Seat::None;
+        self.worker = None;
+        self.attached = false;
         self.turn = None;
+        self.cut = true;
+    }
+
+    /// Whether all that it left has been heard; from then on everybody knows that it is no more.
+    pub(crate) fn buried(&mut self) -> bool {
+        let buried = self.seat == Seat::None && self.spool.is_empty();
+        self.cut &= !buried;
+        buried
+    }
+
+    /// The agent ends by itself, and its worker with it.
+    pub(crate) fn die(&mut self, gone: Gone) -> Option<(UpNumber, Up)> {
+        self.vanish();
+        self.cut = false;
+        self.speak(Up::Gone(gone))
     }
 
     pub(crate) fn broke(&mut self) {
-        self.way = Way::Lost;
+        self.cut = true;
     }
 
-    /// The connection is back; gives the last command applied.
-    pub(crate) fn mended(&mut self) -> Number {
-        self.way = Way::Ready;
+    /// The daemon died; another one looks for this worker.
+    pub(crate) fn bereft(&mut self, worker: Option<&WorkerId>) {
+        if worker.is_none() {
+            self.vanish();
+            self.cut = false;
+        } else {
+            assert!(
+                self.worker.is_none() || self.worker.as_ref() == worker,
+                "the journal names another worker"
+            );
+            self.cut = true;
+        }
+    }
+
+    /// The connection is there; gives the last command applied.
+    pub(crate) fn attach(&mut self) -> Number {
+        self.cut = false;
+        self.attached = true;
         self.applied
+    }
+
+    /// The next thing that was said while nobody heard it.
+    pub(crate) fn unspool(&mut self) -> Option<(UpNumber, Up)> {
+        (!self.spool.is_empty()).then(|| self.spool.remove(0))
+    }
+
+    pub(crate) fn is_new(&self) -> bool {
+        !self.attached
     }
 
     pub(crate) fn applied(&self) -> Number {
@@ -111,7 +226,6 @@ impl Peer {
 
     /// A command. One that comes while the connection is broken is lost; one that was applied is dropped.
     pub(crate) fn told(&mut self, effect: Effect) {
-        assert_ne!(self.way, Way::Absent, "{effect:?} to nobody");
         let number = match &effect {
             Effect::Prompt { number, .. }
             | Effect::Steer { number, .. }
@@ -120,14 +234,16 @@ impl Peer {
             | Effect::Answer { number, .. } => *number,
             _ => return,
         };
-        if self.way == Way::Lost || number <= self.applied {
+        if self.cut || number <= self.applied {
             return;
         }
+        assert!(self.is_there(), "{effect:?} to nobody");
         self.applied = number;
         match effect {
             Effect::Prompt { run, .. } => {
-                assert!(self.given.insert(run.clone()), "{run} was given to an agent twice");
+                assert_eq!(self.seat, Seat::Ready, "{run} was given to an agent that is not ready");
                 assert!(self.turn.is_none(), "{run} was given to an agent that is busy with {:?}", self.turn);
+                *self.given.entry(run.clone()).or_default() += 1;
                 self.turn = Some(Turn { run, told_to_stop: false, steers: Vec::new(), waits: None });
             }
             Effect::Steer { run, .. } => {
@@ -152,12 +268,20 @@ impl Peer {
         }
     }
 
-    /// What it could do now.
+    /// What it could do now. While nobody hears it, it may still come to the end of its turn.
     pub(crate) fn can_say(&self, left: &Budget) -> Vec<Say> {
         let mut can = Vec::new();
-        match (&self.way, &self.turn) {
-            (Way::Starting, _) => can.push(Say::Ready),
-            (Way::Ready, Some(turn)) => {
+        match (self.seat, &self.turn) {
+            (Seat::Ready, Some(turn)) if self.cut => {
+                if !matches!(turn.waits, Some((_, false))) {
+                    can.push(Say::Done);
+                }
+            }
+            _ if self.cut => {}
+            (Seat::Starting, _) => can.push(Say::Ready),
+            (Seat::Tiring, _) => can.push(Say::Rested),
+            (Seat::Ending, _) => can.push(Say::Ended),
+            (Seat::Ready, Some(turn)) => {
                 let waits = matches!(turn.waits, Some((_, false)));
                 if left.says > 0 {
                     can.push(Say::Text);
@@ -171,6 +295,9 @@ impl Peer {
                 if !turn.steers.is_empty() && !waits {
                     can.extend([Say::TakeSteer, Say::MissSteer]);
                 }
+                if left.suspends > 0 && !waits {
+                    can.push(Say::Suspend);
+                }
                 if !waits {
                     can.push(Say::Done);
                 }
@@ -178,21 +305,28 @@ impl Peer {
                     can.push(Say::Stopped);
                 }
             }
-            _ => {}
+            (Seat::Ready | Seat::Resting | Seat::None, _) => {}
         }
-        if left.late > 0 && self.last.is_some() && self.way == Way::Ready {
+        if left.late > 0 && self.last.is_some() && self.seat == Seat::Ready && !self.cut {
             can.push(Say::Late);
         }
         can
     }
 
-    /// Says it.
-    pub(crate) fn say(&mut self, say: Say, left: &mut Budget) -> Vec<(UpNumber, Up)> {
+    /// Says it; gives what somebody hears of it.
+    pub(crate) fn say(&mut self, say: Say, left: &mut Budget) -> Option<(UpNumber, Up)> {
         let turn = self.turn.as_mut();
         let up = match (say, turn) {
             (Say::Ready, _) => {
-                self.way = Way::Ready;
+                self.seat = Seat::Ready;
                 Up::Ready { agent_session_id: None, steers: true }
+            }
+            (Say::Rested, _) => {
+                self.seat = Seat::Resting;
+                Up::Rested
+            }
+            (Say::Ended, _) => {
+                return self.die(Gone::Stopped);
             }
             (Say::Late, _) => {
                 left.late -= 1;
@@ -225,34 +359,57 @@ impl Peer {
             }
             (Say::TakeSteer, Some(turn)) => Up::SteerTaken { steer: turn.steers.remove(0) },
             (Say::MissSteer, Some(turn)) => Up::SteerMissed { steer: turn.steers.remove(0) },
-            (Say::Done | Say::Stopped, Some(turn)) => {
+            (Say::Done | Say::Stopped | Say::Suspend, Some(turn)) => {
                 let run = turn.run.clone();
                 self.turn = None;
                 self.last = Some(run.clone());
-                let stop = if say == Say::Done { Stop::EndTurn } else { Stop::Cancelled };
-                let processes = Processes::default();
-                Up::Terminal { run, outcome: Outcome { stop, text: None, error: None, processes } }
+                let stop = match say {
+                    Say::Done => Stop::EndTurn,
+                    Say::Stopped => Stop::Cancelled,
+                    _ => {
+                        left.suspends -= 1;
+                        Stop::Suspended
+                    }
+                };
+                Up::Terminal { run, outcome: Outcome::of(stop) }
             }
             (_, None) => unreachable!("only offered in a turn"),
         };
+        self.speak(up)
+    }
+
+    fn speak(&mut self, up: Up) -> Option<(UpNumber, Up)> {
         self.said += 1;
-        vec![(UpNumber(self.said), up)]
+        let said = (UpNumber(self.said), up);
+        if self.cut {
+            self.spool.push(said);
+            return None;
+        }
+        Some(said)
     }
 
     pub(crate) fn each_number(&self, visit: &mut dyn FnMut(Number)) {
+        visit(self.applied);
         for steer in self.turn.iter().flat_map(|turn| &turn.steers) {
             visit(*steer);
         }
     }
 
-    /// The same with numbers replaced by their order.
-    pub(crate) fn canonical(&self, rank: impl Fn(Number) -> Number) -> Self {
+    /// The same with numbers replaced by their order, and without what it will never use again.
+    pub(crate) fn canonical(&self, rank: impl Fn(Number) -> Number, left: &Budget) -> Self {
         let mut peer = self.clone();
+        if left.late == 0 {
+            peer.last = None;
+        }
         for steer in peer.turn.iter_mut().flat_map(|turn| &mut turn.steers) {
             *steer = rank(*steer);
         }
-        peer.applied = Number(0);
+        peer.applied = rank(peer.applied);
+        peer.worker = None;
         peer.said = 0;
+        for (number, _) in &mut peer.spool {
+            *number = UpNumber(0);
+        }
         peer
     }
 }

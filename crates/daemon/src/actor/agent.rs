@@ -1,39 +1,100 @@
-//! The session's side of its agent: the link if there is one, and what is known of it.
+//! The session's side of its agent: the link to its worker if there is one, and what is known of it.
+
+use std::time::Duration;
 
 use qd_core::session::{Link, State};
-use qd_link::{AgentSpec, Heard, Launcher, Numbered, SessionEnd};
+use qd_link::{AgentLink, Heard, Numbered};
+use qd_protocol::frame::v1::Seat;
+use qd_protocol::limits::KILL_S;
 use qd_protocol::link::{Down, UpNumber};
+use qd_protocol::worker::AgentSpec;
+use tokio::time::Instant;
+
+/// How long a worker may take to end all that it has before it is ended itself.
+const CLOSE: Duration = Duration::from_secs(KILL_S + 5);
 
 /// An agent, perhaps.
 #[derive(Default)]
 pub(super) struct Agent {
-    link: Option<Box<SessionEnd>>,
-    /// Whether it has said that it is ready, and then whether it steers.
-    ready: Option<bool>,
+    link: Option<Box<AgentLink>>,
+    phase: Phase,
     is_lost: bool,
+    /// Whether this is a worker from before: being there again is then worth an event.
+    was_there: bool,
     /// Whether settings have changed that it was started with.
     outdated: bool,
 }
 
+/// How far it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Phase {
+    /// It was asked for, and has not said that it is ready.
+    #[default]
+    Starting,
+    /// It takes prompts.
+    Ready { steers: bool },
+    /// It was told to rest, or is about to end, and has not said that it does.
+    Stopping,
+    /// It rests: there is a worker with what its turns left running.
+    Resting,
+    /// It was told to end and has so long.
+    Closing { until: Instant },
+    /// It has said its last word.
+    Over,
+}
+
 impl Agent {
     pub(super) fn state(&self) -> Link {
-        match (&self.link, self.ready) {
-            (None, _) => Link::Absent,
+        match self.phase {
+            _ if self.link.is_none() => Link::Absent,
+            Phase::Over => Link::Absent,
             _ if self.is_lost => Link::Lost,
-            (Some(_), Some(steers)) if !self.outdated => Link::Ready { steers },
             // One that is outdated finishes its turn, but the next run waits for another.
-            (Some(_), _) => Link::Starting,
+            Phase::Ready { steers } if !self.outdated => Link::Ready { steers },
+            Phase::Resting => Link::Resting,
+            Phase::Ready { .. } | Phase::Starting | Phase::Stopping | Phase::Closing { .. } => Link::Starting,
         }
     }
 
-    pub(super) fn is_starting(&self) -> bool {
-        self.link.is_some() && self.ready.is_none()
+    /// Whether there is a worker.
+    pub(super) fn is_there(&self) -> bool {
+        self.link.is_some()
     }
 
-    /// See that there is an agent.
-    pub(super) fn launch(&mut self, launcher: &dyn Launcher, spec: impl FnOnce() -> AgentSpec) {
-        if self.link.is_none() {
-            *self = Self { link: Some(Box::new(launcher.launch(spec()))), ..Self::default() };
+    /// Whether there is an agent that could be put to rest.
+    pub(super) fn is_idle(&self) -> bool {
+        self.link.is_some() && !self.is_lost && matches!(self.phase, Phase::Ready { .. })
+    }
+
+    /// Whether something is on its way that has to come before anybody sleeps.
+    pub(super) fn is_changing(&self) -> bool {
+        let changes = matches!(self.phase, Phase::Starting | Phase::Stopping | Phase::Closing { .. });
+        self.link.is_some() && (changes || self.is_lost)
+    }
+
+    /// Whether its memory counts: a worker that only rests has none.
+    pub(super) fn is_live(&self) -> bool {
+        self.link.is_some() && !matches!(self.phase, Phase::Resting | Phase::Over)
+    }
+
+    /// A new worker.
+    pub(super) fn launched(&mut self, link: AgentLink) {
+        *self = Self { link: Some(Box::new(link)), ..Self::default() };
+    }
+
+    /// A worker from before; it is lost until it is found.
+    pub(super) fn attaching(&mut self, link: AgentLink) {
+        *self = Self { link: Some(Box::new(link)), is_lost: true, was_there: true, ..Self::default() };
+    }
+
+    /// Starts the agent again in the worker that rests.
+    pub(super) fn start(&mut self, spec: Box<AgentSpec>) {
+        if let Some(link) = &self.link
+            && self.phase == Phase::Resting
+        {
+            link.start(spec);
+            self.phase = Phase::Starting;
+            self.outdated = false;
         }
     }
 
@@ -63,15 +124,57 @@ impl Agent {
     }
 
     pub(super) fn ready(&mut self, steers: bool) {
-        self.ready = Some(steers);
+        if self.phase == Phase::Starting {
+            self.phase = Phase::Ready { steers };
+        }
     }
 
     pub(super) fn lost(&mut self) {
         self.is_lost = true;
     }
 
-    pub(super) fn back(&mut self) {
+    /// The worker is there; true if it was there before, and so is found again.
+    pub(super) fn attached(&mut self, seat: Seat, again: bool) -> bool {
         self.is_lost = false;
+        if !matches!(self.phase, Phase::Stopping | Phase::Closing { .. } | Phase::Over) {
+            self.phase = match seat {
+                Seat::Ready { steers } => Phase::Ready { steers },
+                Seat::Resting => Phase::Resting,
+                Seat::Empty | Seat::Starting | Seat::Gone => Phase::Starting,
+            };
+        }
+        std::mem::take(&mut self.was_there) || again
+    }
+
+    pub(super) fn rested(&mut self) {
+        if self.phase == Phase::Stopping {
+            self.phase = Phase::Resting;
+        }
+    }
+
+    /// It ends with the turn that has just ended.
+    pub(super) fn ending(&mut self) {
+        if matches!(self.phase, Phase::Ready { .. }) {
+            self.phase = Phase::Stopping;
+        }
+    }
+
+    /// Whether it is one from before that we have found no trace of.
+    pub(super) fn was_never_met(&self) -> bool {
+        self.was_there
+    }
+
+    /// It has said its last word; what is left to do is to acknowledge it.
+    pub(super) fn over(&mut self) {
+        self.phase = Phase::Over;
+    }
+
+    /// The link of one that has said its last word.
+    pub(super) fn take_over(&mut self) -> Option<Box<AgentLink>> {
+        match self.phase {
+            Phase::Over => std::mem::take(self).link,
+            _ => None,
+        }
     }
 
     pub(super) fn gone(&mut self) {
@@ -83,21 +186,43 @@ impl Agent {
         self.outdated = self.link.is_some();
     }
 
-    /// Lets go of an outdated agent once it works on nothing; true if it did.
-    pub(super) async fn refresh(&mut self, state: &State) -> bool {
-        let over = self.outdated && state.active().is_none();
-        if over {
-            self.stop().await;
+    /// Lets go of an outdated agent once it works on nothing.
+    pub(super) fn refresh(&mut self, state: &State) {
+        if self.outdated && state.active().is_none() && self.is_idle() {
+            self.rest();
         }
-        over
     }
 
-    /// Ends the agent and waits for its end.
-    pub(super) async fn stop(&mut self) {
-        let link = self.link.take();
-        *self = Self::default();
-        if let Some(link) = link {
-            link.stop().await;
+    /// Stops the agent, and keeps what its turns left running.
+    pub(super) fn rest(&mut self) {
+        if let Some(link) = &self.link
+            && matches!(self.phase, Phase::Ready { .. } | Phase::Starting)
+        {
+            link.rest();
+            self.phase = Phase::Stopping;
         }
+    }
+
+    /// Ends the agent and all that it started.
+    pub(super) fn close(&mut self) {
+        if let Some(link) = &self.link
+            && !matches!(self.phase, Phase::Closing { .. } | Phase::Over)
+        {
+            link.close();
+            self.phase = Phase::Closing { until: Instant::now() + CLOSE };
+        }
+    }
+
+    /// When a worker that was told to end is ended.
+    pub(super) fn patience(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Closing { until } if self.link.is_some() => Some(until),
+            _ => None,
+        }
+    }
+
+    /// Lets go: the agent goes on without us.
+    pub(super) fn detach(&mut self) {
+        *self = Self::default();
     }
 }

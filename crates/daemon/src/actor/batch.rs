@@ -7,7 +7,7 @@ use qd_core::rows::{Row, RunDoc, SessionDoc};
 use qd_core::session::{Accept, Effect, Large, Recorded, Reply, State, Step};
 use qd_journal::{Append, AskRow, NewEvent, Remember, RowChange, RunRow, SessionKey, SessionRow};
 use qd_protocol::event::AskState;
-use qd_protocol::link::{Gone, UpNumber};
+use qd_protocol::link::Gone;
 use qd_protocol::{ApiError, Body, Code, Number, RunId, Seq};
 use tokio::sync::oneshot;
 
@@ -50,8 +50,6 @@ pub(super) struct Batch {
     /// The answer under that key, if it is not the reply's own words.
     made: Option<Vec<u8>>,
     births: Vec<Birth>,
-    /// The last thing heard that is judged here.
-    pub(super) heard: Option<UpNumber>,
     /// Judged here, and to be judged again if the append fails.
     pub(super) gone: Option<Gone>,
     /// Likewise.
@@ -264,7 +262,8 @@ pub(crate) fn session_row(
         title: state.settings.title.clone(),
         closed_at: state.closed.then_some(state.updated_at),
         live: state.busy(),
-        owes: state.owes(),
+        // A worker that is left is to be found again by the next daemon.
+        owes: state.owes() || state.worker.is_some(),
         cost_usd: state.usage.cost_usd,
         budget_usd: state.settings.limits.budget_usd,
         updated_at: state.updated_at,

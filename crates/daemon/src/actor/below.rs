@@ -1,17 +1,21 @@
-//! Errands to the sessions below: a cancel or a close is passed on and confirmed. What is owed is in the journal
-//! until then, so a crash on the way only means that it is passed on again.
+//! Errands between a session and those below and above it: a cancel or a close is passed on and confirmed, an end is
+//! told. What is owed is in the journal until then, so a crash on the way only means that it is passed on again.
 
 use std::pin::Pin;
 use std::sync::Arc;
 
+use qd_core::rows::RunDoc;
 use qd_core::session::Command;
-use qd_journal::{Filter, Topic};
+use qd_journal::RunFilter;
+use qd_protocol::event::ChildResult;
+use qd_protocol::limits::HEAD_MAX;
+use qd_protocol::text::head;
 use qd_protocol::{ApiError, Code, Number, RunId, SessionId};
 use tokio::sync::oneshot;
 
-use super::Actor;
 use super::reply::{Answer, Done};
-use crate::daemon::Daemon;
+use super::{Actor, unwritable};
+use crate::daemon::{Daemon, read_failed};
 
 impl Actor {
     pub(super) fn cancel_below(&self, number: Number, told: Option<oneshot::Sender<Vec<RunId>>>) {
@@ -50,10 +54,66 @@ impl Actor {
                 }
             }
             for child in &children {
-                wait_closed(&daemon, child).await;
+                daemon.wait_closed(child).await;
             }
             Self::tell_self(&daemon, &session, Command::BelowClosed);
         });
+    }
+
+    /// Looks which of the sessions that a suspended run waits for have ended, and tells ourselves.
+    pub(super) fn ask_children(&self, children: Vec<SessionId>) {
+        let (daemon, session) = (Arc::clone(&self.daemon), Arc::clone(&self.session));
+        self.daemon.spawn(async move {
+            for child in children {
+                match ended(&daemon, &child).await {
+                    Ok(Some(result)) => Self::tell_self(&daemon, &session, Command::ChildEnded(result)),
+                    Ok(None) => {}
+                    Err(error) => {
+                        tracing::warn!(%child, %error, "a session below could not be looked at; it tells itself when it ends");
+                    }
+                }
+            }
+        });
+    }
+
+    /// Tells the session above that nothing runs here any more, in case it waits for that.
+    pub(super) fn tell_parent(&self) {
+        let Some(parent) = self.state.settings.parent.clone() else { return };
+        let (daemon, child) = (Arc::clone(&self.daemon), self.session.id.clone());
+        self.daemon.spawn(async move {
+            let told = async {
+                if let Some(result) = ended(&daemon, &child).await? {
+                    let parent = daemon.find_session(&parent).await?;
+                    Self::tell_self(&daemon, &parent, Command::ChildEnded(result));
+                }
+                Ok::<_, ApiError>(())
+            };
+            if let Err(error) = told.await {
+                tracing::debug!(%parent, %error, "a session above was not told; it asks when it wakes");
+            }
+        });
+    }
+}
+
+/// What became of a session, if nothing of it runs any more. One that was never given anything has not ended before it
+/// is closed: whoever made it may be about to.
+async fn ended(daemon: &Daemon, id: &SessionId) -> Result<Option<ChildResult>, ApiError> {
+    let nothing = || ChildResult { session_id: id.clone(), finish_reason: None, text: String::new() };
+    let Some(row) = daemon.journal.session(id).await.map_err(read_failed)? else {
+        return Ok(Some(nothing()));
+    };
+    let of = RunFilter { session: Some(row.key), ..RunFilter::default() };
+    let runs = daemon.journal.runs(of, None, usize::MAX).await.map_err(read_failed)?;
+    if runs.iter().any(|run| !run.finished) {
+        return Ok(None);
+    }
+    match runs.last() {
+        None => Ok(row.closed_at.map(|_| nothing())),
+        Some(run) => {
+            let doc: RunDoc = serde_json::from_slice(&run.doc).map_err(unwritable)?;
+            let text = head(&doc.text.unwrap_or_default(), HEAD_MAX).to_owned();
+            Ok(Some(ChildResult { session_id: id.clone(), finish_reason: doc.finish_reason, text }))
+        }
     }
 }
 
@@ -81,18 +141,4 @@ fn cancel_child<'a>(
 async fn close_child(daemon: &Arc<Daemon>, child: &SessionId, purge: bool) -> Result<(), ApiError> {
     let session = daemon.find_session(child).await?;
     daemon.command(&session, Command::Close { purge }, None).await.map(drop)
-}
-
-/// Waits until a session is closed, or gone altogether.
-async fn wait_closed(daemon: &Arc<Daemon>, id: &SessionId) {
-    let Ok(session) = daemon.find_session(id).await else { return };
-    let mut news = daemon.journal.subscribe(Filter::of(Topic::Session(session.key)), None);
-    // Subscribed first, then looked: the close cannot fall between the two.
-    while let Ok(Some(row)) = daemon.journal.session(id).await
-        && row.closed_at.is_none()
-    {
-        if news.next().await.is_err() {
-            return;
-        }
-    }
 }

@@ -2,10 +2,14 @@
 
 use std::sync::Arc;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use qd_core::session::{Command, Effect};
-use qd_link::AgentSpec;
-use qd_protocol::link::{Down, Gone};
-use qd_protocol::{Number, RunId};
+use qd_protocol::event::{Attachment, RunError};
+use qd_protocol::link::{Down, File, Gone, TurnLimits};
+use qd_protocol::worker::AgentSpec;
+use qd_protocol::{ApiError, Millis, Number, RunId, Text, WorkerId};
+use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::batch::Outcome;
@@ -35,24 +39,21 @@ impl Actor {
 
     async fn act(&mut self, effect: Effect, told: &mut Option<oneshot::Sender<Vec<RunId>>>) {
         match effect {
-            Effect::Launch => self.launch().await,
+            Effect::Launch { worker, fresh } => self.launch(worker, fresh).await,
             Effect::Prompt { number, run } => self.prompt(number, run).await,
-            Effect::Steer { number, run, text } => {
-                self.agent.send(Down::Steer { number, run, text: text.head, blob: text.blob });
-            }
+            Effect::Steer { number, run, text } => self.steer(number, run, text).await,
             Effect::Cancel { number, run } => self.agent.send(Down::Cancel { number, run }),
             Effect::Kill { number, run } => self.agent.send(Down::Kill { number, run }),
             Effect::Answer { number, ask, reply } => {
                 self.agent.send(Down::Answer { number, ask, answer: reply })
             }
-            Effect::StopAgent => {
-                self.agent.stop().await;
-                if self.state.closed {
-                    self.forget_env();
-                }
-            }
+            Effect::StopAgent if self.agent.is_there() => self.agent.close(),
+            // The journal says that there is a worker, and we know of none.
+            Effect::StopAgent => self.redo = Some(Box::new(Redo { gone: Some(Gone::Lost), ..Redo::default() })),
             Effect::CancelBelow { number } => self.cancel_below(number, told.take()),
             Effect::CloseBelow { purge } => self.close_below(purge),
+            Effect::AskChildren { children } => self.ask_children(children),
+            Effect::TellParent => self.tell_parent(),
             Effect::CheckBudget => self.check_budget().await,
             Effect::Purge => {
                 self.purged = true;
@@ -62,56 +63,114 @@ impl Actor {
     }
 
     /// A session that is closed starts no agent any more, and nobody else may see its variables.
-    fn forget_env(&self) {
+    pub(super) fn forget_env(&self) {
         if let Err(error) = self.daemon.home.drop_env(&self.session.id) {
             tracing::warn!(session = %self.session.id, %error, "the variables of a closed session are left over");
         }
     }
 
-    async fn launch(&mut self) {
+    async fn launch(&mut self, worker: WorkerId, fresh: bool) {
         let env = self.daemon.home.env(&self.session.id);
-        let cwd = self.daemon.workspace_path(&self.session.workspace).await;
+        let here = self.daemon.workers.is_here(&self.state.settings.agent);
+        let cwd = self.daemon.workspace_path(&self.session.workspace, here).await;
         let (env, cwd) = match (env, cwd) {
             (Ok(env), Ok(cwd)) => (env, cwd),
             (env, cwd) => {
                 let why = env.err().map(|error| error.to_string()).or(cwd.err().map(|error| error.message));
-                return self.cannot_launch(why.unwrap_or_default());
+                return self.fail(RunError::new("agent_not_started", why.unwrap_or_default()));
             }
         };
-        let (state, daemon) = (&self.state, &self.daemon);
-        self.agent.launch(&*daemon.launcher, || AgentSpec {
-            session: state.id.clone(),
-            agent: state.settings.agent.clone(),
+        let settings = &self.state.settings;
+        let spec = AgentSpec {
+            session: self.state.id.clone(),
+            worker,
+            agent: settings.agent.clone(),
             cwd,
-            model: state.settings.model.clone(),
-            system_prompt: state.settings.system_prompt.clone(),
+            model: settings.model.clone(),
+            system_prompt: settings.system_prompt.clone(),
             env,
-            agent_session_id: state.agent_session_id.clone(),
-            after: state.taken,
-            blobs: daemon.home.blobs(),
-        });
+            agent_session_id: self.state.agent_session_id.clone(),
+            after: self.state.taken,
+            mark: String::new(),
+        };
+        if !fresh {
+            return self.agent.start(self.daemon.workers.marked(spec));
+        }
+        match self.daemon.workers.launch(spec).await {
+            Ok(link) => self.agent.launched(link),
+            Err(error) => self.fail(error),
+        }
     }
 
     /// What stands in the way of an agent is told like an agent that failed to start.
-    fn cannot_launch(&mut self, why: String) {
-        let error = qd_protocol::event::RunError::new("agent_not_started", why);
+    fn fail(&mut self, error: RunError) {
         self.redo = Some(Box::new(Redo { gone: Some(Gone::Failed(error)), ..Redo::default() }));
     }
 
+    /// Gives the agent a prompt, or what a suspended run waited for. Everything goes with it: its machine may not be
+    /// ours.
     async fn prompt(&mut self, number: Number, run: RunId) {
-        let accept = match self.prompts.take(&run) {
+        match self.words(number, &run).await {
+            Ok((prompt, files, messages)) => {
+                let limits = self.limits().await;
+                self.agent.send(Down::Prompt { number, run, prompt, files, messages, limits });
+            }
+            Err(error) => {
+                tracing::error!(session = %self.session.id, %run, %error, "a prompt could not be read again");
+                self.agent.close();
+                self.fail(RunError::new("prompt_unreadable", error.message));
+            }
+        }
+    }
+
+    async fn words(
+        &mut self,
+        number: Number,
+        run: &RunId,
+    ) -> Result<(String, Vec<File>, Vec<Value>), ApiError> {
+        let accept = match self.prompts.take(run) {
             Some(accept) => accept,
-            None => match load::prompt(&self.daemon, &self.session, &run).await {
-                Ok(accept) => accept,
-                Err(error) => {
-                    tracing::error!(session = %self.session.id, %run, %error, "a prompt could not be read again");
-                    self.agent.stop().await;
-                    return self.cannot_launch(error.message);
-                }
-            },
+            None => load::prompt(&self.daemon, &self.session, run).await?,
         };
-        let (prompt, blob) = (accept.prompt.head, accept.prompt.blob);
-        self.agent.send(Down::Prompt { number, run, prompt, blob, attachments: accept.attachments });
+        let resumed = self.state.active().is_some_and(|(_, started)| started.resumed);
+        let messages = match resumed {
+            true => load::transcript(&self.daemon, &self.session, run, number).await?,
+            false => Vec::new(),
+        };
+        let blobs = self.daemon.home.blobs();
+        let mut files = Vec::with_capacity(accept.attachments.len());
+        for Attachment { name, mime, data, blob } in accept.attachments {
+            let data = match (data, blob) {
+                (Some(data), _) => data,
+                (None, Some(blob)) => BASE64.encode(load::blob(&blobs, &blob).await?),
+                (None, None) => String::new(),
+            };
+            files.push(File { name, mime, data });
+        }
+        Ok((load::whole(&blobs, accept.prompt).await?, files, messages))
+    }
+
+    /// What is left to the run, for a worker that is alone.
+    async fn limits(&self) -> TurnLimits {
+        let limits = &self.state.settings.limits;
+        let milliseconds = |seconds: f64| (seconds * 1000.0).clamp(0.0, 1e15) as u64;
+        let spent = self.state.active().map(|(_, started)| Millis::now().since(started.at));
+        let left = |limit: u64| limit.saturating_sub(spent.unwrap_or_default());
+        TurnLimits {
+            timeout_ms: limits.run_timeout_s.map(milliseconds).map(left),
+            max_turns: limits.max_turns,
+            budget_usd: self.daemon.budget_left(&self.line).await,
+            grace_ms: limits.cancel_grace_s.map(milliseconds),
+        }
+    }
+
+    async fn steer(&mut self, number: Number, run: RunId, text: Text) {
+        match load::whole(&self.daemon.home.blobs(), text).await {
+            Ok(text) => self.agent.send(Down::Steer { number, run, text }),
+            Err(error) => {
+                tracing::error!(session = %self.session.id, %run, %error, "a steer could not be read again");
+            }
+        }
     }
 
     async fn check_budget(&mut self) {

@@ -1,11 +1,14 @@
 //! A session read from the journal: its last snapshot, and what came after it.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use qd_core::session::{Accept, Recorded, State, evolve};
 use qd_journal::{SessionKey, StoredEvent};
-use qd_protocol::event::{Body, Part};
+use qd_protocol::event::{Body, ChildResult, Part};
+use qd_protocol::text::Blob;
 use qd_protocol::{ApiError, Code, Number, RunId, Text};
+use serde_json::{Value, json};
 
 use crate::daemon::{Daemon, SessionRef, read_failed};
 
@@ -134,4 +137,60 @@ fn accept(run: &RunId, parts: Vec<Part>) -> Accept {
         }
     }
     accept
+}
+
+/// What a suspended run is resumed with by the `run.resumed` of this number: its transcript, and one message for each
+/// session that it waited for.
+pub(super) async fn transcript(
+    daemon: &Daemon,
+    session: &SessionRef,
+    run: &RunId,
+    number: Number,
+) -> Result<Vec<Value>, ApiError> {
+    let (mut transcript, mut after) = (Vec::new(), Number(0));
+    loop {
+        let kinds = &["run.suspended", "run.resumed"];
+        let page = daemon.journal.session_events(session.key, Some(run), kinds, after, PAGE).await;
+        let page = page.map_err(read_failed)?;
+        for stored in &page.events {
+            match decode(session, stored)? {
+                Some(Body::RunSuspended(suspended)) => transcript = suspended.transcript,
+                Some(Body::RunResumed(resumed)) if stored.number == Some(number) => {
+                    transcript.extend(resumed.children.iter().map(message));
+                    return Ok(transcript);
+                }
+                _ => {}
+            }
+        }
+        if page.end {
+            return Ok(Vec::new());
+        }
+        after = page.scanned;
+    }
+}
+
+/// What became of a session below, as its parent's agent is told.
+fn message(child: &ChildResult) -> Value {
+    let content = json!({
+        "session_id": child.session_id,
+        "finish_reason": child.finish_reason,
+        "text": child.text,
+    });
+    json!({ "role": "user", "content": content })
+}
+
+/// The whole of a text of which the journal may hold only the head.
+pub(super) async fn whole(blobs: &Path, text: Text) -> Result<String, ApiError> {
+    let Some(file) = &text.blob else { return Ok(text.head) };
+    String::from_utf8(blob(blobs, file).await?).map_err(|error| {
+        ApiError::new(Code::StorageFailed, format!("the file {} is not text: {error}", file.sha256))
+    })
+}
+
+/// The content of a file beside the journal.
+pub(super) async fn blob(blobs: &Path, file: &Blob) -> Result<Vec<u8>, ApiError> {
+    let path = blobs.join(&file.sha256);
+    tokio::fs::read(&path).await.map_err(|error| {
+        ApiError::new(Code::StorageFailed, format!("could not read {}: {error}", path.display()))
+    })
 }

@@ -13,17 +13,19 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use qd_core::session::{Command, Input, State, World, deadline, step};
+use qd_core::session::{Command, Input, Phase, State, World, deadline, step};
 use qd_journal::SessionKey;
 use qd_link::{Heard, Numbered};
 use qd_protocol::link::{Gone, Up};
-use qd_protocol::{ApiError, Millis, RunId};
+use qd_protocol::{ApiError, Body, Millis, RunId};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 pub(crate) use reply::{Answer, Done, run_id_conflict};
 
 use crate::daemon::{Daemon, SessionRef};
 use crate::registry::Mailbox;
+use crate::workers::{Had, Need};
 use agent::Agent;
 use batch::{Batch, Held};
 pub(crate) use batch::{Birth, row_change, session_row, unwritable};
@@ -31,6 +33,8 @@ pub(crate) use load::{recorded, snapshot};
 
 /// How many things are judged before the next append.
 const BATCH_MAX: usize = 256;
+/// How long a session without a worker stays awake.
+const NAP: Duration = Duration::from_secs(10);
 /// How long to wait before what the agent said is tried again on a journal that did not take it.
 const RETRY: Duration = Duration::from_millis(250);
 
@@ -40,6 +44,10 @@ pub(crate) enum Mail {
     Request(Box<Request>),
     /// Something has changed for the better: see what can go on.
     Wake,
+    /// Somebody else needs the room: an agent that has nothing to do is put to rest.
+    GiveWay,
+    /// The workers end with the daemon.
+    EndAgent,
     /// Somebody wants to know what it does, after everything before is committed.
     Probe(oneshot::Sender<Probe>),
     /// The daemon ends.
@@ -147,14 +155,18 @@ enum Next {
     Heard(Heard),
     Redo,
     Tick,
+    /// A worker that was told to end has not.
+    Patience,
     Idle,
 }
 
 impl Actor {
     async fn run(&mut self) {
         let mut redo = Redo { wake: true, ..Redo::default() };
-        if self.state.active().is_some() {
-            // An agent inside the daemon died with the daemon that had it.
+        if let Some(had) = self.had() {
+            self.agent.attaching(self.daemon.workers.attach(had));
+        } else if self.state.active().is_some() {
+            // Of a daemon that kept its agents inside itself: they died with it.
             redo.gone = Some(Gone::Lost);
         }
         self.redo = Some(Box::new(redo));
@@ -173,9 +185,13 @@ impl Actor {
                     self.judge(&mut batch, Input::Tick);
                     Box::pin(self.commit(batch)).await;
                 }
+                Next::Patience => self.daemon.workers.kill(&self.session.id),
+                Next::Idle if self.agent.is_idle() => {
+                    self.agent.rest();
+                    self.tell_need();
+                }
                 Next::Idle => {
-                    Box::pin(self.agent.stop()).await;
-                    if self.is_quiet() && self.daemon.let_sleep(&self.session.id, &self.mailbox) {
+                    if self.daemon.let_sleep(&self.session.id, &self.mailbox) {
                         return;
                     }
                 }
@@ -194,11 +210,15 @@ impl Actor {
         let mailbox = &self.mailbox;
         let letters = std::future::poll_fn(|context| mailbox.poll_take(context, &mut mail, BATCH_MAX));
         let due = deadline(&self.state).map(|at| Duration::from_millis(at.since(Millis::now())));
-        let (pause, after) = match due {
+        let patience = self.agent.patience().map(|until| until.saturating_duration_since(Instant::now()));
+        let (pause, after) = match (due, patience) {
             _ if self.redo.is_some() => (RETRY, Next::Redo),
-            Some(due) => (due, Next::Tick),
-            None if self.is_quiet() => (self.daemon.idle, Next::Idle),
-            None => (Duration::MAX, Next::Tick),
+            (due, Some(patience)) if due.is_none_or(|due| patience < due) => (patience, Next::Patience),
+            (Some(due), _) => (due, Next::Tick),
+            // What its turns left running keeps a session awake: somebody has to hold its worker.
+            _ if self.is_quiet() && self.agent.is_idle() => (self.daemon.idle, Next::Idle),
+            _ if self.is_quiet() && !self.agent.is_there() => (self.daemon.idle.min(NAP), Next::Idle),
+            _ => (Duration::MAX, Next::Tick),
         };
         let listens = self.redo.is_none();
         tokio::select! {
@@ -213,16 +233,44 @@ impl Actor {
     /// Nothing runs, nothing is about to, and nothing is owed.
     fn is_quiet(&self) -> bool {
         let waits = !self.state.busy() || (self.daemon.halted() && self.state.active().is_none());
-        self.redo.is_none() && waits && !self.agent.is_starting()
+        self.redo.is_none() && waits && !self.agent.is_changing()
     }
 
     fn world(&self) -> World {
         World {
             now: Millis::now(),
-            halted: self.daemon.halted(),
+            // Whoever is about to end with its workers starts none any more.
+            halted: self.daemon.halted() || self.daemon.is_ending(),
             over_budget: self.daemon.budgets.any_spent(&self.line),
             link: self.agent.state(),
+            room: self.daemon.room.has(&self.session.id),
         }
+    }
+
+    /// The worker that the journal says we have.
+    fn had(&self) -> Option<Had> {
+        Some(Had {
+            session: self.state.id.clone(),
+            worker: self.state.worker.clone()?,
+            agent: self.state.settings.agent.clone(),
+            taken: self.state.taken,
+        })
+    }
+
+    /// Says what our agent is to the limit on them, or that we wait for room. Who waits for a person or for other
+    /// sessions does not count.
+    fn tell_need(&self) {
+        match self.state.phase() {
+            Phase::Queued => self.daemon.make_room(|room| room.wait(&self.session.id)),
+            _ => self.daemon.make_room(|room| room.leave(&self.session.id)),
+        }
+        let need = match self.state.phase() {
+            _ if !self.agent.is_live() => Need::Nothing,
+            Phase::Waiting => Need::Nothing,
+            Phase::Idle if self.agent.is_idle() => Need::Idle,
+            _ => Need::Busy,
+        };
+        self.daemon.make_room(|room| room.set(&self.session.id, need));
     }
 
     fn judge(&mut self, batch: &mut Batch, input: Input) {
@@ -249,9 +297,12 @@ impl Actor {
                 }
                 Mail::Wake => self.judge(&mut batch, Input::Wake),
                 Mail::Probe(reply) => probes.push(reply),
+                Mail::GiveWay if self.is_quiet() => self.agent.rest(),
+                Mail::GiveWay => {}
+                Mail::EndAgent => self.agent.close(),
                 Mail::Stop => {
                     self.commit(batch).await;
-                    self.agent.stop().await;
+                    self.agent.detach();
                     return std::ops::ControlFlow::Break(());
                 }
             }
@@ -287,11 +338,15 @@ impl Actor {
                 self.agent.lost();
                 self.judge(&mut batch, Input::Lost);
             }
-            Heard::Back { applied } => {
-                self.agent.back();
-                self.judge(&mut batch, Input::Back { applied });
+            Heard::Attached { applied, seat, pid, keeper, again } => {
+                self.daemon.workers.met(&self.session.id, pid, keeper);
+                let again = self.agent.attached(seat, again);
+                self.judge(&mut batch, Input::Attached { applied, again });
             }
             Heard::Gone(gone) => {
+                // One that a daemon died before it could start is no crash of anybody's.
+                let never_was = self.agent.was_never_met() && self.state.turn().is_none();
+                let gone = if never_was { Gone::Stopped } else { gone };
                 self.agent.gone();
                 batch.gone = Some(gone.clone());
                 self.judge(&mut batch, Input::Gone(gone));
@@ -302,11 +357,19 @@ impl Actor {
 
     fn hear_one(&mut self, batch: &mut Batch, thing: Numbered) {
         let Numbered { number, up } = thing;
-        if let Up::Ready { steers, .. } = up {
-            self.agent.ready(steers);
+        match &up {
+            Up::Ready { steers, .. } => self.agent.ready(*steers),
+            Up::Rested => self.agent.rested(),
+            Up::Terminal { outcome, .. } if outcome.agent_ends => self.agent.ending(),
+            Up::Gone(_) => self.agent.over(),
+            _ => {}
         }
-        batch.heard = Some(number);
+        let rested = matches!(up, Up::Rested);
         self.judge(batch, Input::Heard(number, up));
+        if rested {
+            // A prompt may have met the stopping, and waits.
+            self.judge(batch, Input::Wake);
+        }
     }
 
     /// Judges again what a failed append had decided and nobody has seen.
@@ -332,20 +395,34 @@ impl Actor {
         let line = &self.line;
         match batch.append(&self.daemon, &self.session, &self.state, line).await {
             Ok(first) => {
-                if let Some(number) = batch.heard {
-                    self.agent.acknowledge(number);
-                }
+                // Only what made an event: the number of what did not is nowhere in the journal, and a daemon that
+                // came after us would ask for it.
+                self.agent.acknowledge(self.state.taken);
+                self.part(batch.gone.is_some());
                 self.daemon.stats.count(batch.bodies());
+                if batch.bodies().any(|body| matches!(body, Body::SessionClosed(_))) {
+                    self.forget_env();
+                }
                 for outcome in batch.outcomes(first) {
                     self.carry_out(outcome).await;
                 }
                 self.prompts.forget_ended(&self.state);
-                if self.agent.refresh(&self.state).await {
-                    // Full or not: whatever else comes wakes us just as well.
-                    let _full = self.mailbox.push(Mail::Wake);
-                }
+                self.agent.refresh(&self.state);
+                self.tell_need();
             }
             Err(error) => self.undo(batch, error).await,
+        }
+    }
+
+    /// Lets go of a worker whose end is in the journal.
+    fn part(&mut self, is_lost: bool) {
+        let over = self.agent.take_over();
+        if is_lost || over.is_some() {
+            self.daemon.workers.forget(&self.session.id);
+        }
+        if let Some(link) = over {
+            // It waits for our last word before it goes.
+            self.daemon.spawn(async move { link.detach().await });
         }
     }
 

@@ -21,14 +21,14 @@ use futures_util::FutureExt;
 use http_body_util::BodyExt;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use qd_protocol::api::VERSION_HEADER;
-use qd_protocol::{ApiError, Code};
+use qd_protocol::{ApiError, Code, TokenId};
 use tokio::sync::Notify;
 use tower::ServiceExt;
 
 use super::body::{Intake, Leftover, too_large};
 use super::error::Refusal;
 use super::guard::{Guard, Peer};
-use super::serve::Limits;
+use super::serve::{Limits, Seat};
 
 /// The version that every answer carries.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -53,16 +53,24 @@ impl Front {
         self: Arc<Self>,
         peer: Peer,
         activity: Arc<Activity>,
+        seat: Arc<Seat>,
         request: hyper::Request<Incoming>,
     ) -> Result<Response, Infallible> {
         let turn = Turn::begin(activity);
-        let (head, incoming) = request.into_parts();
+        let (mut head, incoming) = request.into_parts();
         let (method, path) = (head.method.clone(), head.uri.path().to_owned());
         let leftover = Leftover::default();
         let held_back = head.headers.contains_key(header::EXPECT);
         let body = Intake::new(incoming, held_back, &self.limits, leftover.clone());
         let response = match self.admit(&peer, &head, &body) {
-            Ok(()) => self.route(peer, head, body).await,
+            Ok(token) => {
+                head.extensions.insert(peer);
+                head.extensions.insert(seat);
+                if let Some(token) = token {
+                    head.extensions.insert(token);
+                }
+                self.route(head, body).await
+            }
             Err(error) => {
                 tracing::info!(%method, path, ?peer, code = error.code.as_str(), "refused at the edge");
                 drop(body);
@@ -76,13 +84,12 @@ impl Front {
         Ok(response.map(|body| Body::new(Held { body, _turn: turn })))
     }
 
-    fn admit(&self, peer: &Peer, head: &Parts, body: &Intake) -> Result<(), ApiError> {
-        self.guard.admit(peer, head)?;
-        if body.is_too_large() { Err(too_large(self.limits.body)) } else { Ok(()) }
+    fn admit(&self, peer: &Peer, head: &Parts, body: &Intake) -> Result<Option<TokenId>, ApiError> {
+        let token = self.guard.admit(peer, head)?;
+        if body.is_too_large() { Err(too_large(self.limits.body)) } else { Ok(token) }
     }
 
-    async fn route(&self, peer: Peer, mut head: Parts, body: Intake) -> Response {
-        head.extensions.insert(peer);
+    async fn route(&self, head: Parts, body: Intake) -> Response {
         let body = if body.is_end_stream() { Body::empty() } else { Body::new(body) };
         let handled = self.router.clone().oneshot(Request::from_parts(head, body));
         match AssertUnwindSafe(handled).catch_unwind().await {

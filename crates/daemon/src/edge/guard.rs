@@ -4,18 +4,22 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
-use qd_protocol::{ApiError, Code};
+use qd_protocol::{ApiError, Code, TokenId};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::listen::{Listener, is_wildcard};
 use crate::home::Token;
+use crate::workers::Tokens;
 
 /// The one path that needs no token, so that something that has none can see whether we live.
 const OPEN_PATH: &str = "/healthz";
+/// All that a worker token opens.
+const WORKER_PATHS: [&str; 2] = ["/v1/workers/join", "/v1/workers/link"];
 
 /// Who is at the other end. Every request carries it as an extension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,6 +106,8 @@ pub(super) fn allowed_hosts(texts: &[String]) -> Result<Vec<Host>, BadHost> {
 pub(super) struct Guard {
     /// The token's digest: comparing digests takes the same time whatever the lengths are.
     token: [u8; 32],
+    /// The tokens of processes on other machines, which come and go.
+    workers: Option<Arc<Tokens>>,
     hosts: HashSet<Host>,
     /// Whether every address of the machine is listened on.
     wildcard: bool,
@@ -142,12 +148,17 @@ impl Guard {
         }
         hosts.extend(allowed);
         let owner = rustix::process::geteuid().as_raw();
-        Self { token: digest(token.expose()), hosts, wildcard, owner }
+        Self { token: digest(token.expose()), workers: None, hosts, wildcard, owner }
     }
 
-    /// Lets a request in, or says why not. Host and Origin come before the token, so that a web page learns nothing
-    /// from the difference between a right and a wrong one.
-    pub(super) fn admit(&self, peer: &Peer, head: &Parts) -> Result<(), ApiError> {
+    /// The same, and those who bear one of these may come in to work.
+    pub(super) fn with_worker_tokens(self, tokens: Arc<Tokens>) -> Self {
+        Self { workers: Some(tokens), ..self }
+    }
+
+    /// Lets a request in, or says why not; with the worker token that it bears, if it bears one. Host and Origin come
+    /// before the token, so that a web page learns nothing from the difference between a right and a wrong one.
+    pub(super) fn admit(&self, peer: &Peer, head: &Parts) -> Result<Option<TokenId>, ApiError> {
         match peer {
             Peer::Unix { uid, .. } => {
                 if *uid != self.owner {
@@ -159,12 +170,15 @@ impl Guard {
                 if from_a_page(&head.headers) {
                     return Err(foreign_origin("a web page has no business on this socket"));
                 }
-                Ok(())
+                Ok(None)
             }
             Peer::Tcp { local, tls, .. } => {
                 let at = self.check_host(head, local.ip().to_canonical())?;
                 check_origin(&head.headers, &at, *tls)?;
-                if head.uri.path() == OPEN_PATH { Ok(()) } else { self.check_token(&head.headers) }
+                if head.headers.contains_key(header::UPGRADE) && from_a_page(&head.headers) {
+                    return Err(foreign_origin("only a worker has business with an upgrade, and no web page is one"));
+                }
+                if head.uri.path() == OPEN_PATH { Ok(None) } else { self.check_token(head) }
             }
         }
     }
@@ -195,17 +209,26 @@ impl Guard {
         Ok(at)
     }
 
-    fn check_token(&self, headers: &HeaderMap) -> Result<(), ApiError> {
-        let given = only(headers, header::AUTHORIZATION).and_then(|text| {
+    fn check_token(&self, head: &Parts) -> Result<Option<TokenId>, ApiError> {
+        let given = only(&head.headers, header::AUTHORIZATION).and_then(|text| {
             let (scheme, token) = text.split_once(' ')?;
             scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
         });
-        match given {
-            Some(given) if bool::from(digest(given).ct_eq(&self.token)) => Ok(()),
-            Some(_) => Err(ApiError::new(
-                Code::Unauthorized,
-                "the token is wrong; it is in the file `token` of the home",
-            )),
+        let worker = |given: &[u8; 32]| self.workers.as_ref().and_then(|tokens| tokens.bearer(given));
+        match given.map(digest) {
+            Some(given) if bool::from(given.ct_eq(&self.token)) => Ok(None),
+            Some(given) => match worker(&given) {
+                Some(token) if WORKER_PATHS.contains(&head.uri.path()) => Ok(Some(token)),
+                Some(_) => Err(ApiError::new(
+                    Code::WorkerNotAllowed,
+                    "this is a worker token, with which nothing can be done but `qd worker join`",
+                )),
+                None => Err(ApiError::new(
+                    Code::Unauthorized,
+                    "the token is wrong, or was revoked; a client's is in the file `token` of the home, a worker's is \
+                     made by `qd workers token`",
+                )),
+            },
             None => Err(ApiError::new(
                 Code::Unauthorized,
                 "TCP needs the header `Authorization: Bearer TOKEN`; the token is in the file `token` of the home",
@@ -291,7 +314,7 @@ mod tests {
             request = request.header(*name, *value);
         }
         let (head, ()) = request.body(()).unwrap().into_parts();
-        guard.admit(peer, &head).map_or_else(|error| error.code.as_str(), |()| "in")
+        guard.admit(peer, &head).map_or_else(|error| error.code.as_str(), |_| "in")
     }
 
     #[test]

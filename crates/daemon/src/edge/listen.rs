@@ -170,13 +170,18 @@ impl fmt::Debug for TlsAcceptorDebug {
 }
 
 impl Listener {
+    /// Where others reach it; a wildcard is no address that anybody can dial, so a name that is allowed stands for it.
+    pub(super) fn url(&self, allowed: Option<&Host>) -> Option<String> {
+        let Self::Tcp(door) = self else { return None };
+        let scheme = if door.tls.is_some() { "https" } else { "http" };
+        let host = allowed.filter(|_| is_wildcard(door.local.ip())).unwrap_or(&door.host);
+        Some(format!("{scheme}://{host}:{}", door.local.port()))
+    }
+
     pub(super) fn line(&self) -> String {
         match self {
             Self::Unix(door) => format!("listening on unix:{}", door.file.path.display()),
-            Self::Tcp(door) => {
-                let scheme = if door.tls.is_some() { "https" } else { "http" };
-                format!("listening on {scheme}://{}:{}", door.host, door.local.port())
-            }
+            Self::Tcp(_) => format!("listening on {}", self.url(None).unwrap_or_default()),
         }
     }
 }

@@ -9,6 +9,7 @@
 //! - `answer`: the way of one request to the router and back.
 //! - `body`: reading a request's body within its limits.
 //! - [`error`]: refusals and JSON on the wire.
+//! - `upgrade`: requests that ask for a WebSocket.
 //!
 //! It knows no session and no journal.
 
@@ -19,8 +20,10 @@ pub mod guard;
 pub mod listen;
 pub mod serve;
 pub mod tls;
+mod upgrade;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 pub use body::read_whole;
 pub use error::{Json, OptionalJson, Raw, Refusal};
@@ -28,8 +31,10 @@ pub use guard::Peer;
 pub use listen::Address;
 pub use serve::{Limits, serve};
 pub use tls::Fingerprint;
+pub(crate) use upgrade::{Line, Upgrade};
 
 use crate::home::{Home, HomeError};
+use crate::workers::{Door, Tokens};
 use guard::{BadHost, Guard};
 use listen::{ListenError, Listener};
 use tls::TlsError;
@@ -85,6 +90,7 @@ pub struct Bound {
     guard: Guard,
     limits: Limits,
     fingerprint: Option<Fingerprint>,
+    door: Option<Door>,
 }
 
 impl Bound {
@@ -97,6 +103,16 @@ impl Bound {
     pub fn fingerprint(&self) -> Option<&Fingerprint> {
         self.fingerprint.as_ref()
     }
+
+    /// Where a worker on another machine would join, if it can.
+    pub(crate) fn door(&self) -> Option<Door> {
+        self.door.clone()
+    }
+
+    /// Lets those in, to work, who bear one of these.
+    pub(crate) fn with_worker_tokens(self, tokens: Arc<Tokens>) -> Self {
+        Self { guard: self.guard.with_worker_tokens(tokens), ..self }
+    }
 }
 
 /// Binds every address, or none: what can be refused is refused before anything is bound. The home must be prepared.
@@ -105,12 +121,17 @@ pub async fn open(home: &Home, options: Options) -> Result<Bound, EdgeError> {
     let allowed = guard::allowed_hosts(&allow_host)?;
     let targets = listen::check(&listen, tls.is_some()).await?;
     let token = home.token()?;
+    let self_made = tls == Some(Certificate::SelfSigned);
     let tls = match tls {
         None => None,
         Some(Certificate::SelfSigned) => Some(tls::self_signed(home, &tls::names(&listen, &allowed))?),
         Some(Certificate::Files { cert, key }) => Some(tls::from_files(&cert, &key)?),
     };
     let listeners = listen::bind(targets, tls.as_ref())?;
+    let fingerprint = tls.map(|tls| tls.fingerprint);
+    let url = listeners.iter().find_map(|listener| listener.url(allowed.first()));
+    let shown = fingerprint.filter(|_| self_made);
+    let door = url.map(|url| Door { url, fingerprint: shown.map(|fingerprint| fingerprint.to_string()) });
     let guard = Guard::new(&token, &listeners, allowed);
-    Ok(Bound { listeners, guard, limits, fingerprint: tls.map(|tls| tls.fingerprint) })
+    Ok(Bound { listeners, guard, limits, fingerprint, door })
 }

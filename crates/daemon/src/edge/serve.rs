@@ -168,8 +168,9 @@ struct Room {
     doorstep: Arc<Semaphore>,
 }
 
-/// The right to be here.
-struct Seat {
+/// The right to be here. A connection that is upgraded takes it along.
+#[derive(Debug)]
+pub(super) struct Seat {
     _all: OwnedSemaphorePermit,
     _tcp: Option<OwnedSemaphorePermit>,
 }
@@ -208,17 +209,18 @@ impl Pause {
     }
 }
 
-async fn converse(caller: Caller, front: Arc<Front>, _seat: Seat, mut shutdown: watch::Receiver<bool>) {
+async fn converse(caller: Caller, front: Arc<Front>, seat: Seat, mut shutdown: watch::Receiver<bool>) {
+    let seat = Arc::new(seat);
     match caller {
-        Caller::Unix(stream, peer) => speak(stream, peer, front, shutdown).await,
-        Caller::Tcp(stream, peer, None) => speak(stream, peer, front, shutdown).await,
+        Caller::Unix(stream, peer) => speak(stream, peer, front, seat, shutdown).await,
+        Caller::Tcp(stream, peer, None) => speak(stream, peer, front, seat, shutdown).await,
         Caller::Tcp(stream, peer, Some(TlsAcceptorDebug(tls))) => {
             let greeted = tokio::select! {
                 () = stopped(&mut shutdown) => return,
                 greeted = tokio::time::timeout(front.limits.read, tls.accept(stream)) => greeted,
             };
             match greeted {
-                Ok(Ok(stream)) => Box::pin(speak(stream, peer, front, shutdown)).await,
+                Ok(Ok(stream)) => Box::pin(speak(stream, peer, front, seat, shutdown)).await,
                 Ok(Err(error)) => tracing::debug!(?peer, %error, "a TLS handshake failed"),
                 Err(_) => tracing::debug!(?peer, "a TLS handshake took too long"),
             }
@@ -226,11 +228,12 @@ async fn converse(caller: Caller, front: Arc<Front>, _seat: Seat, mut shutdown: 
     }
 }
 
-/// HTTP over a stream, until one side has had enough.
-async fn speak<S: AsyncRead + AsyncWrite + Unpin>(
+/// HTTP over a stream, until one side has had enough or it becomes something else.
+async fn speak<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     stream: S,
     peer: Peer,
     front: Arc<Front>,
+    seat: Arc<Seat>,
     mut shutdown: watch::Receiver<bool>,
 ) {
     let activity = Arc::new(Activity::default());
@@ -238,7 +241,7 @@ async fn speak<S: AsyncRead + AsyncWrite + Unpin>(
     let service = {
         let activity = activity.clone();
         service_fn(move |request: hyper::Request<Incoming>| {
-            front.clone().answer(peer, activity.clone(), request)
+            front.clone().answer(peer, activity.clone(), seat.clone(), request)
         })
     };
     let connection = http1::Builder::new()
@@ -246,7 +249,8 @@ async fn speak<S: AsyncRead + AsyncWrite + Unpin>(
         .header_read_timeout(limits.read)
         .max_header_size(limits.headers)
         .max_buf_size(CONNECTION_BUFFER.max(limits.headers))
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
     let mut connection = pin!(connection);
     let mut ended = tokio::select! {
         ended = connection.as_mut() => Some(ended),

@@ -39,6 +39,7 @@ pub(super) fn base() -> OpenApi {
     modifiers(&Token),
     tags(
         (name = "daemon", description = "The daemon itself: health, version, numbers, agents, tidying up"),
+        (name = "workers", description = "Other machines: their tokens, and how they join"),
         (name = "workspaces", description = "Project directories"),
         (name = "sessions", description = "Conversations with one agent"),
         (name = "runs", description = "Accepted prompts"),
@@ -75,7 +76,7 @@ refusals! {
     /// Every route but `/healthz` may answer these.
     Guarded {
         "401": "`unauthorized`: no token, or a wrong one, over TCP",
-        "403": "`host_not_allowed`, `origin_not_allowed` or `peer_not_allowed`",
+        "403": "`host_not_allowed`, `origin_not_allowed`, `peer_not_allowed`, `agent_not_allowed` or `worker_not_allowed`",
         "503": "`stopping` or `storage_failed`: nothing was done, try again",
     }
     /// A route with an id in its path, or in its query.

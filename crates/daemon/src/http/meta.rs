@@ -85,15 +85,21 @@ async fn agents(
     State(daemon): State<Arc<Daemon>>,
     Query(query): Query<ListQuery>,
 ) -> Result<List<Agent>, Refusal> {
-    Ok(List::slice(daemon.launcher.agents(), &query, |agent| &agent.name)?)
+    Ok(List::slice(daemon.workers.agents().to_vec(), &query, |agent| &agent.name)?)
 }
 
-/// The live workers. There are none yet: agents live inside the daemon.
+/// The live workers, with what runs below them.
 #[utoipa::path(get, path = "/v1/workers", tag = "daemon", params(ListQuery), responses(
     (status = 200, description = "All of them", body = [Worker]), BadQuery, Guarded,
 ))]
-async fn workers(Query(query): Query<ListQuery>) -> Result<List<Worker>, Refusal> {
-    Ok(List::slice(Vec::new(), &query, |worker: &Worker| &worker.id)?)
+async fn workers(
+    State(daemon): State<Arc<Daemon>>,
+    Query(query): Query<ListQuery>,
+) -> Result<List<Worker>, Refusal> {
+    // It reads what the kernel says of each process.
+    let list = move || daemon.workers.list();
+    let workers = tokio::task::spawn_blocking(list).await.map_err(|_| super::fault())?;
+    Ok(List::slice(workers, &query, |worker: &Worker| &worker.id)?)
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -148,9 +154,8 @@ async fn blob(
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct ShutdownRequest {
-    /// Whether the workers end too. There are none yet.
+    /// Whether the workers end too, and with them the agents and all that those started.
     #[serde(default)]
-    #[expect(dead_code, reason = "workers are processes of their own from the next part on")]
     workers: bool,
 }
 
@@ -172,8 +177,11 @@ struct Stopping {
 )]
 async fn shutdown(
     State(daemon): State<Arc<Daemon>>,
-    Keyed(key, OptionalJson(_)): Keyed<OptionalJson<ShutdownRequest>>,
+    Keyed(key, OptionalJson(request)): Keyed<OptionalJson<ShutdownRequest>>,
 ) -> Result<(StatusCode, Json<Stopping>), Refusal> {
+    if request.workers {
+        daemon.end_workers().await;
+    }
     let answer = once(&daemon, key, |_| async { Ok((Stopping { stopping: true }, Kept::NotYet)) }).await?;
     daemon.stop();
     Ok((StatusCode::ACCEPTED, Json(answer)))

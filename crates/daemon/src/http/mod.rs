@@ -6,7 +6,7 @@
 //! - `extract`: what a handler takes: ids, queries, bodies with an `Idempotency-Key`.
 //! - `once`: the same request under the same key has its effect once.
 //! - `list`: pages. `describe`: what the document says of all routes alike. `words`: texts and files of a caller.
-//! - `meta`, `gc`, `workspaces`, `sessions`, `runs`, `queue`, `asks`, `halt`, `events`: the families of routes.
+//! - `meta`, `gc`, `join`, `workspaces`, `sessions`, `runs`, `queue`, `asks`, `halt`, `events`: the families of routes.
 
 mod asks;
 mod describe;
@@ -14,6 +14,8 @@ mod events;
 mod extract;
 mod gc;
 mod halt;
+mod join;
+mod kin;
 mod list;
 mod meta;
 mod once;
@@ -52,6 +54,7 @@ fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::with_openapi(describe::base())
         .merge(meta::routes())
         .merge(gc::routes())
+        .merge(join::routes())
         .merge(workspaces::routes())
         .merge(sessions::routes())
         .merge(runs::routes())
@@ -61,12 +64,13 @@ fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .merge(events::routes())
 }
 
-/// Around every route: what changes something is carried out whole, and every answer is counted.
+/// Around every route: an agent does not get far, what changes something is carried out whole, and every answer is counted.
 async fn answer(State(daemon): State<Arc<Daemon>>, request: Request, next: Next) -> Response {
     let only_reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
-    let response = match only_reads {
-        true => next.run(request).await,
-        false => carry_out(&daemon, request, next).await.unwrap_or_else(IntoResponse::into_response),
+    let response = match kin::admit(&daemon, &request) {
+        Err(error) => Refusal(error).into_response(),
+        Ok(()) if only_reads => next.run(request).await,
+        Ok(()) => carry_out(&daemon, request, next).await.unwrap_or_else(IntoResponse::into_response),
     };
     let class = usize::from(response.status().as_u16() / 100);
     if let Some(counter) = daemon.stats.answers.get(class) {
@@ -146,7 +150,8 @@ mod tests {
                 );
                 assert_eq!(operation["tags"].as_array().map(Vec::len), Some(1), "{method} {path}");
                 let responses = operation["responses"].as_object().unwrap();
-                assert!(responses.keys().any(|status| status.starts_with('2')), "{method} {path}");
+                // A WebSocket's success is the switch to it.
+                assert!(responses.keys().any(|status| status.starts_with('2') || status == "101"), "{method} {path}");
                 for (status, response) in
                     responses.iter().filter(|(status, _)| status.starts_with(['4', '5']))
                 {

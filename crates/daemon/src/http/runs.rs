@@ -193,7 +193,7 @@ async fn steer(
     }
     let deed = |key| async {
         let now = sessions::view(&daemon, &row)?;
-        let agents = daemon.launcher.agents();
+        let agents = daemon.workers.agents();
         let steers = agents.iter().find(|agent| agent.name == now.agent).is_none_or(|agent| agent.steers);
         // Also while it is starting and has not said so itself. What does not run is left to the session to say.
         if !steers && now.state != SessionState::Idle && now.state != SessionState::Closed {

@@ -5,26 +5,29 @@ use std::time::Duration;
 use qd_link::Closed;
 use qd_protocol::link::{Outcome, Stop};
 
-use crate::turn::{End, Turn, outcome};
+use crate::turn::{End, Turn};
 
-/// One turn: waits if the prompt says so, then echoes the rest of it.
+/// One turn: waits if the prompt says so, then echoes the rest of it. A cancel ends it wherever it is.
 pub(crate) async fn turn(turn: &Turn<'_>, prompt: &str) -> Result<End, Closed> {
-    let (wait, rest) = sleep_of(prompt).unwrap_or((Duration::ZERO, prompt));
-    tokio::time::sleep(wait).await;
-    stream(turn, rest).await?;
-    Ok(End::Stopped(Outcome { text: Some(format!("echo: {rest}")), ..outcome(Stop::EndTurn) }))
+    tokio::select! {
+        // The cancel first: one that is there when the last word is said has won.
+        biased;
+        () = turn.cancelled() => Ok(End::Stopped(Outcome::of(Stop::Cancelled))),
+        end = echo(turn, prompt) => end,
+    }
 }
 
-/// Says a text word by word.
-pub(crate) async fn stream(turn: &Turn<'_>, text: &str) -> Result<(), Closed> {
-    for word in words(text) {
+async fn echo(turn: &Turn<'_>, prompt: &str) -> Result<End, Closed> {
+    let (wait, rest) = sleep_of(prompt).unwrap_or((Duration::ZERO, prompt));
+    tokio::time::sleep(wait).await;
+    for word in words(rest) {
         turn.say(word).await?;
     }
-    Ok(())
+    Ok(End::Stopped(Outcome { text: Some(format!("echo: {rest}")), ..Outcome::of(Stop::EndTurn) }))
 }
 
 /// The words of a text, each with the white space behind it; what stands before the first word belongs to it.
-fn words(text: &str) -> impl Iterator<Item = &str> {
+pub(crate) fn words(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
         let word = rest.find(|c: char| !c.is_whitespace()).unwrap_or(rest.len());

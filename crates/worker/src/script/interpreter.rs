@@ -1,170 +1,181 @@
-//! Plays the steps of a script in one turn. It does what it is told, in the workspace and outside: it is an agent for
-//! tests. It knows its turn and the file system, and neither link nor session.
+//! Plays a prompt as a scene. It does what it is told, in the workspace and outside: it is an agent for tests.
 
+use std::fmt::Display;
 use std::path::Path;
 
-use qd_link::Closed;
-use qd_protocol::AskId;
-use qd_protocol::event::{AskKind, Decision, RunError};
-use qd_protocol::limits::{BODY_MAX, INLINE_MAX};
-use qd_protocol::link::{AskRequest, Said, Stop};
-use qd_protocol::text::{escaped_len, head};
+use agent_client_protocol::Error;
+use agent_client_protocol::v1::schema::StopReason;
+use qd_protocol::limits::BODY_MAX;
 use serde_json::Value;
 use tokio::io::AsyncReadExt;
 
-use super::steps::{Ask, Question, Step, Tool, Write};
-use crate::turn::{End, Turn, error, failed, outcome, whole};
+use super::scene::{Decided, Scene};
+use super::steps::{self, Step, Write};
+use super::{Setup, spawn};
+use crate::drivers::acp::OURS;
+use crate::drivers::echo;
 
-/// Room for the note behind an output that was cut.
-const NOTE_MAX: usize = 64;
 /// The longest file that `read` says.
 const READ_MAX: usize = BODY_MAX;
-/// Random bytes in the id of an ask, five bits of each of which count.
-const ASK_RANDOM: usize = 26;
 
-/// Does the steps in order. A turn that is stopped from outside is dropped at whatever it waits for.
-pub(crate) async fn play(turn: &Turn<'_>, steps: Vec<Step>) -> Result<End, Closed> {
-    let mut calls = 0;
-    for step in steps {
-        match perform(turn, step, &mut calls).await {
-            Ok(None) => {}
-            Ok(Some(end)) => return Ok(end),
-            Err(Broken::Failed(error)) => return Ok(End::Stopped(failed(error))),
-            Err(Broken::Closed(closed)) => return Err(closed),
+/// How a scene ended.
+#[derive(Debug)]
+pub(super) enum Ending {
+    Stopped(StopReason),
+    /// It waits for the sessions that it started, and goes on with this step.
+    Suspended {
+        next: usize,
+    },
+    Failed {
+        code: &'static str,
+        message: String,
+    },
+    /// The process is to die.
+    Exited(i32),
+}
+
+/// What is to be played: a prompt, from one of its steps on.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) prompt: String,
+    first: usize,
+}
+
+impl Part {
+    /// A prompt, or the rest of the one that the conversation says was suspended.
+    pub(super) fn of(prompt: String, messages: &[Value]) -> Self {
+        let suspended = messages.iter().rev().find_map(|message| message.get(OURS)?.get("next")?.as_u64());
+        let begun = messages.first().and_then(|message| message.get("content")?.as_str());
+        match (suspended.and_then(|next| usize::try_from(next).ok()), begun) {
+            (Some(first), Some(begun)) => Self { prompt: begun.to_owned(), first },
+            _ => Self { prompt, first: 0 },
         }
     }
-    Ok(End::Stopped(outcome(Stop::EndTurn)))
+
+    /// Plays the steps if the prompt is a script, echoes it if not. A script with a bad step is not begun.
+    pub(super) async fn play(&self, scene: &Scene, setup: &Setup) -> Ending {
+        let steps = match steps::parse(&self.prompt) {
+            Ok(steps) => steps,
+            Err(bad) => return Ending::Failed { code: "invalid_script", message: bad.to_string() },
+        };
+        let played = async {
+            match steps {
+                Some(steps) => self.play_steps(scene, setup, steps).await,
+                None => {
+                    for word in echo::words(&self.prompt) {
+                        scene.say(word).await?;
+                    }
+                    Ok(Ending::Stopped(StopReason::EndTurn))
+                }
+            }
+        };
+        tokio::select! {
+            // A cancel that is there when the last step is done has won.
+            biased;
+            () = scene.cancelled() => Ending::Stopped(StopReason::Cancelled),
+            ended = played => ended.unwrap_or_else(|broken| {
+                Ending::Failed { code: "agent_error", message: broken.0 }
+            }),
+        }
+    }
+
+    async fn play_steps(&self, scene: &Scene, setup: &Setup, steps: Vec<Step>) -> Result<Ending, Broken> {
+        for (at, step) in steps.into_iter().enumerate().skip(self.first) {
+            // Unique in the session, since real agents' are.
+            let call_id = format!("call_{}_{}", scene.session.turns(), at + 1);
+            let next = at + 1;
+            match perform(scene, setup, step, &call_id).await? {
+                Then::Next => {}
+                Then::Suspend => return Ok(Ending::Suspended { next }),
+                Then::Stop(reason) => return Ok(Ending::Stopped(reason)),
+                Then::Exit(status) => return Ok(Ending::Exited(status)),
+            }
+        }
+        Ok(Ending::Stopped(StopReason::EndTurn))
+    }
+}
+
+/// What follows a step.
+enum Then {
+    Next,
+    Suspend,
+    Stop(StopReason),
+    Exit(i32),
 }
 
 /// Why a step could not be done.
-#[derive(Debug, thiserror::Error)]
-enum Broken {
-    #[error(transparent)]
-    Closed(#[from] Closed),
-    #[error("{}", .0.message)]
-    Failed(RunError),
-}
+#[derive(Debug)]
+struct Broken(String);
 
-impl From<RunError> for Broken {
-    fn from(error: RunError) -> Self {
-        Self::Failed(error)
+impl From<Error> for Broken {
+    fn from(error: Error) -> Self {
+        Self(error.message)
     }
 }
 
-/// Does one step; gives the end of the turn if it is one.
-async fn perform(turn: &Turn<'_>, step: Step, calls: &mut u32) -> Result<Option<End>, Broken> {
+async fn perform(scene: &Scene, setup: &Setup, step: Step, call_id: &str) -> Result<Then, Broken> {
+    let cwd = &scene.session.cwd;
     match step {
         Step::Say { text, times, every } => {
             for time in 0..times {
                 if time > 0 && !every.is_zero() {
                     tokio::time::sleep(every).await;
                 }
-                turn.say(text.as_str()).await?;
+                scene.say(&text).await?;
             }
         }
-        Step::Think(text) => turn.tell(Said::Thought { text }).await?,
+        Step::Think(text) => scene.think(&text).await?,
         Step::Sleep(time) => tokio::time::sleep(time).await,
-        Step::Tool(tool) => {
-            *calls += 1;
-            use_tool(turn, format!("{}.{calls}", turn.run), tool).await?;
+        Step::Tool(tool) => scene.tool(call_id, tool).await?,
+        Step::Ask(ask) => return say_decided(scene, scene.ask(call_id, ask).await?).await,
+        Step::Question(question) => return say_decided(scene, scene.question(question).await?).await,
+        Step::Plan(entries) => scene.plan(entries).await?,
+        Step::Usage(usage) => scene.report(scene.session.uses(&usage)).await?,
+        Step::Spawn(what) => {
+            let started = spawn::start(&setup.exe, cwd, &what).await;
+            let pid = started.map_err(|cause| Broken(format!("cannot start {}: {cause}", what.argv[0])))?;
+            scene.say(&format!("pid {pid}")).await?;
         }
-        Step::Ask(ask) => return permission(turn, ask).await,
-        Step::Question(question) => return ask_question(turn, question).await,
-        Step::Plan(entries) => turn.tell(Said::Plan { entries }).await?,
-        Step::Usage(usage) => turn.tell(Said::Usage { usage }).await?,
-        Step::Write(Write { path, content }) => write(&turn.spec.cwd.join(path), content).await?,
-        Step::Read(path) => turn.say(read(&turn.spec.cwd.join(path)).await?).await?,
-        Step::AwaitSteer(wait) => match turn.steer(wait).await? {
-            Some(steer) => {
-                let text = whole(&turn.spec.blobs, steer.text, steer.blob.as_ref()).await?;
-                turn.say(format!("steered: {text}")).await?;
-            }
-            None => turn.say("no steer").await?,
+        Step::Write(Write { path, content }) => write(&cwd.join(path), &content).await?,
+        Step::Read(path) => scene.say(&read(&cwd.join(path)).await?).await?,
+        Step::AwaitSteer(wait) => match tokio::time::timeout(wait, scene.steer()).await {
+            Ok(text) => scene.say(&format!("steered: {}", text?)).await?,
+            Err(_) => scene.say("no steer").await?,
         },
-        Step::IgnoreCancel => turn.ignore_cancel(),
-        Step::Late(text) => turn.say_late(text),
-        Step::Config => turn.say(config(turn)).await?,
-        Step::Stop(stop) => return Ok(Some(End::Stopped(outcome(stop)))),
-        Step::Fail(message) => return Err(error("agent_error", &message).into()),
-        Step::Exit(status) => return Ok(Some(End::Exited(status))),
+        Step::IgnoreCancel => scene.ignore_cancel(),
+        Step::Late(text) => scene.keep_for_later(text),
+        Step::Config => scene.say(&config(scene)).await?,
+        Step::Stop(reason) => return Ok(Then::Stop(reason)),
+        Step::Suspend => return Ok(Then::Suspend),
+        Step::Fail(message) => return Err(Broken(message)),
+        Step::Exit(status) => return Ok(Then::Exit(status)),
     }
-    Ok(None)
+    Ok(Then::Next)
 }
 
-async fn use_tool(turn: &Turn<'_>, call_id: String, tool: Tool) -> Result<(), Closed> {
-    let Tool { name, input, output, is_error } = tool;
-    turn.tell(Said::ToolStarted { call_id: call_id.clone(), name: name.clone(), input: bounded(input) })
-        .await?;
-    let output = bounded(output);
-    if let Value::String(text) = &output {
-        turn.tell(Said::ToolOutput { call_id: call_id.clone(), text: text.clone() }).await?;
+/// Nobody answers when a turn is stopped, so that it ends, unless it was told to pay no heed.
+async fn say_decided(scene: &Scene, decided: Decided) -> Result<Then, Broken> {
+    match decided {
+        Decided::Yes(text) => scene.say(&text).await?,
+        Decided::No(reason) => scene.say(&format!("denied: {reason}")).await?,
+        Decided::Nobody if scene.ignores_cancel() => {}
+        Decided::Nobody => return Ok(Then::Stop(StopReason::Cancelled)),
     }
-    turn.tell(Said::ToolFinished { call_id, name, output, is_error }).await
+    Ok(Then::Next)
 }
 
-async fn permission(turn: &Turn<'_>, ask: Ask) -> Result<Option<End>, Broken> {
-    let Ask { tool, input, risk } = ask;
-    let request = AskRequest {
-        id: ask_id()?,
-        kind: AskKind::Permission,
-        prompt: format!("May the agent use {tool}?"),
-        tool: Some(tool),
-        input,
-        risk,
-        options: Vec::new(),
-    };
-    let Some(answer) = turn.ask(request).await? else { return Ok(unanswered(turn)) };
-    match answer.decision {
-        Some(Decision::AllowOnce | Decision::AllowAlways) => turn.say("allowed").await?,
-        Some(Decision::Deny) | None => {
-            let reason = answer.reason.as_deref().unwrap_or("no reason given");
-            turn.say(format!("denied: {reason}")).await?;
-        }
-    }
-    Ok(None)
-}
-
-async fn ask_question(turn: &Turn<'_>, question: Question) -> Result<Option<End>, Broken> {
-    let Question { prompt, options } = question;
-    let request = AskRequest {
-        id: ask_id()?,
-        kind: AskKind::Question,
-        tool: None,
-        input: Value::Null,
-        risk: None,
-        prompt,
-        options,
-    };
-    let Some(answer) = turn.ask(request).await? else { return Ok(unanswered(turn)) };
-    turn.say(answer.value.unwrap_or_default()).await?;
-    Ok(None)
-}
-
-/// An ask is withdrawn when its run is stopped, so the turn ends, unless it was told to pay no heed.
-fn unanswered(turn: &Turn<'_>) -> Option<End> {
-    (!turn.ignores_cancel()).then(|| End::Stopped(outcome(Stop::Cancelled)))
-}
-
-fn ask_id() -> Result<AskId, RunError> {
-    let mut random = [0; ASK_RANDOM];
-    getrandom::fill(&mut random)
-        .map_err(|cause| error("agent_error", &format!("the system gives no random numbers: {cause}")))?;
-    Ok(AskId::from_random(&random))
-}
-
-async fn write(path: &Path, content: String) -> Result<(), RunError> {
+async fn write(path: &Path, content: &str) -> Result<(), Broken> {
     let written = async {
         if let Some(folder) = path.parent() {
             tokio::fs::create_dir_all(folder).await?;
         }
         tokio::fs::write(path, content).await
     };
-    written.await.map_err(|cause| error("agent_error", &format!("cannot write {}: {cause}", path.display())))
+    written.await.map_err(|cause| Broken(format!("cannot write {}: {cause}", path.display())))
 }
 
-async fn read(path: &Path) -> Result<String, RunError> {
-    let cannot =
-        |why: &dyn std::fmt::Display| error("agent_error", &format!("cannot read {}: {why}", path.display()));
+async fn read(path: &Path) -> Result<String, Broken> {
+    let cannot = |why: &dyn Display| Broken(format!("cannot read {}: {why}", path.display()));
     let mut content = String::new();
     let file = tokio::fs::File::open(path).await.map_err(|cause| cannot(&cause))?;
     file.take(READ_MAX as u64 + 1).read_to_string(&mut content).await.map_err(|cause| cannot(&cause))?;
@@ -175,46 +186,13 @@ async fn read(path: &Path) -> Result<String, RunError> {
 }
 
 /// One line, however many the system prompt has.
-fn config(turn: &Turn<'_>) -> String {
+fn config(scene: &Scene) -> String {
     let shown = |value: &Option<String>| value.as_deref().unwrap_or("-").replace('\n', "\\n");
-    let spec = turn.spec;
+    let session = &scene.session;
     format!(
         "cwd={} model={} system_prompt={}",
-        spec.cwd.display(),
-        shown(&spec.model),
-        shown(&spec.system_prompt)
+        session.cwd.display(),
+        shown(&session.model),
+        shown(&session.system_prompt)
     )
-}
-
-/// The value if it fits an event, else as much of its text as does and a note of its size.
-fn bounded(value: Value) -> Value {
-    match value {
-        Value::String(text) if escaped_len(&text) <= INLINE_MAX => Value::String(text),
-        Value::String(text) => Value::String(cut(&text)),
-        other => {
-            let json = other.to_string();
-            if json.len() <= INLINE_MAX { other } else { Value::String(cut(&json)) }
-        }
-    }
-}
-
-fn cut(text: &str) -> String {
-    format!("{}\n[cut: {} bytes in all]", head(text, INLINE_MAX - NOTE_MAX), text.len())
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn an_output_that_does_not_fit_is_cut_with_a_note_of_its_size() {
-        assert_eq!(bounded(json!({"a": 1})), json!({"a": 1}));
-        for large in [json!("\"".repeat(INLINE_MAX)), json!(["ä".repeat(INLINE_MAX)])] {
-            let Value::String(text) = bounded(large) else { panic!("it became text") };
-            assert!(escaped_len(&text) <= INLINE_MAX);
-            assert!(text.ends_with(" bytes in all]"), "{}", &text[text.len() - 40..]);
-        }
-    }
 }

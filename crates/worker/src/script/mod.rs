@@ -1,42 +1,85 @@
-//! The scripted agent, which does in a test what a model would do by itself. `steps` reads a script, `interpreter`
-//! plays it against a turn; neither knows what lies between the turn and its session.
+//! The scripted agent: a process of its own that speaks the Agent Client Protocol on its stdio, and does in a test
+//! what a model would do by itself. It is built on the protocol's own crate, so that our driver is tested against
+//! somebody else's idea of the protocol.
+//!
+//! Layout, in reading order:
+//! - `agent`: the requests it answers, and its sessions.
+//! - `scene`: one turn, and what it can say and wait for.
+//! - `interpreter`: plays a turn's `steps`.
+//! - `spawn`: processes, also such that do not want to be found; `memory`: what it remembers; `flow`: how fast it may
+//!   speak.
 
+mod agent;
+mod flow;
 mod interpreter;
+mod memory;
+mod scene;
+mod spawn;
 mod steps;
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::ExitCode;
 
-use qd_link::Closed;
-use qd_protocol::event::RunError;
-use qd_protocol::link::Stop;
+use tokio::net::unix::pipe;
 
-use crate::drivers::echo;
-use crate::turn::{End, Turn, error, failed, outcome};
+pub(crate) use self::agent::serve;
 
 /// The variable that delays readiness.
 const READY_MS: &str = "SCRIPT_READY_MS";
+/// The variable that names a folder for what it remembers beyond its process.
+const STATE: &str = "QD_SCRIPT_STATE";
 
-/// Waits as long as the environment says.
-pub(crate) async fn prepare(env: &BTreeMap<String, String>) -> Result<(), RunError> {
-    if let Some(ms) = env.get(READY_MS) {
-        let ms = ms.trim().parse().map_err(|_| {
-            // The value is not shown: none of the environment's ever is.
-            error("agent_failed_to_start", &format!("{READY_MS} must be a whole number of milliseconds"))
-        })?;
-        tokio::time::sleep(Duration::from_millis(ms)).await;
+/// What `qd __script` runs. It ends when its stdin does.
+pub fn main() -> ExitCode {
+    let mut args = std::env::args_os().skip(2);
+    if args.next().is_some_and(|arg| arg == spawn::VERB) {
+        return spawn::main(args);
     }
-    Ok(())
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(_) => return ExitCode::FAILURE,
+    };
+    let status = runtime.block_on(async {
+        let setup = Setup::from_env();
+        match pipes() {
+            Ok((stdin, stdout)) => serve(stdin, stdout, setup).await,
+            Err(_) => serve(tokio::io::stdin(), tokio::io::stdout(), setup).await,
+        }
+    });
+    // A thread may still wait for a line of stdin.
+    runtime.shutdown_background();
+    // As the kernel does it: the lowest byte counts.
+    ExitCode::from(status.to_le_bytes()[0])
 }
 
-/// One turn: plays the prompt if it is a script, echoes it if not. A script with a bad step is not begun.
-pub(crate) async fn turn(turn: &Turn<'_>, prompt: &str) -> Result<End, Closed> {
-    match steps::parse(prompt) {
-        Ok(Some(steps)) => interpreter::play(turn, steps).await,
-        Ok(None) => {
-            echo::stream(turn, prompt).await?;
-            Ok(End::Stopped(outcome(Stop::EndTurn)))
+/// Stdin and stdout without a thread between, which costs fifty times as much as the writing. They must be pipes, and
+/// ours alone.
+fn pipes() -> io::Result<(pipe::Receiver, pipe::Sender)> {
+    let stdin = pipe::Receiver::from_owned_fd(io::stdin().as_fd().try_clone_to_owned()?)?;
+    let stdout = pipe::Sender::from_owned_fd(io::stdout().as_fd().try_clone_to_owned()?)?;
+    Ok((stdin, stdout))
+}
+
+/// What the process was given.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Setup {
+    /// `SCRIPT_READY_MS`, as it was given.
+    pub(crate) ready_ms: Option<String>,
+    /// Where to remember conversations; `None`: they are forgotten with the process.
+    pub(crate) state: Option<PathBuf>,
+    /// This program, which starts the processes that leave their session or their parent.
+    pub(crate) exe: PathBuf,
+}
+
+impl Setup {
+    fn from_env() -> Self {
+        Self {
+            ready_ms: std::env::var(READY_MS).ok(),
+            state: std::env::var_os(STATE).map(PathBuf::from),
+            // Not the path: the program may have been replaced since.
+            exe: PathBuf::from("/proc/self/exe"),
         }
-        Err(bad) => Ok(End::Stopped(failed(error("invalid_script", &bad.to_string())))),
     }
 }

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use agent_client_protocol::v1::schema::StopReason;
 use qd_protocol::event::{PlanEntry, Usage};
 use qd_protocol::limits::{HEAD_MAX, INLINE_MAX};
-use qd_protocol::link::Stop;
 use qd_protocol::policy::Risk;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -22,13 +22,15 @@ pub(crate) enum Step {
     Question(Question),
     Plan(Vec<PlanEntry>),
     Usage(Usage),
+    Spawn(Spawn),
     Write(Write),
     Read(PathBuf),
     AwaitSteer(Duration),
     IgnoreCancel,
     Late(String),
     Config,
-    Stop(Stop),
+    Stop(StopReason),
+    Suspend,
     Fail(String),
     Exit(i32),
 }
@@ -64,6 +66,17 @@ pub(crate) struct Question {
     pub(crate) prompt: String,
     #[serde(default)]
     pub(crate) options: Vec<String>,
+}
+
+/// `{"spawn": …}`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Spawn {
+    pub(crate) argv: Vec<String>,
+    #[serde(default)]
+    pub(crate) setsid: bool,
+    #[serde(default)]
+    pub(crate) double_fork: bool,
 }
 
 /// `{"write": …}`.
@@ -150,15 +163,10 @@ fn named(name: &str, value: Value) -> Result<Step, String> {
         "late" => Step::Late(args(value)?),
         "config" => only_true(&value).map(|()| Step::Config)?,
         "stop" => Step::Stop(stop(value)?),
-        "suspend" => only_true(&value).map(|()| Step::Stop(Stop::Suspended))?,
+        "suspend" => only_true(&value).map(|()| Step::Suspend)?,
         "fail" => Step::Fail(args(value)?),
         "exit" => Step::Exit(args(value)?),
-        "spawn" => {
-            return Err(
-                "starting processes comes with worker processes, which this version does not have yet"
-                    .to_owned(),
-            );
-        }
+        "spawn" => Step::Spawn(spawn(value)?),
         _ => return Err("there is no such step".to_owned()),
     })
 }
@@ -193,8 +201,16 @@ fn usage(value: Value) -> Result<Usage, String> {
     Ok(Usage { input_tokens, output_tokens, cost_usd })
 }
 
+fn spawn(value: Value) -> Result<Spawn, String> {
+    let spawn: Spawn = args(value)?;
+    if spawn.argv.is_empty() {
+        return Err("`argv` names no program".to_owned());
+    }
+    Ok(spawn)
+}
+
 /// The contract lets a script stop for these reasons only; the rest have steps of their own.
-fn stop(value: Value) -> Result<Stop, String> {
+fn stop(value: Value) -> Result<StopReason, String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "snake_case")]
     enum Reason {
@@ -203,9 +219,9 @@ fn stop(value: Value) -> Result<Stop, String> {
         Refused,
     }
     Ok(match args(value)? {
-        Reason::MaxTokens => Stop::MaxTokens,
-        Reason::MaxTurns => Stop::MaxTurns,
-        Reason::Refused => Stop::Refused,
+        Reason::MaxTokens => StopReason::MaxTokens,
+        Reason::MaxTurns => StopReason::MaxTurnRequests,
+        Reason::Refused => StopReason::Refusal,
     })
 }
 
@@ -250,19 +266,14 @@ mod tests {
             {"tool":{"name":"Bash","input":{"command":"ls"},"output":"x","is_error":true}}, {"tool":{"name":"T"}},
             {"ask":{"tool":"Bash","input":{},"risk":"high"}}, {"question":{"prompt":"q","options":["y","n"]}},
             {"plan":[{"content":"p","status":"pending"}]}, {"usage":{"input_tokens":1,"cost_usd":0.5}},
-            {"write":{"path":"f","content":"z"}}, {"read":"f"}, {"await_steer":7}, {"ignore_cancel":true},
+            {"spawn":{"argv":["true"],"setsid":true}}, {"write":{"path":"f","content":"z"}}, {"read":"f"}, {"await_steer":7}, {"ignore_cancel":true},
             {"late":"l"}, {"config":true}, {"stop":"refused"}, {"suspend":true}, {"fail":"w"}, {"exit":3}]"#;
         let steps = parse(script).unwrap().unwrap();
-        assert_eq!(steps.len(), 20);
+        assert_eq!(steps.len(), 21);
         assert_eq!(steps[1], Step::Say { text: "b".to_owned(), times: 3, every: Duration::from_millis(10) });
         assert_eq!(
-            steps[16..],
-            [
-                Step::Stop(Stop::Refused),
-                Step::Stop(Stop::Suspended),
-                Step::Fail("w".to_owned()),
-                Step::Exit(3)
-            ]
+            steps[17..],
+            [Step::Stop(StopReason::Refusal), Step::Suspend, Step::Fail("w".to_owned()), Step::Exit(3)]
         );
     }
 
@@ -280,10 +291,7 @@ mod tests {
             (r#"[{"stop":"end_turn"}]"#, "step 1 of 1 (`stop`): unknown variant `end_turn`"),
             (r#"[{"config":false}]"#, "step 1 of 1 (`config`): takes only `true`"),
             (r#"[{"usage":{"cost_usd":-1}}]"#, "step 1 of 1 (`usage`): `cost_usd` is not negative"),
-            (
-                r#"[{"spawn":{"argv":["true"]}}]"#,
-                "step 1 of 1 (`spawn`): starting processes comes with worker processes",
-            ),
+            (r#"[{"spawn":{"argv":[]}}]"#, "step 1 of 1 (`spawn`): `argv` names no program"),
         ] {
             let bad = parse(script).unwrap_err().to_string();
             assert!(bad.starts_with(says), "{bad}");

@@ -1,0 +1,107 @@
+//! Requests that ask for a WebSocket, and what becomes of their connections. The guard has let them in like any other;
+//! who takes one here owns it from then on, and it counts among the connections for as long as it is held.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::extract::{FromRequest, Request};
+use axum::http::header::{
+    CONNECTION, HeaderName, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL,
+    SEC_WEBSOCKET_VERSION, UPGRADE,
+};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper_util::rt::TokioIo;
+use qd_link::socket::accept_key;
+use qd_protocol::frame::v1::SUBPROTOCOL;
+use qd_protocol::{ApiError, Code};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::error::Refusal;
+use super::serve::Seat;
+
+/// A request for a WebSocket with our subprotocol, not answered yet.
+#[derive(Debug)]
+pub(crate) struct Upgrade {
+    key: HeaderValue,
+    upgraded: OnUpgrade,
+    seat: Option<Arc<Seat>>,
+}
+
+impl Upgrade {
+    /// The answer, and the connection that there is once it has been sent; none if the peer went away before.
+    pub(crate) fn accept(self) -> (Response, impl Future<Output = Option<Line>> + Send + 'static) {
+        let Self { key, upgraded, seat } = self;
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+        let headers = response.headers_mut();
+        headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+        headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+        headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
+        let accepted = HeaderValue::try_from(accept_key(key.as_bytes()));
+        headers.insert(SEC_WEBSOCKET_ACCEPT, accepted.expect("base64 is plain ASCII"));
+        let line = async move {
+            let io = TokioIo::new(upgraded.await.ok()?);
+            Some(Line { io, _seat: seat })
+        };
+        (response, line)
+    }
+}
+
+impl<S: Send + Sync> FromRequest<S> for Upgrade {
+    type Rejection = Refusal;
+
+    async fn from_request(mut request: Request, _: &S) -> Result<Self, Refusal> {
+        let headers = request.headers();
+        let asks = lists(headers, CONNECTION, "upgrade")
+            && lists(headers, UPGRADE, "websocket")
+            && lists(headers, SEC_WEBSOCKET_VERSION, "13")
+            && lists(headers, SEC_WEBSOCKET_PROTOCOL, SUBPROTOCOL);
+        let key = headers.get(SEC_WEBSOCKET_KEY).filter(|_| asks).cloned();
+        let upgraded = request.extensions_mut().remove::<OnUpgrade>();
+        let (Some(key), Some(upgraded)) = (key, upgraded) else {
+            let message =
+                format!("this route takes a WebSocket of the subprotocol `{SUBPROTOCOL}`; see `qd worker join`");
+            return Err(Refusal(ApiError::new(Code::InvalidRequest, message)));
+        };
+        Ok(Self { key, upgraded, seat: request.extensions().get().cloned() })
+    }
+}
+
+/// Whether a header that is a list has this among its words.
+fn lists(headers: &HeaderMap, name: HeaderName, word: &str) -> bool {
+    let values = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).any(|one| one.trim().eq_ignore_ascii_case(word))
+}
+
+/// A connection that is no longer HTTP.
+#[derive(Debug)]
+pub(crate) struct Line {
+    io: TokioIo<Upgraded>,
+    /// Its place among the connections; free again when it is dropped.
+    _seat: Option<Arc<Seat>>,
+}
+
+impl AsyncRead for Line {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(cx, into)
+    }
+}
+
+impl AsyncWrite for Line {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, from)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,60 @@
+//! An agent is not its own judge. A process on our socket that descends from an agent can look at its own session, and
+//! nothing else: it answers no ask, touches no other session, and starts nothing behind anybody's back.
+
+use axum::extract::Request;
+use axum::http::Method;
+use qd_protocol::{ApiError, Code, SessionId};
+
+use crate::daemon::Daemon;
+use crate::edge::Peer;
+use crate::workers::Kin;
+
+/// What tells nobody anything.
+const OPEN: [&str; 3] = ["/healthz", "/v1/version", "/openapi.json"];
+
+/// Lets a request through unless it comes from below an agent and wants more than that agent's session may.
+pub(super) fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
+    let Some(Peer::Unix { pid: Some(pid), .. }) = request.extensions().get::<Peer>() else { return Ok(()) };
+    let Ok(pid) = u32::try_from(*pid) else { return Ok(()) };
+    let (method, path) = (request.method(), request.uri().path());
+    match daemon.workers.kin(pid) {
+        Kin::Stranger => Ok(()),
+        _ if OPEN.contains(&path) => Ok(()),
+        Kin::Agent(session) if looks_at(method, path, &session) => Ok(()),
+        Kin::Agent(session) => {
+            let message = format!(
+                "process {pid} belongs to the agent of {session}, which can look at its own session and do nothing else here"
+            );
+            Err(ApiError::new(Code::AgentNotAllowed, message).with("session_id", session.as_str()))
+        }
+        Kin::Unknown => {
+            let message = format!("process {pid} belongs to an agent that is not known here, or has ended");
+            Err(ApiError::new(Code::AgentNotAllowed, message))
+        }
+    }
+}
+
+/// Whether a request only reads what belongs to this session.
+fn looks_at(method: &Method, path: &str, session: &SessionId) -> bool {
+    let mut segments = path.split('/').skip_while(|segment| *segment != "sessions").skip(1);
+    matches!(*method, Method::GET | Method::HEAD) && segments.next() == Some(session.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_may_look_at_its_own_session_alone() {
+        let own = SessionId::from_random(&[1; 4]);
+        let at = |method, path: &str| looks_at(&method, path, &own);
+        for path in ["sessions/OWN", "sessions/OWN/messages", "sessions/OWN/events", "agent/sessions/OWN/queue"] {
+            let path = format!("/v1/workspaces/ws_1/{}", path.replace("OWN", own.as_str()));
+            assert!(at(Method::GET, &path), "{path}");
+            assert!(!at(Method::POST, &path) && !at(Method::DELETE, &path), "{path}");
+        }
+        for path in ["/v1/asks", "/v1/workspaces/ws_1/sessions", "/v1/workspaces/ws_1/sessions/ses_other", "/v1/events"] {
+            assert!(!at(Method::GET, path), "{path}");
+        }
+    }
+}

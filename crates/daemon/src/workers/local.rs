@@ -1,0 +1,267 @@
+//! Worker processes on this machine: started as our own binary, reached by unix socket, told alive by the lock that
+//! each holds for life. Their spools outlive them, and so may what their agents started: both are seen to here before a
+//! session hears that its worker is lost.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use qd_keeper::{Signal, proc};
+use qd_link::socket::{Socket, Upgrade, Wire};
+use qd_link::record::{self, Files};
+use qd_link::{AgentLink, FileSpool, LinkOptions, Numbered, Route, Unreachable};
+use qd_protocol::WorkerId;
+use qd_protocol::event::RunError;
+use qd_protocol::frame::v1::SUBPROTOCOL;
+use qd_protocol::limits::{ORPHAN_BUSY_S, ORPHAN_IDLE_S};
+use qd_protocol::link::UpNumber;
+use qd_protocol::worker::{AgentSpec, HostSpec};
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+use tokio::sync::watch;
+
+use super::{Had, Keys, whereabouts};
+use crate::random;
+
+/// How long a new process may take until it listens.
+const LISTEN: Duration = Duration::from_secs(10);
+/// How often a process that does not listen yet is tried.
+const TRY: Duration = Duration::from_millis(1);
+/// How long what a lost agent started may take to end politely.
+const GRACE: Duration = Duration::from_millis(200);
+
+/// The worker processes of one home.
+#[derive(Debug)]
+pub(super) struct Hosts {
+    dir: PathBuf,
+    log: PathBuf,
+    exe: PathBuf,
+    shares_worker: fn(&str) -> bool,
+    keys: Keys,
+    /// The processes that we started and that have not ended.
+    children: Arc<Mutex<HashMap<String, watch::Receiver<bool>>>>,
+    /// The one that sessions share whose agents cost next to nothing.
+    shared: tokio::sync::Mutex<Option<String>>,
+}
+
+impl Hosts {
+    pub(super) fn new(
+        dir: PathBuf,
+        log: PathBuf,
+        exe: PathBuf,
+        shares_worker: fn(&str) -> bool,
+        keys: Keys,
+    ) -> Self {
+        Self { dir, log, exe, shares_worker, keys, children: Arc::default(), shared: Default::default() }
+    }
+
+    /// Starts a worker with this agent, or puts the agent into the shared one.
+    pub(super) async fn launch(&self, spec: AgentSpec, options: LinkOptions) -> Result<AgentLink, RunError> {
+        let worker = spec.worker.clone();
+        let launched = match (self.shares_worker)(&spec.agent) {
+            true => self.share().await.map(|host| (host, Some(Box::new(spec)))),
+            false => {
+                let host = worker.to_string();
+                self.spawn(&host, vec![spec]).await.map(|()| (host, None))
+            }
+        };
+        let (host, start) = launched.map_err(|error| {
+            let message = format!("a worker could not be started: {error}; see `qd doctor` and the log");
+            RunError::new("worker_not_started", message)
+        })?;
+        Ok(self.open(&worker, host, LinkOptions { start, ..options }))
+    }
+
+    /// The link to a worker that there was.
+    pub(super) fn attach(&self, had: &Had, options: LinkOptions) -> AgentLink {
+        let host = fs::read_to_string(whereabouts(&self.dir, &had.worker)).unwrap_or_else(|_| had.worker.to_string());
+        self.open(&had.worker, host, options)
+    }
+
+    /// Forgets the files of a worker that is no more.
+    pub(super) fn clean_up(&self, worker: &WorkerId) {
+        // What is not there need not be removed, and what cannot be is found by the next look for strays.
+        let _absent = fs::remove_file(whereabouts(&self.dir, worker));
+        let _absent = FileSpool::remove(&FileSpool::folder(&self.dir, worker));
+        if !record::alive(&self.dir, worker.as_str())
+            && let Some(files) = Files::of(&self.dir, worker.as_str())
+        {
+            let _absent = files.remove();
+        }
+    }
+
+    /// Ends a worker's process, whatever it does. Its keeper then ends the rest. A shared one is left alone: it holds
+    /// the agents of others.
+    pub(super) fn kill(&self, worker: &WorkerId) {
+        self.signal(|id| id == worker.as_str(), Signal::KILL);
+    }
+
+    /// Ends the shared processes, of which nobody needs anything any more.
+    pub(super) fn end_shared(&self) {
+        self.signal(|id| id.starts_with(SHARED), Signal::TERM);
+    }
+
+    /// Signals the processes of these names, if they are what their records say.
+    fn signal(&self, which: impl Fn(&str) -> bool, signal: Signal) {
+        for record in record::records(&self.dir) {
+            let process = proc::Process::find(record.pid);
+            let same = |found: &proc::Process| record.start_ticks == Some(found.start_ticks);
+            if which(&record.agent_id)
+                && let Some(process) = process.filter(same)
+                && record::alive(&self.dir, &record.agent_id)
+            {
+                proc::signal(&process, signal);
+            }
+        }
+    }
+
+    /// Ends workers that no session knows: of a daemon that died between starting one and hearing of it. What a dead
+    /// one left is removed.
+    pub(super) async fn end_strays(&self, known: HashSet<WorkerId>) {
+        for found in record::records(&self.dir) {
+            let Ok(worker) = WorkerId::parse(&found.agent_id) else { continue };
+            if known.contains(&worker) || self.is_shared(&found.agent_id).await {
+                continue;
+            }
+            tracing::info!(%worker, pid = found.pid, "a worker that no session knows is ended");
+            self.kill(&worker);
+            let mark = self.keys.mark(&worker);
+            let ended = tokio::task::spawn_blocking(move || proc::end_marked(&mark, GRACE)).await;
+            tracing::debug!(%worker, ?ended, "what it had started is ended");
+            self.clean_up(&worker);
+        }
+    }
+
+    async fn is_shared(&self, host: &str) -> bool {
+        host.starts_with(SHARED) && record::alive(&self.dir, host)
+    }
+
+    /// The process that cheap agents share, started if there is none.
+    async fn share(&self) -> io::Result<String> {
+        let mut shared = self.shared.lock().await;
+        if let Some(host) = &*shared
+            && record::alive(&self.dir, host)
+        {
+            return Ok(host.clone());
+        }
+        let host = WorkerId::from_random(&random::bytes::<16>()).as_str().replacen(WorkerId::PREFIX, SHARED, 1);
+        self.spawn(&host, Vec::new()).await?;
+        *shared = Some(host.clone());
+        Ok(host)
+    }
+
+    fn open(&self, worker: &WorkerId, host: String, options: LinkOptions) -> AgentLink {
+        let route = Local {
+            dir: self.dir.clone(),
+            child: self.children.lock().unwrap_or_else(PoisonError::into_inner).get(&host).cloned(),
+            mark: self.keys.mark(worker),
+            worker: worker.clone(),
+            host: host.clone(),
+        };
+        if host != worker.as_str()
+            && let Err(error) = fs::write(whereabouts(&self.dir, worker), &host)
+        {
+            tracing::warn!(%worker, %error, "a later daemon will not find this agent");
+        }
+        AgentLink::open(LinkOptions { secret: self.keys.secret(&host), ..options }, route)
+    }
+
+    async fn spawn(&self, host: &str, agents: Vec<AgentSpec>) -> io::Result<()> {
+        let spec = HostSpec {
+            id: host.to_owned(),
+            dir: self.dir.clone(),
+            secret: self.keys.secret(host),
+            orphan_busy_ms: ORPHAN_BUSY_S * 1000,
+            orphan_idle_ms: ORPHAN_IDLE_S * 1000,
+            agents,
+        };
+        let log = OpenOptions::new().append(true).create(true).mode(0o600).open(self.log.join("workers.log"))?;
+        let mut child = Command::new(&self.exe)
+            .arg("__worker")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()?;
+        let (ended, ends) = watch::channel(false);
+        self.children.lock().unwrap_or_else(PoisonError::into_inner).insert(host.to_owned(), ends);
+        if let Some(mut stdin) = child.stdin.take() {
+            let spec = serde_json::to_vec(&spec).map_err(io::Error::other)?;
+            stdin.write_all(&spec).await?;
+        }
+        let (children, host) = (Arc::clone(&self.children), host.to_owned());
+        // Owned by the runtime and not by us: it only waits, so that the process leaves no zombie.
+        tokio::spawn(async move {
+            let status = child.wait().await;
+            tracing::debug!(%host, ?status, "a worker has ended");
+            children.lock().unwrap_or_else(PoisonError::into_inner).remove(&host);
+            ended.send_replace(true);
+        });
+        Ok(())
+    }
+}
+
+/// What the name of a shared process begins with; it is no worker's own.
+const SHARED: &str = "shared-";
+
+/// The way to one worker.
+struct Local {
+    dir: PathBuf,
+    host: String,
+    worker: WorkerId,
+    mark: String,
+    /// Turns true when the process ends, if we are the ones who started it.
+    child: Option<watch::Receiver<bool>>,
+}
+
+impl Local {
+    /// Whether there is a process, as far as can be told: ours that has not ended, or one that holds its lock.
+    fn is_alive(&self) -> bool {
+        self.child.as_ref().is_some_and(|ended| !*ended.borrow()) || record::alive(&self.dir, &self.host)
+    }
+}
+
+impl Route for Local {
+    async fn dial(&mut self) -> Result<Socket<Box<dyn Wire>>, Unreachable> {
+        let began = tokio::time::Instant::now();
+        loop {
+            match record::connect(&self.dir, &self.host).await {
+                Ok(stream) => {
+                    let upgrade = Upgrade {
+                        host: "worker".to_owned(),
+                        path: "/".to_owned(),
+                        subprotocol: Some(SUBPROTOCOL.to_owned()),
+                        token: None,
+                    };
+                    let wire: Box<dyn Wire> = Box::new(stream);
+                    return match Socket::client(wire, &upgrade).await {
+                        Ok((socket, true)) => Ok(socket),
+                        Ok((_, false)) | Err(_) => Err(Unreachable::Later),
+                    };
+                }
+                Err(_) if !self.is_alive() => return Err(Unreachable::Dead),
+                Err(_) if began.elapsed() > LISTEN => return Err(Unreachable::Later),
+                Err(_) => tokio::time::sleep(TRY).await,
+            }
+        }
+    }
+
+    async fn remains(&mut self, after: UpNumber) -> Vec<Numbered> {
+        let (dir, worker, mark) = (self.dir.clone(), self.worker.clone(), self.mark.clone());
+        let read = move || {
+            // What its agent had started first: nothing may come from it any more.
+            let ended = proc::end_marked(&mark, GRACE);
+            tracing::debug!(%worker, ?ended, "a worker is lost");
+            FileSpool::remains(&FileSpool::folder(&dir, &worker), after)
+        };
+        let read = tokio::task::spawn_blocking(read).await.map_err(io::Error::other).flatten();
+        read.unwrap_or_else(|error| {
+            tracing::error!(worker = %self.worker, %error, "a lost worker's spool could not be read");
+            Vec::new()
+        })
+    }
+}

@@ -1,0 +1,383 @@
+//! The workers, as the daemon knows them: which agents there are, how a session gets one, how it finds the one it had,
+//! and who lives below which. What a session makes of its worker's words is the actor's business.
+
+mod joined;
+mod local;
+mod room;
+mod tokens;
+
+use std::collections::{HashMap, HashSet};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use hmac::{Hmac, KeyInit, Mac};
+use qd_keeper::proc;
+use qd_link::{AgentLink, LinkOptions};
+use qd_protocol::api::{Agent, Worker};
+use qd_protocol::event::RunError;
+use qd_protocol::limits::LEASE_S;
+use qd_protocol::link::UpNumber;
+use qd_protocol::worker::{AgentSpec, Secret};
+use qd_protocol::{ApiError, Code, Millis, SessionId, WorkerId};
+use sha2::Sha256;
+
+use crate::home::{Home, HomeError, Token};
+pub(crate) use joined::Joined;
+use joined::Elsewhere;
+use local::Hosts;
+pub(crate) use room::{Need, Room, Told};
+pub(crate) use tokens::{Door, Tokens};
+
+/// What the binary that we are part of can do as a worker.
+#[derive(Debug, Clone)]
+pub struct Program {
+    /// The binary, executed again as `exe __worker`.
+    pub exe: PathBuf,
+    /// The agents that its workers can start.
+    pub agents: Vec<Agent>,
+    /// Whether sessions of this agent share one worker, since they cost next to nothing.
+    pub shares_worker: fn(&str) -> bool,
+}
+
+/// How many processes are remembered as strangers.
+const STRANGERS_MAX: usize = 4096;
+
+/// All workers of this daemon.
+#[derive(Debug)]
+pub(crate) struct Workers {
+    agents: Vec<Agent>,
+    hosts: Hosts,
+    joined: Arc<Joined>,
+    tokens: Arc<Tokens>,
+    /// Where others join, once it is known.
+    door: OnceLock<Door>,
+    keys: Keys,
+    live: Mutex<HashMap<SessionId, Live>>,
+    /// Processes that are known not to descend from an agent, by pid and start.
+    strangers: Mutex<HashSet<(u32, u64)>>,
+}
+
+/// A worker that a session has.
+#[derive(Debug, Clone)]
+struct Live {
+    worker: WorkerId,
+    agent: String,
+    /// Whether it is on another machine, whose pids mean nothing here.
+    elsewhere: bool,
+    started_at: Millis,
+    /// Known once it has been talked to.
+    pid: Option<u32>,
+    keeper: Option<u32>,
+}
+
+/// Which worker a session has, and how far it was heard.
+#[derive(Debug, Clone)]
+pub(crate) struct Had {
+    pub(crate) session: SessionId,
+    pub(crate) worker: WorkerId,
+    pub(crate) agent: String,
+    pub(crate) taken: UpNumber,
+}
+
+/// Who a process on our socket is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Kin {
+    /// Nobody of ours.
+    Stranger,
+    /// It descends from the agent of this session.
+    Agent(SessionId),
+    /// It descends from an agent that we do not know, or it is gone and nobody can tell.
+    Unknown,
+}
+
+impl Workers {
+    /// `lease` is how long one on another machine is waited for when it is silent.
+    pub(crate) fn new(home: &Home, program: Program, lease: Duration) -> Result<Self, HomeError> {
+        let keys = Keys(home.worker_key()?);
+        let Program { exe, agents, shares_worker } = program;
+        let hosts = Hosts::new(home.workers(), home.log(), exe, shares_worker, keys.clone());
+        let tokens = Arc::new(Tokens::open(home, keys.clone())?);
+        let joined = Arc::new(Joined::new(home.workers(), keys.clone(), Arc::clone(&tokens), lease));
+        let door = OnceLock::new();
+        Ok(Self { agents, hosts, joined, tokens, door, keys, live: Mutex::default(), strangers: Mutex::default() })
+    }
+
+    /// Those that have joined from other machines.
+    pub(crate) fn joined(&self) -> &Arc<Joined> {
+        &self.joined
+    }
+
+    /// What they join with.
+    pub(crate) fn tokens(&self) -> &Arc<Tokens> {
+        &self.tokens
+    }
+
+    /// Where they join; none if nothing but sockets is listened on.
+    pub(crate) fn door(&self) -> Option<&Door> {
+        self.door.get()
+    }
+
+    /// Says where they join, once.
+    pub(crate) fn set_door(&self, door: Door) {
+        // Only the first counts, and there is only one.
+        let _second = self.door.set(door);
+    }
+
+    /// The agents that can be named, whether or not they can start here.
+    pub(crate) fn agents(&self) -> &[Agent] {
+        &self.agents
+    }
+
+    /// The agent that a session is to have: one of this machine, or `NAME@LABEL` of one that has joined.
+    pub(crate) fn agent(&self, name: &str) -> Result<Agent, ApiError> {
+        if let Some(agent) = self.agents.iter().find(|agent| agent.name == name) {
+            return Ok(agent.clone());
+        }
+        let Some(wanted) = self.elsewhere(name) else {
+            let names: Vec<&str> = self.agents.iter().map(|agent| agent.name.as_str()).collect();
+            let message = format!("there is no agent {name}; known are: {}", names.join(", "));
+            return Err(ApiError::new(Code::UnknownAgent, message));
+        };
+        self.joined.offer(&wanted).ok_or_else(|| {
+            let Elsewhere { agent, label } = wanted;
+            let how = format!("qd worker join URL --token TOKEN --label {label}");
+            let message = format!(
+                "no worker with the label `{label}` that offers {agent} has joined; on the machine that is to have it \
+                 run `{how}`, with what `qd workers token` prints here"
+            );
+            ApiError::new(Code::AgentUnavailable, message).with("install", how)
+        })
+    }
+
+    /// Whether an agent of this name lives on this machine.
+    pub(crate) fn is_here(&self, name: &str) -> bool {
+        self.elsewhere(name).is_none()
+    }
+
+    /// What an agent's name says of another machine.
+    fn elsewhere(&self, name: &str) -> Option<Elsewhere> {
+        let is_here = self.agents.iter().any(|agent| agent.name == name);
+        Elsewhere::parse(name).filter(|_| !is_here)
+    }
+
+    /// A new worker for a session. It starts its agent at once.
+    pub(crate) async fn launch(&self, spec: AgentSpec) -> Result<AgentLink, RunError> {
+        let had = Had {
+            session: spec.session.clone(),
+            worker: spec.worker.clone(),
+            agent: spec.agent.clone(),
+            taken: spec.after,
+        };
+        self.remember(&had);
+        let wanted = self.elsewhere(&spec.agent);
+        let (spec, options) = (*self.marked(spec), self.options(&had));
+        match wanted {
+            Some(wanted) => Ok(self.joined.launch(spec, wanted, options)),
+            None => {
+                let opened = self.hosts.launch(spec, options).await;
+                opened.inspect_err(|_| self.forget(&had.session))
+            }
+        }
+    }
+
+    /// The link to the worker that a session had, wherever it is by now.
+    pub(crate) fn attach(&self, had: Had) -> AgentLink {
+        self.remember(&had);
+        match self.elsewhere(&had.agent) {
+            Some(wanted) => self.joined.attach(&had, wanted, self.options(&had)),
+            None => self.hosts.attach(&had, self.options(&had)),
+        }
+    }
+
+    /// What an agent is started with again in the worker that its session has.
+    pub(crate) fn marked(&self, mut spec: AgentSpec) -> Box<AgentSpec> {
+        spec.mark = self.keys.mark(&spec.worker);
+        if let Some(Elsewhere { agent, .. }) = self.elsewhere(&spec.agent) {
+            spec.agent = agent;
+        }
+        Box::new(spec)
+    }
+
+    /// A session's worker was talked to.
+    pub(crate) fn met(&self, session: &SessionId, pid: u32, keeper: Option<u32>) {
+        if let Some(live) = self.lock().get_mut(session) {
+            live.pid = Some(pid);
+            live.keeper = keeper.filter(|_| !live.elsewhere);
+        }
+    }
+
+    /// A session has no worker any more.
+    pub(crate) fn forget(&self, session: &SessionId) {
+        let gone = self.lock().remove(session);
+        if let Some(live) = gone {
+            self.hosts.clean_up(&live.worker);
+            self.joined.forget(&live.worker);
+        }
+    }
+
+    /// Ends the process of a session's worker, which does not do it itself.
+    pub(crate) fn kill(&self, session: &SessionId) {
+        let live = self.lock().get(session).cloned();
+        match live {
+            Some(live) if live.elsewhere => self.joined.abandon(&live.worker),
+            Some(live) => self.hosts.kill(&live.worker),
+            None => {}
+        }
+    }
+
+    /// Ends the processes that agents shared; there are none any more.
+    pub(crate) fn end_shared(&self) {
+        self.hosts.end_shared();
+    }
+
+    /// Ends what runs on this machine for no session: see [`Hosts::end_strays`].
+    pub(crate) async fn end_strays(&self) {
+        let known: HashSet<WorkerId> = self.lock().values().map(|live| live.worker.clone()).collect();
+        self.joined.end_strays(&known);
+        self.hosts.end_strays(known).await;
+    }
+
+    /// The live ones, oldest first, with what their turns left running.
+    pub(crate) fn list(&self) -> Vec<Worker> {
+        let local = Duration::from_secs(LEASE_S);
+        let mut list: Vec<Worker> = self
+            .lock()
+            .iter()
+            .filter_map(|(session, live)| {
+                let holder = self.joined.holder(&live.worker).filter(|_| live.elsewhere);
+                let (host, lease) = holder.map_or((None, local), |(name, lease)| (Some(name), lease));
+                Some(Worker {
+                    id: live.worker.to_string(),
+                    session_id: session.clone(),
+                    pid: live.pid?,
+                    started_at: live.started_at,
+                    lease_expires_at: Millis::now().plus(u64::try_from(lease.as_millis()).unwrap_or(u64::MAX)),
+                    agent: live.agent.clone(),
+                    host,
+                    processes: live.keeper.map(below).unwrap_or_default(),
+                })
+            })
+            .collect();
+        list.sort_by(|a, b| (a.started_at, &a.id).cmp(&(b.started_at, &b.id)));
+        list
+    }
+
+    /// How many agents live.
+    pub(crate) fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Whether a process descends from an agent. A process that has ended meanwhile may have been one's: nobody can
+    /// tell any more, and whoever needs no rights loses nothing by that.
+    pub(crate) fn kin(&self, pid: u32) -> Kin {
+        let Some(start) = proc::start_ticks(pid) else { return Kin::Unknown };
+        let mut known = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.contains(&(pid, start)) {
+            return Kin::Stranger;
+        }
+        let kin = self.trace(pid);
+        // Who is a stranger stays one: nothing is ever adopted by an agent.
+        if kin == Kin::Stranger {
+            if known.len() >= STRANGERS_MAX {
+                known.clear();
+            }
+            known.insert((pid, start));
+        }
+        kin
+    }
+
+    fn trace(&self, pid: u32) -> Kin {
+        let mut seen = false;
+        for ancestor in proc::ancestry(pid) {
+            seen = true;
+            let found = self.session_of(|live| live.keeper == Some(ancestor));
+            if let Some(session) = found {
+                return Kin::Agent(session);
+            }
+            if let Some(worker) = proc::mark_of(ancestor).and_then(|mark| self.keys.bearer(&mark)) {
+                return self.session_of(|live| live.worker == worker).map_or(Kin::Unknown, Kin::Agent);
+            }
+        }
+        if seen { Kin::Stranger } else { Kin::Unknown }
+    }
+
+    fn session_of(&self, which: impl Fn(&Live) -> bool) -> Option<SessionId> {
+        self.lock().iter().find(|(_, live)| which(live)).map(|(session, _)| session.clone())
+    }
+
+    fn remember(&self, had: &Had) {
+        let live = Live {
+            worker: had.worker.clone(),
+            agent: had.agent.clone(),
+            elsewhere: self.elsewhere(&had.agent).is_some(),
+            started_at: Millis::now(),
+            pid: None,
+            keeper: None,
+        };
+        self.lock().insert(had.session.clone(), live);
+    }
+
+    fn options(&self, had: &Had) -> LinkOptions {
+        LinkOptions {
+            session: had.session.clone(),
+            worker: had.worker.clone(),
+            secret: Secret::default(),
+            taken: had.taken,
+            software: env!("CARGO_PKG_VERSION").to_owned(),
+            start: None,
+        }
+    }
+
+    /// Every change under the lock is one assignment: a panic elsewhere leaves it whole.
+    fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Live>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where it is written which process holds a worker that has none of its own.
+fn whereabouts(dir: &Path, worker: &WorkerId) -> PathBuf {
+    dir.join(format!("{worker}.at"))
+}
+
+/// What runs below a keeper.
+fn below(keeper: u32) -> Vec<qd_protocol::api::Process> {
+    let describe = |process: proc::Process| qd_protocol::api::Process { pid: process.pid, name: process.name };
+    proc::descendants(keeper).into_iter().map(describe).collect()
+}
+
+/// What secrets are made of. They are derived and not kept, so that none can be lost or left over.
+#[derive(Debug, Clone)]
+struct Keys(Token);
+
+impl Keys {
+    /// What a host process and this home prove themselves to each other with.
+    fn secret(&self, host: &str) -> Secret {
+        Secret(self.derive("secret", host))
+    }
+
+    /// The word in the environment of all that a worker's agent starts. It names the worker, and only we can have
+    /// made it.
+    fn mark(&self, worker: &WorkerId) -> String {
+        format!("{worker}.{}", self.derive("mark", worker.as_str()))
+    }
+
+    /// The worker whose mark this is, if it is one of ours.
+    fn bearer(&self, mark: &str) -> Option<WorkerId> {
+        let worker = WorkerId::parse(mark.rsplit_once('.')?.0).ok()?;
+        (self.mark(&worker) == mark).then_some(worker)
+    }
+
+    fn derive(&self, purpose: &str, name: &str) -> String {
+        let mut mac = Hmac::<Sha256>::new_from_slice(self.0.expose().as_bytes())
+            .expect("HMAC takes a key of any length");
+        mac.update(purpose.as_bytes());
+        mac.update(b":");
+        mac.update(name.as_bytes());
+        mac.finalize().into_bytes().iter().fold(String::new(), |mut text, byte| {
+            write!(text, "{byte:02x}").expect("a string takes what it is given");
+            text
+        })
+    }
+}

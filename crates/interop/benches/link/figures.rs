@@ -1,0 +1,146 @@
+//! What is measured, and the table.
+
+use std::time::{Duration, Instant};
+
+use qd_testkit::Table;
+use qd_testkit::figures::{percentile, spoken};
+
+use crate::peer::Peer;
+use crate::served::{OURS, Side, THEIRS, Worker};
+
+/// Runs of one event: as many as the slower side does in some seconds.
+const RUNS: usize = 100;
+const WARM_RUNS: usize = 20;
+/// Events of one long run.
+const EVENTS: u64 = 1_000_000;
+const THEIR_EVENTS: u64 = 300_000;
+/// Long runs, of which the middle one counts.
+const LONG_RUNS: usize = 5;
+const IDLE: usize = 1000;
+/// What a reader leaves unread, and for how long.
+const UNREAD_EVENTS: u64 = 2_000_000;
+const UNREAD: Duration = Duration::from_secs(5);
+
+pub(crate) async fn measure() {
+    let mut table = Table::new("A worker's connection, and that of bamboo-subagent 2026.6.21 (loopback, two processes)");
+    let chosen: Vec<String> = std::env::args().skip(1).filter(|name| !name.starts_with('-')).collect();
+    let wanted = |name: &str| chosen.is_empty() || chosen.iter().any(|chosen| chosen == name);
+    if wanted("latency") {
+        latency(&mut table).await;
+    }
+    if wanted("throughput") {
+        throughput(&mut table).await;
+    }
+    if wanted("idle") {
+        idle(&mut table).await;
+    }
+    if wanted("unread") {
+        unread(&mut table).await;
+    }
+    println!("{table}");
+}
+
+async fn latency(table: &mut Table) {
+    let (mut ours, mut theirs) = (terminals(OURS, OURS).await, terminals(THEIRS, THEIRS).await);
+    let mut mixed = terminals(OURS, THEIRS).await;
+    for (part, aim) in [(50, "< 0.2 ms"), (99, "-")] {
+        let name = format!("one-event run to its terminal, p{part}");
+        table.time(&name, percentile(&mut ours, part), percentile(&mut theirs, part), aim, "their worker and client");
+    }
+    let mixed = percentile(&mut mixed, 50);
+    table.time("the same, their client, p50", mixed, percentile(&mut theirs, 50), "-", "their worker and client");
+}
+
+async fn terminals(worker: Side, client: Side) -> Vec<Duration> {
+    let worker = Worker::start(worker);
+    let mut peer = Peer::connect(client, &worker.endpoint).await;
+    let mut times = Vec::new();
+    for _ in 0..WARM_RUNS + RUNS {
+        let begun = Instant::now();
+        peer.start(1).await;
+        assert_eq!(peer.finish().await, 1);
+        times.push(begun.elapsed());
+    }
+    times.split_off(WARM_RUNS)
+}
+
+async fn throughput(table: &mut Table) {
+    let ours = rate(OURS, EVENTS).await;
+    let theirs = rate(THEIRS, THEIR_EVENTS).await;
+    table.rate("events of one run, none lost", ours, theirs, "> 1 M/s", "their worker and client");
+}
+
+/// Every word is counted on arrival.
+async fn rate(side: Side, events: u64) -> f64 {
+    let worker = Worker::start(side);
+    let mut peer = Peer::connect(side, &worker.endpoint).await;
+    let mut times = Vec::new();
+    for _ in 0..LONG_RUNS {
+        let begun = Instant::now();
+        peer.start(events).await;
+        assert_eq!(peer.finish().await, events, "events were lost");
+        times.push(begun.elapsed());
+    }
+    events as f64 / percentile(&mut times, 50).as_secs_f64()
+}
+
+async fn idle(table: &mut Table) {
+    let [ours, theirs] = [crowd(OURS).await, crowd(THEIRS).await];
+    for (name, aim, ours, theirs) in
+        [("never ran", "<= 12 KiB", ours.0, theirs.0), ("ran once", "-", ours.1, theirs.1)]
+    {
+        let name = format!("memory of an idle connection at {IDLE}, {name}");
+        let kib = |bytes: f64| format!("{bytes:.1} KiB");
+        let ratio = format!("{:.2} x", ours / theirs);
+        table.row([&name, &kib(ours), &kib(theirs), &ratio, aim, "their worker"]);
+    }
+}
+
+/// KiB for each of many connections: before each has run something, and after.
+async fn crowd(side: Side) -> (f64, f64) {
+    let worker = Worker::start(side);
+    // What the first connection costs is not theirs.
+    let mut first = Peer::connect(side, &worker.endpoint).await;
+    first.start(1).await;
+    first.finish().await;
+    let before = worker.resident();
+    let mut peers = Vec::new();
+    for _ in 0..IDLE {
+        peers.push(Peer::connect(side, &worker.endpoint).await);
+    }
+    let each = |now: u64| now.saturating_sub(before) as f64 / IDLE as f64;
+    let connected = each(worker.resident());
+    for peer in &mut peers {
+        peer.start(1).await;
+    }
+    for peer in &mut peers {
+        peer.finish().await;
+    }
+    (connected, each(worker.resident()))
+}
+
+async fn unread(table: &mut Table) {
+    let (our_size, our_end) = leave_unread(OURS).await;
+    let (their_size, their_end) = leave_unread(THEIRS).await;
+    let mib = |kib: u64| format!("{:.1} MiB", kib as f64 / 1024.0);
+    let ratio = format!("{:.3} x", our_size as f64 / their_size as f64);
+    let name = format!("memory behind a reader that stopped, after {}", spoken(UNREAD));
+    table.row([&name, &mib(our_size), &mib(their_size), &ratio, "bounded", "their worker"]);
+    table.time("its cancel, to the terminal when it reads again", our_end, their_end, "-", "their worker and client");
+}
+
+/// How much the worker grew, in KiB, and how long the end took after the cancel.
+async fn leave_unread(side: Side) -> (u64, Duration) {
+    let worker = Worker::start(side);
+    let mut peer = Peer::connect(side, &worker.endpoint).await;
+    peer.start(1).await;
+    peer.finish().await;
+    let before = worker.resident();
+    peer.start(UNREAD_EVENTS).await;
+    tokio::time::sleep(UNREAD).await;
+    let grown = worker.resident().saturating_sub(before);
+    let begun = Instant::now();
+    peer.cancel().await;
+    peer.finish().await;
+    (grown, begun.elapsed())
+}

@@ -1,0 +1,67 @@
+//! What is done where the keeper is dead: a worker ends what fell to it, and a daemon, whose worker is dead as well,
+//! ends what bears the mark. Both block their thread while they climb the ladder.
+
+use std::collections::{BTreeSet, HashSet};
+use std::io;
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
+
+use crate::ladder::{Seen, climb};
+use crate::proc::{self, Process};
+use crate::wire::Swept;
+
+/// From now on what a dead child of ours leaves behind falls to this process and not to the first of all.
+pub fn become_subreaper() -> io::Result<()> {
+    Ok(set_child_subreaper(Some(getpid()))?)
+}
+
+/// Ends and reaps all children of this process and what is below them, but for those with these pids and what is below
+/// those. To be called after [`crate::Keeper::lost`]: only then have a dead keeper's children fallen to us.
+pub async fn end_orphans(spare_pids: &[u32], grace: Duration) -> Swept {
+    let spared: HashSet<u32> = spare_pids.iter().copied().collect();
+    let climbed = tokio::task::spawn_blocking(move || climb(grace, |seen| orphans(&spared, seen)));
+    climbed.await.expect("a climb does not panic, and a task that blocks is not aborted")
+}
+
+/// Ends all that bears this mark and what is below it: the last net, for when worker and keeper are dead. Blocks for as
+/// long as that takes, at most the grace and [`qd_protocol::limits::KILL_S`] seconds. Neither this process nor one
+/// that it descends from is touched.
+pub fn end_marked(mark: &str, grace: Duration) -> Swept {
+    let ours: HashSet<u32> = proc::ancestry(std::process::id()).collect();
+    let mut silent = HashSet::new();
+    climb(grace, |seen| {
+        let mut found = BTreeSet::new();
+        let mut show = |process: Process| {
+            let is_new = !ours.contains(&process.pid) && found.insert(process.clone());
+            if is_new { seen(&process) } else { ControlFlow::Continue(()) }
+        };
+        proc::walk_marked(mark, &mut silent, |process| {
+            let pid = process.pid;
+            show(process)?;
+            proc::tree(pid).into_iter().try_for_each(|node| show(node.process))
+        })
+    })
+}
+
+/// Shows the living ones that fell to us. The dead among our children are reaped, one by one: a wait for any child would
+/// take away what others in this process wait for.
+fn orphans(spared: &HashSet<u32>, seen: Seen<'_>) -> bool {
+    let us = std::process::id();
+    for pid in proc::children(us).into_iter().filter(|pid| !spared.contains(pid)) {
+        if let Some(child) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+            // It fails if somebody else has reaped it.
+            let _ = waitpid(Some(child), WaitOptions::NOHANG);
+        }
+    }
+    let mut below_spared = HashSet::new();
+    proc::walk(us, |node| {
+        let pid = node.process.pid;
+        if spared.contains(&pid) || below_spared.contains(&node.parent) {
+            below_spared.insert(pid);
+            return ControlFlow::Continue(());
+        }
+        seen(&node.process)
+    })
+}

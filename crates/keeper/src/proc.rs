@@ -1,0 +1,449 @@
+//! What the kernel says about processes, and signals to exactly the one that was meant. Every reading allows for a
+//! process that vanishes meanwhile. It reads `/proc` and sends signals; it decides nothing.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::hash::{Hash, Hasher};
+use std::io;
+use std::ops::ControlFlow;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+
+pub use crate::orphans::end_marked;
+use crate::MARK;
+
+/// How far [`ancestry`] looks. A chain of parents is short, and while it is read it may change.
+const ANCESTRY_MAX: usize = 4096;
+/// What the kernel keeps of a process's name.
+const NAME_MAX: usize = 15;
+
+/// A process that was seen. Two are the same if pid and start time are: a pid is used again, and a name may change.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Process {
+    /// Its pid.
+    pub pid: u32,
+    /// When it started, in the kernel's ticks since boot.
+    pub start_ticks: u64,
+    /// Its name, as the kernel keeps it: the first 15 bytes.
+    pub name: String,
+}
+
+impl Process {
+    /// The living process with this pid.
+    pub fn find(pid: u32) -> Option<Self> {
+        Stat::read(pid).filter(|stat| !stat.is_dead()).map(|stat| stat.process(pid))
+    }
+
+    fn identity(&self) -> (u32, u64) {
+        (self.pid, self.start_ticks)
+    }
+}
+
+impl PartialEq for Process {
+    fn eq(&self, other: &Self) -> bool {
+        self.identity() == other.identity()
+    }
+}
+
+impl Eq for Process {}
+
+impl Ord for Process {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.identity().cmp(&other.identity())
+    }
+}
+
+impl PartialOrd for Process {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Hash for Process {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.identity().hash(state);
+    }
+}
+
+/// When a process started, in the kernel's ticks since boot; with its pid that is who it is.
+pub fn start_ticks(pid: u32) -> Option<u64> {
+    Stat::read(pid).map(|stat| stat.start_ticks)
+}
+
+/// The parent of a process; none for the first of all, and for kernel threads.
+pub fn parent(pid: u32) -> Option<u32> {
+    Stat::read(pid).map(|stat| stat.parent).filter(|parent| *parent > 0)
+}
+
+/// The name of a process, as the kernel keeps it: the first 15 bytes.
+pub fn name(pid: u32) -> Option<String> {
+    Stat::read(pid).map(|stat| stat.name)
+}
+
+/// Whether a process has ended and its parent has not been told.
+pub fn is_zombie(pid: u32) -> bool {
+    Stat::read(pid).is_some_and(|stat| stat.is_dead())
+}
+
+/// Whether this very process runs, or is stopped; a zombie is not alive.
+pub fn alive(process: &Process) -> bool {
+    Process::find(process.pid).is_some_and(|now| now == *process)
+}
+
+/// The children of a process, zombies too.
+pub fn children(pid: u32) -> Vec<u32> {
+    Families::now().children(pid)
+}
+
+/// Every living process below this one, parents before their children. Its order and completeness hold for a family
+/// that stands still; in one that forks and dies meanwhile some may be missed, and are found the next time.
+pub fn descendants(pid: u32) -> Vec<Process> {
+    tree(pid).into_iter().map(|node| node.process).collect()
+}
+
+/// A process, its parent, that one's parent and so on, up to the first of all.
+pub fn ancestry(pid: u32) -> impl Iterator<Item = u32> {
+    std::iter::successors(Some(pid), |pid| parent(*pid)).take(ANCESTRY_MAX)
+}
+
+/// The living processes of our own user that carry this mark in the environment they were started with.
+pub fn marked(mark: &str) -> Vec<Process> {
+    let mut found = Vec::new();
+    walk_marked(mark, &mut HashSet::new(), |process| {
+        found.push(process);
+        ControlFlow::Continue(())
+    });
+    found
+}
+
+/// The mark that a process was started with.
+pub fn mark_of(pid: u32) -> Option<String> {
+    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    String::from_utf8(mark_in(&environment)?.to_vec()).ok()
+}
+
+/// A process and where it hangs.
+#[derive(Debug, Clone)]
+pub(crate) struct Node {
+    pub(crate) process: Process,
+    pub(crate) parent: u32,
+}
+
+/// [`descendants`], each with its parent.
+pub(crate) fn tree(root: u32) -> Vec<Node> {
+    let mut nodes = Vec::new();
+    walk(root, |node| {
+        nodes.push(node);
+        ControlFlow::Continue(())
+    });
+    nodes
+}
+
+/// Shows every living process below this one as soon as it is found, parents before their children. Of several children
+/// the youngest comes first, and what is below it before its elders: in a storm those live longest. Ends early if it is
+/// told to.
+///
+/// True if none died while we looked. One that did may have left a child where we had looked already, so finding nobody
+/// proves something only in such a calm. A zombie that its own parent keeps is no sign against it; one of the root is,
+/// if the root has reaped just before.
+pub(crate) fn walk(root: u32, mut visit: impl FnMut(Node) -> ControlFlow<()>) -> bool {
+    let families = Families::now();
+    let mut is_calm = true;
+    // Each with the parent that it was found at. The last is the next.
+    let mut ahead: Vec<(u32, u32)> = families.children(root).into_iter().map(|pid| (pid, root)).collect();
+    while let Some((pid, parent)) = ahead.pop() {
+        // Its parent may have died since, and it came to the root. Any other parent means that it died as well and that
+        // its pid is somebody else's.
+        let found = Stat::read(pid).filter(|stat| stat.parent == parent || stat.parent == root);
+        match found {
+            Some(stat) if !stat.is_dead() => {
+                let (parent, threads) = (stat.parent, stat.threads);
+                if visit(Node { parent, process: stat.process(pid) }).is_break() {
+                    return is_calm;
+                }
+                ahead.extend(families.children_of(pid, threads).into_iter().map(|child| (child, pid)));
+            }
+            Some(zombie) => is_calm &= zombie.parent != root,
+            None => is_calm = false,
+        }
+    }
+    is_calm
+}
+
+/// Shows every living process of our own user with this mark as soon as it is found, the youngest first. Ends early if it
+/// is told to.
+///
+/// True if it was calm, as with [`walk`]. Here a zombie, or one that shows no environment since it is just becoming
+/// another program, is a sign against it when it is seen for the first time; `silent` remembers those.
+pub(crate) fn walk_marked(
+    mark: &str,
+    silent: &mut HashSet<Process>,
+    mut visit: impl FnMut(Process) -> ControlFlow<()>,
+) -> bool {
+    let us = rustix::process::geteuid().as_raw();
+    let mut is_calm = true;
+    let mut pids: Vec<u32> = pids().collect();
+    pids.sort_unstable_by_key(|pid| Reverse(*pid));
+    for pid in pids {
+        let environment = match fs::metadata(format!("/proc/{pid}")) {
+            Ok(about) if about.uid() == us => fs::read(format!("/proc/{pid}/environ")),
+            Ok(_) => continue,
+            Err(error) => Err(error),
+        };
+        let Some(stat) = Stat::read(pid) else {
+            is_calm = false;
+            continue;
+        };
+        // One that we may not read is not one of ours.
+        let Ok(environment) = environment else { continue };
+        if environment.is_empty() || stat.is_dead() {
+            is_calm &= !silent.insert(stat.process(pid));
+        } else if mark_in(&environment) == Some(mark.as_bytes()) && visit(stat.process(pid)).is_break() {
+            break;
+        }
+    }
+    is_calm
+}
+
+/// Whether a process goes by one of these names: its own, that of its program, or that of the script which its program
+/// was given by path. Servers are often scripts, and the kernel then knows them as `node`.
+pub(crate) fn is_named(process: &Process, names: &[String]) -> bool {
+    if names.is_empty() {
+        return false;
+    }
+    let command = fs::read(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();
+    let mut words = command.split(|byte| *byte == 0);
+    let program = words.next().unwrap_or_default();
+    let script = words.next().filter(|word| word.contains(&b'/')).unwrap_or_default();
+    let last = |path: &[u8]| path.rsplit(|byte| *byte == b'/').next().unwrap_or_default().to_vec();
+    let (program, script) = (last(program), last(script));
+    names.iter().map(String::as_bytes).any(|name| {
+        let kept = name.get(..NAME_MAX).unwrap_or(name);
+        !name.is_empty() && (process.name.as_bytes() == kept || program == name || script == name)
+    })
+}
+
+/// Something that becomes readable when this very process has ended; none if it has.
+pub(crate) fn watch(process: &Process) -> Option<OwnedFd> {
+    let pid = Pid::from_raw(i32::try_from(process.pid).ok()?)?;
+    let descriptor = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+    // Asked after opening: from here on the descriptor means this process, whatever becomes of its pid.
+    (start_ticks(process.pid)? == process.start_ticks).then_some(descriptor)
+}
+
+/// Sends a signal to this very process and never to another that has its pid now. False if it was gone, or may not
+/// be signalled.
+pub fn signal(process: &Process, signal: Signal) -> bool {
+    watch(process).is_some_and(|descriptor| pidfd_send_signal(descriptor, signal).is_ok())
+}
+
+/// What `/proc/PID/stat` says, as far as we need it.
+#[derive(Debug)]
+struct Stat {
+    name: String,
+    state: char,
+    parent: u32,
+    threads: u32,
+    start_ticks: u64,
+}
+
+impl Stat {
+    fn read(pid: u32) -> Option<Self> {
+        Self::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    fn parse(stat: &[u8]) -> Option<Self> {
+        // The name stands in brackets and may itself hold anything, brackets and blanks too.
+        let open = stat.iter().position(|byte| *byte == b'(')?;
+        let close = stat.iter().rposition(|byte| *byte == b')')?;
+        let name = String::from_utf8_lossy(stat.get(open + 1..close)?).into_owned();
+        // proc(5) numbers the fields from 1; the first after the name is the third.
+        let mut fields = str::from_utf8(stat.get(close + 1..)?).ok()?.split_ascii_whitespace();
+        let state = fields.next()?.chars().next()?;
+        let parent = fields.next()?.parse().ok()?;
+        let threads = fields.nth(20 - 5)?.parse().ok()?;
+        let start_ticks = fields.nth(22 - 21)?.parse().ok()?;
+        Some(Self { name, state, parent, threads, start_ticks })
+    }
+
+    /// A process whose first thread has ended says `Z` too, while its other threads run on.
+    fn is_dead(&self) -> bool {
+        matches!(self.state, 'Z' | 'X' | 'x') && self.threads <= 1
+    }
+
+    fn process(self, pid: u32) -> Process {
+        Process { pid, start_ticks: self.start_ticks, name: self.name }
+    }
+}
+
+/// How children are found: the kernel's own lists, or, where it was built without them, all processes by their parent.
+#[derive(Debug)]
+enum Families {
+    Listed,
+    Scanned(HashMap<u32, Vec<u32>>),
+}
+
+impl Families {
+    fn now() -> Self {
+        if fs::exists("/proc/thread-self/children").unwrap_or(false) { Self::Listed } else { Self::scanned() }
+    }
+
+    fn scanned() -> Self {
+        let mut by_parent: HashMap<u32, Vec<u32>> = HashMap::new();
+        for pid in pids() {
+            if let Some(stat) = Stat::read(pid) {
+                by_parent.entry(stat.parent).or_default().push(pid);
+            }
+        }
+        Self::Scanned(by_parent)
+    }
+
+    fn children(&self, pid: u32) -> Vec<u32> {
+        self.children_of(pid, u32::MAX)
+    }
+
+    /// The children of a process with so many threads. A child hangs on the thread that started it.
+    fn children_of(&self, pid: u32, threads: u32) -> Vec<u32> {
+        match self {
+            Self::Scanned(by_parent) => by_parent.get(&pid).cloned().unwrap_or_default(),
+            Self::Listed if threads == 1 => listed(pid, pid),
+            Self::Listed => {
+                numbers_in(&format!("/proc/{pid}/task")).flat_map(|thread| listed(pid, thread)).collect()
+            }
+        }
+    }
+}
+
+/// The children that the kernel lists for one thread.
+fn listed(pid: u32, thread: u32) -> Vec<u32> {
+    let list = fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")).unwrap_or_default();
+    list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// The mark in an environment as the kernel shows it.
+fn mark_in(environment: &[u8]) -> Option<&[u8]> {
+    let mut variables = environment.split(|byte| *byte == 0);
+    variables.find_map(|variable| variable.strip_prefix(MARK.as_bytes())?.strip_prefix(b"="))
+}
+
+/// All processes there are.
+fn pids() -> impl Iterator<Item = u32> {
+    numbers_in("/proc")
+}
+
+/// The entries of a folder that are numbers.
+fn numbers_in(folder: &str) -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir(folder).into_iter().flatten();
+    entries.filter_map(|entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    /// Something that waits until it is ended.
+    fn sleeper() -> Child {
+        Command::new("sleep").arg("1000").env(MARK, "of-the-sleeper").stdin(Stdio::null()).spawn().unwrap()
+    }
+
+    fn end(mut child: Child) {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_name_with_brackets_and_blanks_does_not_shift_the_fields() {
+        let line = b"7 (a) b) (c) S 3 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 5 0 123456 0 0";
+        let stat = Stat::parse(line).unwrap();
+        assert_eq!((stat.name.as_str(), stat.state, stat.parent), ("a) b) (c", 'S', 3));
+        assert_eq!((stat.threads, stat.start_ticks), (5, 123_456));
+    }
+
+    #[test]
+    fn a_dead_first_thread_is_not_a_dead_process() {
+        let stat = |state, threads| Stat { name: String::new(), state, parent: 1, threads, start_ticks: 1 };
+        assert!(stat('Z', 1).is_dead());
+        assert!(!stat('Z', 2).is_dead());
+        assert!(!stat('T', 1).is_dead());
+    }
+
+    #[test]
+    fn a_child_is_found_with_its_parent_name_and_mark() {
+        let us = std::process::id();
+        let child = sleeper();
+        let pid = child.id();
+        assert_eq!(parent(pid), Some(us));
+        assert!(ancestry(pid).take(2).eq([pid, us]));
+        assert!(children(us).contains(&pid));
+        let process = Process::find(pid).unwrap();
+        assert!(descendants(us).contains(&process) && alive(&process));
+        // Until it has become another program a child bears its parent's name, and for a moment then no mark.
+        while mark_of(pid).as_deref() != Some("of-the-sleeper") {
+            std::thread::yield_now();
+        }
+        assert_eq!(name(pid).as_deref(), Some("sleep"));
+        assert!(marked("of-the-sleeper").contains(&process));
+        assert!(marked("of-the").is_empty());
+        end(child);
+        assert!(!alive(&process) && start_ticks(pid).is_none());
+    }
+
+    #[test]
+    fn without_the_kernels_lists_the_same_children_are_found() {
+        let us = std::process::id();
+        let child = sleeper();
+        assert!(Families::Listed.children(us).contains(&child.id()));
+        assert!(Families::scanned().children(us).contains(&child.id()));
+        end(child);
+    }
+
+    #[test]
+    fn a_zombie_is_told_from_the_living() {
+        let mut child = sleeper();
+        let process = Process::find(child.id()).unwrap();
+        let ended = watch(&process).unwrap();
+        child.kill().unwrap();
+        rustix::event::poll(&mut [rustix::event::PollFd::new(&ended, rustix::event::PollFlags::IN)], None).unwrap();
+        assert!(is_zombie(process.pid) && !alive(&process));
+        assert!(children(std::process::id()).contains(&process.pid));
+        assert!(!descendants(std::process::id()).contains(&process));
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_pid_that_was_used_again_is_never_signalled() {
+        let mut child = sleeper();
+        let real = Process::find(child.id()).unwrap();
+        let earlier = Process { start_ticks: real.start_ticks - 1, ..real.clone() };
+        assert!(!alive(&earlier) && !signal(&earlier, Signal::KILL));
+        assert!(child.try_wait().unwrap().is_none());
+        assert!(signal(&real, Signal::KILL));
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_name_fits_the_program_or_the_script_it_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("some-language-server");
+        fs::write(&script, "sleep 1000").unwrap();
+        let child = Command::new("sh").arg(&script).stdin(Stdio::null()).spawn().unwrap();
+        while name(child.id()).as_deref() != Some("sh") {
+            std::thread::yield_now();
+        }
+        let process = Process::find(child.id()).unwrap();
+        let named = |name: &str| is_named(&process, &[name.to_owned()]);
+        assert!(named("sh") && named("some-language-server"));
+        assert!(!named("some-language-serve") && !named("") && !named("sleep"));
+        assert!(!is_named(&process, &[]));
+        for below in descendants(child.id()) {
+            signal(&below, Signal::KILL);
+        }
+        end(child);
+    }
+}

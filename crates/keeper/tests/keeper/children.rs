@@ -1,0 +1,169 @@
+//! What a keeper gives a child, what it tells of it, and what it does not leave behind.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use qd_keeper::{Exit, Keeper, KeeperError, Launch, Signal, proc};
+use tokio::io::AsyncWriteExt;
+
+use crate::{PROGRAM, assert_nothing_below, command, new_mark, output, shell, start, until_ready};
+
+/// How many descriptors a process has open.
+fn descriptors(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+}
+
+#[tokio::test]
+async fn a_child_has_the_folder_the_environment_and_the_arguments_it_was_given_and_no_more() {
+    let mark = new_mark();
+    let keeper = start(&mark).await;
+    let folder = tempfile::tempdir().unwrap();
+    let cwd = folder.path().canonicalize().unwrap();
+    let launch = Launch {
+        argv: ["sh", "-c", "pwd; echo \"$1\"; tr '\\0' '\\n' < /proc/$$/environ", "name", "an argument"]
+            .map(str::to_owned)
+            .to_vec(),
+        env: BTreeMap::from([("KEY".to_owned(), "a \"value\"\tof two\nlines".to_owned())]),
+        cwd: cwd.clone(),
+    };
+    let said = output(keeper.spawn(launch).await.unwrap()).await;
+    let expected =
+        format!("{}\nan argument\nKEY=a \"value\"\tof two\nlines\nQD_MARK={mark}\n", cwd.display());
+    assert_eq!(said, expected);
+}
+
+#[tokio::test]
+async fn a_child_inherits_no_descriptor_and_no_signal_that_is_blocked_or_ignored() {
+    // One that a careless program left open, and that nobody has marked to be closed.
+    let left_open = std::fs::File::open("/dev/null").unwrap();
+    rustix::io::fcntl_setfd(&left_open, rustix::io::FdFlags::empty()).unwrap();
+    let keeper = start(&new_mark()).await;
+    let listed = output(keeper.spawn(command(&["ls", "/proc/self/fd"])).await.unwrap()).await;
+    assert_eq!(listed, "0\n1\n2\n3\n", "the last is that of the folder which is listed");
+
+    let status = output(keeper.spawn(command(&["cat", "/proc/self/status"])).await.unwrap()).await;
+    let set = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        u64::from_str_radix(line.trim(), 16).unwrap()
+    };
+    // The two above the named ones are the C library's own, and it ignores them in whatever it starts.
+    let named = (1 << 31) - 1;
+    assert_eq!((set("SigBlk:") & named, set("SigIgn:") & named), (0, 0));
+}
+
+#[tokio::test]
+async fn a_child_can_be_spoken_with_and_signalled_and_its_end_is_told() {
+    let keeper = start(&new_mark()).await;
+    let mut cat = keeper.spawn(command(&["cat"])).await.unwrap();
+    assert_eq!(proc::parent(cat.pid), Some(keeper.pid()));
+    cat.stdin.write_all(b"hello\nready\n").await.unwrap();
+    assert_eq!(until_ready(&mut cat).await, ["hello"]);
+    assert_eq!(cat.exit.now(), None);
+    cat.signal(Signal::INT).await.unwrap();
+    assert_eq!(cat.exit.wait().await, Exit { status: None, signal: Some(2) });
+    cat.signal(Signal::INT).await.unwrap();
+
+    let seven = keeper.spawn(shell("exit 7")).await.unwrap();
+    assert_eq!(seven.exit.wait().await, Exit { status: Some(7), signal: None });
+}
+
+#[tokio::test]
+async fn a_child_that_signals_its_own_group_does_not_hit_its_keeper() {
+    let keeper = start(&new_mark()).await;
+    let kept = keeper.spawn(shell("kill -9 0")).await.unwrap();
+    assert_eq!(kept.exit.wait().await.signal, Some(9));
+    keeper.begin_turn().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_cannot_be_started_says_why() {
+    let keeper = start(&new_mark()).await;
+    let missing = keeper.spawn(command(&["no-such-agent"])).await;
+    assert!(matches!(missing, Err(KeeperError::NotFound(text)) if text == "no-such-agent was not found"));
+    let missing = keeper.spawn(command(&["/no/such/agent"])).await;
+    assert!(matches!(missing, Err(KeeperError::NotFound(_))));
+    let elsewhere = keeper.spawn(Launch { cwd: "/no/such/folder".into(), ..command(&["true"]) }).await;
+    assert!(matches!(elsewhere, Err(KeeperError::Refused(text)) if text.contains("/no/such/folder")));
+    let no_program = keeper.spawn(command(&["/etc/passwd"])).await;
+    assert!(matches!(no_program, Err(KeeperError::Refused(_))));
+    assert!(matches!(keeper.spawn(command(&[])).await, Err(KeeperError::Refused(_))));
+    let too_long = "x".repeat(4 << 20);
+    assert!(matches!(keeper.spawn(command(&["true", &too_long])).await, Err(KeeperError::Refused(_))));
+    assert_eq!(keeper.spawn(command(&["true"])).await.unwrap().exit.wait().await.status, Some(0));
+
+    let nobody = Keeper::start(Path::new("/no/such/program"), "").await;
+    assert!(matches!(nobody, Err(KeeperError::NotStarted(_))));
+}
+
+#[tokio::test]
+async fn a_child_that_nobody_waits_for_any_more_is_ended() {
+    let mark = new_mark();
+    let keeper = start(&mark).await;
+    let mut given_up = Box::pin(keeper.spawn(command(&["sleep", "1000"])));
+    // Polled once, so that the request is in the queue.
+    tokio::select! {
+        biased;
+        _ = &mut given_up => panic!("nobody has answered yet"),
+        () = std::future::ready(()) => {}
+    }
+    drop(given_up);
+    // By the time that this is answered the child has been started, and its killing has been sent before.
+    keeper.begin_turn().await.unwrap();
+    keeper.begin_turn().await.unwrap();
+    while !proc::children(keeper.pid()).is_empty() {
+        keeper.begin_turn().await.unwrap();
+    }
+    assert_nothing_below(&keeper, &mark);
+}
+
+#[tokio::test]
+async fn a_thousand_children_leave_no_zombie_and_no_descriptor() {
+    let mark = new_mark();
+    let keeper = start(&mark).await;
+    let orphan = "(sleep 0 &)";
+    output(keeper.spawn(shell(orphan)).await.unwrap()).await;
+    let before = (descriptors(std::process::id()), descriptors(keeper.pid()));
+    for _ in 0..500 {
+        let (one, other) =
+            tokio::try_join!(keeper.spawn(command(&["true"])), keeper.spawn(shell(orphan))).unwrap();
+        assert_eq!(one.exit.wait().await.status, Some(0));
+        // Its output ends with the last process that has it.
+        output(other).await;
+    }
+    keeper.begin_turn().await.unwrap();
+    let zombies = || proc::children(keeper.pid());
+    while !zombies().is_empty() {
+        // An orphan's death reaches the keeper a moment after its last word reached us.
+        keeper.begin_turn().await.unwrap();
+    }
+    assert_eq!((descriptors(std::process::id()), descriptors(keeper.pid())), before);
+    assert_nothing_below(&keeper, &mark);
+}
+
+#[tokio::test]
+async fn a_keeper_is_not_ended_by_what_ends_a_terminal() {
+    let keeper = start(&new_mark()).await;
+    keeper.begin_turn().await.unwrap();
+    let pid = rustix::process::Pid::from_raw(keeper.pid().try_into().unwrap()).unwrap();
+    for signal in [Signal::HUP, Signal::INT, Signal::TERM, Signal::QUIT, Signal::PIPE] {
+        rustix::process::kill_process(pid, signal).unwrap();
+        keeper.begin_turn().await.unwrap();
+    }
+    assert_eq!(rustix::process::getsid(Some(pid)).unwrap(), pid, "it has a session of its own");
+    assert_eq!(proc::mark_of(keeper.pid()), None);
+    assert_eq!(std::fs::read(format!("/proc/{}/environ", keeper.pid())).unwrap(), b"");
+}
+
+#[tokio::test]
+async fn a_long_command_reaches_a_keeper_that_is_busy() {
+    let keeper = start(&new_mark()).await;
+    let long = "x".repeat(100_000);
+    let spawns = (0..8).map(|_| keeper.spawn(command(&["sh", "-c", "echo ${#1}", "sh", &long])));
+    let mut running = tokio::task::JoinSet::new();
+    for spawned in spawns {
+        let kept = spawned.await.unwrap();
+        running.spawn(output(kept));
+    }
+    assert_eq!(running.join_all().await, vec!["100000\n"; 8]);
+    assert!(Path::new(PROGRAM).is_absolute());
+}

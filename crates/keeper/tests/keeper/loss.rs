@@ -1,0 +1,111 @@
+//! What becomes of everything when worker, keeper or both are killed. Nothing may be alive, whoever is left to end it.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use qd_keeper::{Process, Swept, proc};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use serde::Deserialize;
+
+use crate::{ESCAPEES, PROGRAM, command, new_mark, start, until_ready};
+
+const KINDS: [&str; 6] = ["stubborn", "setsid", "double_fork", "stopped", "grandchild", "storm"];
+
+fn program(mode: &str, mark: &str, kind: &str) -> Child {
+    let mut command = Command::new(PROGRAM);
+    command.args([mode, mark, "python3", ESCAPEES, kind, "10"]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap()
+}
+
+/// A worker and its keeper.
+fn worker(mark: &str, kind: &str) -> (Child, Process) {
+    let mut worker = program("worker", mark, kind);
+    let mut line = String::new();
+    BufReader::new(worker.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(proc::marked(mark).len() > 1, "{kind}");
+    (worker, Process::find(line.trim().parse().unwrap()).unwrap())
+}
+
+fn pid(process: &Process) -> Pid {
+    Pid::from_raw(process.pid.try_into().unwrap()).unwrap()
+}
+
+/// Blocks until a process that is not our child has ended.
+fn wait_for_end(process: &Process) {
+    if let Ok(ended) = pidfd_open(pid(process), PidfdFlags::empty())
+        && proc::alive(process)
+    {
+        poll(&mut [PollFd::new(&ended, PollFlags::IN)], None).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_keeper_that_is_let_go_ends_everything() {
+    for kind in KINDS {
+        let mark = new_mark();
+        let keeper = start(&mark).await;
+        let mut kept = keeper.spawn(command(&["python3", ESCAPEES, kind, "10"])).await.unwrap();
+        until_ready(&mut kept).await;
+        let pid = keeper.pid();
+        keeper.close().await;
+        assert_eq!(proc::marked(&mark), [], "{kind}");
+        assert!(!proc::children(std::process::id()).contains(&pid), "{kind}: the keeper is reaped");
+        assert!(kept.signal(qd_keeper::Signal::TERM).await.is_err());
+    }
+}
+
+#[test]
+fn the_keeper_of_a_killed_worker_ends_everything_and_itself() {
+    for kind in KINDS {
+        let mark = new_mark();
+        let (mut worker, keeper) = worker(&mark, kind);
+        worker.kill().unwrap();
+        worker.wait().unwrap();
+        wait_for_end(&keeper);
+        assert_eq!(proc::marked(&mark), [], "{kind}");
+    }
+}
+
+#[test]
+fn the_worker_of_a_killed_keeper_ends_everything_but_what_it_spares() {
+    #[derive(Deserialize)]
+    struct Report {
+        swept: Swept,
+        children: Vec<u32>,
+    }
+    for kind in KINDS {
+        let mark = new_mark();
+        let mut worker = program("bereft", &mark, kind);
+        let mut said = String::new();
+        worker.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(worker.wait().unwrap().success(), "{kind}");
+        let report: Report = serde_json::from_str(&said).unwrap();
+        assert_eq!(report.swept.survivors, [], "{kind}");
+        assert!(report.swept.killed > 10, "{kind}: {}", report.swept.killed);
+        assert_eq!(report.children, [0; 0], "{kind}: no zombie");
+        assert_eq!(proc::marked(&mark), [], "{kind}");
+    }
+}
+
+#[test]
+fn where_worker_and_keeper_are_killed_the_mark_finds_everything() {
+    for kind in KINDS {
+        let mark = new_mark();
+        let (mut worker, keeper) = worker(&mark, kind);
+        // The keeper first: it would begin to end everything when its worker dies.
+        kill_process(pid(&keeper), Signal::KILL).unwrap();
+        worker.kill().unwrap();
+        worker.wait().unwrap();
+        wait_for_end(&keeper);
+        assert!(proc::marked(&mark).len() > 1, "{kind}");
+
+        let other = new_mark();
+        assert_eq!(proc::end_marked(&other, Duration::ZERO), Swept::default());
+        let swept = proc::end_marked(&mark, Duration::from_millis(20));
+        assert_eq!(swept.survivors, [], "{kind}");
+        assert!(swept.killed > 10, "{kind}: {}", swept.killed);
+        assert_eq!(proc::marked(&mark), [], "{kind}");
+    }
+}

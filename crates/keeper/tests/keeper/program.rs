@@ -1,0 +1,60 @@
+//! What the tests start: `__keeper` is a keeper, as `qd __keeper` is one; `worker` and `bereft` are workers to be killed
+//! or to lose their keeper, which the test itself cannot do without harm to the tests beside it.
+#![expect(clippy::unwrap_used, reason = "it serves tests alone, and should stop where it fails")]
+#![expect(clippy::print_stdout, reason = "what it prints is what the test reads")]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use qd_keeper::{Keeper, Kept, Launch, become_subreaper, end_orphans};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt, BufReader};
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    match words.as_slice() {
+        ["__keeper"] => return qd_keeper::process::main(),
+        ["worker", mark, command @ ..] => runtime().block_on(worker(mark, command)),
+        ["bereft", mark, command @ ..] => runtime().block_on(bereft(mark, command)),
+        _ => return ExitCode::FAILURE,
+    }
+    ExitCode::SUCCESS
+}
+
+/// Has a keeper start the command, prints the keeper's pid once the command has said all it says, and waits for ever.
+async fn worker(mark: &str, command: &[&str]) {
+    let (keeper, _kept) = keep(mark, command).await;
+    println!("{}", keeper.pid());
+    std::future::pending::<()>().await;
+}
+
+/// Does the same, kills its keeper, ends what fell to it but for a child of its own, and prints what came of that.
+async fn bereft(mark: &str, command: &[&str]) {
+    become_subreaper().unwrap();
+    let mut own = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let (keeper, kept) = keep(mark, command).await;
+    kill_process(Pid::from_raw(keeper.pid().try_into().unwrap()).unwrap(), Signal::KILL).unwrap();
+    keeper.lost().await;
+    assert_eq!(kept.exit.wait().await, qd_keeper::Exit::default());
+    assert!(keeper.begin_turn().await.is_err());
+    let swept = end_orphans(&[own.id()], Duration::ZERO).await;
+    assert!(own.try_wait().unwrap().is_none(), "the spared one was ended");
+    own.kill().unwrap();
+    own.wait().unwrap();
+    let children = qd_keeper::proc::children(std::process::id());
+    println!("{}", serde_json::json!({ "swept": swept, "children": children }));
+}
+
+async fn keep(mark: &str, command: &[&str]) -> (Keeper, Kept) {
+    let keeper = Keeper::start(Path::new("/proc/self/exe"), mark).await.unwrap();
+    let argv = command.iter().map(|&word| word.to_owned()).collect();
+    let launch = Launch { argv, env: BTreeMap::new(), cwd: "/".into() };
+    let mut kept = keeper.spawn(launch).await.unwrap();
+    let mut lines = BufReader::new(&mut kept.stdout).lines();
+    while lines.next_line().await.unwrap().is_some_and(|line| line != "ready") {}
+    (keeper, kept)
+}

@@ -1,0 +1,194 @@
+//! How a worker that somebody else started is found: it keeps a record of itself in a folder, whose lease it renews
+//! for as long as it lives. Nothing is trusted here but names; who uses a record still has to show a token.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use qd_protocol::limits::LEASE_S;
+use qd_protocol::worker::Record;
+use qd_protocol::{Millis, WorkerId};
+use tokio::task::JoinHandle;
+use tokio::time::MissedTickBehavior;
+
+use crate::record::records;
+
+/// Twice may fail before the lease is over.
+const RENEW_EVERY: Duration = Duration::from_secs(LEASE_S / 3);
+
+/// Why a worker cannot announce itself.
+#[derive(Debug, thiserror::Error)]
+pub enum AnnounceError {
+    /// The name would not be a plain file's.
+    #[error("{0:?} cannot name a worker: 1 to 128 of A-Za-z0-9_.:- that begin with a letter or digit")]
+    BadName(String),
+    /// The folder does not take it.
+    #[error("failed to write the worker's record: {0}")]
+    Write(#[from] io::Error),
+}
+
+/// A record that is there, and renewed, until this is dropped.
+#[derive(Debug)]
+pub struct Announcement {
+    post: Arc<Post>,
+    renewal: JoinHandle<()>,
+}
+
+impl Announcement {
+    /// Writes the record and keeps it. The folder is made if it is not there. Has to be called within a runtime.
+    pub fn begin(dir: &Path, record: Record) -> Result<Self, AnnounceError> {
+        // The rule for ids is the rule for their files: no separator, no dot in front.
+        if WorkerId::parse(&record.agent_id).is_err() {
+            return Err(AnnounceError::BadName(record.agent_id));
+        }
+        let post = Arc::new(Post { dir: dir.to_owned(), record, is_over: Mutex::new(false) });
+        post.renew()?;
+        let renewed = Arc::clone(&post);
+        let renewal = tokio::spawn(async move {
+            let mut ticks = tokio::time::interval(RENEW_EVERY);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            ticks.tick().await;
+            loop {
+                ticks.tick().await;
+                if let Err(error) = renewed.renew() {
+                    tracing::warn!("failed to renew the worker's record: {error}");
+                }
+            }
+        });
+        Ok(Self { post, renewal })
+    }
+}
+
+impl Drop for Announcement {
+    fn drop(&mut self) {
+        self.renewal.abort();
+        self.post.withdraw();
+    }
+}
+
+/// A record of this process. Its lease is set when it is written.
+pub fn record_of_this_process(agent_id: &str, role: &str, endpoint: &str) -> Record {
+    Record {
+        agent_id: agent_id.to_owned(),
+        role: role.to_owned(),
+        labels: Vec::new(),
+        endpoint: endpoint.to_owned(),
+        pid: std::process::id(),
+        start_ticks: None,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        started_at: Millis::now(),
+        lease_expires_at: Millis::default(),
+    }
+}
+
+/// The workers of a folder whose lease is not over, in the order of their names. A file that is no record harms nobody.
+pub fn announced(dir: &Path, now: Millis) -> Vec<Record> {
+    let mut found = records(dir);
+    found.retain(|record| record.lease_expires_at > now);
+    found
+}
+
+/// Where a record is, and whether it may still be written.
+#[derive(Debug)]
+struct Post {
+    dir: PathBuf,
+    record: Record,
+    /// Under it every write and the removal happen, so that no renewal comes after the removal.
+    is_over: Mutex<bool>,
+}
+
+impl Post {
+    fn renew(&self) -> io::Result<()> {
+        let is_over = self.is_over.lock().unwrap_or_else(PoisonError::into_inner);
+        if *is_over {
+            return Ok(());
+        }
+        let lease_expires_at = Millis::now().plus(LEASE_S * 1000);
+        let record = serde_json::to_vec(&Record { lease_expires_at, ..self.record.clone() })?;
+        fs::create_dir_all(&self.dir)?;
+        // A name that no reader takes for a record's, and no other process writes to.
+        let draft = self.dir.join(format!(".{}.{}", self.record.agent_id, std::process::id()));
+        fs::write(&draft, record)?;
+        fs::rename(&draft, self.path())
+    }
+
+    /// Removes the record, unless another worker has taken the name meanwhile.
+    fn withdraw(&self) {
+        let mut is_over = self.is_over.lock().unwrap_or_else(PoisonError::into_inner);
+        *is_over = true;
+        let ours = |found: &Record| {
+            (&found.agent_id, found.pid, found.started_at)
+                == (&self.record.agent_id, self.record.pid, self.record.started_at)
+        };
+        if records(&self.dir).iter().any(ours)
+            && let Err(error) = fs::remove_file(self.path())
+        {
+            tracing::warn!("failed to remove the worker's record: {error}");
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.join(format!("{}.json", self.record.agent_id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(id: &str) -> Record {
+        record_of_this_process(id, "test", "ws://127.0.0.1:1")
+    }
+
+    fn names(dir: &Path, now: Millis) -> Vec<String> {
+        announced(dir, now).into_iter().map(|record| record.agent_id).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_record_is_there_renewed_and_gone_with_its_worker() {
+        let home = tempfile::tempdir().unwrap();
+        let dir = home.path().join("made");
+        let announcement = Announcement::begin(&dir, record("a")).unwrap();
+        assert_eq!(names(&dir, Millis::now()), ["a"]);
+        fs::remove_file(dir.join("a.json")).unwrap();
+        tokio::time::sleep(RENEW_EVERY + Duration::from_secs(1)).await;
+        assert_eq!(names(&dir, Millis::now()), ["a"]);
+        drop(announcement);
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_record_whose_lease_is_over_is_not_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let _announcement = Announcement::begin(dir.path(), record("a")).unwrap();
+        let over = announced(dir.path(), Millis::now())[0].lease_expires_at;
+        assert_eq!(names(dir.path(), over), [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn a_name_that_is_a_path_is_refused_and_what_is_no_record_harms_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        for bad in ["../a", "a/b", ".a", "", "a\n"] {
+            let refused = Announcement::begin(dir.path(), record(bad));
+            assert!(matches!(refused, Err(AnnounceError::BadName(_))), "{bad:?}");
+        }
+        fs::write(dir.path().join("half.json"), "{\"agent_id\":").unwrap();
+        fs::create_dir(dir.path().join("folder.json")).unwrap();
+        let stolen = Record { lease_expires_at: Millis(u64::MAX / 2), ..record("somebody") };
+        fs::write(dir.path().join("else.json"), serde_json::to_string(&stolen).unwrap()).unwrap();
+        let _announcement = Announcement::begin(dir.path(), record("a")).unwrap();
+        assert_eq!(names(dir.path(), Millis::now()), ["a"]);
+    }
+
+    #[tokio::test]
+    async fn a_worker_leaves_the_record_of_one_that_took_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Announcement::begin(dir.path(), record("a")).unwrap();
+        let later = Record { started_at: Millis::now().plus(1), ..record("a") };
+        let _second = Announcement::begin(dir.path(), later).unwrap();
+        drop(first);
+        assert_eq!(names(dir.path(), Millis::now()), ["a"]);
+    }
+}

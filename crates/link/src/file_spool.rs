@@ -1,0 +1,427 @@
+//! A spool on disk: what one agent said, in segments of JSON lines `{"n":NUMBER,"up":{…}}` named by their first
+//! number, in a folder of its own. It outlives its worker, and whoever comes later reads from the same files what that
+//! one could not deliver.
+
+use std::collections::VecDeque;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use qd_protocol::WorkerId;
+use qd_protocol::link::{Up, UpNumber};
+use serde::Deserialize;
+
+use crate::spool::Spool;
+use crate::up::Numbered;
+
+/// A segment that has grown so large is followed by a new one. Whole segments are what is given back to the disk.
+const SEGMENT_BYTES: u64 = 1 << 20;
+/// The folder of all spools, among the records.
+const FOLDER: &str = "spool";
+/// How a segment's name ends.
+const SUFFIX: &str = ".jsonl";
+
+/// A spool that is being written.
+#[derive(Debug)]
+pub struct FileSpool {
+    dir: PathBuf,
+    /// Oldest first; only the last grows.
+    segments: VecDeque<Segment>,
+    /// The last one, open for writing.
+    writing: Option<File>,
+    /// The last number that was kept.
+    last: UpNumber,
+    /// Everything up to here may be gone.
+    trimmed: UpNumber,
+    /// Where the last reading ended, since the next one mostly goes on there.
+    cursor: Option<Cursor>,
+    /// Whether the folder has a name that is not synced.
+    names_unsynced: bool,
+}
+
+#[derive(Debug)]
+struct Segment {
+    path: PathBuf,
+    first: UpNumber,
+    /// The last number that it holds.
+    last: UpNumber,
+    bytes: u64,
+    unsynced: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Cursor {
+    /// What was read last.
+    number: UpNumber,
+    /// The segment it is in, by its first number.
+    segment: UpNumber,
+    /// Where the next line begins.
+    offset: u64,
+}
+
+impl FileSpool {
+    /// The folder of a worker's spool, among the records in `dir`.
+    pub fn folder(dir: &Path, worker: &WorkerId) -> PathBuf {
+        dir.join(FOLDER).join(worker.as_str())
+    }
+
+    /// An empty spool in this folder. What an earlier one left there is removed: its numbers would be given again.
+    pub fn create(folder: &Path) -> io::Result<Self> {
+        Self::remove(folder)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        Ok(Self {
+            dir: folder.to_owned(),
+            segments: VecDeque::new(),
+            writing: None,
+            last: UpNumber(0),
+            trimmed: UpNumber(0),
+            cursor: None,
+            names_unsynced: true,
+        })
+    }
+
+    /// What was said after this number and is still there, in order. A line that its writer did not live to end is
+    /// left out; a folder that is not there holds nothing.
+    pub fn remains(folder: &Path, after: UpNumber) -> io::Result<Vec<Numbered>> {
+        let mut remains: Vec<Numbered> = Vec::new();
+        for path in segments_of(folder)? {
+            let mut lines = BufReader::new(File::open(&path)?);
+            let mut line = Vec::new();
+            while lines.read_until(b'\n', &mut line)? > 0 {
+                match serde_json::from_slice::<Line>(&line) {
+                    Ok(Line { n, up }) => {
+                        let newest = remains.last().map_or(after, |thing| thing.number);
+                        if n > newest {
+                            remains.push(Numbered { number: n, up });
+                        }
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, path = %path.display(), "a line of a spool cannot be read");
+                    }
+                }
+                line.clear();
+            }
+        }
+        Ok(remains)
+    }
+
+    /// The newest of what is there.
+    pub fn last(folder: &Path) -> io::Result<Option<Numbered>> {
+        let Some(path) = segments_of(folder)?.pop() else { return Ok(None) };
+        let mut newest = None;
+        let mut lines = BufReader::new(File::open(path)?);
+        let mut line = Vec::new();
+        while lines.read_until(b'\n', &mut line)? > 0 {
+            if line.ends_with(b"\n") {
+                newest = Some(std::mem::take(&mut line));
+            }
+            line.clear();
+        }
+        let read = newest.map(|line| serde_json::from_slice::<Line>(&line)).transpose()?;
+        Ok(read.map(|Line { n, up }| Numbered { number: n, up }))
+    }
+
+    /// Removes a spool with all that is in it, and the folder of all spools with the last of them.
+    pub fn remove(folder: &Path) -> io::Result<()> {
+        match fs::remove_dir_all(folder) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        if let Some(all) = folder.parent() {
+            // Fails while there are others, which is the point.
+            let _others: io::Result<()> = fs::remove_dir(all);
+        }
+        Ok(())
+    }
+
+    /// The segment that is written to, with room in it.
+    fn writing(&mut self, first: UpNumber) -> io::Result<(&mut File, &mut Segment)> {
+        if self.segments.back().is_none_or(|segment| segment.bytes >= SEGMENT_BYTES) {
+            self.writing = None;
+        }
+        if self.writing.is_none() {
+            let path = self.dir.join(format!("{:020}{SUFFIX}", first.0));
+            self.writing =
+                Some(OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?);
+            self.names_unsynced = true;
+            let last = UpNumber(first.0.saturating_sub(1));
+            self.segments.push_back(Segment { path, first, last, bytes: 0, unsynced: false });
+        }
+        match (&mut self.writing, self.segments.back_mut()) {
+            (Some(file), Some(segment)) => Ok((file, segment)),
+            _ => Err(io::Error::other("a spool without a segment to write to")),
+        }
+    }
+
+    /// Where the line after this number begins.
+    fn seek(&self, after: UpNumber) -> Option<(&Segment, u64)> {
+        if let Some(cursor) = self.cursor.filter(|cursor| cursor.number == after)
+            && let Some(segment) = self.segments.iter().find(|segment| segment.first == cursor.segment)
+            && segment.last > after
+        {
+            return Some((segment, cursor.offset));
+        }
+        self.segments.iter().find(|segment| segment.last > after).map(|segment| (segment, 0))
+    }
+}
+
+impl Spool for FileSpool {
+    fn append(&mut self, first: UpNumber, lines: &[Bytes]) -> io::Result<()> {
+        let mut text = Vec::with_capacity(lines.iter().map(|line| line.len() + 32).sum());
+        for (number, line) in (first.0..).zip(lines) {
+            write!(text, "{{\"n\":{number},\"up\":")?;
+            text.extend_from_slice(line);
+            text.extend_from_slice(b"}\n");
+        }
+        let Some(more) = u64::try_from(lines.len()).ok().filter(|count| *count > 0) else { return Ok(()) };
+        let (file, segment) = self.writing(first)?;
+        if let Err(error) = file.write_all(&text) {
+            // Half a line would spoil the next one. If that fails too, the reader leaves both out.
+            file.set_len(segment.bytes)?;
+            return Err(error);
+        }
+        segment.bytes += text.len() as u64;
+        segment.last = UpNumber(first.0 + more - 1);
+        segment.unsynced = true;
+        self.last = segment.last;
+        Ok(())
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        for segment in self.segments.iter_mut().filter(|segment| segment.unsynced) {
+            File::open(&segment.path)?.sync_data()?;
+            segment.unsynced = false;
+        }
+        if self.names_unsynced {
+            for folder in self.dir.ancestors().take(2) {
+                File::open(folder)?.sync_all()?;
+            }
+            self.names_unsynced = false;
+        }
+        Ok(())
+    }
+
+    fn trim(&mut self, upto: UpNumber) -> io::Result<()> {
+        self.trimmed = self.trimmed.max(upto);
+        while let Some(segment) = self.segments.front()
+            && segment.last <= self.trimmed
+            && (self.segments.len() > 1 || segment.bytes >= SEGMENT_BYTES)
+        {
+            fs::remove_file(&segment.path)?;
+            self.segments.pop_front();
+        }
+        if self.segments.is_empty() {
+            self.writing = None;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, after: UpNumber, max_bytes: usize) -> io::Result<Vec<(UpNumber, Bytes)>> {
+        let after = after.max(self.trimmed);
+        let Some((segment, mut offset)) = self.seek(after) else { return Ok(Vec::new()) };
+        let mut file = File::open(&segment.path)?;
+        file.seek(SeekFrom::Start(offset))?;
+        let mut lines = BufReader::new(file.take(segment.bytes - offset));
+        let (mut found, mut bytes, mut line) = (Vec::new(), 0, Vec::new());
+        let mut cursor = self.cursor;
+        while bytes < max_bytes.max(1) && lines.read_until(b'\n', &mut line)? > 0 {
+            offset += line.len() as u64;
+            let (number, up) = split(&line).ok_or_else(|| damaged(&segment.path))?;
+            if number > after {
+                bytes += up.len();
+                found.push((number, Bytes::copy_from_slice(up)));
+                cursor = Some(Cursor { number, segment: segment.first, offset });
+            }
+            line.clear();
+        }
+        self.cursor = cursor;
+        Ok(found)
+    }
+
+    fn bytes(&self) -> u64 {
+        if self.trimmed >= self.last { 0 } else { self.segments.iter().map(|segment| segment.bytes).sum() }
+    }
+}
+
+impl Drop for FileSpool {
+    /// A worker that ends with something undelivered leaves it where even a power cut does not reach it.
+    fn drop(&mut self) {
+        if self.trimmed < self.last
+            && let Err(error) = self.sync()
+        {
+            tracing::warn!(%error, path = %self.dir.display(), "a spool could not be synced at its end");
+        }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct Line {
+    n: UpNumber,
+    up: Up,
+}
+
+/// Number and words of a line that [`FileSpool::append`] wrote, without reading the words.
+fn split(line: &[u8]) -> Option<(UpNumber, &[u8])> {
+    let rest = line.strip_prefix(b"{\"n\":")?;
+    let digits = rest.iter().position(|byte| *byte == b',')?;
+    let number = std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()?;
+    let up = rest[digits..].strip_prefix(b",\"up\":")?.strip_suffix(b"}\n")?;
+    Some((UpNumber(number), up))
+}
+
+fn damaged(path: &Path) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{} is damaged", path.display()))
+}
+
+/// The files of a spool, oldest first.
+fn segments_of(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut paths = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if path.to_str().is_some_and(|path| path.ends_with(SUFFIX)) {
+            paths.push(path);
+        }
+    }
+    // Their numbers have leading zeros.
+    paths.sort();
+    Ok(paths)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use proptest::prelude::*;
+    use qd_protocol::Number;
+
+    use super::*;
+
+    fn up(number: u64) -> Up {
+        Up::SteerMissed { steer: Number(number) }
+    }
+
+    fn line(number: u64) -> Bytes {
+        serde_json::to_vec(&up(number)).unwrap().into()
+    }
+
+    fn large(number: u64) -> Bytes {
+        let run = qd_protocol::RunId::parse("r").unwrap();
+        let text = format!("{number} {}", "x".repeat(300_000));
+        let what = qd_protocol::link::Said::Text { text };
+        serde_json::to_vec(&Up::Said { run, what }).unwrap().into()
+    }
+
+    fn numbers(read: &[(UpNumber, Bytes)]) -> Vec<u64> {
+        read.iter().map(|(number, _)| number.0).collect()
+    }
+
+    fn remaining(folder: &Path, after: u64) -> Vec<u64> {
+        let remains = FileSpool::remains(folder, UpNumber(after)).unwrap();
+        remains.iter().map(|thing| thing.number.0).collect()
+    }
+
+    #[test]
+    fn what_was_kept_is_read_again_in_order_and_after_a_death_too() {
+        let home = tempfile::tempdir().unwrap();
+        let folder = FileSpool::folder(home.path(), &WorkerId::parse("wrk_a").unwrap());
+        let mut spool = FileSpool::create(&folder).unwrap();
+        spool.append(UpNumber(8), &[line(8), line(9)]).unwrap();
+        spool.append(UpNumber(10), &[line(10)]).unwrap();
+        assert_eq!(spool.read(UpNumber(8), 1 << 20).unwrap(), [(UpNumber(9), line(9)), (UpNumber(10), line(10))]);
+        assert_eq!(numbers(&spool.read(UpNumber(7), 1).unwrap()), [8]);
+        assert_eq!(numbers(&spool.read(UpNumber(8), 1).unwrap()), [9]);
+        assert_eq!(numbers(&spool.read(UpNumber(10), 1).unwrap()), [] as [u64; 0]);
+        std::mem::forget(spool);
+        let remains = FileSpool::remains(&folder, UpNumber(8)).unwrap();
+        assert_eq!(remains, [9, 10].map(|number| Numbered { number: UpNumber(number), up: up(number) }));
+        FileSpool::remove(&folder).unwrap();
+        assert_eq!(remaining(&folder, 0), [] as [u64; 0]);
+        assert_eq!(FileSpool::last(&folder).unwrap(), None);
+        assert!(!home.path().join(FOLDER).exists());
+    }
+
+    #[test]
+    fn a_line_that_was_torn_by_a_crash_is_left_out() {
+        let home = tempfile::tempdir().unwrap();
+        let mut spool = FileSpool::create(home.path()).unwrap();
+        spool.append(UpNumber(1), &[line(1), line(2)]).unwrap();
+        let path = spool.segments[0].path.clone();
+        OpenOptions::new().append(true).open(path).unwrap().write_all(b"{\"n\":3,\"up\":{\"steer_mi").unwrap();
+        assert_eq!(remaining(home.path(), 0), [1, 2]);
+        let last = FileSpool::last(home.path()).unwrap();
+        assert_eq!(last, Some(Numbered { number: UpNumber(2), up: up(2) }));
+    }
+
+    #[test]
+    fn trimming_gives_whole_segments_back_and_counts_nothing_when_all_is_acknowledged() {
+        let home = tempfile::tempdir().unwrap();
+        let mut spool = FileSpool::create(home.path()).unwrap();
+        for number in 1..=20 {
+            spool.append(UpNumber(number), &[large(number)]).unwrap();
+        }
+        assert!(spool.segments.len() >= 4);
+        let before = spool.bytes();
+        assert!(before > 20 * 300_000);
+        spool.sync().unwrap();
+        spool.trim(UpNumber(10)).unwrap();
+        assert!(spool.bytes() < before && spool.bytes() >= 10 * 300_000);
+        assert_eq!(numbers(&spool.read(UpNumber(0), usize::MAX).unwrap())[0], 11);
+        spool.trim(UpNumber(20)).unwrap();
+        assert_eq!(spool.bytes(), 0);
+        assert!(segments_of(home.path()).unwrap().len() <= 1);
+        spool.append(UpNumber(21), &[line(21)]).unwrap();
+        assert_eq!(numbers(&spool.read(UpNumber(20), 1).unwrap()), [21]);
+        assert_eq!(remaining(home.path(), 20), [21]);
+    }
+
+    #[test]
+    fn a_new_spool_knows_nothing_of_an_older_one_in_its_place() {
+        let home = tempfile::tempdir().unwrap();
+        let folder = home.path().join("spool").join("w");
+        FileSpool::create(&folder).unwrap().append(UpNumber(1), &[line(1)]).unwrap();
+        let mut spool = FileSpool::create(&folder).unwrap();
+        assert!(spool.read(UpNumber(0), 1).unwrap().is_empty());
+        assert_eq!(remaining(&folder, 0), [] as [u64; 0]);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+        #[test]
+        fn whatever_the_order_of_appends_trims_and_reads_nothing_is_lost(
+            steps in proptest::collection::vec((0u8..3, 1usize..4, any::<prop::sample::Index>()), 1..30),
+        ) {
+            let home = tempfile::tempdir().unwrap();
+            let mut spool = FileSpool::create(home.path()).unwrap();
+            let (mut last, mut trimmed) = (0u64, 0u64);
+            for (step, count, at) in steps {
+                let somewhere = trimmed + at.index(usize::try_from(last - trimmed).unwrap() + 1) as u64;
+                match step {
+                    0 => {
+                        let lines: Vec<Bytes> = (last + 1..).take(count).map(large).collect();
+                        spool.append(UpNumber(last + 1), &lines).unwrap();
+                        last += count as u64;
+                    }
+                    1 => {
+                        spool.trim(UpNumber(somewhere)).unwrap();
+                        trimmed = somewhere;
+                    }
+                    _ => {
+                        let read = spool.read(UpNumber(somewhere), count * 200_000).unwrap();
+                        prop_assert_eq!(read.is_empty(), somewhere == last);
+                        for ((number, bytes), expected) in read.iter().zip(somewhere + 1..) {
+                            prop_assert_eq!(number.0, expected);
+                            prop_assert!(*bytes == large(expected));
+                        }
+                    }
+                }
+            }
+            prop_assert_eq!(remaining(home.path(), trimmed), (trimmed + 1..=last).collect::<Vec<_>>());
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! The parent's side of a connection without a subprotocol: speaks to any worker that knows the frames, ours or not.
+
+use qd_protocol::frame::plain::{Approval, FromParent, FromWorker, Status};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use tokio::net::TcpStream;
+
+use crate::executor::Job;
+use crate::socket::{Incoming, STEP, Socket, SocketError, Upgrade, Wire};
+
+/// A connection to a worker. Dropping it ends the worker's run.
+#[derive(Debug)]
+pub struct PlainClient<W = TcpStream> {
+    socket: Socket<W>,
+}
+
+impl PlainClient {
+    /// Connects to `HOST:PORT`, with or without `ws://` before it.
+    pub async fn connect(endpoint: &str, token: Option<&str>) -> Result<Self, SocketError> {
+        let host = endpoint.strip_prefix("ws://").unwrap_or(endpoint).trim_end_matches('/');
+        let stream = tokio::time::timeout(STEP, TcpStream::connect(host));
+        let stream = stream.await.map_err(|_| SocketError::TimedOut)?.map_err(SocketError::from)?;
+        stream.set_nodelay(true)?;
+        Self::over(stream, host, token).await
+    }
+}
+
+impl<W: Wire> PlainClient<W> {
+    /// Upgrades a stream that is there already: TLS, a unix socket, a pipe in a test.
+    pub async fn over(wire: W, host: &str, token: Option<&str>) -> Result<Self, SocketError> {
+        let upgrade = Upgrade {
+            host: host.to_owned(),
+            path: "/".to_owned(),
+            subprotocol: None,
+            token: token.map(str::to_owned),
+        };
+        let (socket, _) = Socket::client(wire, &upgrade).await?;
+        Ok(Self { socket })
+    }
+
+    /// Begins a run; one that is active is cancelled first.
+    pub async fn run(&mut self, job: Job) -> Result<(), SocketError> {
+        let Job { assignment, reasoning_effort, messages, .. } = job;
+        self.socket.send(&FromParent::Run { assignment, reasoning_effort, messages }).await
+    }
+
+    /// Stops the active run.
+    pub async fn cancel(&mut self) -> Result<(), SocketError> {
+        self.socket.send(&FromParent::Cancel).await
+    }
+
+    /// Tells the active run something.
+    pub async fn message(&mut self, text: impl Into<String>) -> Result<(), SocketError> {
+        self.socket.send(&FromParent::Message { text: text.into() }).await
+    }
+
+    /// Answers an approval.
+    pub async fn approval_reply(&mut self, id: impl Into<String>, approved: bool) -> Result<(), SocketError> {
+        self.socket.send(&FromParent::ApprovalReply { id: id.into(), approved }).await
+    }
+
+    /// The next frame that means something. Nothing is lost if the wait is given up.
+    pub async fn next(&mut self) -> Result<FromWorker, SocketError> {
+        loop {
+            if let Incoming::Text(text) = self.socket.next().await?
+                && let Some(frame) = read(text.as_str())
+            {
+                return Ok(frame);
+            }
+        }
+    }
+
+    /// Says goodbye. The worker's run, if one is active, is cancelled.
+    pub async fn close(mut self) {
+        self.socket.close().await;
+    }
+}
+
+/// Every frame at once, flat: an enum with its tag inside is read twice, and events come by the million.
+#[derive(Deserialize)]
+struct Frame {
+    kind: Kind,
+    event: Option<Map<String, Value>>,
+    id: Option<String>,
+    body: Option<Approval>,
+    status: Option<Status>,
+    result: Option<String>,
+    error: Option<String>,
+    #[serde(default)]
+    transcript: Vec<Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Kind {
+    Event,
+    ApprovalRequest,
+    Terminal,
+}
+
+fn read(text: &str) -> Option<FromWorker> {
+    let Frame { kind, event, id, body, status, result, error, transcript } =
+        serde_json::from_str(text).ok()?;
+    match kind {
+        Kind::Event => Some(FromWorker::Event { event: event? }),
+        Kind::ApprovalRequest => Some(FromWorker::ApprovalRequest { id: id?, body: body? }),
+        Kind::Terminal => Some(FromWorker::Terminal { status: status?, result, error, transcript }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_quick_way_to_read_a_frame_agrees_with_the_protocol() {
+        for text in [
+            r#"{"kind":"event","event":{"type":"token","content":"x"},"more":1}"#,
+            r#"{"kind":"approval_request","id":"a","body":{"tool_name":"Write","question":"?"}}"#,
+            r#"{"kind":"terminal","status":"completed","result":"x"}"#,
+            r#"{"kind":"terminal","status":"suspended","transcript":[{"role":"user"}]}"#,
+            r#"{"status":"error","error":"no","kind":"terminal"}"#,
+            r#"{"kind":"event"}"#,
+            r#"{"kind":"event","event":7}"#,
+            r#"{"kind":"terminal"}"#,
+            r#"{"kind":"terminal","status":"odd"}"#,
+            r#"{"kind":"news"}"#,
+            r#"{}"#,
+            r#"[]"#,
+            "",
+        ] {
+            assert_eq!(read(text), serde_json::from_str(text).ok(), "{text}");
+        }
+    }
+}

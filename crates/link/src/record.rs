@@ -1,0 +1,190 @@
+//! How the workers of a home are found: each keeps a record, and holds a lock beside it for as long as it lives. The
+//! lock tells whether a worker is alive, whatever the clock, a pid or the record say; the record tells where it listens.
+
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use qd_protocol::WorkerId;
+use qd_protocol::worker::Record;
+use tokio::net::{UnixListener, UnixStream};
+
+/// A record has a few hundred bytes; a file that is much larger is none.
+const RECORD_MAX: u64 = 64 << 10;
+/// What the kernel takes for the path of a socket.
+const SOCKET_PATH_MAX: usize = 107;
+
+/// The files of one worker process among those of its home.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Files {
+    /// Its record.
+    pub record: PathBuf,
+    /// What it locks.
+    pub lock: PathBuf,
+    /// Where it listens.
+    pub socket: PathBuf,
+}
+
+impl Files {
+    /// The files of the process `id`; `None` if that can be no name of a file.
+    pub fn of(dir: &Path, id: &str) -> Option<Self> {
+        // The rule for ids is the rule for their files: no separator, no dot in front.
+        WorkerId::parse(id).ok()?;
+        let named = |suffix: &str| dir.join(format!("{id}.{suffix}"));
+        Some(Self { record: named("json"), lock: named("lock"), socket: named("sock") })
+    }
+
+    /// Removes all of them. Whatever is missing is removed already.
+    pub fn remove(&self) -> io::Result<()> {
+        // The lock last: as long as it is held, nobody takes the others for remains.
+        for path in [&self.record, &self.socket, &self.lock] {
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Held by a worker process for its whole life; the kernel lets go of it when the process dies.
+#[derive(Debug)]
+pub struct Life {
+    _lock: File,
+}
+
+impl Life {
+    /// Takes the lock; `None` if somebody holds it.
+    pub fn begin(files: &Files) -> io::Result<Option<Self>> {
+        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&files.lock)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Self { _lock: file })),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+}
+
+/// Whether the worker process `id` of this home lives.
+pub fn alive(dir: &Path, id: &str) -> bool {
+    let Some(files) = Files::of(dir, id) else { return false };
+    let Ok(file) = File::open(&files.lock) else { return false };
+    // Shared, so that two who ask do not take each other for the worker. Given back with the file.
+    matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock))
+}
+
+/// Connects to the worker process `id` of this home.
+pub async fn connect(dir: &Path, id: &str) -> io::Result<UnixStream> {
+    let files = Files::of(dir, id).ok_or(io::ErrorKind::InvalidInput)?;
+    let (path, _folder) = reachable(&files.socket)?;
+    UnixStream::connect(path).await
+}
+
+/// A socket for the worker process with these files, in the place of one that a dead process left.
+pub fn listen(files: &Files) -> io::Result<UnixListener> {
+    match fs::remove_file(&files.socket) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let (path, _folder) = reachable(&files.socket)?;
+    let listener = UnixListener::bind(path)?;
+    fs::set_permissions(&files.socket, Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// A path that the kernel takes for a socket: a home may be deeper than that, and then its folder is named by a
+/// descriptor that has to be kept until the path was used.
+fn reachable(socket: &Path) -> io::Result<(PathBuf, Option<File>)> {
+    if socket.as_os_str().len() <= SOCKET_PATH_MAX {
+        return Ok((socket.to_owned(), None));
+    }
+    let (Some(folder), Some(name)) = (socket.parent(), socket.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let folder = File::open(folder)?;
+    let path = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name);
+    Ok((path, Some(folder)))
+}
+
+/// Every record of a home, of the living and the dead. A file that is no record harms nobody.
+pub fn records(dir: &Path) -> Vec<Record> {
+    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+    let mut records: Vec<Record> = entries.filter_map(|entry| read(&entry.ok()?.path())).collect();
+    records.sort_by(|one, other| one.agent_id.cmp(&other.agent_id));
+    records
+}
+
+/// The record in this file, if it is one and bears its own name.
+fn read(path: &Path) -> Option<Record> {
+    let id = path.file_name()?.to_str()?.strip_suffix(".json")?;
+    if fs::metadata(path).ok()?.len() > RECORD_MAX {
+        return None;
+    }
+    let record: Record = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+    (record.agent_id == id && WorkerId::parse(id).is_ok()).then_some(record)
+}
+
+#[cfg(test)]
+mod tests {
+    use qd_protocol::Millis;
+
+    use super::*;
+
+    fn record(id: &str) -> Record {
+        Record {
+            agent_id: id.to_owned(),
+            role: "worker".to_owned(),
+            labels: Vec::new(),
+            endpoint: "unix:x".to_owned(),
+            pid: 1,
+            start_ticks: None,
+            version: "0".to_owned(),
+            started_at: Millis(0),
+            lease_expires_at: Millis(0),
+        }
+    }
+
+    #[test]
+    fn a_worker_is_alive_while_it_holds_its_lock_and_no_longer() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::of(dir.path(), "a").unwrap();
+        assert!(!alive(dir.path(), "a"));
+        let life = Life::begin(&files).unwrap().unwrap();
+        assert!(alive(dir.path(), "a") && alive(dir.path(), "a"));
+        assert!(Life::begin(&files).unwrap().is_none());
+        drop(life);
+        assert!(!alive(dir.path(), "a"));
+        files.remove().unwrap();
+        assert!(fs::read_dir(dir.path()).unwrap().next().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_worker_of_a_very_deep_home_can_be_reached() {
+        let dir = tempfile::tempdir().unwrap();
+        let deep = dir.path().join("x".repeat(120));
+        fs::create_dir(&deep).unwrap();
+        let listener = listen(&Files::of(&deep, "a").unwrap()).unwrap();
+        let (met, accepted) = tokio::join!(connect(&deep, "a"), listener.accept());
+        met.unwrap();
+        accepted.unwrap();
+        drop(listener);
+        assert!(connect(&deep, "a").await.is_err());
+        listen(&Files::of(&deep, "a").unwrap()).unwrap();
+    }
+
+    #[test]
+    fn only_records_that_bear_their_own_name_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        put("b.json", &serde_json::to_string(&record("b")).unwrap());
+        put("a.json", &serde_json::to_string(&record("a")).unwrap());
+        put("c.json", &serde_json::to_string(&record("a")).unwrap());
+        put("d.json", "{\"agent_id\":");
+        put("e.json.tmp", &serde_json::to_string(&record("e")).unwrap());
+        assert_eq!(records(dir.path()), [record("a"), record("b")]);
+        assert!(Files::of(dir.path(), "../a").is_none() && !alive(dir.path(), "../a"));
+        assert_eq!(records(&dir.path().join("absent")), []);
+    }
+}

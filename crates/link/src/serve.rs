@@ -1,0 +1,294 @@
+//! The door of a worker: listens, lets in who may come, and serves the connections one after another or all at once.
+//! What is spoken on them is elsewhere; whether it is encrypted is decided by the [`Transport`] under it.
+
+mod seats;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use qd_protocol::frame::v1;
+use qd_protocol::limits::CONNECTIONS_MAX;
+use qd_protocol::worker::Secret;
+use subtle::ConstantTimeEq;
+use tokio::net::{TcpListener, TcpStream, ToSocketAddrs};
+use tokio::task::JoinSet;
+use tokio_tungstenite::tungstenite::handshake::server::Request;
+use tokio_tungstenite::tungstenite::http::StatusCode;
+use tokio_tungstenite::tungstenite::http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
+use tokio_util::sync::CancellationToken;
+
+use self::seats::Seats;
+use crate::executor::Executor;
+use crate::plain;
+use crate::socket::{STEP, Socket, SocketError, Wire};
+
+/// How long to wait when the system has no connection to give, for instance for want of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Which connections are served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Serve {
+    /// The first, and then no more.
+    One {
+        /// How long to wait for it. One who was let in has all the time in the world.
+        accept_timeout: Option<Duration>,
+    },
+    /// One after another; who comes meanwhile waits before the upgrade.
+    Reusable {
+        /// How long to wait for the next, before it is the end.
+        idle_timeout: Duration,
+    },
+    /// Any number at once.
+    Many,
+}
+
+/// Why serving ended other than as planned.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The address cannot be listened on.
+    #[error("failed to listen: {0}")]
+    Listen(#[from] io::Error),
+    /// Anybody could come, or listen in.
+    #[error("{0} can be reached by others: that needs a token and TLS")]
+    Exposed(SocketAddr),
+    /// See [`Serve::One`].
+    #[error("nobody connected within {0:?}")]
+    NobodyCame(Duration),
+}
+
+/// What lies between TCP and the WebSocket.
+pub trait Transport: Send + Sync + 'static {
+    /// What comes of a connection.
+    type Wire: Wire;
+    /// Whether nobody on the way can read it.
+    const PRIVATE: bool;
+    /// Makes it of a fresh connection. The door gives it a few seconds.
+    fn wrap(&self, stream: TcpStream) -> impl Future<Output = io::Result<Self::Wire>> + Send;
+}
+
+/// Nothing lies between them.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Bare;
+
+impl Transport for Bare {
+    type Wire = TcpStream;
+    const PRIVATE: bool = false;
+
+    async fn wrap(&self, stream: TcpStream) -> io::Result<TcpStream> {
+        Ok(stream)
+    }
+}
+
+/// A worker's server, which listens already.
+#[derive(Debug)]
+pub struct Server<T = Bare> {
+    listener: TcpListener,
+    address: SocketAddr,
+    transport: T,
+    token: Option<Secret>,
+    stop: CancellationToken,
+}
+
+impl Server {
+    /// Listens; port 0 is any free one.
+    pub async fn bind(address: impl ToSocketAddrs) -> Result<Self, ServeError> {
+        let listener = TcpListener::bind(address).await?;
+        let address = listener.local_addr()?;
+        Ok(Self { listener, address, transport: Bare, token: None, stop: CancellationToken::new() })
+    }
+}
+
+impl<T: Transport> Server<T> {
+    /// Asks everybody for `Authorization: Bearer TOKEN`.
+    #[must_use]
+    pub fn token(self, token: impl Into<String>) -> Self {
+        Self { token: Some(Secret(token.into())), ..self }
+    }
+
+    /// Puts something under the WebSocket, TLS for instance.
+    #[must_use]
+    pub fn over<U: Transport>(self, transport: U) -> Server<U> {
+        let Self { listener, address, token, stop, .. } = self;
+        Server { listener, address, transport, token, stop }
+    }
+
+    /// Ends when this says so: nobody is let in any more, runs are cancelled and have their time to end.
+    #[must_use]
+    pub fn until(self, stop: CancellationToken) -> Self {
+        Self { stop, ..self }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where it listens, as a URL.
+    pub fn endpoint(&self) -> String {
+        format!("{}://{}", if T::PRIVATE { "wss" } else { "ws" }, self.address)
+    }
+
+    /// Whether others than this machine could come or listen in: such a server does not serve.
+    pub fn is_exposed(&self) -> bool {
+        !self.address.ip().is_loopback() && (self.token.is_none() || !T::PRIVATE)
+    }
+
+    /// Serves. Dropping it ends all connections and runs at once.
+    pub async fn serve<E: Executor>(self, executor: E, mode: Serve) -> Result<(), ServeError> {
+        if self.is_exposed() {
+            return Err(ServeError::Exposed(self.address));
+        }
+        let Self { listener, transport, token, stop, .. } = self;
+        let executor = Arc::new(executor);
+        let seats = Seats::new(Arc::clone(&executor));
+        let door = Door { transport, token, executor, seats, stop };
+        match mode {
+            Serve::One { accept_timeout } => door.serve_one(listener, accept_timeout).await,
+            Serve::Reusable { idle_timeout } => {
+                door.serve_in_turn(&listener, idle_timeout).await;
+                Ok(())
+            }
+            Serve::Many => {
+                Arc::new(door).serve_many(&listener).await;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// What every connection needs of the server.
+struct Door<E, T> {
+    transport: T,
+    token: Option<Secret>,
+    executor: Arc<E>,
+    /// The sessions of those who speak `quarterdeck.v1`.
+    seats: Seats<E>,
+    stop: CancellationToken,
+}
+
+impl<E: Executor, T: Transport> Door<E, T> {
+    async fn serve_one(self, listener: TcpListener, limit: Option<Duration>) -> Result<(), ServeError> {
+        let first = self.stop.run_until_cancelled(self.admit_next(&listener));
+        let first = match limit {
+            Some(limit) => {
+                tokio::time::timeout(limit, first).await.map_err(|_| ServeError::NobodyCame(limit))?
+            }
+            None => first.await,
+        };
+        // Who comes now is refused at once instead of left waiting.
+        drop(listener);
+        if let Some(guest) = first {
+            self.receive(guest).await;
+        }
+        Ok(())
+    }
+
+    async fn serve_in_turn(self, listener: &TcpListener, limit: Duration) {
+        loop {
+            let next = self.stop.run_until_cancelled(self.admit_next(listener));
+            match tokio::time::timeout(limit, next).await {
+                Ok(Some(guest)) => self.receive(guest).await,
+                // A run that goes on without its daemon is not idle.
+                Err(_) if self.seats.is_busy() => {}
+                Ok(None) | Err(_) => return,
+            }
+        }
+    }
+
+    async fn serve_many(self: Arc<Self>, listener: &TcpListener) {
+        let mut connections = JoinSet::new();
+        loop {
+            tokio::select! {
+                () = self.stop.cancelled() => break,
+                Some(ended) = connections.join_next() => report(ended),
+                stream = accept(listener), if connections.len() < CONNECTIONS_MAX => {
+                    let door = Arc::clone(&self);
+                    connections.spawn(async move {
+                        match door.admit(stream).await {
+                            Ok(guest) => door.receive(guest).await,
+                            Err(error) => tracing::debug!("not let in: {error}"),
+                        }
+                    });
+                }
+            }
+        }
+        while let Some(ended) = connections.join_next().await {
+            report(ended);
+        }
+    }
+
+    /// The next one who may come in. One who may not does not count.
+    async fn admit_next(&self, listener: &TcpListener) -> Guest<T::Wire> {
+        loop {
+            match self.admit(accept(listener).await).await {
+                Ok(guest) => return guest,
+                Err(error) => tracing::debug!("not let in: {error}"),
+            }
+        }
+    }
+
+    async fn admit(&self, stream: TcpStream) -> Result<Guest<T::Wire>, SocketError> {
+        // Without it every frame that follows another waits for the peer's delayed acknowledgement.
+        stream.set_nodelay(true)?;
+        let wrapped = tokio::time::timeout(STEP, self.transport.wrap(stream)).await;
+        let wire = wrapped.map_err(|_| SocketError::TimedOut)??;
+        let (socket, subprotocol) = Socket::server(wire, |request| {
+            if !self.knows(request) {
+                return Err((StatusCode::UNAUTHORIZED, "a token is needed, and the right one".to_owned()));
+            }
+            Ok(offers_v1(request).then(|| v1::SUBPROTOCOL.to_owned()))
+        })
+        .await?;
+        Ok(Guest { socket, numbered: subprotocol.is_some() })
+    }
+
+    fn knows(&self, request: &Request) -> bool {
+        let Some(Secret(token)) = &self.token else { return true };
+        let shown = request.headers().get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+        shown.is_some_and(|shown| shown.ct_eq(token.as_bytes()).into())
+    }
+
+    async fn receive(&self, guest: Guest<T::Wire>) {
+        if !guest.numbered {
+            return plain::server::serve(guest.socket, Arc::clone(&self.executor), &self.stop).await;
+        }
+        if let Some(Err(error)) = self.stop.run_until_cancelled(self.seats.serve(guest.socket)).await {
+            tracing::debug!("a daemon's connection ended: {error}");
+        }
+    }
+}
+
+/// Somebody who was let in.
+struct Guest<W> {
+    socket: Socket<W>,
+    /// Whether `quarterdeck.v1` is spoken.
+    numbered: bool,
+}
+
+async fn accept(listener: &TcpListener) -> TcpStream {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
+            Err(error) => {
+                tracing::warn!("failed to accept a connection: {error}");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+fn offers_v1(request: &Request) -> bool {
+    let offers = request.headers().get_all(SEC_WEBSOCKET_PROTOCOL).into_iter();
+    offers
+        .filter_map(|offer| offer.to_str().ok())
+        .flat_map(|offer| offer.split(','))
+        .any(|name| name.trim() == v1::SUBPROTOCOL)
+}
+
+fn report(ended: Result<(), tokio::task::JoinError>) {
+    if let Err(error) = ended {
+        tracing::error!("a connection ended badly: {error}");
+    }
+}

@@ -1,0 +1,137 @@
+//! What a worker is started with and how it is found again.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{SessionId, WorkerId};
+use crate::link::UpNumber;
+use crate::time::Millis;
+
+/// What a worker process of the daemon reads from its standard input, as one JSON value up to the end of the file.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct HostSpec {
+    /// The name of the process among the workers of its home, and of its files: `ID.json`, `ID.sock`.
+    pub id: String,
+    /// The folder with the records, the sockets and, per session, the spools. Absolute, and ours alone.
+    pub dir: PathBuf,
+    /// What both sides prove themselves with.
+    pub secret: Secret,
+    /// How long to keep an agent in mid-turn while no daemon comes.
+    pub orphan_busy_ms: u64,
+    /// How long to keep an agent without a turn while no daemon comes.
+    pub orphan_idle_ms: u64,
+    /// Agents to start at once.
+    pub agents: Vec<AgentSpec>,
+}
+
+/// All that an agent is started with.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+pub struct AgentSpec {
+    /// Whose agent.
+    pub session: SessionId,
+    /// Its worker's id: a new one for each time that the session gets a worker.
+    pub worker: WorkerId,
+    /// Which agent, without `@label`.
+    pub agent: String,
+    /// Where it works.
+    pub cwd: PathBuf,
+    /// Which model, in the agent's words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// What it is told before anything else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub system_prompt: Option<String>,
+    /// Variables it is given. The values are secrets as far as we know.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// The agent's own name for the conversation, if it is to go on with one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent_session_id: Option<String>,
+    /// The last number the session has heard; what this worker says is numbered after it.
+    pub after: UpNumber,
+    /// A random word in the environment of all that the agent starts: the last net if worker and keeper are killed.
+    pub mark: String,
+}
+
+impl fmt::Debug for AgentSpec {
+    /// Shows the names in `env` and none of the values: this ends up in logs.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { session, worker, agent, cwd, model, system_prompt, env, agent_session_id, after, mark } =
+            self;
+        f.debug_struct("AgentSpec")
+            .field("session", session)
+            .field("worker", worker)
+            .field("agent", agent)
+            .field("cwd", cwd)
+            .field("model", model)
+            .field("system_prompt", system_prompt)
+            .field("env", &env.keys().collect::<Vec<_>>())
+            .field("agent_session_id", agent_session_id)
+            .field("after", after)
+            .field("mark", mark)
+            .finish()
+    }
+}
+
+/// Something that must not be shown. Its `Debug` does not.
+#[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(pub String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+/// How a worker announces itself: `AGENT_ID.json` in the folder for it, replaced by rename, renewed before its lease
+/// is over, and removed at the end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Its name.
+    pub agent_id: String,
+    /// What it does.
+    pub role: String,
+    /// What it can be chosen by.
+    #[serde(default)]
+    pub labels: Vec<String>,
+    /// Where it listens: `ws://HOST:PORT` or `unix:PATH`.
+    pub endpoint: String,
+    /// Its process.
+    pub pid: u32,
+    /// When that process started, in the kernel's ticks since boot: a pid alone may be somebody else's by now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_ticks: Option<u64>,
+    /// Its version.
+    pub version: String,
+    /// Since when it runs.
+    pub started_at: Millis,
+    /// Until when it counts without another word.
+    pub lease_expires_at: Millis,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_specification_never_shows_the_values_of_its_variables() {
+        let spec = AgentSpec {
+            session: SessionId::from_random(&[1; 4]),
+            worker: WorkerId::from_random(&[2; 4]),
+            agent: "echo".to_owned(),
+            cwd: "/".into(),
+            model: None,
+            system_prompt: None,
+            env: BTreeMap::from([("API_KEY".to_owned(), "hunter2".to_owned())]),
+            agent_session_id: None,
+            after: UpNumber(0),
+            mark: "m".to_owned(),
+        };
+        let shown = format!("{spec:?} {spec:#?} {:?}", Secret("hunter2".to_owned()));
+        assert!(shown.contains("API_KEY") && !shown.contains("hunter2"), "{shown}");
+    }
+}

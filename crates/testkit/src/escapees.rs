@@ -1,0 +1,66 @@
+//! Programs that do not want to die, as an agent's tools may start them: six kinds, each of which ignores every polite
+//! signal and has lost its parent. They are Python, so that what they do to the kernel is in plain sight.
+
+use serde_json::Value;
+
+use crate::home::Home;
+use crate::{poll, script};
+
+/// The six kinds.
+pub const KINDS: [&str; 6] =
+    ["setsid", "double_fork", "ignores_sigterm", "stops_itself", "fork_storm", "grandchild"];
+
+const PROGRAM: &str = include_str!("escapees.py");
+
+/// A step of `script` that lets `count` of a kind loose.
+pub fn step(home: &Home, kind: &str, count: usize) -> Value {
+    let (program, folder) = (home.beside("escapees.py"), home.beside("escaped"));
+    std::fs::write(&program, PROGRAM).expect("the directory can be written");
+    std::fs::create_dir_all(&folder).expect("the directory can be written");
+    let path = |path: std::path::PathBuf| path.to_str().expect("a plain name").to_owned();
+    let (program, folder) = (path(program), path(folder));
+    script::spawn(&["python3", "-I", "-S", &program, kind, &count.to_string(), &folder])
+}
+
+/// Waits until so many of a kind are what they want to be, in all that were let loose in this home.
+pub async fn loose(home: &Home, kind: &str, count: usize) {
+    let folder = home.beside("escaped");
+    poll(&format!("{count} times {kind}"), async || {
+        let names = std::fs::read_dir(&folder).expect("the directory is there").flatten();
+        let of_kind =
+            names.filter(|entry| entry.file_name().to_string_lossy().starts_with(&format!("{kind}.")));
+        (of_kind.count() >= count).then_some(())
+    })
+    .await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn each_kind_gets_loose_and_is_found_by_its_home_and_ends_with_it() {
+        let home = Home::new();
+        for kind in KINDS {
+            let step = step(&home, kind, 2);
+            let argv: Vec<_> = step["spawn"]["argv"].as_array().into_iter().flatten().collect();
+            let argv: Vec<_> = argv.into_iter().filter_map(Value::as_str).collect();
+            let mut program = home.program(argv[0]);
+            program.args(&argv[1..]);
+            // Kept until here: it is killed when it is dropped, and may have just begun.
+            let started = crate::Running::spawn(program);
+            loose(&home, kind, 2).await;
+            drop(started);
+        }
+        let directory = home.beside("escaped");
+        for kind in KINDS {
+            let found = home.processes();
+            let alive = found.iter().filter(|one| one.args.iter().any(|arg| arg == kind)).count();
+            assert!(alive >= 1, "{kind}: {found:#?}");
+        }
+        drop(home);
+        let name = directory.display().to_string();
+        let is_left = || crate::processes::all().iter().any(|one| one.args.contains(&name));
+        poll("their end", async || (!is_left()).then_some(())).await;
+    }
+}

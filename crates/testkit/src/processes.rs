@@ -1,0 +1,149 @@
+//! What `/proc` says of the processes of one home, of what runs below them, and of what they hold. It reads and
+//! signals; a process that vanishes while it is looked at is not there.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use rustix::process::Signal;
+
+use crate::home::{Home, signal};
+
+/// A process, as it was when it was looked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// Its pid.
+    pub pid: u32,
+    /// When it started, in ticks since boot: with the pid, who it is.
+    pub start_ticks: u64,
+    /// Its parent's pid.
+    pub parent: u32,
+    /// The kernel's letter for what it does: `Z` is a zombie, `T` is stopped.
+    pub state: char,
+    /// Its command line.
+    pub args: Vec<String>,
+}
+
+impl Process {
+    /// The process with this pid, zombies too.
+    pub fn find(pid: u32) -> Option<Self> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name may hold anything, also spaces and brackets; the fields after it do not.
+        let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let args = line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
+        Some(Self {
+            pid,
+            start_ticks: fields.get(19)?.parse().ok()?,
+            parent: fields.get(1)?.parse().ok()?,
+            state: fields.first()?.chars().next()?,
+            args: args.collect(),
+        })
+    }
+
+    /// Whether this very process still runs, or is stopped; a zombie does not.
+    pub fn is_alive(&self) -> bool {
+        Self::find(self.pid).is_some_and(|now| now.start_ticks == self.start_ticks && now.state != 'Z')
+    }
+
+    /// Whether it is `qd` as this part of itself: `serve`, `__worker`, `__keeper`, `__script`.
+    pub fn plays(&self, part: &str) -> bool {
+        self.args.get(1).is_some_and(|arg| arg == part)
+    }
+
+    /// Kills it without a word, and waits until it runs no more.
+    pub async fn kill9(&self) {
+        signal(self.pid, Signal::KILL);
+        crate::poll("the death of a process", async || (!self.is_alive()).then_some(())).await;
+    }
+
+    /// What it holds open.
+    pub fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.pid)).map_or(0, Iterator::count)
+    }
+
+    /// Its children that have ended and that it has not heard of.
+    pub fn zombies(&self) -> Vec<Self> {
+        all().into_iter().filter(|child| child.parent == self.pid && child.state == 'Z').collect()
+    }
+
+    /// Whether the home's directory is in its command line, its environment or its working directory.
+    fn belongs_to(&self, directory: &str) -> bool {
+        let file = |name: &str| fs::read(format!("/proc/{}/{name}", self.pid)).unwrap_or_default();
+        let cwd = fs::read_link(format!("/proc/{}/cwd", self.pid)).unwrap_or_default();
+        let places = [file("cmdline"), file("environ"), cwd.into_os_string().into_encoded_bytes()];
+        places.iter().any(|place| String::from_utf8_lossy(place).contains(directory))
+    }
+}
+
+/// Everything that there is, zombies too.
+pub fn all() -> Vec<Process> {
+    let entries = fs::read_dir("/proc").expect("there is a /proc").flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    // At once, each as it is found: some are another process a moment later.
+    pids.filter_map(Process::find).collect()
+}
+
+/// Everything alive below a process.
+pub fn below(pid: u32) -> Vec<Process> {
+    let all = all();
+    let mut family = BTreeSet::from([pid]);
+    loop {
+        let before = family.len();
+        family.extend(
+            all.iter().filter(|one| family.contains(&one.parent)).map(|one| one.pid).collect::<Vec<_>>(),
+        );
+        if family.len() == before {
+            break;
+        }
+    }
+    family.remove(&pid);
+    all.into_iter().filter(|one| family.contains(&one.pid) && one.state != 'Z').collect()
+}
+
+/// Everything alive that was started with this worker's mark in its environment.
+pub fn marked(worker: &str) -> Vec<Process> {
+    let mark = format!("QD_MARK={worker}.");
+    let bears_it = |one: &Process| {
+        let environ = fs::read(format!("/proc/{}/environ", one.pid)).unwrap_or_default();
+        environ.split(|byte| *byte == 0).any(|variable| variable.starts_with(mark.as_bytes()))
+    };
+    all().into_iter().filter(|one| one.state != 'Z' && bears_it(one)).collect()
+}
+
+impl Home {
+    /// Everything alive that has to do with this home: its daemon, its workers, and all that they started, unless it
+    /// threw away its command line, its environment and its directory.
+    pub fn processes(&self) -> Vec<Process> {
+        let directory = self.beside("");
+        let directory = directory.to_str().expect("a temporary directory has a plain name");
+        all().into_iter().filter(|one| one.state != 'Z' && one.belongs_to(directory)).collect()
+    }
+
+    /// Those of them that play a part of `qd`.
+    pub fn playing(&self, part: &str) -> Vec<Process> {
+        self.processes().into_iter().filter(|one| one.plays(part)).collect()
+    }
+
+    /// Those of them that are there because an agent is: it, its keeper, and all that it started.
+    pub fn of_agents(&self) -> Vec<Process> {
+        let is_ours = |one: &Process| one.plays("serve") || one.plays("__worker");
+        self.processes().into_iter().filter(|one| !is_ours(one)).collect()
+    }
+
+    /// Waits until there is nothing left of any agent.
+    pub async fn no_agents(&self) {
+        let mut left = Vec::new();
+        let gone = tokio::time::timeout(crate::LIMIT, async {
+            loop {
+                left = self.of_agents();
+                if left.is_empty() {
+                    return;
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            }
+        });
+        if gone.await.is_err() {
+            panic!("{} processes of agents are left: {left:#?}", left.len());
+        }
+    }
+}

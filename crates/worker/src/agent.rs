@@ -1,0 +1,356 @@
+//! The life of one agent: started, ready, in and out of turns, gone. It runs as one task on its end of a local link and
+//! takes commands while a turn runs, so that a cancel, a steer, an answer or a kill reaches the turn at once.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use qd_link::{AgentEnd, Closed, SeatState, Voice};
+use qd_protocol::RunId;
+use qd_protocol::event::{Processes, RunError};
+use qd_protocol::limits::{CANCEL_GRACE_S, START_S};
+use qd_protocol::link::{Down, Gone, Outcome, Stop, TurnLimits, Up};
+use qd_protocol::worker::AgentSpec;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::below::{Below, KeeperGone};
+use crate::drivers::acp::Acp;
+use crate::drivers::echo;
+use crate::kinds::Kind;
+use crate::meter::Meter;
+use crate::turn::{End, Inbox, Prompt, Steer, Turn, error};
+
+/// How long what a turn started has to end by itself, once the turn is over and was to be stopped.
+const SWEEP_GRACE: Duration = Duration::from_secs(1);
+
+/// Around an agent: what it may need of its worker.
+#[derive(Debug)]
+pub(crate) struct Around {
+    /// What it starts; `None` for an agent that starts nothing.
+    pub(crate) below: Option<Arc<Below>>,
+    /// Whether a daemon is attached; `None` if there can be none, and so nobody but the agent counts.
+    pub(crate) seat: Option<watch::Receiver<SeatState>>,
+    /// How its worker asks it to rest.
+    pub(crate) leash: Arc<Leash>,
+}
+
+/// What a worker and its agent's task tell each other past the link.
+#[derive(Debug, Default)]
+pub(crate) struct Leash {
+    rest: CancellationToken,
+    rested: Notify,
+    keeper_gone: Notify,
+}
+
+impl Leash {
+    /// Asks an agent without a turn to stop, and waits for it; not longer than `limit`.
+    pub(crate) async fn rest(&self, limit: Duration) {
+        self.rest.cancel();
+        // One that takes longer is ended with everything else.
+        let _rested = tokio::time::timeout(limit, self.rested.notified()).await;
+    }
+
+    /// Resolves when the agent's task found that its keeper is of no use.
+    pub(crate) async fn keeper_gone(&self) {
+        self.keeper_gone.notified().await;
+    }
+}
+
+/// The life of one agent, from its start to its end. Whatever it is told by then, nothing that it started is left
+/// unless it was put to rest.
+pub(crate) async fn live(kind: Kind, spec: Box<AgentSpec>, around: Around, end: AgentEnd) -> Gone {
+    let Around { below, seat, leash } = around;
+    let mut life = Life { spec, below, seat, end };
+    match life.run(kind, &leash).await {
+        Ok(gone) => gone,
+        Err(Broken::Closed(Closed)) => Gone::Stopped,
+        Err(Broken::KeeperGone(KeeperGone)) => {
+            // Only the worker can find what the keeper lost; it ends this task when it has.
+            leash.keeper_gone.notify_one();
+            std::future::pending().await
+        }
+    }
+}
+
+/// An agent that has been started.
+enum Agent {
+    Echo,
+    Acp(Box<Acp>),
+}
+
+impl Agent {
+    async fn start(kind: Kind, spec: &AgentSpec, below: Option<&Arc<Below>>) -> Result<Self, RunError> {
+        match (kind, below) {
+            (Kind::Echo, _) => Ok(Self::Echo),
+            (Kind::Acp(profile), Some(below)) => {
+                Ok(Self::Acp(Box::new(Acp::start(spec, &profile, Arc::clone(below.keeper())).await?)))
+            }
+            (Kind::Acp(_), None) => Err(error("agent_failed_to_start", "the agent has no keeper")),
+        }
+    }
+
+    fn ready(&self, spec: &AgentSpec) -> Up {
+        match self {
+            Self::Echo => Up::Ready { agent_session_id: spec.agent_session_id.clone(), steers: false },
+            Self::Acp(acp) => Up::Ready { agent_session_id: acp.session_id(), steers: acp.steers() },
+        }
+    }
+
+    async fn turn(&mut self, turn: &Turn<'_>, prompt: &Prompt) -> Result<End, Closed> {
+        match self {
+            Self::Echo => echo::turn(turn, &prompt.text).await,
+            Self::Acp(acp) => acp.turn(turn, prompt).await,
+        }
+    }
+
+    /// Between turns; resolves if the agent ends by itself.
+    async fn idle(&mut self, voice: &Voice) -> RunError {
+        match self {
+            Self::Echo => std::future::pending().await,
+            Self::Acp(acp) => Box::pin(acp.idle(voice)).await,
+        }
+    }
+
+    async fn stop(self) {
+        match self {
+            Self::Echo => {}
+            Self::Acp(acp) => acp.stop().await,
+        }
+    }
+}
+
+/// Why a life cannot go on as it should.
+#[derive(Debug, thiserror::Error)]
+enum Broken {
+    #[error(transparent)]
+    Closed(#[from] Closed),
+    #[error(transparent)]
+    KeeperGone(#[from] KeeperGone),
+}
+
+/// How a turn came to its end.
+#[derive(Debug)]
+enum Ended {
+    /// By itself, or because it was asked to.
+    Itself(End),
+    /// It was given no more time.
+    Killed,
+}
+
+#[derive(Debug)]
+struct Life {
+    spec: Box<AgentSpec>,
+    below: Option<Arc<Below>>,
+    seat: Option<watch::Receiver<SeatState>>,
+    end: AgentEnd,
+}
+
+impl Life {
+    async fn run(&mut self, kind: Kind, leash: &Leash) -> Result<Gone, Broken> {
+        // Everything that is not idling is boxed: ten thousand idle agents should cost a few megabytes.
+        let mut agent = match Box::pin(self.start(kind)).await {
+            Ok(agent) => agent,
+            Err(error) => return Box::pin(self.fail(error)).await,
+        };
+        Box::pin(self.end.say(agent.ready(&self.spec))).await?;
+        let voice = self.end.voice();
+        loop {
+            let down = tokio::select! {
+                // Commands first: a prompt that is there makes an agent that should rest go on.
+                biased;
+                down = self.end.command() => down.ok_or(Closed)?,
+                error = agent.idle(&voice) => return Box::pin(self.fail(error)).await,
+                () = leash.rest.cancelled() => {
+                    Box::pin(agent.stop()).await;
+                    leash.rested.notify_one();
+                    // The worker takes the rest from here, and this task with it.
+                    return std::future::pending().await;
+                }
+            };
+            if let Some(gone) = Box::pin(self.obey(&mut agent, down)).await? {
+                return Ok(gone);
+            }
+        }
+    }
+
+    async fn start(&self, kind: Kind) -> Result<Agent, RunError> {
+        let started = Agent::start(kind, &self.spec, self.below.as_ref());
+        match tokio::time::timeout(Duration::from_secs(START_S), started).await {
+            Ok(started) => started,
+            Err(_) => Err(error("agent_not_ready", &format!("the agent was not ready within {START_S} s"))),
+        }
+    }
+
+    /// Does what an idle agent is told: a prompt is a turn, and anything else came too late for its own.
+    async fn obey(&mut self, agent: &mut Agent, down: Down) -> Result<Option<Gone>, Broken> {
+        match down {
+            Down::Prompt { run, prompt, files, messages, limits, .. } => {
+                self.turn(agent, Prompt { run, text: prompt, files, messages, limits }).await
+            }
+            Down::Steer { number, .. } => {
+                self.end.say(Up::SteerMissed { steer: number }).await?;
+                Ok(None)
+            }
+            Down::Cancel { .. } | Down::Kill { .. } | Down::Answer { .. } => Ok(None),
+        }
+    }
+
+    /// One turn, from its prompt to its terminal. Gives how the agent went if it did not outlive its turn.
+    async fn turn(&mut self, agent: &mut Agent, prompt: Prompt) -> Result<Option<Gone>, Broken> {
+        if let Some(below) = &self.below {
+            below.begin_turn().await?;
+        }
+        let inbox = Inbox::default();
+        let (ended, limit) = self.work(agent, &prompt, &inbox).await?;
+        let stopping = inbox.is_cancelled();
+        let run = &prompt.run;
+        match ended {
+            Ended::Itself(End::Stopped(mut outcome)) if stopping => {
+                let (processes, killed) = self.sweep_turn(&prompt, &inbox).await?;
+                outcome.processes = processes;
+                outcome.agent_ends = killed;
+                outcome.stop = limit.unwrap_or(outcome.stop);
+                self.terminal(&inbox, run, outcome).await?;
+                Ok(killed.then_some(Gone::Stopped))
+            }
+            Ended::Itself(End::Stopped(outcome)) => {
+                if let Some(below) = &self.below {
+                    below.end_turn().await?;
+                }
+                self.terminal(&inbox, run, outcome).await?;
+                Ok(None)
+            }
+            // Some agents stop by ending themselves. They did as they were told, so it is no failure.
+            Ended::Itself(End::Exited(_)) if stopping => self.kill(&inbox, run, limit).await.map(Some),
+            Ended::Itself(End::Exited(error)) => self.fail(error).await.map(Some),
+            Ended::Killed => self.kill(&inbox, run, limit).await.map(Some),
+        }
+    }
+
+    /// Runs the turn until it ends or is given no more time; also tells which of its limits stopped it.
+    async fn work(
+        &mut self,
+        agent: &mut Agent,
+        prompt: &Prompt,
+        inbox: &Inbox,
+    ) -> Result<(Ended, Option<Stop>), Broken> {
+        let Self { spec, seat, end, .. } = self;
+        let turn = Turn::new(prompt.run.clone(), spec, end.voice(), inbox);
+        let mut work = Box::pin(agent.turn(&turn, prompt));
+        let mut over = pin!(over_limit(&inbox.meter, &prompt.limits, seat.clone()));
+        let mut limit = None;
+        let mut out_of_grace = pin!(tokio::time::sleep(Duration::MAX));
+        loop {
+            tokio::select! {
+                // Commands first: a cancel that is there when the work ends has won.
+                biased;
+                down = end.command() => {
+                    if interrupt(end, inbox, &prompt.run, down.ok_or(Closed)?).await? {
+                        return Ok((Ended::Killed, limit));
+                    }
+                }
+                stop = &mut over, if limit.is_none() => {
+                    limit = Some(stop);
+                    inbox.cancel();
+                    out_of_grace.as_mut().reset(Instant::now() + grace(&prompt.limits));
+                }
+                () = &mut out_of_grace, if limit.is_some() => return Ok((Ended::Killed, limit)),
+                ended = &mut work => return Ok((Ended::Itself(ended?), limit)),
+            }
+        }
+    }
+
+    /// Ends what a stopped turn started. A kill meanwhile leaves it no grace and takes everything else as well: then
+    /// the second value is true.
+    async fn sweep_turn(&mut self, prompt: &Prompt, inbox: &Inbox) -> Result<(Processes, bool), Broken> {
+        let Self { below, end, .. } = self;
+        let Some(below) = below else { return Ok((Processes::default(), false)) };
+        let mut sweep = pin!(below.sweep_turn(SWEEP_GRACE.min(grace(&prompt.limits))));
+        loop {
+            tokio::select! {
+                swept = &mut sweep => return Ok((swept?, false)),
+                down = end.command() => {
+                    if interrupt(end, inbox, &prompt.run, down.ok_or(Closed)?).await? {
+                        let (turn, all) = tokio::try_join!(sweep, below.sweep_all(Duration::ZERO))?;
+                        return Ok((sum(turn, all), true));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends the agent and everything that it started, and says the end of its turn.
+    async fn kill(&mut self, inbox: &Inbox, run: &RunId, limit: Option<Stop>) -> Result<Gone, Broken> {
+        let processes = match &self.below {
+            Some(below) => below.sweep_all(Duration::ZERO).await?,
+            None => Processes::default(),
+        };
+        let stop = limit.unwrap_or(Stop::Cancelled);
+        let outcome = Outcome { processes, agent_ends: true, ..Outcome::of(stop) };
+        self.terminal(inbox, run, outcome).await?;
+        Ok(Gone::Stopped)
+    }
+
+    /// The end of an agent that ended by itself. What it started goes first: whoever hears of the end may start it again.
+    async fn fail(&mut self, error: RunError) -> Result<Gone, Broken> {
+        if let Some(below) = &self.below {
+            below.sweep_all(SWEEP_GRACE).await?;
+        }
+        Ok(Gone::Failed(error))
+    }
+
+    async fn terminal(&self, inbox: &Inbox, run: &RunId, outcome: Outcome) -> Result<(), Closed> {
+        for steer in inbox.missed() {
+            self.end.say(Up::SteerMissed { steer }).await?;
+        }
+        self.end.say(Up::Terminal { run: run.clone(), outcome }).await
+    }
+}
+
+/// Applies a command to the running turn; true if the turn is to be given no more time.
+async fn interrupt(end: &AgentEnd, inbox: &Inbox, current: &RunId, down: Down) -> Result<bool, Closed> {
+    match down {
+        Down::Kill { run, .. } => return Ok(run == *current),
+        Down::Cancel { run, .. } if run == *current => inbox.cancel(),
+        Down::Cancel { .. } => {}
+        Down::Steer { number, run, text } => {
+            if run != *current || !inbox.put_steer(Steer { number, text }) {
+                end.say(Up::SteerMissed { steer: number }).await?;
+            }
+        }
+        Down::Answer { ask, answer, .. } => inbox.put_reply(&ask, answer),
+        // A session has one turn at a time. Should that ever be wrong, the second must not wait for ever.
+        Down::Prompt { run, .. } => {
+            let busy = error("agent_busy", "the agent was given a prompt in the middle of another turn");
+            end.say(Up::Terminal { run, outcome: Outcome::failed(busy) }).await?;
+        }
+    }
+    Ok(false)
+}
+
+/// Waits until the turn is over one of its limits and no daemon is there to say so.
+async fn over_limit(meter: &Meter, limits: &TurnLimits, seat: Option<watch::Receiver<SeatState>>) -> Stop {
+    let Some(mut seat) = seat else { return std::future::pending().await };
+    loop {
+        if seat.wait_for(|state| !state.attached).await.is_err() {
+            return std::future::pending().await;
+        }
+        tokio::select! {
+            stop = meter.exceeded(limits) => return stop,
+            _attached = seat.wait_for(|state| state.attached) => {}
+        }
+    }
+}
+
+fn grace(limits: &TurnLimits) -> Duration {
+    limits.grace_ms.map_or(Duration::from_secs(CANCEL_GRACE_S), Duration::from_millis)
+}
+
+fn sum(one: Processes, other: Processes) -> Processes {
+    Processes { killed: one.killed + other.killed, survivors: one.survivors.max(other.survivors) }
+}
+
+#[cfg(test)]
+mod tests;

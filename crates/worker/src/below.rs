@@ -1,0 +1,71 @@
+//! Everything that one agent started, in its keeper's hands: what a life and a place ask of it, in their words. If the
+//! keeper is gone there is no answer that would be true, so none is given.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use qd_keeper::{Keeper, KeeperError, Sweep, Swept, What};
+use qd_protocol::event::Processes;
+
+/// The keeper is of no use any more: it is dead, or what it says makes no sense.
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+#[error("the keeper is gone")]
+pub(crate) struct KeeperGone;
+
+/// What is below a worker and belongs to one agent.
+#[derive(Debug)]
+pub(crate) struct Below {
+    keeper: Arc<Keeper>,
+    /// Names of the agent's own helpers, which no turn has to answer for.
+    spare: Vec<String>,
+}
+
+impl Below {
+    pub(crate) fn new(keeper: Keeper, spare: Vec<String>) -> Self {
+        Self { keeper: Arc::new(keeper), spare }
+    }
+
+    pub(crate) fn keeper(&self) -> &Arc<Keeper> {
+        &self.keeper
+    }
+
+    /// What starts from now on belongs to a turn.
+    pub(crate) async fn begin_turn(&self) -> Result<(), KeeperGone> {
+        self.keeper.begin_turn().await.map_err(gone)
+    }
+
+    /// The turn ended by itself, and what it left running is left on purpose.
+    pub(crate) async fn end_turn(&self) -> Result<(), KeeperGone> {
+        self.keeper.end_turn().await.map_err(gone)
+    }
+
+    /// Ends what the turn started.
+    pub(crate) async fn sweep_turn(&self, grace: Duration) -> Result<Processes, KeeperGone> {
+        self.sweep(What::Turn, grace).await
+    }
+
+    /// Ends the agent, and keeps what its turns left running on purpose; tells whether there is any of that.
+    pub(crate) async fn sweep_agent(&self, grace: Duration) -> Result<bool, KeeperGone> {
+        self.sweep(What::Agent, grace).await?;
+        Ok(!self.keeper.left().await.map_err(gone)?.is_empty())
+    }
+
+    /// Ends everything.
+    pub(crate) async fn sweep_all(&self, grace: Duration) -> Result<Processes, KeeperGone> {
+        self.sweep(What::All, grace).await
+    }
+
+    async fn sweep(&self, what: What, grace: Duration) -> Result<Processes, KeeperGone> {
+        let spare = if what == What::Turn { self.spare.clone() } else { Vec::new() };
+        let Swept { killed, survivors } = self.keeper.sweep(Sweep { what, grace, spare }).await.map_err(gone)?;
+        if !survivors.is_empty() {
+            tracing::warn!(?survivors, "the kernel does not let go of these processes");
+        }
+        Ok(Processes { killed, survivors: u32::try_from(survivors.len()).unwrap_or(u32::MAX) })
+    }
+}
+
+fn gone(error: KeeperError) -> KeeperGone {
+    tracing::warn!(%error, "the keeper did not do as it was told");
+    KeeperGone
+}

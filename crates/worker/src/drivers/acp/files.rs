@@ -1,0 +1,185 @@
+//! The workspace's files, served to agents that would rather have their client read and write. Only what is inside
+//! the workspace once every symlink is followed; this keeps an honest agent at home and is no sandbox.
+
+use std::path::{Component, Path, PathBuf};
+
+use agent_client_protocol::v1::schema::{
+    CLIENT_METHOD_NAMES as FS, ReadTextFileRequest, ReadTextFileResponse, WriteTextFileRequest,
+    WriteTextFileResponse,
+};
+use agent_client_protocol::{Error, ErrorCode, JsonRpcResponse, RawJsonRpcId};
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use qd_protocol::limits::BODY_MAX;
+use serde_json::Value;
+use tokio::io::AsyncReadExt;
+
+/// The longest file that is read to an agent.
+const READ_MAX: usize = BODY_MAX;
+/// Files that may be read and written at once; what comes on top is refused.
+const UNDER_WAY_MAX: usize = 64;
+
+/// An answer, and to what.
+pub(super) type Served = (RawJsonRpcId, Result<Value, Error>);
+
+/// What is being read and written. It outlives a turn, since every request is answered.
+pub(super) struct Files {
+    root: PathBuf,
+    under_way: FuturesUnordered<BoxFuture<'static, Served>>,
+}
+
+impl Files {
+    /// Serves what is below `root`.
+    pub(super) fn below(root: &Path) -> Self {
+        Self { root: root.to_owned(), under_way: FuturesUnordered::new() }
+    }
+
+    /// Begins to read.
+    pub(super) fn read(&mut self, id: RawJsonRpcId, request: ReadTextFileRequest) {
+        let root = self.root.clone();
+        self.begin(id, async move {
+            let content = read(&root, &request).await?;
+            ReadTextFileResponse::new(content).into_json(FS.fs_read_text_file)
+        });
+    }
+
+    /// Begins to write.
+    pub(super) fn write(&mut self, id: RawJsonRpcId, request: WriteTextFileRequest) {
+        let root = self.root.clone();
+        self.begin(id, async move {
+            write(&root, &request.path, &request.content).await?;
+            WriteTextFileResponse::new().into_json(FS.fs_write_text_file)
+        });
+    }
+
+    /// The next answer; waits for ever if there is none to come. Nothing is lost if the wait is given up.
+    pub(super) async fn next(&mut self) -> Served {
+        match self.under_way.next().await {
+            Some(served) => served,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn begin(&mut self, id: RawJsonRpcId, work: impl Future<Output = Result<Value, Error>> + Send + 'static) {
+        let refused = self.under_way.len() >= UNDER_WAY_MAX;
+        self.under_way.push(Box::pin(async move {
+            if refused {
+                return (
+                    id,
+                    Err(Error::new(ErrorCode::INTERNAL_ERROR, "too many files at once; wait for some")),
+                );
+            }
+            (id, work.await)
+        }));
+    }
+}
+
+async fn read(root: &Path, request: &ReadTextFileRequest) -> Result<String, Error> {
+    let path = request.path.as_path();
+    let cannot = |why: &dyn std::fmt::Display| failed("read", path, why);
+    let real = inside(root, path).await.map_err(|cause| cannot(&cause))?;
+    let file = tokio::fs::File::open(&real).await.map_err(|cause| cannot(&cause))?;
+    let mut content = String::new();
+    file.take(READ_MAX as u64 + 1).read_to_string(&mut content).await.map_err(|cause| cannot(&cause))?;
+    if content.len() > READ_MAX {
+        return Err(cannot(&format_args!("it is longer than {READ_MAX} bytes")));
+    }
+    Ok(part(content, request.line, request.limit))
+}
+
+async fn write(root: &Path, path: &Path, content: &str) -> Result<(), Error> {
+    let cannot = |cause: std::io::Error| failed("write", path, &cause);
+    let real = inside(root, path).await.map_err(cannot)?;
+    if let Some(folder) = real.parent() {
+        tokio::fs::create_dir_all(folder).await.map_err(cannot)?;
+    }
+    tokio::fs::write(&real, content).await.map_err(cannot)
+}
+
+/// The lines from `line` on, which counts from 1, and at most `limit` of them.
+fn part(content: String, line: Option<u32>, limit: Option<u32>) -> String {
+    if line.is_none() && limit.is_none() {
+        return content;
+    }
+    let first = line.unwrap_or(1).saturating_sub(1) as usize;
+    let most = limit.map_or(usize::MAX, |limit| limit as usize);
+    content.split_inclusive('\n').skip(first).take(most).collect()
+}
+
+/// The real place of a path, which need not exist yet, if that is below the root.
+async fn inside(root: &Path, path: &Path) -> std::io::Result<PathBuf> {
+    if !path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
+        return Err(refused("the path is not absolute and plain"));
+    }
+    let root = tokio::fs::canonicalize(root).await?;
+    // What does not exist cannot be a symlink: the deepest part that does exist decides. A symlink to nowhere exists.
+    let mut known = path;
+    while tokio::fs::symlink_metadata(known).await.is_err() {
+        known = known.parent().ok_or_else(|| refused("there is no such place"))?;
+    }
+    let rest = path.strip_prefix(known).map_err(|_| refused("there is no such place"))?;
+    let real = tokio::fs::canonicalize(known).await?;
+    if !real.starts_with(&root) {
+        return Err(refused("it is outside the workspace"));
+    }
+    Ok(if rest.as_os_str().is_empty() { real } else { real.join(rest) })
+}
+
+fn refused(why: &str) -> std::io::Error {
+    std::io::Error::new(std::io::ErrorKind::PermissionDenied, why)
+}
+
+fn failed(verb: &str, path: &Path, why: &dyn std::fmt::Display) -> Error {
+    Error::new(ErrorCode::RESOURCE_NOT_FOUND, format!("cannot {verb} {}: {why}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn read_all(root: &Path, path: impl Into<PathBuf>) -> Result<String, String> {
+        read(root, &ReadTextFileRequest::new("s", path)).await.map_err(|error| error.message)
+    }
+
+    #[tokio::test]
+    async fn files_inside_the_workspace_are_written_and_read() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("deep/er/f.txt");
+        write(home.path(), &path, "one\ntwo\nthree\n").await.unwrap();
+        assert_eq!(read_all(home.path(), &path).await.unwrap(), "one\ntwo\nthree\n");
+        let request = ReadTextFileRequest::new("s", &path).line(2).limit(1);
+        assert_eq!(read(home.path(), &request).await.unwrap(), "two\n");
+    }
+
+    #[tokio::test]
+    async fn no_path_and_no_symlink_leads_out_of_the_workspace() {
+        let (home, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::fs::write(other.path().join("secret"), "x").unwrap();
+        std::os::unix::fs::symlink(other.path(), home.path().join("door")).unwrap();
+        std::os::unix::fs::symlink(other.path().join("absent"), home.path().join("trap")).unwrap();
+        let ways = [
+            other.path().join("secret"),
+            home.path().join("door/secret"),
+            home.path().join("door/new"),
+            home.path().join("trap"),
+            home.path().join("..").join(other.path().file_name().unwrap()).join("secret"),
+            PathBuf::from("secret"),
+        ];
+        for way in ways {
+            assert!(read_all(home.path(), &way).await.is_err(), "{}", way.display());
+            assert!(write(home.path(), &way, "y").await.is_err(), "{}", way.display());
+        }
+        assert_eq!(std::fs::read_to_string(other.path().join("secret")).unwrap(), "x");
+        assert!(!other.path().join("absent").exists() && !other.path().join("new").exists());
+    }
+
+    #[tokio::test]
+    async fn a_symlink_within_the_workspace_is_followed() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::write(home.path().join("real"), "x").unwrap();
+        std::os::unix::fs::symlink(home.path().join("real"), home.path().join("alias")).unwrap();
+        write(home.path(), &home.path().join("alias"), "y").await.unwrap();
+        assert_eq!(std::fs::read_to_string(home.path().join("real")).unwrap(), "y");
+    }
+}

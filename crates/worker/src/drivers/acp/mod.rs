@@ -1,0 +1,161 @@
+//! The driver for agents that speak the Agent Client Protocol on their stdio: one agent, from its start to its end.
+//! It turns prompts into what the agent says; queueing, deadlines and killing are its caller's.
+//!
+//! Layout, in reading order:
+//! - `process`: the agent's process, below the keeper.
+//! - `opening`: the handshake, and a session new or old.
+//! - `talk`: turns and the time between them, in one loop each; `round`: what is open in one turn.
+//! - `compose`, `ear`, `asks`, `files`: prompts, updates, permissions and questions, files.
+//! - `wire`: lines of JSON-RPC; `fit`: what one event can hold.
+
+mod asks;
+mod compose;
+mod ear;
+mod files;
+mod fit;
+mod opening;
+mod process;
+mod round;
+mod talk;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use qd_keeper::Keeper;
+use qd_link::{Closed, Voice};
+use qd_protocol::event::RunError;
+use qd_protocol::worker::AgentSpec;
+use tokio::net::unix::pipe;
+
+pub(crate) use self::ear::OURS;
+use self::files::Files;
+use self::opening::{Opening, Unopened};
+use self::process::Process;
+use self::talk::{Talk, run_error};
+use self::wire::Peer;
+use crate::turn::{End, Prompt, Turn};
+
+/// How long an agent whose stdin was closed may take to leave by itself.
+const LEAVE: Duration = Duration::from_secs(2);
+/// The method by which the scripted agent and the adapters for Claude and Codex are steered.
+pub(crate) const STEERING: &str = "_session/steering";
+
+/// How an agent is started and what is peculiar to it.
+#[derive(Debug, Clone)]
+pub(crate) struct Profile {
+    /// The program and its arguments.
+    pub(crate) argv: Vec<String>,
+    /// Variables that it needs besides those of its session.
+    pub(crate) env: BTreeMap<String, String>,
+    /// The method by which a turn is steered, if it can be.
+    pub(crate) steer: Option<&'static str>,
+    /// Names of processes that are the agent's own helpers and outlive a turn.
+    pub(crate) spare: Vec<String>,
+}
+
+impl Profile {
+    /// The scripted agent, which is part of this binary.
+    pub(crate) fn script(exe: &Path) -> Self {
+        Self {
+            argv: vec![exe.to_string_lossy().into_owned(), "__script".to_owned()],
+            env: BTreeMap::new(),
+            steer: Some(STEERING),
+            spare: Vec::new(),
+        }
+    }
+}
+
+/// One live agent.
+pub(crate) struct Acp {
+    process: Process,
+    talk: Talk<pipe::Receiver, pipe::Sender>,
+    session_id: String,
+    steers: bool,
+    /// Held as long as the agent lives: without it the keeper ends everything.
+    _keeper: Arc<Keeper>,
+}
+
+impl Acp {
+    /// Starts the agent's process and opens its session, the old one if the specification names it. The caller holds
+    /// the limit on how long that may take.
+    pub(crate) async fn start(
+        spec: &AgentSpec,
+        profile: &Profile,
+        keeper: Arc<Keeper>,
+    ) -> Result<Self, RunError> {
+        let (mut process, stdin, stdout) = Process::start(&keeper, spec, profile).await?;
+        let mut peer = Peer::new(stdout, stdin, process.exited());
+        let opening = Opening::of(spec);
+        let opened = match opening::open(&mut peer, &opening).await {
+            Ok(opened) => opened,
+            Err(Unopened::HungUp) => return Err(process.why("before it was ready").await),
+            Err(Unopened::Refused(told)) => {
+                let told = run_error(&told);
+                return Err(RunError { code: "agent_failed_to_start".to_owned(), ..told });
+            }
+        };
+        let talk = Talk::new(peer, opened, Files::below(&spec.cwd), profile.steer);
+        // A conversation that could not be gone on with is kept by its name: the next try may succeed.
+        let session_id = spec.agent_session_id.clone().unwrap_or_else(|| talk.session().to_string());
+        Ok(Self { process, talk, session_id, steers: profile.steer.is_some(), _keeper: keeper })
+    }
+
+    /// The agent's name for the conversation, by which it can be resumed.
+    pub(crate) fn session_id(&self) -> Option<String> {
+        Some(self.session_id.clone())
+    }
+
+    /// Whether a turn can be steered.
+    pub(crate) fn steers(&self) -> bool {
+        self.steers
+    }
+
+    /// One turn. If it is dropped, the agent is in an unknown state and must be ended.
+    pub(crate) async fn turn(&mut self, turn: &Turn<'_>, prompt: &Prompt) -> Result<End, Closed> {
+        match self.talk.turn(turn, prompt).await? {
+            Some(outcome) => Ok(End::Stopped(outcome)),
+            None => Ok(End::Exited(self.process.why("in the middle of its turn").await)),
+        }
+    }
+
+    /// The time between turns: late words go to `voice` under the run before. Comes back when the agent has ended;
+    /// nothing is lost if the wait is given up.
+    pub(crate) async fn idle(&mut self, voice: &Voice) -> RunError {
+        self.talk.idle(voice).await;
+        self.process.why("between two turns").await
+    }
+
+    /// Ends it politely: closes its stdin and waits a little. The rest is the keeper's.
+    pub(crate) async fn stop(self) {
+        let Self { process, talk, _keeper, .. } = self;
+        let mut stdout = talk.hang_up();
+        // It may have more to say before it goes, and must not wait for somebody to hear it.
+        let empty = async {
+            // However that ends, only its own end counts.
+            let _heard = tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await;
+            std::future::pending().await
+        };
+        tokio::select! {
+            () = process.exited() => {}
+            () = empty => {}
+            // The keeper makes it go.
+            () = tokio::time::sleep(LEAVE) => {}
+        }
+    }
+}
+
+impl<'a> Opening<'a> {
+    fn of(spec: &'a AgentSpec) -> Self {
+        Self {
+            cwd: &spec.cwd,
+            model: spec.model.as_deref(),
+            system_prompt: spec.system_prompt.as_deref(),
+            resume: spec.agent_session_id.as_deref(),
+        }
+    }
+}

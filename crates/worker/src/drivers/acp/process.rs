@@ -1,0 +1,185 @@
+//! The agent's process: started through the keeper, watched for its end, and listened to on stderr, of which the last
+//! lines are kept for whoever asks why. Ending what it leaves behind is the keeper's business.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use qd_keeper::{Exit, ExitWatch, Keeper, Kept, Launch};
+use qd_protocol::event::RunError;
+use qd_protocol::limits::HEAD_MAX;
+use qd_protocol::worker::AgentSpec;
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::net::unix::pipe;
+use tokio::task::JoinHandle;
+
+use super::Profile;
+use super::wire::Exited;
+use crate::turn::error;
+
+/// Lines of stderr that are kept.
+const LINES_MAX: usize = 20;
+/// Bytes that are kept of each.
+const LINE_MAX: usize = HEAD_MAX / 4;
+/// How long an agent that has closed its stdout may take to die before it counts as gone all the same.
+const EXIT_WAIT: Duration = Duration::from_secs(2);
+/// How long to wait for the last lines of a dead agent, whose stderr something else may hold open.
+const STDERR_WAIT: Duration = Duration::from_millis(100);
+/// The variables that every agent gets from the worker's own environment, if they are there. All else comes with the
+/// session, so that no secret of ours reaches an agent by accident.
+const INHERITED: [&str; 13] = [
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TZ",
+    "TERM",
+    "TMPDIR",
+    "XDG_CONFIG_HOME",
+    "XDG_RUNTIME_DIR",
+];
+
+/// A running agent's process, without its stdin and stdout.
+#[derive(Debug)]
+pub(super) struct Process {
+    exit: ExitWatch,
+    stderr: Tail,
+}
+
+impl Process {
+    /// Starts it; gives what it reads from and what it writes to.
+    pub(super) async fn start(
+        keeper: &Keeper,
+        spec: &AgentSpec,
+        profile: &Profile,
+    ) -> Result<(Self, pipe::Sender, pipe::Receiver), RunError> {
+        let launch =
+            Launch { argv: profile.argv.clone(), env: environment(spec, profile), cwd: spec.cwd.clone() };
+        let Kept { stdin, stdout, stderr, exit, .. } = keeper.spawn(launch).await.map_err(|cause| {
+            let program = profile.argv.first().map_or("", String::as_str);
+            error("agent_failed_to_start", &format!("cannot start {program}: {cause}"))
+        })?;
+        Ok((Self { exit, stderr: Tail::of(stderr) }, stdin, stdout))
+    }
+
+    /// Resolves when it is dead.
+    pub(super) fn exited(&self) -> Exited {
+        let exit = self.exit.clone();
+        Box::pin(async move {
+            exit.wait().await;
+        })
+    }
+
+    /// Why it is gone: called when its stdout is over.
+    pub(super) async fn why(&mut self, when: &str) -> RunError {
+        let exit = tokio::time::timeout(EXIT_WAIT, self.exit.wait()).await.ok();
+        let message = match exit {
+            Some(Exit { status: Some(status), .. }) => {
+                format!("the agent exited with status {status} {when}")
+            }
+            Some(Exit { signal: Some(signal), .. }) => {
+                format!("the agent was killed by signal {signal} {when}")
+            }
+            Some(_) => format!("the agent ended {when}"),
+            None => format!("the agent closed its stdout {when}"),
+        };
+        let exit_status = exit.and_then(|exit| exit.status);
+        RunError { exit_status, stderr: self.stderr.lines().await, ..error("agent_exited", &message) }
+    }
+}
+
+fn environment(spec: &AgentSpec, profile: &Profile) -> BTreeMap<String, String> {
+    let inherited = INHERITED.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
+    let added = profile.env.iter().chain(&spec.env).map(|(name, value)| (name.clone(), value.clone()));
+    inherited.chain(added).collect()
+}
+
+/// The last lines of a stream, read by a task that ends with it.
+#[derive(Debug)]
+struct Tail {
+    lines: Arc<Mutex<VecDeque<String>>>,
+    task: JoinHandle<()>,
+}
+
+impl Tail {
+    fn of(stream: impl AsyncRead + Unpin + Send + 'static) -> Self {
+        let lines = Arc::new(Mutex::new(VecDeque::new()));
+        let task = tokio::spawn(keep_last(stream, Arc::clone(&lines)));
+        Self { lines, task }
+    }
+
+    /// The lines of a stream that should be over.
+    async fn lines(&mut self) -> Vec<String> {
+        // If it is not, then what there is has to do.
+        let _over = tokio::time::timeout(STDERR_WAIT, &mut self.task).await;
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+}
+
+impl Drop for Tail {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn keep_last(mut stream: impl AsyncRead + Unpin, lines: Arc<Mutex<VecDeque<String>>>) {
+    let mut line = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        let read = stream.read(&mut buffer).await.unwrap_or_default();
+        for byte in &buffer[..read] {
+            match byte {
+                b'\n' => keep(&lines, &mut line),
+                _ if line.len() < LINE_MAX => line.push(*byte),
+                _ => {}
+            }
+        }
+        if read == 0 {
+            keep(&lines, &mut line);
+            return;
+        }
+    }
+}
+
+fn keep(lines: &Mutex<VecDeque<String>>, line: &mut Vec<u8>) {
+    let text = String::from_utf8_lossy(line).trim_end().to_owned();
+    line.clear();
+    if text.is_empty() {
+        return;
+    }
+    let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
+    if lines.len() == LINES_MAX {
+        lines.pop_front();
+    }
+    lines.push_back(text);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_last_lines_are_kept_and_none_is_long() {
+        let mut text: String = (0..50).map(|n| format!("line {n}\n")).collect();
+        text.push_str(&"x".repeat(LINE_MAX * 3));
+        let mut tail = Tail::of(Cursor::new(text.into_bytes()));
+        let lines = tail.lines().await;
+        assert_eq!(lines.len(), LINES_MAX);
+        assert_eq!(lines[0], "line 31");
+        assert_eq!(lines[LINES_MAX - 1].len(), LINE_MAX);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_never_ends_does_not_hold_up_its_lines() {
+        let (mut writer, reader) = tokio::io::duplex(64);
+        let mut tail = Tail::of(reader);
+        tokio::io::AsyncWriteExt::write_all(&mut writer, b"why\n").await.unwrap();
+        assert_eq!(tail.lines().await, ["why"]);
+    }
+}

@@ -1,0 +1,124 @@
+//! What is open in one turn: what is being said, the asks that wait, the steers that were passed on, and whether the
+//! agent was asked to stop. It keeps; the loop in `talk` decides.
+
+use agent_client_protocol::RawJsonRpcId;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use qd_link::Closed;
+use qd_protocol::link::Said;
+use qd_protocol::{AskId, Number};
+use serde_json::Value;
+
+use super::asks::Asked;
+use crate::turn::Turn;
+
+/// Something that is being said.
+pub(super) type Telling<'a> = BoxFuture<'a, Result<(), Closed>>;
+/// An ask that waits, and what its answer is for.
+type Waiting<'a> = BoxFuture<'a, Result<(RawJsonRpcId, Value), Closed>>;
+
+/// What is open in one turn.
+pub(super) struct Round<'t> {
+    pub(super) turn: &'t Turn<'t>,
+    /// The request whose answer ends it.
+    pub(super) prompt: RawJsonRpcId,
+    /// What is being said; the agent is not listened to meanwhile, which is how a slow journal slows it down.
+    pub(super) telling: Option<Telling<'t>>,
+    /// Asked when that has been said.
+    pub(super) next_ask: Option<(RawJsonRpcId, Asked)>,
+    pub(super) asks: FuturesUnordered<Waiting<'t>>,
+    /// The asks that the agent waits for.
+    pub(super) open: Vec<Open>,
+    /// Steers of which the agent has not said what became of them.
+    pub(super) steers: Vec<(RawJsonRpcId, Number)>,
+    pub(super) cancelled: bool,
+    /// Whether the cancel was sent before the turn was seen to have begun.
+    pub(super) too_early: bool,
+    /// Whether the agent has said anything.
+    pub(super) begun: bool,
+}
+
+/// An ask that the agent waits for.
+pub(super) struct Open {
+    pub(super) id: RawJsonRpcId,
+    pub(super) asks: Vec<AskId>,
+    /// What it is told if its turn is cancelled.
+    pub(super) cancelled: Value,
+}
+
+impl<'t> Round<'t> {
+    /// Nothing is open yet but its prompt.
+    pub(super) fn new(turn: &'t Turn<'t>, prompt: RawJsonRpcId) -> Self {
+        Self {
+            turn,
+            prompt,
+            telling: None,
+            next_ask: None,
+            asks: FuturesUnordered::new(),
+            open: Vec::new(),
+            steers: Vec::new(),
+            cancelled: false,
+            too_early: false,
+            begun: false,
+        }
+    }
+
+    /// Says something.
+    pub(super) fn tell(&mut self, said: Vec<Said>) {
+        if !said.is_empty() {
+            self.telling = Some(Box::pin(tell(self.turn, said)));
+        }
+    }
+
+    /// It has been said.
+    pub(super) fn told(&mut self) {
+        self.telling = None;
+        if let Some((id, asked)) = self.next_ask.take() {
+            self.ask(id, asked);
+        }
+    }
+
+    /// Asks, after what is being said.
+    pub(super) fn ask(&mut self, id: RawJsonRpcId, asked: Asked) {
+        if self.telling.is_some() {
+            self.next_ask = Some((id, asked));
+            return;
+        }
+        self.open.push(Open { id: id.clone(), asks: asked.ids(), cancelled: asked.cancelled() });
+        let turn = self.turn;
+        self.asks.push(Box::pin(async move { asked.put(turn).await.map(|answer| (id, answer)) }));
+    }
+
+    /// The ask is no longer open; gives it if it was.
+    pub(super) fn close(&mut self, id: &RawJsonRpcId) -> Option<Open> {
+        let at = self.open.iter().position(|open| open.id == *id)?;
+        Some(self.open.swap_remove(at))
+    }
+}
+
+/// Waits for something to be said; for ever if nothing is.
+pub(super) async fn said(telling: &mut Option<Telling<'_>>) -> Result<(), Closed> {
+    match telling {
+        Some(telling) => telling.await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn tell(turn: &Turn<'_>, said: Vec<Said>) -> Result<(), Closed> {
+    for what in said {
+        turn.tell(what).await?;
+    }
+    Ok(())
+}
+
+/// Late words of the turn before, then notices.
+pub(super) async fn tell_first(
+    turn: &Turn<'_>,
+    late: Option<Telling<'static>>,
+    notices: Vec<String>,
+) -> Result<(), Closed> {
+    if let Some(late) = late {
+        late.await?;
+    }
+    tell(turn, notices.into_iter().map(|text| Said::Notice { text }).collect()).await
+}

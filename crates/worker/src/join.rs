@@ -1,0 +1,313 @@
+//! A worker on another machine: it dials a daemon, offers its agents, and holds those of the sessions that it is given.
+//! Connections may break as they like; the agents go on, and the worker dials again until it is told to end. How a
+//! stream to the daemon is made, and whether its certificate is the right one, is the caller's business.
+
+mod control;
+mod places;
+
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use qd_link::socket::{Socket, SocketError, Upgrade};
+use qd_protocol::WorkerId;
+use qd_protocol::api::Agent;
+use qd_protocol::frame::join::{SeatName, ToDaemon};
+use qd_protocol::frame::v1::SUBPROTOCOL;
+use qd_protocol::limits::{ORPHAN_BUSY_S, ORPHAN_IDLE_S};
+use qd_protocol::worker::{AgentSpec, Secret};
+use tokio::task::{AbortHandle, JoinSet};
+
+use crate::host::{Host, HostOptions, OpenError};
+use control::Ended;
+use places::{Folder, settle};
+
+pub use qd_link::socket::Wire;
+
+/// The first and the longest pause before the daemon is dialled again.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// How often a session's connection is tried. Then the daemon asks for it again, if it still wants it.
+const LINK_TRIES: u32 = 6;
+
+/// What a worker joins with.
+#[derive(Debug, Clone)]
+pub struct JoinOptions {
+    /// The worker token.
+    pub token: Secret,
+    /// What people call this machine.
+    pub name: String,
+    /// What it can be chosen by.
+    pub labels: Vec<String>,
+    /// The agents that it offers.
+    pub agents: Vec<Agent>,
+    /// Where sessions work whose directory is not here.
+    pub root: Option<PathBuf>,
+    /// Where spools are kept, below a folder of this process's own.
+    pub dir: PathBuf,
+}
+
+/// How the daemon is reached.
+pub trait Dial: Clone + Send + Sync + 'static {
+    /// The `Host` header.
+    fn host(&self) -> String;
+    /// A stream to it, over TLS if need be.
+    fn dial(&self) -> impl Future<Output = Result<Box<dyn Wire>, DialError>> + Send;
+}
+
+/// Why there is no stream to a daemon.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DialError {
+    /// It may be there later.
+    #[error("{0}")]
+    Unreachable(String),
+    /// Who answers is somebody else.
+    #[error("{0}")]
+    Untrusted(String),
+}
+
+/// What a person may want to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum News {
+    /// It works for the daemon, under this name.
+    Joined(String),
+    /// The daemon is not there; it is dialled again.
+    Away(String),
+}
+
+/// Why a worker does not work for the daemon any more, or never did.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// The token is wrong or was revoked.
+    #[error("the daemon does not take the token: {0}")]
+    Unauthorized(String),
+    /// The daemon will have nothing to do with us.
+    #[error("the daemon refuses: {0}")]
+    Refused(String),
+    /// Somebody else answers in the daemon's place.
+    #[error("{0}")]
+    Untrusted(String),
+    /// There is no room for the spools.
+    #[error("failed to keep anything in {0}: {1}")]
+    Folder(PathBuf, io::Error),
+    /// The kernel does not let us look after what agents start.
+    #[error("failed to become the keeper of what agents start: {0}")]
+    Subreaper(io::Error),
+}
+
+/// Works for a daemon until `stop` resolves, then ends its agents. Has to be called within a runtime.
+pub async fn join<D: Dial>(
+    options: JoinOptions,
+    dial: D,
+    stop: impl Future<Output = ()>,
+    tell: impl FnMut(News),
+) -> Result<(), JoinError> {
+    qd_keeper::become_subreaper().map_err(JoinError::Subreaper)?;
+    let dir = options.dir.clone();
+    let folder = Folder::make(&dir).map_err(|error| JoinError::Folder(dir, error))?;
+    let host = Host::new(HostOptions {
+        dir: folder.path().to_owned(),
+        // Each session brings its own; nobody can start one here who was not sent by the control connection.
+        secret: Secret(random_word()),
+        orphan_busy: Duration::from_secs(ORPHAN_BUSY_S),
+        orphan_idle: Duration::from_secs(ORPHAN_IDLE_S),
+    });
+    let name = folder.name().to_owned();
+    let mut worker = Worker { options, dial, host: host.clone(), name, links: Links::default() };
+    let end = async {
+        stop.await;
+        host.stop().await;
+    };
+    let ended = tokio::select! {
+        // The connections to the very end, so that the last words may be heard.
+        () = end => Ok(()),
+        error = worker.stay(tell) => Err(error),
+    };
+    if ended.is_err() {
+        host.stop().await;
+    }
+    ended
+}
+
+/// A process that works for a daemon.
+struct Worker<D> {
+    options: JoinOptions,
+    dial: D,
+    host: Host,
+    /// Made once, so that the daemon knows us again.
+    name: String,
+    links: Links,
+}
+
+impl<D: Dial> Worker<D> {
+    /// Stays joined for as long as that is possible.
+    async fn stay(&mut self, mut tell: impl FnMut(News)) -> JoinError {
+        let mut pause = Pause::default();
+        let (mut joined_before, mut is_told) = (false, false);
+        loop {
+            let mut joined = false;
+            let ended = self.serve(|name| {
+                joined = true;
+                tell(News::Joined(name));
+            });
+            let why = match Box::pin(ended).await {
+                Ended::Refused(error) => return error,
+                Ended::Unfit(error) if !joined_before => return error,
+                Ended::Unfit(error) => error.to_string(),
+                Ended::Broken(why) => why,
+            };
+            // Once for each time that it is away, and not for every try.
+            if joined || !is_told {
+                tell(News::Away(why));
+                is_told = true;
+            }
+            joined_before |= joined;
+            if joined {
+                pause = Pause::default();
+            }
+            tokio::time::sleep(pause.next()).await;
+        }
+    }
+
+    /// Holds an agent, or says why not.
+    fn open(&mut self, mut spec: Box<AgentSpec>, secret: Secret) -> Option<ToDaemon> {
+        let seat = SeatName { session: spec.session.clone(), worker: spec.worker.clone() };
+        if !self.options.agents.iter().any(|agent| agent.name == spec.agent) {
+            let message = format!("this worker does not offer the agent {}", spec.agent);
+            return Some(refused(seat, "unknown_agent", message));
+        }
+        match settle(&spec.cwd, self.options.root.as_deref()) {
+            Ok(here) => spec.cwd = here,
+            Err(message) => return Some(refused(seat, "path_not_found", message)),
+        }
+        match self.host.open_with(spec, secret) {
+            // It was asked for before, and the answer was lost.
+            Ok(_) | Err(OpenError::Taken(_)) => {}
+            Err(error) => return Some(refused(seat, "agent_not_started", error.to_string())),
+        }
+        self.link(seat);
+        None
+    }
+
+    /// Dials for a session that is held here.
+    fn dial(&mut self, seat: SeatName) -> Option<ToDaemon> {
+        if !self.host.taken().contains(&(seat.session.clone(), seat.worker.clone())) {
+            return Some(refused(seat, "unknown_session", "this worker does not hold it any more".to_owned()));
+        }
+        self.link(seat);
+        None
+    }
+
+    fn link(&mut self, seat: SeatName) {
+        let path = format!("/v1/workers/link?session={}&worker={}", seat.session, seat.worker);
+        let (dial, token, host) = (self.dial.clone(), self.options.token.clone(), self.host.clone());
+        self.links.replace(seat.worker, async move {
+            let mut pause = Pause::default();
+            for _ in 0..LINK_TRIES {
+                match connect(&dial, &token, path.clone()).await {
+                    Ok(socket) => {
+                        let served = host.serve(socket).await;
+                        tracing::debug!(?served, "a session's connection has ended");
+                        return;
+                    }
+                    // Nobody waits for it any more.
+                    Err(ConnectError::Socket(SocketError::Refused { .. })) => return,
+                    Err(_) => tokio::time::sleep(pause.next()).await,
+                }
+            }
+        });
+    }
+}
+
+/// The connections of sessions, at most one of each: a newer one ends the older.
+#[derive(Debug, Default)]
+struct Links {
+    tasks: JoinSet<()>,
+    of: HashMap<WorkerId, AbortHandle>,
+}
+
+impl Links {
+    fn replace(&mut self, worker: WorkerId, link: impl Future<Output = ()> + Send + 'static) {
+        while self.tasks.try_join_next().is_some() {}
+        self.of.retain(|_, link| !link.is_finished());
+        let newer = self.tasks.spawn(link);
+        if let Some(older) = self.of.insert(worker, newer) {
+            older.abort();
+        }
+    }
+}
+
+/// Why there is no WebSocket to a daemon.
+#[derive(Debug, thiserror::Error)]
+enum ConnectError {
+    #[error(transparent)]
+    Dial(#[from] DialError),
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    #[error("who answers there is no daemon that takes workers")]
+    NoDaemon,
+}
+
+/// A WebSocket to the daemon.
+async fn connect<D: Dial>(dial: &D, token: &Secret, path: String) -> Result<Socket<Box<dyn Wire>>, ConnectError> {
+    let wire = dial.dial().await?;
+    let upgrade = Upgrade {
+        host: dial.host(),
+        path,
+        subprotocol: Some(SUBPROTOCOL.to_owned()),
+        token: Some(token.0.clone()),
+    };
+    match Socket::client(wire, &upgrade).await? {
+        (socket, true) => Ok(socket),
+        (_, false) => Err(ConnectError::NoDaemon),
+    }
+}
+
+fn refused(seat: SeatName, code: &str, message: String) -> ToDaemon {
+    let SeatName { session, worker } = seat;
+    ToDaemon::Refused { session, worker, code: code.to_owned(), message }
+}
+
+/// Pauses that grow, each shortened by chance so that many who lost the same daemon do not come back at once.
+#[derive(Debug)]
+struct Pause(Duration);
+
+impl Default for Pause {
+    fn default() -> Self {
+        Self(PAUSE_MIN)
+    }
+}
+
+impl Pause {
+    fn next(&mut self) -> Duration {
+        let longest = self.0;
+        self.0 = (self.0 * 2).min(PAUSE_MAX);
+        longest.mul_f64(0.5 + f64::from(random::<1>()[0]) / 512.0)
+    }
+}
+
+fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).expect("the kernel has randomness once it has booted");
+    bytes
+}
+
+/// A word that nobody can guess.
+fn random_word() -> String {
+    WorkerId::from_random(&random::<26>()).as_str().trim_start_matches(WorkerId::PREFIX).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_a_limit_and_no_two_workers_agree_on_them() {
+        let mut pause = Pause::default();
+        let pauses: Vec<Duration> = (0..10).map(|_| pause.next()).collect();
+        assert!(pauses[0] >= PAUSE_MIN / 2 && pauses[0] < PAUSE_MIN, "{pauses:?}");
+        assert!(pauses[9] >= PAUSE_MAX / 2 && pauses[9] < PAUSE_MAX, "{pauses:?}");
+        assert_ne!(random_word(), random_word());
+    }
+}

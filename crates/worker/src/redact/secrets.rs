@@ -1,0 +1,284 @@
+//! The secrets of one agent in every shape that they usually take, and how they are found in text. Nothing of a
+//! stream is known here but where a text may go on as a secret.
+
+use std::collections::{BTreeMap, HashMap};
+
+use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
+
+/// A shorter value is no secret: hiding it would hide half of all text.
+const SECRET_MIN: usize = 6;
+
+/// What is looked for, and what is put in its place.
+#[derive(Debug, Default)]
+pub(crate) struct Secrets {
+    /// By their first two bytes, so that most of a text is passed over with one look; longest first.
+    needles: HashMap<[u8; 2], Vec<Needle>>,
+    /// Which bytes a needle can begin with.
+    first: Vec<u8>,
+    longest: usize,
+}
+
+#[derive(Debug)]
+struct Needle {
+    bytes: Box<[u8]>,
+    /// `[NAME redacted]`.
+    instead: std::sync::Arc<str>,
+}
+
+/// How a search in a text ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// The text so far, without secrets.
+    pub(crate) clean: String,
+    /// Where in the searched text something begins that may become a secret; its length if nothing does.
+    pub(crate) rest: usize,
+}
+
+impl Secrets {
+    /// The values of these variables that are long enough.
+    pub(crate) fn of(env: &BTreeMap<String, String>) -> Self {
+        let mut shapes: BTreeMap<Vec<u8>, &str> = BTreeMap::new();
+        for (name, value) in env {
+            for value in [value.as_str(), value.trim()] {
+                if value.len() >= SECRET_MIN {
+                    for shape in shapes_of(value) {
+                        shapes.entry(shape).or_insert(name);
+                    }
+                }
+            }
+        }
+        let mut secrets = Self::default();
+        for (bytes, name) in shapes {
+            secrets.longest = secrets.longest.max(bytes.len());
+            secrets.first.push(bytes[0]);
+            let instead = format!("[{name} redacted]").into();
+            let needle = Needle { bytes: bytes.into(), instead };
+            secrets.needles.entry([needle.bytes[0], needle.bytes[1]]).or_default().push(needle);
+        }
+        secrets.first.dedup();
+        for needles in secrets.needles.values_mut() {
+            needles.sort_by_key(|needle| std::cmp::Reverse(needle.bytes.len()));
+        }
+        secrets
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.needles.is_empty()
+    }
+
+    /// The whole of a text without its secrets; `None` if it has none.
+    pub(crate) fn clean(&self, text: &str) -> Option<String> {
+        let mut clean = String::new();
+        let (mut done, mut at) = (0, 0);
+        while let Some(start) = self.next_candidate(text, at) {
+            match self.longest_at(&text.as_bytes()[start..]) {
+                Some(needle) => {
+                    clean.push_str(&text[done..start]);
+                    clean.push_str(&needle.instead);
+                    done = start + needle.bytes.len();
+                    at = done;
+                }
+                None => at = start + 1,
+            }
+        }
+        (done > 0).then(|| {
+            clean.push_str(&text[done..]);
+            clean
+        })
+    }
+
+    /// The beginning of a text that goes on: everything before what may become a secret, or a longer one than it
+    /// already is. Whatever follows, the leftmost and then the longest secret is the one that is found.
+    pub(crate) fn clean_start(&self, text: &str) -> Found {
+        let bytes = text.as_bytes();
+        // Only so near the end can a needle be cut off.
+        let open = text.len().saturating_sub(self.longest.saturating_sub(1));
+        let mut clean = String::with_capacity(text.len());
+        let (mut done, mut at) = (0, 0);
+        while at < bytes.len() {
+            let candidate = self.next_candidate(text, at);
+            let cut_off = (at.max(open)..candidate.map_or(bytes.len(), |start| start + 1))
+                .find(|start| self.may_become(&bytes[*start..]));
+            if let Some(start) = cut_off {
+                clean.push_str(&text[done..start]);
+                return Found { clean, rest: start };
+            }
+            let Some(start) = candidate else { break };
+            match self.longest_at(&bytes[start..]) {
+                Some(needle) => {
+                    clean.push_str(&text[done..start]);
+                    clean.push_str(&needle.instead);
+                    done = start + needle.bytes.len();
+                    at = done;
+                }
+                None => at = start + 1,
+            }
+        }
+        clean.push_str(&text[done..]);
+        Found { clean, rest: text.len() }
+    }
+
+    /// The next place where two bytes look like the beginning of a needle.
+    fn next_candidate(&self, text: &str, from: usize) -> Option<usize> {
+        let pairs = text.as_bytes().get(from..)?.windows(2);
+        pairs
+            .enumerate()
+            .find(|(_, pair)| self.first.contains(&pair[0]) && self.needles.contains_key(*pair))
+            .map(|(at, _)| from + at)
+    }
+
+    fn longest_at(&self, bytes: &[u8]) -> Option<&Needle> {
+        self.needles.get(bytes.get(..2)?)?.iter().find(|needle| bytes.starts_with(&needle.bytes))
+    }
+
+    /// Whether all of this is the beginning of a needle, and not the whole of it.
+    fn may_become(&self, bytes: &[u8]) -> bool {
+        match bytes {
+            [] => false,
+            [only] => self.first.contains(only),
+            [one, two, ..] => self.needles.get(&[*one, *two]).is_some_and(|needles| {
+                needles
+                    .iter()
+                    .take_while(|needle| needle.bytes.len() > bytes.len())
+                    .any(|needle| needle.bytes.starts_with(bytes))
+            }),
+        }
+    }
+}
+
+/// A value as it is and in the encodings in which programs like to show it.
+fn shapes_of(value: &str) -> Vec<Vec<u8>> {
+    let bytes = value.as_bytes();
+    let mut shapes = vec![
+        value.to_owned(),
+        STANDARD.encode(bytes),
+        STANDARD_NO_PAD.encode(bytes),
+        URL_SAFE.encode(bytes),
+        URL_SAFE_NO_PAD.encode(bytes),
+        hex(bytes, false),
+        hex(bytes, true),
+        percent(bytes, STRICT, false),
+        percent(bytes, STRICT, true),
+        percent(bytes, LENIENT, true),
+        percent(bytes, STRICT, true).replace("%20", "+"),
+        json(value),
+        json_ascii(value),
+        json(value).replace('/', "\\/"),
+    ];
+    // Inside a longer text in base64, as after `user:`, it begins in the middle of a group of three.
+    for shift in 0..3 {
+        shapes.push(base64_inside(bytes, shift, &STANDARD_NO_PAD));
+        shapes.push(base64_inside(bytes, shift, &URL_SAFE_NO_PAD));
+    }
+    shapes.retain(|shape| shape.len() >= SECRET_MIN);
+    shapes.into_iter().map(String::into_bytes).collect()
+}
+
+/// The characters that depend on the value alone, if `shift` other bytes of its group of three come before it.
+fn base64_inside(bytes: &[u8], shift: usize, engine: &impl Engine) -> String {
+    let shifted = [&[0; 2][..shift], bytes].concat();
+    let whole = engine.encode(&shifted);
+    let begin = (shift * 8).div_ceil(6);
+    let end = shifted.len() * 8 / 6;
+    whole[begin..end].to_owned()
+}
+
+fn hex(bytes: &[u8], upper: bool) -> String {
+    bytes.iter().map(|byte| if upper { format!("{byte:02X}") } else { format!("{byte:02x}") }).collect()
+}
+
+/// What RFC 3986 leaves as it is.
+const STRICT: &str = "-._~";
+/// What JavaScript's `encodeURIComponent` leaves as it is.
+const LENIENT: &str = "-._~!*'()";
+
+fn percent(bytes: &[u8], plain: &str, upper: bool) -> String {
+    let mut text = String::new();
+    for byte in bytes {
+        if byte.is_ascii_alphanumeric() || plain.as_bytes().contains(byte) {
+            text.push(char::from(*byte));
+        } else if upper {
+            text.push_str(&format!("%{byte:02X}"));
+        } else {
+            text.push_str(&format!("%{byte:02x}"));
+        }
+    }
+    text
+}
+
+/// Inside a JSON string.
+fn json(value: &str) -> String {
+    let quoted = serde_json::Value::from(value).to_string();
+    quoted[1..quoted.len() - 1].to_owned()
+}
+
+/// Inside a JSON string of a writer that keeps to ASCII.
+fn json_ascii(value: &str) -> String {
+    let mut text = String::new();
+    for character in json(value).chars() {
+        if character.is_ascii() {
+            text.push(character);
+        } else {
+            let mut units = [0; 2];
+            text.extend(character.encode_utf16(&mut units).iter().map(|unit| format!("\\u{unit:04x}")));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secrets(values: &[(&str, &str)]) -> Secrets {
+        Secrets::of(&values.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect())
+    }
+
+    #[test]
+    fn every_usual_encoding_of_a_secret_is_found() {
+        let secret = "p\"ä/ß s?3>cret";
+        let secrets = secrets(&[("KEY", secret)]);
+        for shape in [
+            secret,
+            "cCLDpC/DnyBzPzM+Y3JldA==",
+            "cCLDpC_DnyBzPzM-Y3JldA",
+            "p%22%C3%A4%2F%C3%9F%20s%3F3%3Ecret",
+            "p%22%c3%a4%2f%c3%9f%20s%3f3%3ecret",
+            "p%22%C3%A4%2F%C3%9F+s%3F3%3Ecret",
+            "p\\\"ä/ß s?3>cret",
+            "p\\\"\\u00e4/\\u00df s?3>cret",
+            "p\\\"ä\\/ß s?3>cret",
+            "7022c3a42fc39f20733f333e63726574",
+            "7022C3A42FC39F20733F333E63726574",
+        ] {
+            assert_eq!(secrets.clean(&format!("<{shape}>")).as_deref(), Some("<[KEY redacted]>"), "{shape}");
+        }
+    }
+
+    #[test]
+    fn a_secret_is_found_inside_a_longer_text_in_base64() {
+        let secrets = secrets(&[("KEY", "hunter2hunter2")]);
+        for before in ["", "u", "us", "user:", "user1:", "user12:"] {
+            for after in ["", "x", "xy", "xyz"] {
+                let encoded = STANDARD.encode(format!("{before}hunter2hunter2{after}"));
+                let clean = secrets.clean(&encoded).unwrap_or(encoded);
+                assert!(clean.contains("[KEY redacted]"), "{before} {after}: {clean}");
+            }
+        }
+    }
+
+    #[test]
+    fn short_values_are_no_secrets_and_white_space_around_one_does_not_hide_it() {
+        assert!(secrets(&[("A", "12345"), ("B", "")]).is_empty());
+        let secrets = secrets(&[("TOKEN", "hunter2\n")]);
+        assert_eq!(secrets.clean("hunter2!").as_deref(), Some("[TOKEN redacted]!"));
+        assert_eq!(secrets.clean("hunter"), None);
+    }
+
+    #[test]
+    fn of_two_secrets_at_one_place_the_longer_is_named() {
+        let secrets = secrets(&[("LONG", "abcdefgh"), ("SHORT", "abcdef")]);
+        assert_eq!(secrets.clean("abcdefgh abcdefg").as_deref(), Some("[LONG redacted] [SHORT redacted]g"));
+    }
+}

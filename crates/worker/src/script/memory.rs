@@ -1,0 +1,67 @@
+//! What the scripted agent remembers of a conversation beyond its process: a small file, so that a resume can be
+//! shown. It is for tests, and promises nothing about power cuts.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use qd_protocol::event::Usage;
+use qd_protocol::text::head;
+use serde::{Deserialize, Serialize};
+use tokio::io::AsyncWriteExt;
+
+/// What is remembered of one prompt and of one answer, more or less.
+pub(super) const WORDS_MAX: usize = 16 << 10;
+
+/// One turn, as one line of the file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Remembered {
+    pub(super) prompt: String,
+    pub(super) answer: String,
+    /// All that was used up to its end.
+    pub(super) used: Usage,
+}
+
+/// As much of a text as is remembered.
+pub(super) fn gist(text: &str) -> &str {
+    head(text, WORDS_MAX)
+}
+
+/// The file of one conversation.
+#[derive(Debug)]
+pub(super) struct Memory {
+    path: Option<PathBuf>,
+}
+
+impl Memory {
+    /// Of a conversation; without a folder nothing is remembered.
+    pub(super) fn of(folder: Option<&Path>, session: &str) -> Self {
+        // A session's id is a file's name only if it looks like one of ours.
+        let plain = !session.is_empty() && session.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+        Self { path: folder.filter(|_| plain).map(|folder| folder.join(format!("{session}.jsonl"))) }
+    }
+
+    /// Begins the file, so that a conversation without a turn is remembered too.
+    pub(super) async fn begin(&self) -> io::Result<()> {
+        let Some(path) = &self.path else { return Ok(()) };
+        if let Some(folder) = path.parent() {
+            tokio::fs::create_dir_all(folder).await?;
+        }
+        tokio::fs::write(path, "").await
+    }
+
+    /// The past, or `None` if there is none. A line that was torn is left out.
+    pub(super) async fn recall(&self) -> Option<Vec<Remembered>> {
+        let text = tokio::fs::read_to_string(self.path.as_ref()?).await.ok()?;
+        Some(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
+    }
+
+    /// Adds a turn.
+    pub(super) async fn add(&self, turn: &Remembered) -> io::Result<()> {
+        let Some(path) = &self.path else { return Ok(()) };
+        let mut line = serde_json::to_string(turn)?;
+        line.push('\n');
+        let mut file = tokio::fs::OpenOptions::new().append(true).create(true).open(path).await?;
+        file.write_all(line.as_bytes()).await?;
+        file.flush().await
+    }
+}

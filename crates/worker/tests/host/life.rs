@@ -1,0 +1,178 @@
+//! While a worker lives: turns, breaks of the connection, processes, rest.
+
+use qd_keeper::proc;
+use qd_protocol::link::{Gone, Stop, TurnLimits, Up};
+
+use crate::world::{Worker, agent_spec, all_text, eventually, host_spec, nothing_left_of};
+
+/// A process that pays no heed to being asked to end.
+const STUBBORN: &str =
+    r#"{"spawn":{"argv":["sh","-c","trap '' TERM; while :; do sleep 1; done"],"setsid":true,"double_fork":true}}"#;
+
+#[tokio::test]
+async fn every_chunk_is_heard_once_however_often_the_daemon_goes_away() {
+    const CHUNKS: usize = 400;
+    let (worker, mut daemon) = Worker::attached("script", |_| {}).await;
+    let steps: Vec<String> = (0..CHUNKS).map(|n| format!(r#"{{"say":"{n};"}},{{"sleep_ms":1}}"#)).collect();
+    let spec = agent_spec(&worker.home, "script", "one");
+    daemon.prompt("a", &format!("[{}]", steps.join(",")));
+    let mut text = String::new();
+    for stop_at in (50..CHUNKS).step_by(50) {
+        text.push_str(&daemon.until_text(&format!("{stop_at};")).await);
+        daemon = worker.attach(&spec, daemon.taken, None);
+    }
+    let ended = daemon.ended("a").await;
+    text.push_str(&ended.text);
+    assert_eq!(ended.outcome.stop, Stop::EndTurn);
+    assert_eq!(text, (0..CHUNKS).map(|n| format!("{n};")).collect::<String>());
+}
+
+#[tokio::test]
+async fn a_cancelled_turn_ends_when_all_that_it_started_is_gone_and_says_how_many() {
+    let (worker, mut daemon) = Worker::attached("script", |_| {}).await;
+    let spec = agent_spec(&worker.home, "script", "one");
+    daemon.prompt("a", &format!(r#"[{STUBBORN},{STUBBORN},{{"say":" begun"}},{{"sleep_ms":600000}}]"#));
+    daemon.until_text("begun").await;
+    assert!(proc::marked(&spec.mark).len() >= 3);
+    daemon.cancel("a");
+    let ended = daemon.ended("a").await;
+    assert_eq!(ended.outcome.stop, Stop::Cancelled);
+    assert!(ended.outcome.processes.killed >= 2, "{:?}", ended.outcome.processes);
+    assert_eq!(ended.outcome.processes.survivors, 0);
+    assert_eq!(proc::marked(&spec.mark).len(), 1, "only the agent is left");
+    daemon.prompt("b", r#"[{"say":"fine"}]"#);
+    assert_eq!(daemon.ended("b").await.text, "fine");
+}
+
+#[tokio::test]
+async fn a_kill_ends_a_turn_that_ignores_its_cancel_and_the_agent_with_it() {
+    let (mut worker, mut daemon) = Worker::attached("script", |_| {}).await;
+    let spec = agent_spec(&worker.home, "script", "one");
+    daemon.prompt("a", &format!(r#"[{{"ignore_cancel":true}},{STUBBORN},{{"say":" begun"}},{{"sleep_ms":600000}}]"#));
+    daemon.until_text("begun").await;
+    daemon.cancel("a");
+    daemon.kill("a");
+    let ended = daemon.ended("a").await;
+    assert_eq!((ended.outcome.stop, ended.outcome.processes.survivors), (Stop::Cancelled, 0));
+    assert!(ended.outcome.processes.killed >= 2);
+    assert!(proc::marked(&spec.mark).is_empty());
+    assert_eq!(daemon.gone().await, Gone::Stopped);
+    assert!(worker.ended().await.success());
+    assert!(!worker.home.path().join("spool").exists());
+}
+
+#[tokio::test]
+async fn an_agent_that_exits_in_its_turn_is_gone_with_its_status_and_its_processes() {
+    let (mut worker, mut daemon) = Worker::attached("script", |_| {}).await;
+    let spec = agent_spec(&worker.home, "script", "one");
+    daemon.prompt("a", &format!(r#"[{STUBBORN},{{"say":"bye"}},{{"exit":3}}]"#));
+    let Gone::Failed(error) = daemon.gone().await else { panic!("it failed") };
+    assert_eq!((error.code.as_str(), error.exit_status), ("agent_exited", Some(3)));
+    assert!(proc::marked(&spec.mark).is_empty());
+    assert!(worker.ended().await.success());
+}
+
+#[tokio::test]
+async fn an_idle_agent_rests_and_leaves_nothing_if_its_turns_left_nothing() {
+    let (mut worker, mut daemon) = Worker::attached("script", |_| {}).await;
+    daemon.prompt("a", r#"[{"say":"x"}]"#);
+    daemon.ended("a").await;
+    daemon.link.rest();
+    assert_eq!(daemon.gone().await, Gone::Stopped);
+    assert!(worker.ended().await.success());
+    assert_eq!(std::fs::read_dir(worker.home.path()).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn what_a_turn_left_on_purpose_outlives_the_agents_rest_and_dies_with_the_session() {
+    let (mut worker, mut daemon) = Worker::attached("script", |_| {}).await;
+    let spec = agent_spec(&worker.home, "script", "one");
+    daemon.prompt("a", r#"[{"spawn":{"argv":["sleep","600"],"setsid":true}}]"#);
+    let said = daemon.ended("a").await.text;
+    let left: u32 = said.trim().strip_prefix("pid ").unwrap().parse().unwrap();
+    daemon.link.rest();
+    daemon.until(|up| *up == Up::Rested).await;
+    let alive: Vec<u32> = proc::marked(&spec.mark).into_iter().map(|process| process.pid).collect();
+    assert_eq!(alive, [left]);
+
+    daemon.link.start(Box::new(spec.clone()));
+    daemon.until(|up| matches!(up, Up::Ready { .. })).await;
+    daemon.prompt("b", r#"[{"say":"awake"}]"#);
+    assert_eq!(daemon.ended("b").await.text, "awake");
+    assert!(proc::marked(&spec.mark).iter().any(|process| process.pid == left));
+
+    daemon.link.close();
+    assert_eq!(daemon.gone().await, Gone::Stopped);
+    assert!(proc::marked(&spec.mark).is_empty());
+    assert!(worker.ended().await.success());
+}
+
+#[tokio::test]
+async fn a_secret_reaches_neither_the_daemon_nor_the_spool() {
+    const CANARY: &str = "canary-5ecret/value";
+    let (worker, mut daemon) = Worker::attached("script", |host| {
+        host.agents[0].env.insert("API_KEY".to_owned(), CANARY.to_owned());
+    })
+    .await;
+    let spec = agent_spec(&worker.home, "script", "one");
+    let (head, tail) = CANARY.split_at(8);
+    let script = format!(
+        r#"[{{"say":"<{head}"}},{{"sleep_ms":5}},{{"say":"{tail}>"}},{{"think":"{CANARY}"}},
+        {{"tool":{{"name":"T","input":{{"key":"{CANARY}"}},"output":"{CANARY}"}}}},{{"question":{{"prompt":"{CANARY}?"}}}}]"#
+    );
+    daemon.prompt("a", &script);
+    let taken = daemon.taken;
+    daemon.link.detach().await;
+    eventually(|| worker.remains(&spec, taken).iter().any(|up| matches!(up, Up::Ask { .. }))).await;
+    let kept = all_text(&worker.spool(&spec));
+    assert!(!kept.contains(CANARY) && !kept.contains(tail), "{kept}");
+    let mut daemon = worker.attach(&spec, taken, None);
+    assert!(daemon.until_text(">").await.ends_with("<[API_KEY redacted]>"));
+    let heard = format!("{:?}", daemon.until(|up| matches!(up, Up::Ask { .. })).await);
+    assert!(heard.contains("[API_KEY redacted]") && !heard.contains(tail), "{heard}");
+}
+
+#[tokio::test]
+async fn a_run_over_its_time_is_stopped_while_no_daemon_lives() {
+    let (worker, mut daemon) = Worker::attached("script", |_| {}).await;
+    let spec = agent_spec(&worker.home, "script", "one");
+    let limits = TurnLimits { timeout_ms: Some(200), grace_ms: Some(100), ..TurnLimits::default() };
+    let script = format!(r#"[{{"ignore_cancel":true}},{STUBBORN},{{"say":" begun"}},{{"sleep_ms":600000}}]"#);
+    daemon.prompt_within("a", &script, limits);
+    daemon.until_text("begun").await;
+    let taken = daemon.taken;
+    drop(daemon);
+    nothing_left_of(&spec).await;
+    let mut daemon = worker.attach(&spec, taken, None);
+    let ended = daemon.ended("a").await;
+    assert_eq!((ended.outcome.stop, ended.outcome.processes.survivors), (Stop::Timeout, 0));
+    assert_eq!(daemon.gone().await, Gone::Stopped);
+}
+
+#[tokio::test]
+async fn sessions_that_share_a_worker_come_and_go_by_themselves() {
+    let home = tempfile::tempdir().unwrap();
+    let host = host_spec(&home, "shared-1", Vec::new());
+    let specs = ["one", "two"].map(|name| agent_spec(&home, "echo", name));
+    let worker = Worker::start(home, &host).await;
+    let [mut one, mut two] =
+        [0, 1].map(|at| worker.attach(&specs[at], 0, Some(Box::new(specs[at].clone()))));
+    for daemon in [&mut one, &mut two] {
+        daemon.prompt("a", "hello you");
+        let ended = daemon.ended("a").await;
+        assert_eq!((ended.text.as_str(), ended.outcome.text.as_deref()), ("hello you", Some("echo: hello you")));
+    }
+    one.link.close();
+    assert_eq!(one.gone().await, Gone::Stopped);
+    two.prompt("b", "still here");
+    assert_eq!(two.ended("b").await.text, "still here");
+}
+
+#[tokio::test]
+async fn an_agent_that_nobody_knows_is_gone_at_once() {
+    let (mut worker, spec) = Worker::with("nobody", |_| {}).await;
+    let mut daemon = worker.attach(&spec, 0, None);
+    let Gone::Failed(error) = daemon.gone().await else { panic!("it failed") };
+    assert_eq!(error.code, "unknown_agent");
+    assert!(worker.ended().await.success());
+}

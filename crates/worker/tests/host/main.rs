@@ -1,0 +1,7 @@
+//! Promises of the worker process, shown with real processes: this suite stands where the daemon would, on the other
+//! end of the worker's socket.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod ends;
+mod life;
+mod world;

@@ -1,0 +1,434 @@
+//! Sections 2 and 8: workers on other machines. A process of another home on loopback is the other machine; what lies
+//! between is a proxy that breaks when told to. Nothing is lost or doubled by any of that, and a worker token can do
+//! nothing but work.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use qd_testkit::{Client, Daemon, Home, Proxy, Running, Session, poll, processes, rules, script::*};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::openapi::{filled, operations};
+use crate::workers_loss::worker_of;
+
+/// A daemon that others can join over TLS.
+async fn deck() -> Daemon {
+    Daemon::start_with(|options| _ = options.tcp().arg("--tls").arg("self")).await
+}
+
+/// The same, which waits so many seconds for a worker that is away.
+async fn deck_with_lease(seconds: u64) -> Daemon {
+    let home = Home::new();
+    std::fs::create_dir(home.path()).unwrap();
+    std::fs::write(home.path().join("config.toml"), format!("remote_lease_s = {seconds}\n")).unwrap();
+    Daemon::start_in(home, |options| _ = options.tcp().arg("--tls").arg("self")).await
+}
+
+/// Where it listens.
+fn address(daemon: &Daemon) -> SocketAddr {
+    let line = daemon.listening().iter().find_map(|line| line.strip_prefix("listening on https://"));
+    line.unwrap().parse().unwrap()
+}
+
+/// What `qd workers token` makes.
+async fn token(daemon: &Daemon) -> Value {
+    daemon.qd(&["workers", "token", "--json"]).await.json()
+}
+
+fn text<'a>(made: &'a Value, field: &str) -> &'a str {
+    made[field].as_str().unwrap()
+}
+
+/// Another machine: a home of its own with a worker that has joined.
+struct Machine {
+    worker: Running,
+    home: Home,
+}
+
+impl Machine {
+    /// Joins the daemon where it listens.
+    async fn join(daemon: &Daemon, label: &str) -> Self {
+        Self::join_through(daemon, address(daemon), &["--label", label]).await
+    }
+
+    /// Joins the daemon through something at another address.
+    async fn join_through(daemon: &Daemon, address: SocketAddr, args: &[&str]) -> Self {
+        let made = token(daemon).await;
+        let home = Home::new();
+        let url = format!("https://{address}");
+        let line = ["worker", "join", &url, "--token", text(&made, "token")];
+        let pin = ["--fingerprint", text(&made, "fingerprint")];
+        let mut worker = home.start(&[&line[..], &pin, args].concat());
+        worker.says(&format!("joined {url} as ")).await;
+        Self { worker, home }
+    }
+
+    /// Ends without a word.
+    fn kill9(&self) {
+        self.worker.signal(Signal::KILL);
+    }
+}
+
+/// Waits until somebody who bears this label is connected, or nobody is.
+async fn connected(daemon: &Daemon, label: &str, wanted: bool) {
+    poll(&format!("{label} to be connected: {wanted}"), async || {
+        let joined = daemon.client().get("/v1/workers/joined").await.list();
+        let is_there = joined.iter().any(|machine| {
+            machine["connected"] == true && machine["labels"].as_array().unwrap().contains(&json!(label))
+        });
+        (is_there == wanted).then_some(())
+    })
+    .await;
+}
+
+/// Waits until a run has said so far, of what [`count`] makes it say.
+async fn said(session: &Session, run: &str, number: u64) {
+    let mut so_far = String::new();
+    let enough = counted(number);
+    session
+        .seen(&format!("{number} of {run}"), |event| {
+            if event.is(run, "text.delta") {
+                so_far.push_str(event.data["text"].as_str().unwrap());
+            }
+            so_far.len() >= enough.len()
+        })
+        .await;
+}
+
+/// Waits for the end of a run that has counted, and holds it to having done so once and in order.
+async fn counted_well(session: &Session, run: &str, to: u64) {
+    session.seen_of(run, "run.finished").await;
+    let events = session.events().await;
+    rules::check(&events);
+    let deltas = events.iter().filter(|event| event.is(run, "text.delta"));
+    let text: String = deltas.map(|event| event.data["text"].as_str().unwrap()).collect();
+    assert_eq!(text, counted(to), "every chunk once and in order");
+    assert_eq!(session.run(run).await["finish_reason"], "end_turn");
+}
+
+#[tokio::test]
+async fn a_session_runs_on_a_machine_that_has_joined() {
+    let daemon = deck().await;
+    let machine = Machine::join(&daemon, "box").await;
+    let session = daemon.session("script@box").await;
+    let ended = session.play(&[config()]).await;
+    assert_eq!(ended["finish_reason"], "end_turn", "{ended}");
+    let work = daemon.home.work();
+    assert!(ended["text"].as_str().unwrap().contains(work.to_str().unwrap()), "the same path: {ended}");
+    let worker = worker_of(&session).await;
+    assert_eq!(worker["pid"], machine.worker.pid(), "the process that has joined");
+    assert!(worker["host"].is_string() && worker["processes"] == json!([]), "{worker}");
+    let below = processes::below(machine.worker.pid());
+    assert!(below.iter().any(|one| one.plays("__script")), "the agent is there: {below:#?}");
+    let shown = daemon.qd(&["workers"]).await.ok();
+    assert!(shown.contains(worker["host"].as_str().unwrap()) && shown.contains("connected"), "{shown}");
+
+    // Asks, answers and cancels go the same way.
+    let asked = session.answer_one(ask_bash("make"), json!({ "decision": "allow_once" })).await;
+    assert_eq!(asked["text"], "allowed");
+    let run = session.script(&[spawn_away(&["sleep", "600"]), forever()]).await;
+    session.seen_of(&run, "text.delta").await;
+    session.cancel().await;
+    let ended = session.wait(&run).await;
+    assert_eq!(ended["finish_reason"], "cancelled");
+    let finished = session.seen_of(&run, "run.finished").await;
+    assert_eq!(finished.data["processes"]["survivors"], 0, "{finished:?}");
+    session.close().await;
+    session.seen("its end", |event| event.kind == "session.closed").await;
+    poll("the end of the agent", async || processes::below(machine.worker.pid()).is_empty().then_some(())).await;
+}
+
+#[tokio::test]
+async fn only_the_certificate_of_the_fingerprint_is_accepted() {
+    let daemon = deck().await;
+    let made = token(&daemon).await;
+    let home = Home::new();
+    let url = format!("https://{}", address(&daemon));
+    let line = ["worker", "join", &url, "--token", text(&made, "token")];
+    let wrong = text(&made, "fingerprint").replace(|c: char| c != ':', "0");
+    for (args, said) in [(vec!["--fingerprint", &wrong], "not the one"), (vec![], "not trusted")] {
+        let output = home.qd(&[&line[..], &args].concat()).await;
+        assert!(output.stderr.contains(said) && output.stderr.contains("--fingerprint"), "{output:?}");
+        assert_eq!(output.exits(1), "", "it has not joined");
+    }
+    assert!(daemon.client().get("/v1/workers/joined").await.list().is_empty());
+    for bad in ["http://192.0.2.1:80", "unix:/run/qd.sock", "nonsense"] {
+        home.qd(&["worker", "join", bad, "--token", "t"]).await.exits(2);
+    }
+}
+
+#[tokio::test]
+async fn a_revoked_token_cuts_its_machine_off_and_lets_nobody_in() {
+    let daemon = deck().await;
+    let made = token(&daemon).await;
+    let machine = Machine::join(&daemon, "box").await;
+    let session = daemon.session("script@box").await;
+    let run = session.script(&[say("hi"), forever()]).await;
+    session.seen_of(&run, "text.delta").await;
+    let tokens = daemon.client().get("/v1/workers/tokens").await.list();
+    let used = tokens.iter().find(|token| token["last_used_at"].is_string()).expect("one was used");
+    assert!(!tokens.iter().any(|token| token.get("token").is_some()), "{tokens:?}");
+
+    daemon.qd(&["workers", "revoke", used["id"].as_str().unwrap()]).await.ok();
+    let output = machine.worker.end().await;
+    assert!(output.stderr.contains("token"), "{output:?}");
+    output.exits(1);
+    assert_eq!(session.wait(&run).await["finish_reason"], "interrupted", "at once, without a lease");
+    machine.home.no_agents().await;
+
+    let id = made["id"].as_str().unwrap();
+    assert_eq!(daemon.client().delete(&format!("/v1/workers/tokens/{id}")).await.status, 204);
+    daemon.client().delete(&format!("/v1/workers/tokens/{id}")).await.refused(404, "not_found");
+    let url = format!("https://{}", address(&daemon));
+    let pin = text(&made, "fingerprint");
+    let args = ["worker", "join", &url, "--token", text(&made, "token"), "--fingerprint", pin];
+    let output = machine.home.qd(&args).await;
+    assert!(output.stderr.contains("token"), "{output:?}");
+    output.exits(1);
+    assert!(daemon.client().get("/v1/workers/tokens").await.list().is_empty());
+}
+
+#[tokio::test]
+async fn a_worker_token_can_do_nothing_but_work() {
+    let daemon = Daemon::start_with(|options| _ = options.tcp()).await;
+    let made = token(&daemon).await;
+    assert!(made["url"].as_str().unwrap().starts_with("http://127.0.0.1:") && made["fingerprint"].is_null());
+    let client = daemon.tcp_without_token().with_token(text(&made, "token"));
+    for (method, path) in operations(&daemon.client()).await {
+        let path = filled(&path, "nobody");
+        let status = client.status(method.clone(), &path, None).await;
+        let expected = match path.as_str() {
+            "/healthz" => 200,
+            // Let in, and told that this is no upgrade.
+            "/v1/workers/join" | "/v1/workers/link" => 400,
+            _ => 403,
+        };
+        assert_eq!(status, expected, "{method} {path}");
+    }
+    client.get("/v1/workers").await.refused(403, "worker_not_allowed");
+    client.get("/v1/nothing").await.refused(403, "worker_not_allowed");
+    let token = text(&made, "token");
+    for (path, content) in daemon.home.files() {
+        assert!(!String::from_utf8_lossy(&content).contains(token), "{} holds the token", path.display());
+    }
+}
+
+#[tokio::test]
+async fn only_a_worker_token_joins_and_no_web_page_does() {
+    let daemon = Daemon::start_with(|options| _ = options.tcp()).await;
+    let made = token(&daemon).await;
+    let upgrade = |client: Client| {
+        client
+            .with("connection", "Upgrade")
+            .with("upgrade", "websocket")
+            .with("sec-websocket-version", "13")
+            .with("sec-websocket-key", "AAAAAAAAAAAAAAAAAAAAAA==")
+            .with("sec-websocket-protocol", "quarterdeck.v1")
+    };
+    let join = "/v1/workers/join";
+    upgrade(daemon.tcp()).get(join).await.refused(401, "unauthorized");
+    upgrade(daemon.client()).get(join).await.refused(401, "unauthorized");
+    let worker = upgrade(daemon.tcp_without_token().with_token(text(&made, "token")));
+    let host = text(&made, "url").to_owned();
+    for origin in [host.as_str(), "https://evil.example", "null"] {
+        worker.with("origin", origin).get(join).await.refused(403, "origin_not_allowed");
+    }
+    worker.with("host", "evil.example").get(join).await.refused(403, "host_not_allowed");
+    worker.with("sec-websocket-protocol", "chat").get(join).await.refused(400, "invalid_request");
+    let link = "/v1/workers/link?session=ses_1&worker=wrk_1";
+    worker.get(link).await.refused(404, "not_found");
+    assert_eq!(worker.status(hyper::Method::GET, join, None).await, 101);
+}
+
+#[tokio::test]
+async fn a_repeated_request_for_a_token_makes_one() {
+    let daemon = Daemon::start().await;
+    let client = daemon.client().with_key("k");
+    let first = client.post("/v1/workers/tokens", &json!({ "name": "box" })).await.expect(201);
+    let again = client.post("/v1/workers/tokens", &json!({ "name": "box" })).await.expect(201);
+    assert_eq!(first, again);
+    assert!(first["url"].is_null(), "it listens on no port");
+    let shown = daemon.qd(&["workers", "tokens"]).await.ok();
+    assert!(shown.contains("box") && shown.contains("never"), "{shown}");
+    assert_eq!(shown.lines().count(), 2, "{shown}");
+    client.post("/v1/workers/tokens", &json!({ "name": "" })).await.refused(400, "invalid_value");
+}
+
+#[tokio::test]
+async fn a_session_works_below_the_root_where_its_path_is_not_there_or_not_at_all() {
+    let daemon = deck().await;
+    let root = daemon.home.beside("elsewhere");
+    std::fs::create_dir_all(root.join("shop")).unwrap();
+    let flags = ["--label", "rooted", "--root", root.to_str().unwrap()];
+    let _rooted = Machine::join_through(&daemon, address(&daemon), &flags).await;
+    let _bare = Machine::join(&daemon, "bare").await;
+    let there = daemon.home.beside("shop");
+    std::fs::create_dir(&there).unwrap();
+    let workspace = daemon.client().workspace(&there).await;
+    // From here on only the other machine has a directory of this name.
+    std::fs::remove_dir(&there).unwrap();
+
+    let ended = workspace.session("script@rooted").await.play(&[config()]).await;
+    assert_eq!(ended["finish_reason"], "end_turn", "{ended}");
+    assert!(ended["text"].as_str().unwrap().contains(root.join("shop").to_str().unwrap()), "{ended}");
+    let refused = workspace.session("script@bare").await.play(&[config()]).await;
+    assert_eq!((&refused["finish_reason"], &refused["error"]["code"]), (&json!("error"), &json!("path_not_found")));
+    assert!(refused["error"]["message"].as_str().unwrap().contains(there.to_str().unwrap()), "{refused}");
+
+    std::fs::remove_dir(root.join("shop")).unwrap();
+    let refused = workspace.session("script@rooted").await.play(&[config()]).await;
+    let said = refused["error"]["message"].as_str().unwrap();
+    for tried in [&there, &root.join("shop"), &root.join(there.strip_prefix("/").unwrap())] {
+        assert!(said.contains(tried.to_str().unwrap()), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn a_label_chooses_the_machine_and_the_least_busy_one_comes_first() {
+    let daemon = deck().await;
+    let made = token(&daemon).await;
+    assert!(made["token"].is_string());
+    let workspace = daemon.workspace().await;
+    let refused = workspace.try_session(json!({ "agent": "script@fast" })).await;
+    let how = refused.refused(409, "agent_unavailable");
+    assert!(how["install"].as_str().unwrap().contains("qd worker join"), "{how}");
+    let fast = Machine::join_through(&daemon, address(&daemon), &["--label", "fast", "--label", "all"]).await;
+    let slow =
+        Machine::join_through(&daemon, address(&daemon), &["--label", "slow", "--label", "all", "--agent", "script"])
+            .await;
+    for (label, machine) in [("fast", &fast), ("slow", &slow)] {
+        let session = workspace.session(&format!("script@{label}")).await;
+        assert_eq!(session.play(&[say("hi")]).await["text"], "hi");
+        assert_eq!(worker_of(&session).await["pid"], machine.worker.pid(), "{label}");
+    }
+    workspace.try_session(json!({ "agent": "echo@slow" })).await.refused(409, "agent_unavailable");
+    workspace.try_session(json!({ "agent": "nobody@fast" })).await.refused(409, "agent_unavailable");
+    workspace.try_session(json!({ "agent": "echo@fast", "model": "m" })).await.refused(400, "unsupported_setting");
+    let mut pids = Vec::new();
+    for _ in 0..4 {
+        let session = workspace.session("script@all").await;
+        assert_eq!(session.play(&[say("hi")]).await["text"], "hi");
+        pids.push(worker_of(&session).await["pid"].clone());
+    }
+    let on_fast = pids.iter().filter(|pid| **pid == json!(fast.worker.pid())).count();
+    assert_eq!(on_fast, 2, "they share: {pids:?}");
+    let joined = daemon.client().get("/v1/workers/joined").await.list();
+    let names: Vec<_> = joined.iter().map(|machine| machine["name"].as_str().unwrap()).collect();
+    assert_ne!(names[0], names[1], "two of one machine can be told apart");
+}
+
+#[tokio::test]
+async fn a_connection_that_is_gone_for_20_s_loses_and_doubles_nothing() {
+    let daemon = deck().await;
+    let proxy = Proxy::start(address(&daemon)).await;
+    let _machine = Machine::join_through(&daemon, proxy.address(), &["--label", "far"]).await;
+    let session = daemon.session("script@far").await;
+    let run = session.script(&count(260, 100)).await;
+    said(&session, &run, 20).await;
+    proxy.hold();
+    // What the rule is about: a network that is gone for so long, and tells nobody.
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    proxy.cut();
+    proxy.pass();
+    counted_well(&session, &run, 260).await;
+    let events = session.events().await;
+    assert!(events.iter().any(|event| event.kind == "worker.reattached"), "it was away");
+    assert!(!events.iter().any(|event| event.kind == "worker.exited"), "and was not given up");
+}
+
+#[tokio::test]
+async fn a_connection_that_breaks_again_and_again_loses_and_doubles_nothing() {
+    let daemon = deck().await;
+    let proxy = Proxy::start(address(&daemon)).await;
+    let _machine = Machine::join_through(&daemon, proxy.address(), &["--label", "far"]).await;
+    let session = daemon.session("script@far").await;
+    let run = session.script(&count(300, 10)).await;
+    for number in [10, 40, 70, 100, 150] {
+        said(&session, &run, number).await;
+        proxy.cut();
+        connected(&daemon, "far", false).await;
+        proxy.pass();
+    }
+    counted_well(&session, &run, 300).await;
+}
+
+#[tokio::test]
+async fn a_daemon_that_is_killed_finds_its_joined_worker_again() {
+    let mut daemon = deck().await;
+    let proxy = Proxy::start(address(&daemon)).await;
+    let machine = Machine::join_through(&daemon, proxy.address(), &["--label", "far"]).await;
+    let session = daemon.session("script@far").await;
+    let run = session.script(&count(200, 20)).await;
+    let queued = session.script(&[say("after")]).await;
+    for number in [10, 60] {
+        said(&session, &run, number).await;
+        daemon.kill9().await;
+        daemon.start_again().await;
+        proxy.lead_to(address(&daemon));
+    }
+    assert_eq!(session.wait(&queued).await["text"], "after");
+    counted_well(&session, &run, 200).await;
+    assert_eq!(worker_of(&session).await["pid"], machine.worker.pid());
+    assert_eq!(daemon.term().await, Some(0));
+    daemon.start_again().await;
+    proxy.lead_to(address(&daemon));
+    assert_eq!(session.play(&[say("again")]).await["text"], "again");
+}
+
+#[tokio::test]
+async fn a_worker_that_does_not_come_back_is_lost_after_its_lease_and_another_takes_over() {
+    let daemon = deck_with_lease(2).await;
+    let machine = Machine::join(&daemon, "box").await;
+    let session = daemon.session("script@box").await;
+    let run = session.script(&[say("hi"), forever()]).await;
+    session.seen_of(&run, "text.delta").await;
+    machine.kill9();
+    assert_eq!(session.wait(&run).await["finish_reason"], "interrupted");
+    machine.home.no_agents().await;
+
+    let ended = session.play(&[say("alone")]).await;
+    assert_eq!((&ended["finish_reason"], &ended["error"]["code"]), (&json!("error"), &json!("worker_away")));
+    assert!(ended["error"]["message"].as_str().unwrap().contains("box"), "{ended}");
+
+    let run = session.script(&[say("back")]).await;
+    let _other = Machine::join(&daemon, "box").await;
+    assert_eq!(session.wait(&run).await["text"], "back", "who waits is served by who comes");
+}
+
+#[tokio::test]
+async fn a_worker_that_comes_back_too_late_is_told_to_end_what_nobody_wants() {
+    let daemon = deck_with_lease(2).await;
+    let proxy = Proxy::start(address(&daemon)).await;
+    let machine = Machine::join_through(&daemon, proxy.address(), &["--label", "far"]).await;
+    let session = daemon.session("script@far").await;
+    let run = session.script(&[say("hi"), forever()]).await;
+    session.seen_of(&run, "text.delta").await;
+    assert!(!processes::below(machine.worker.pid()).is_empty());
+    proxy.cut();
+    assert_eq!(session.wait(&run).await["finish_reason"], "interrupted");
+    assert!(!processes::below(machine.worker.pid()).is_empty(), "it cannot know yet");
+    proxy.pass();
+    poll("the end of what nobody wants", async || {
+        processes::below(machine.worker.pid()).is_empty().then_some(())
+    })
+    .await;
+    assert_eq!(session.play(&[say("again")]).await["text"], "again");
+}
+
+#[tokio::test]
+async fn a_worker_that_is_told_to_end_ends_its_agents_and_says_so() {
+    let daemon = deck().await;
+    let machine = Machine::join(&daemon, "box").await;
+    let session = daemon.session("script@box").await;
+    let run = session.script(&[spawn_away(&["sleep", "600"]), forever()]).await;
+    session.seen_of(&run, "text.delta").await;
+    machine.worker.signal(Signal::TERM);
+    machine.worker.end().await.ok();
+    assert_eq!(session.wait(&run).await["finish_reason"], "interrupted");
+    let exited = session.seen("its end", |event| event.kind == "worker.exited").await;
+    assert_eq!(exited.data["reason"], "stopped", "{exited:?}");
+    machine.home.no_agents().await;
+    let kept = machine.home.path().join("joined");
+    assert_eq!(std::fs::read_dir(kept).unwrap().count(), 0, "and leaves nothing");
+}

@@ -1,0 +1,107 @@
+//! Section 2: an agent is not its own judge. Whatever descends from an agent has only its session's rights on the
+//! socket: it reads its own session, and answers, prompts, changes and sees nothing else.
+
+use qd_testkit::{Daemon, Home, Session, poll, rules, script::*};
+use serde_json::json;
+
+/// What a process below an agent tries once it knows the ask: `/answers` gets a line `NAME STATUS` for each attempt.
+/// `qd` gives its exit code instead of a status.
+fn attempts(home: &Home, own: &Session, other: &Session) -> String {
+    let socket = home.socket();
+    let (socket, qd) = (socket.display(), qd_testkit::home::binary());
+    let (own_path, other_path, prompt) = (own.at(""), other.at(""), own.project("/agent"));
+    let (steer, close) = (own.agent("/steer"), own.at(""));
+    let own_prompt = json!({ "session_id": own.id, "prompt": "more" });
+    format!(
+        r#"
+        at() {{ printf '%s ' "$1" >>"$OUT"; shift
+            curl -s -o "$OUT.last" -w '%{{http_code}} ' --unix-socket {socket} "$@" >>"$OUT"
+            grep -o '"code":"[a-z_]*"' "$OUT.last" >>"$OUT" || echo >>"$OUT"; }}
+        while ! [ -s ask ]; do sleep 0.02; done
+        ask=$(cat ask)
+        at answer -X POST -H 'content-type: application/json' -d '{{"decision":"allow_once"}}' "http://localhost/v1/asks/$ask/answer"
+        at asks 'http://localhost/v1/asks?state=pending'
+        at own 'http://localhost{own_path}'
+        at other 'http://localhost{other_path}'
+        at prompt -X POST -H 'content-type: application/json' -d '{own_prompt}' 'http://localhost{prompt}'
+        at steer -X POST -H 'content-type: application/json' -d '{{"text":"x"}}' 'http://localhost{steer}'
+        at close -X DELETE 'http://localhost{close}'
+        at halt -X POST 'http://localhost/v1/halt'
+        at patch -X PATCH -H 'content-type: application/json' -d '{{"policy":"allow"}}' 'http://localhost{own_path}'
+        QD_HOME={home} {qd} allow "$ask" >"$OUT.qd" 2>&1; echo "qd $?" >>"$OUT"
+        mv "$OUT" "$OUT.done"
+        "#,
+        home = home.path().display(),
+        qd = qd.display(),
+    )
+}
+
+#[tokio::test]
+async fn nothing_below_an_agent_can_answer_its_ask() {
+    let daemon = Daemon::start().await;
+    let (session, other) = (daemon.session("script").await, daemon.session("script").await);
+    let work = daemon.home.work();
+    std::fs::write(work.join("try.sh"), attempts(&daemon.home, &session, &other)).unwrap();
+    let path = std::env::var("PATH").unwrap();
+    let with = |out: &str| [format!("OUT={out}"), format!("PATH={path}"), "bash".into(), "try.sh".into()];
+    let plain = with("child");
+    let away = with("away");
+    let bare = with("bare");
+    let words = |words: &[String]| words.iter().map(String::as_str).collect::<Vec<_>>().join(" ");
+    let run = session
+        .script(&[
+            spawn(&["sh", "-c", &format!("exec env {}", words(&plain))]),
+            spawn_away(&["sh", "-c", &format!("exec env {}", words(&away))]),
+            // Nothing in its environment says whose it is.
+            spawn_away(&["sh", "-c", &format!("exec env -i {}", words(&bare))]),
+            ask_bash("make"),
+        ])
+        .await;
+    let ask = session.asked(&run).await;
+    std::fs::write(work.join("ask"), &ask).unwrap();
+    for out in ["child", "away", "bare"] {
+        let done = work.join(format!("{out}.done"));
+        let tried = poll("the attempts", async || std::fs::read_to_string(&done).ok()).await;
+        for line in tried.lines() {
+            let expected = match line.split(' ').next().unwrap() {
+                "own" => "own 200 ".to_owned(),
+                "qd" => "qd 1".to_owned(),
+                name => format!(r#"{name} 403 "code":"agent_not_allowed""#),
+            };
+            assert_eq!(line, expected, "{out}: {tried}");
+        }
+        assert_eq!(tried.lines().count(), 10, "{out}: {tried}");
+        let told = std::fs::read_to_string(work.join(format!("{out}.qd"))).unwrap();
+        assert!(told.contains("agent"), "`qd` says why: {told}");
+    }
+    let open = daemon.client().asks().await;
+    assert_eq!(open.iter().map(|ask| &ask["id"]).collect::<Vec<_>>(), [&json!(ask)], "it is still open");
+    daemon.qd(&["allow", &ask]).await.ok();
+    let ended = session.wait(&run).await;
+    assert_eq!(ended["finish_reason"], "end_turn");
+    assert!(ended["text"].as_str().unwrap().ends_with("allowed"), "{ended}");
+    assert_eq!(other.events().await.len(), 1, "and the other session was never touched");
+    rules::check(&session.events().await);
+}
+
+#[tokio::test]
+async fn what_a_finished_turn_left_has_no_more_rights_and_a_dead_session_s_none() {
+    let mut daemon = Daemon::start().await;
+    let session = daemon.session("script").await;
+    let (home, work) = (daemon.home.path(), daemon.home.work());
+    // It asks again and again, whoever is the daemon, and keeps the last status.
+    let line = format!(
+        "while :; do curl -s -o body -w '%{{http_code}}' --unix-socket {}/qd.sock http://localhost/v1/asks >status.new && mv status.new status; sleep 0.02; done",
+        home.display()
+    );
+    let ended = session.play(&[spawn_away(&["bash", "-c", &line])]).await;
+    assert_eq!(ended["finish_reason"], "end_turn");
+    for _ in 0..2 {
+        let _absent = std::fs::remove_file(work.join("status"));
+        let status = poll("its attempt", async || std::fs::read_to_string(work.join("status")).ok()).await;
+        assert_eq!(status, "403");
+        daemon.restart().await;
+    }
+    assert_eq!(daemon.client().get("/v1/asks").await.status, 200, "a person is not affected");
+    daemon.qd(&["asks"]).await.ok();
+}

@@ -1,0 +1,124 @@
+//! A value of `env` is given to the agent and to nobody else: whatever way it comes back, it is not in the home, not in
+//! an event, not in a command line; a mark stands in its place.
+
+use std::os::unix::fs::PermissionsExt;
+
+use qd_testkit::{Daemon, base64, poll, processes, script::*};
+use serde_json::{Value, json};
+
+const CANARY: &str = "s3cr3t-c4n4ry-7f2e9a/+=";
+const MARK: &str = "[API_KEY redacted]";
+
+/// The prompt of these steps, in which the canary is spelled so that only who reads it as JSON finds it.
+fn spelled(script: &[Value]) -> String {
+    let hide = |word: &str| word.chars().map(|c| format!("\\u{:04x}", u32::from(c))).collect::<String>();
+    let encoded = base64(CANARY.as_bytes());
+    steps(script).replace(CANARY, &hide(CANARY)).replace(&encoded, &hide(&encoded))
+}
+
+fn holds(content: &[u8], word: &str) -> bool {
+    content.windows(word.len()).any(|window| window == word.as_bytes())
+}
+
+/// Holds all that the daemon keeps, and every command line, to the promise.
+#[track_caller]
+fn nothing_shows_it(daemon: &Daemon) {
+    let encoded = base64(CANARY.as_bytes());
+    for (path, content) in daemon.home.files() {
+        let kept_apart = path.starts_with(daemon.home.path().join("secrets"));
+        if kept_apart {
+            assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{}", path.display());
+            continue;
+        }
+        assert!(!holds(&content, CANARY), "{} holds it", path.display());
+        assert!(!holds(&content, encoded.trim_end_matches('=')), "{} holds it in base64", path.display());
+    }
+    for process in processes::all() {
+        assert!(!process.args.iter().any(|arg| arg.contains(CANARY)), "{process:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_secret_that_the_agent_repeats_is_kept_nowhere() {
+    let mut daemon = Daemon::start().await;
+    let session = daemon.session_with(json!({ "agent": "script", "env": { "API_KEY": CANARY } })).await;
+    let leak = session.play(&[spawn(&["sh", "-c", "printf %s \"$API_KEY\" >leak"])]).await;
+    assert_eq!(leak["finish_reason"], "end_turn");
+    let leaked = poll("the agent to know it", async || {
+        std::fs::read_to_string(daemon.home.work().join("leak")).ok().filter(|text| !text.is_empty())
+    });
+    assert_eq!(leaked.await, CANARY);
+
+    let (head, tail) = CANARY.split_at(9);
+    let encoded = base64(CANARY.as_bytes());
+    let (encoded_head, encoded_tail) = encoded.split_at(13);
+    let script = [
+        say(&format!("plain {CANARY} ")),
+        say(head),
+        say(tail),
+        say(" read "),
+        read("leak"),
+        say(" encoded "),
+        say(encoded_head),
+        say(encoded_tail),
+        say(" end"),
+        think(CANARY),
+        tool("Bash", json!({ "command": format!("echo {CANARY}") }), CANARY),
+        tool("Bash", json!({ CANARY: [CANARY] }), &encoded),
+        plan(CANARY, "pending"),
+        question(&format!("is it {CANARY}?"), &[CANARY]),
+        fail(CANARY),
+    ];
+    let run = session.prompt(&spelled(&script)).await;
+    let ask = session.asked(&run).await;
+    nothing_shows_it(&daemon);
+    let open = daemon.client().get(&format!("/v1/asks/{ask}")).await.expect(200);
+    assert!(!open.to_string().contains(CANARY) && open["prompt"].as_str().unwrap().contains(MARK), "{open}");
+    daemon.client().answer(&ask, &json!({ "value": open["options"][0] })).await.expect(200);
+    let ended = session.wait(&run).await;
+    assert_eq!(ended["finish_reason"], "error");
+    assert!(ended["error"]["message"].as_str().unwrap().contains(MARK), "{ended}");
+    let expected = format!("plain {MARK} {MARK} read {MARK} encoded {MARK} end");
+    assert!(ended["text"].as_str().unwrap().starts_with(&expected), "{ended}");
+    let events = serde_json::to_string(&session.messages().await).unwrap();
+    assert!(!events.contains(CANARY));
+    assert!(session.events().await.iter().all(|event| !event.data.to_string().contains(CANARY)));
+    assert_eq!(session.show().await["env"], json!(["API_KEY"]));
+    nothing_shows_it(&daemon);
+
+    // The spool holds what no daemon has taken, and must not hold it either.
+    let run = session
+        .prompt(&spelled(&[say("x "), sleep(300), say(head), say(tail), write("said", "x"), forever()]))
+        .await;
+    session.seen_of(&run, "text.delta").await;
+    daemon.kill9().await;
+    poll("its last word", async || daemon.home.work().join("said").exists().then_some(())).await;
+    poll("its last word in the spool", async || {
+        daemon.home.files().iter().any(|(path, content)| {
+            path.components().any(|part| part.as_os_str() == "spool") && holds(content, MARK)
+        }).then_some(())
+    })
+    .await;
+    nothing_shows_it(&daemon);
+    daemon.start_again().await;
+    session.cancel().await;
+    assert_eq!(session.wait(&run).await["text"], format!("x {MARK}"));
+    nothing_shows_it(&daemon);
+}
+
+#[tokio::test]
+async fn what_an_agent_writes_to_stderr_before_it_dies_is_redacted_too() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session_with(json!({ "agent": "script", "env": { "API_KEY": CANARY } })).await;
+    // The agent itself writes nothing there.
+    let run = session
+        .script(&[spawn(&["sh", "-c", "echo \"the key is $API_KEY\" >/proc/$PPID/fd/2; touch told"]), await_steer(600_000), exit(7)])
+        .await;
+    session.started(&run).await;
+    poll("the words", async || daemon.home.work().join("told").exists().then_some(())).await;
+    session.steer("go").await;
+    let ended = session.wait(&run).await;
+    assert_eq!((&ended["finish_reason"], &ended["error"]["exit_status"]), (&json!("error"), &json!(7)));
+    assert_eq!(ended["error"]["stderr"], json!([format!("the key is {MARK}")]), "{ended}");
+    nothing_shows_it(&daemon);
+}
