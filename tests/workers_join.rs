@@ -136,7 +136,8 @@ async fn a_session_runs_on_a_machine_that_has_joined() {
     assert_eq!(finished.data["processes"]["survivors"], 0, "{finished:?}");
     session.close().await;
     session.seen("its end", |event| event.kind == "session.closed").await;
-    poll("the end of the agent", async || processes::below(machine.worker.pid()).is_empty().then_some(())).await;
+    poll("the end of the agent", async || processes::below(machine.worker.pid()).is_empty().then_some(()))
+        .await;
 }
 
 #[tokio::test]
@@ -273,7 +274,10 @@ async fn a_session_works_below_the_root_where_its_path_is_not_there_or_not_at_al
     assert_eq!(ended["finish_reason"], "end_turn", "{ended}");
     assert!(ended["text"].as_str().unwrap().contains(root.join("shop").to_str().unwrap()), "{ended}");
     let refused = workspace.session("script@bare").await.play(&[config()]).await;
-    assert_eq!((&refused["finish_reason"], &refused["error"]["code"]), (&json!("error"), &json!("path_not_found")));
+    assert_eq!(
+        (&refused["finish_reason"], &refused["error"]["code"]),
+        (&json!("error"), &json!("path_not_found"))
+    );
     assert!(refused["error"]["message"].as_str().unwrap().contains(there.to_str().unwrap()), "{refused}");
 
     std::fs::remove_dir(root.join("shop")).unwrap();
@@ -294,9 +298,12 @@ async fn a_label_chooses_the_machine_and_the_least_busy_one_comes_first() {
     let how = refused.refused(409, "agent_unavailable");
     assert!(how["install"].as_str().unwrap().contains("qd worker join"), "{how}");
     let fast = Machine::join_through(&daemon, address(&daemon), &["--label", "fast", "--label", "all"]).await;
-    let slow =
-        Machine::join_through(&daemon, address(&daemon), &["--label", "slow", "--label", "all", "--agent", "script"])
-            .await;
+    let slow = Machine::join_through(
+        &daemon,
+        address(&daemon),
+        &["--label", "slow", "--label", "all", "--agent", "script"],
+    )
+    .await;
     for (label, machine) in [("fast", &fast), ("slow", &slow)] {
         let session = workspace.session(&format!("script@{label}")).await;
         assert_eq!(session.play(&[say("hi")]).await["text"], "hi");
@@ -304,7 +311,10 @@ async fn a_label_chooses_the_machine_and_the_least_busy_one_comes_first() {
     }
     workspace.try_session(json!({ "agent": "echo@slow" })).await.refused(409, "agent_unavailable");
     workspace.try_session(json!({ "agent": "nobody@fast" })).await.refused(409, "agent_unavailable");
-    workspace.try_session(json!({ "agent": "echo@fast", "model": "m" })).await.refused(400, "unsupported_setting");
+    workspace
+        .try_session(json!({ "agent": "echo@fast", "model": "m" }))
+        .await
+        .refused(400, "unsupported_setting");
     let mut pids = Vec::new();
     for _ in 0..4 {
         let session = workspace.session("script@all").await;

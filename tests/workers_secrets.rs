@@ -66,7 +66,7 @@ async fn a_secret_that_the_agent_repeats_is_kept_nowhere() {
         tool("Bash", json!({ "command": format!("echo {CANARY}") }), CANARY),
         tool("Bash", json!({ CANARY: [CANARY] }), &encoded),
         plan(CANARY, "pending"),
-        question(&format!("is it {CANARY}?"), &[CANARY]),
+        question(&format!("is it {CANARY}?"), &["yes", "no"]),
         fail(CANARY),
     ];
     let run = session.prompt(&spelled(&script)).await;
@@ -74,7 +74,7 @@ async fn a_secret_that_the_agent_repeats_is_kept_nowhere() {
     nothing_shows_it(&daemon);
     let open = daemon.client().get(&format!("/v1/asks/{ask}")).await.expect(200);
     assert!(!open.to_string().contains(CANARY) && open["prompt"].as_str().unwrap().contains(MARK), "{open}");
-    daemon.client().answer(&ask, &json!({ "value": open["options"][0] })).await.expect(200);
+    daemon.client().answer(&ask, &json!({ "value": "yes" })).await.expect(200);
     let ended = session.wait(&run).await;
     assert_eq!(ended["finish_reason"], "error");
     assert!(ended["error"]["message"].as_str().unwrap().contains(MARK), "{ended}");

@@ -190,10 +190,13 @@ The exit code is the greatest of those of the runs that were waited for.")]
         verb: Option<WorkersVerb>,
     },
     /// Serve an agent to any parent, or work for a daemon
-    #[command(args_conflicts_with_subcommands = true, after_help = "Examples:
+    #[command(
+        args_conflicts_with_subcommands = true,
+        after_help = "Examples:
   qd worker --listen 127.0.0.1:7778 --agent script
   qd worker --listen 127.0.0.1:0 --agent echo --serve one --accept-timeout-s 10
-Where other machines reach it, it needs --token and --tls-cert with --tls-key.")]
+Where other machines reach it, it needs --token and --tls-cert with --tls-key."
+    )]
     Worker {
         /// Serve an agent
         #[command(flatten)]

@@ -67,14 +67,18 @@ impl Daemon {
         Ok(Halt::default())
     }
 
-    /// Wakes every session that has runs which have not ended, or that owes another one something.
+    /// Wakes every session that has runs which have not ended, or that owes another one something. Those that have a
+    /// worker first, and they are waited for: the others may start one only if there is room beside them.
     pub(crate) async fn wake_live(self: &Arc<Self>) -> Result<(), ApiError> {
-        self.for_live(|daemon, session| async move { daemon.send(&session, Mail::Wake) }).await?;
         let owing = SessionFilter { owes_only: true, ..SessionFilter::default() };
         for row in self.journal.sessions(owing, None, usize::MAX).await.map_err(read_failed)? {
-            self.send(&self.session_ref(&row)?, Mail::Wake)?;
+            match self.session_ref(&row) {
+                Ok(session) => self.send(&session, Mail::Wake)?,
+                Err(error) => tracing::warn!(session = %row.id, %error, "a session has no workspace"),
+            }
         }
-        Ok(())
+        self.barrier().await;
+        self.for_live(|daemon, session| async move { daemon.send(&session, Mail::Wake) }).await
     }
 
     async fn for_live<F: Future<Output = Result<(), ApiError>>>(

@@ -380,7 +380,11 @@ impl Conversation {
 }
 
 /// Sends what the socket takes at once.
-fn send_some(socket: &UnixStream, bytes: &[u8], beside: Option<&[OwnedFd; DESCRIPTORS]>) -> io::Result<usize> {
+fn send_some(
+    socket: &UnixStream,
+    bytes: &[u8],
+    beside: Option<&[OwnedFd; DESCRIPTORS]>,
+) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let borrowed = beside.map(|descriptors| descriptors.each_ref().map(|descriptor| descriptor.as_fd()));

@@ -15,8 +15,7 @@ use crate::wire::Swept;
 
 /// How often we look in one step. In a storm some slip through every look, and are met on the next step.
 const LOOKS: usize = 256;
-/// How many new processes are struck in one look before we look again. In a storm the rest of what we saw is old by
-/// then.
+/// How many processes are frozen in one look before we look again. In a storm the rest of what we saw is old by then.
 const BATCH: usize = 32;
 /// After how many looks those that were frozen are killed although there are still new ones. In a storm the frozen would
 /// only be in our way.
@@ -24,6 +23,9 @@ const FREEZE_LOOKS: usize = 8;
 /// How many calm looks must find nobody before we believe it. One could have missed a process that moved, by a fork and
 /// an exit, from where we had not looked yet to where we had.
 const CALM_LOOKS: usize = 2;
+/// How many dead a look should pass before it is begun anew. In a storm they come faster than they are reaped, and who
+/// is alive is younger.
+pub(crate) const DEAD_MAX: usize = 512;
 /// How long to wait for one that was killed before we look for others again.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
@@ -93,21 +95,21 @@ impl Ladder {
         }
     }
 
-    /// Strikes everybody who is found until nobody new is. Gives those that are there, or nobody if that is certain
-    /// enough.
+    /// Strikes everybody who is found, and looks again for as long as one could have forked away meanwhile. Gives those
+    /// that are there, or nobody if that is certain enough.
     fn strike_all(&mut self, mut look: impl FnMut(Seen<'_>) -> bool) -> Vec<Process> {
         let mut targets = Vec::new();
         let mut calm = 0;
         for turn in 1..=LOOKS {
             targets.clear();
-            let mut new = 0;
+            let mut frozen = 0;
             let is_calm = look(&mut |process| {
                 targets.push(process.clone());
-                new += usize::from(self.strike(process));
-                if new < BATCH { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+                frozen += usize::from(self.strike(process));
+                if frozen < BATCH { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
             });
-            calm += usize::from(is_calm);
-            if new == 0 && (!targets.is_empty() || calm >= CALM_LOOKS) {
+            calm += usize::from(is_calm && targets.is_empty());
+            if calm >= CALM_LOOKS || (frozen == 0 && !targets.is_empty()) {
                 break;
             }
             if turn % FREEZE_LOOKS == 0 {
@@ -117,24 +119,25 @@ impl Ladder {
         targets
     }
 
-    /// Asks or freezes one that was not. Killing it at once would lose against processes that fork faster than we look:
-    /// a frozen one has its children still below it, and gets no more.
+    /// Asks or freezes one that was not; true if it was frozen. Killing it at once would let its parent, who may be one
+    /// that starts the dead again, do so.
     fn strike(&mut self, process: &Process) -> bool {
         if !self.struck.insert(process.clone()) {
             return false;
         }
+        self.found.insert(process.clone());
         match self.rung {
             Rung::Asking { .. } => {
                 proc::signal(process, Signal::TERM);
                 // One that is stopped could not hear it.
                 proc::signal(process, Signal::CONT);
+                false
             }
             Rung::Killing { .. } => {
                 proc::signal(process, Signal::STOP);
+                true
             }
         }
-        self.found.insert(process.clone());
-        true
     }
 
     /// Kills the frozen.
@@ -173,7 +176,8 @@ pub(crate) fn climb(grace: Duration, mut look: impl FnMut(Seen<'_>) -> bool) -> 
 /// Waits until something is ready or the time has come. An interruption counts as nothing ready.
 pub(crate) fn poll(descriptors: &mut [PollFd<'_>], until: Option<Instant>) {
     let patience = until.map(|until| until.saturating_duration_since(Instant::now()));
-    let patience = patience.map(|patience| Timespec::try_from(patience).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 }));
+    let patience =
+        patience.map(|patience| Timespec::try_from(patience).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 }));
     if rustix::event::poll(descriptors, patience.as_ref()).is_err() {
         for descriptor in descriptors {
             descriptor.clear_revents();

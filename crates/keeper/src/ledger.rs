@@ -82,7 +82,8 @@ impl Ledger {
     /// What finished turns have left running: all that outlives the agent, but for what the open turn started.
     pub(crate) fn left(&self, tree: &[Node]) -> Vec<Process> {
         let mut judge = self.judge(What::Agent, |_| false);
-        let was_there = |process: &Process| self.before.as_ref().is_none_or(|before| before.contains(process));
+        let was_there =
+            |process: &Process| self.before.as_ref().is_none_or(|before| before.contains(process));
         let stays = |node: &&Node| !judge.is_target(node) && was_there(&node.process);
         tree.iter().filter(stays).map(|node| node.process.clone()).collect()
     }

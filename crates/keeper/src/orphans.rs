@@ -8,9 +8,13 @@ use std::time::Duration;
 
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
 
-use crate::ladder::{Seen, climb};
+use crate::ladder::{DEAD_MAX, Seen, climb};
 use crate::proc::{self, Process};
 use crate::wire::Swept;
+
+/// Of how many looks one asks all that bear the mark for their families, and not only those that are new: what cast off
+/// the mark is found below who has it. To ask all of them every time would be too slow for a storm.
+const FAMILY_LOOKS: usize = 8;
 
 /// From now on what a dead child of ours leaves behind falls to this process and not to the first of all.
 pub fn become_subreaper() -> io::Result<()> {
@@ -30,16 +34,22 @@ pub async fn end_orphans(spare_pids: &[u32], grace: Duration) -> Swept {
 /// that it descends from is touched.
 pub fn end_marked(mark: &str, grace: Duration) -> Swept {
     let ours: HashSet<u32> = proc::ancestry(std::process::id()).collect();
-    let mut silent = HashSet::new();
+    let mut known = proc::Acquaintance::default();
+    let mut looks = 0;
     climb(grace, |seen| {
+        looks += 1;
+        let asks_all = looks % FAMILY_LOOKS == 0;
         let mut found = BTreeSet::new();
         let mut show = |process: Process| {
             let is_new = !ours.contains(&process.pid) && found.insert(process.clone());
             if is_new { seen(&process) } else { ControlFlow::Continue(()) }
         };
-        proc::walk_marked(mark, &mut silent, |process| {
+        proc::walk_marked(mark, &mut known, |process, is_new| {
             let pid = process.pid;
             show(process)?;
+            if !is_new && !asks_all {
+                return ControlFlow::Continue(());
+            }
             proc::tree(pid).into_iter().try_for_each(|node| show(node.process))
         })
     })
@@ -56,7 +66,7 @@ fn orphans(spared: &HashSet<u32>, seen: Seen<'_>) -> bool {
         }
     }
     let mut below_spared = HashSet::new();
-    proc::walk(us, |node| {
+    proc::walk(us, DEAD_MAX, |node| {
         let pid = node.process.pid;
         if spared.contains(&pid) || below_spared.contains(&node.parent) {
             below_spared.insert(pid);

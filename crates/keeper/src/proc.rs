@@ -13,8 +13,8 @@ use std::os::unix::fs::MetadataExt;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
-pub use crate::orphans::end_marked;
 use crate::MARK;
+pub use crate::orphans::end_marked;
 
 /// How far [`ancestry`] looks. A chain of parents is short, and while it is read it may change.
 const ANCESTRY_MAX: usize = 4096;
@@ -113,7 +113,7 @@ pub fn ancestry(pid: u32) -> impl Iterator<Item = u32> {
 /// The living processes of our own user that carry this mark in the environment they were started with.
 pub fn marked(mark: &str) -> Vec<Process> {
     let mut found = Vec::new();
-    walk_marked(mark, &mut HashSet::new(), |process| {
+    walk_marked(mark, &mut Acquaintance::default(), |process, _| {
         found.push(process);
         ControlFlow::Continue(())
     });
@@ -136,7 +136,7 @@ pub(crate) struct Node {
 /// [`descendants`], each with its parent.
 pub(crate) fn tree(root: u32) -> Vec<Node> {
     let mut nodes = Vec::new();
-    walk(root, |node| {
+    walk(root, usize::MAX, |node| {
         nodes.push(node);
         ControlFlow::Continue(())
     });
@@ -145,14 +145,15 @@ pub(crate) fn tree(root: u32) -> Vec<Node> {
 
 /// Shows every living process below this one as soon as it is found, parents before their children. Of several children
 /// the youngest comes first, and what is below it before its elders: in a storm those live longest. Ends early if it is
-/// told to.
+/// told to, or after so many dead children of the root.
 ///
-/// True if none died while we looked. One that did may have left a child where we had looked already, so finding nobody
+/// True if it saw everybody and none died meanwhile. One that did may have left a child where we had looked already, so finding nobody
 /// proves something only in such a calm. A zombie that its own parent keeps is no sign against it; one of the root is,
 /// if the root has reaped just before.
-pub(crate) fn walk(root: u32, mut visit: impl FnMut(Node) -> ControlFlow<()>) -> bool {
+pub(crate) fn walk(root: u32, dead_max: usize, mut visit: impl FnMut(Node) -> ControlFlow<()>) -> bool {
     let families = Families::now();
     let mut is_calm = true;
+    let mut dead = 0;
     // Each with the parent that it was found at. The last is the next.
     let mut ahead: Vec<(u32, u32)> = families.children(root).into_iter().map(|pid| (pid, root)).collect();
     while let Some((pid, parent)) = ahead.pop() {
@@ -167,43 +168,118 @@ pub(crate) fn walk(root: u32, mut visit: impl FnMut(Node) -> ControlFlow<()>) ->
                 }
                 ahead.extend(families.children_of(pid, threads).into_iter().map(|child| (child, pid)));
             }
-            Some(zombie) => is_calm &= zombie.parent != root,
+            Some(zombie) if zombie.parent == root => {
+                is_calm = false;
+                dead += 1;
+                if dead == dead_max {
+                    return is_calm;
+                }
+            }
+            Some(_) => {}
             None => is_calm = false,
         }
     }
     is_calm
 }
 
-/// Shows every living process of our own user with this mark as soon as it is found, the youngest first. Ends early if it
-/// is told to.
+/// What looks for a mark have learnt and the next one need not ask again. In a storm a look must be quicker than a
+/// process lives, and most of what there is are strangers, zombies and those that were met before.
+#[derive(Debug, Default)]
+pub(crate) struct Acquaintance {
+    looks: usize,
+    /// Pids of those that do not bear the mark, or are dead.
+    others: HashSet<u32>,
+    /// Those that bear the mark, by pid.
+    bearers: HashMap<u32, Process>,
+    /// Zombies, and those that showed no environment since they were just becoming another program.
+    silent: HashSet<Process>,
+}
+
+/// What a process is to a look for a mark.
+enum Met {
+    /// One that bears it, and whether it is met for the first time.
+    Bearer(Process, bool),
+    /// One that does not, or is known to be dead.
+    Other,
+    /// One that died while we looked, or may have left something behind.
+    Restless,
+}
+
+impl Acquaintance {
+    /// After so many looks everybody is asked again: a pid may be another's by then.
+    const LOOKS: usize = 64;
+
+    fn begin(&mut self) {
+        if self.looks.is_multiple_of(Self::LOOKS) {
+            self.others.clear();
+        }
+        self.looks += 1;
+    }
+
+    fn meet(&mut self, pid: u32, mark: &str, us: u32) -> Met {
+        let known = self.bearers.get(&pid).cloned();
+        // Its owner and its environment before its state: a process that is there now was there when they were read.
+        let environment = match &known {
+            Some(_) => Ok(Vec::new()),
+            None => match fs::metadata(format!("/proc/{pid}")) {
+                Ok(about) if about.uid() != us => return self.stranger(pid),
+                _ => fs::read(format!("/proc/{pid}/environ")),
+            },
+        };
+        let Some(stat) = Stat::read(pid) else { return Met::Restless };
+        let is_dead = stat.is_dead();
+        let process = stat.process(pid);
+        if known.is_some_and(|known| known == process) && !is_dead {
+            return Met::Bearer(process, false);
+        }
+        self.bearers.remove(&pid);
+        match environment {
+            // One that we may not read is not one of ours.
+            Err(_) => self.stranger(pid),
+            Ok(environment) if environment.is_empty() || is_dead => {
+                if is_dead {
+                    self.others.insert(pid);
+                }
+                if self.silent.insert(process) { Met::Restless } else { Met::Other }
+            }
+            Ok(environment) if mark_in(&environment) == Some(mark.as_bytes()) => {
+                self.bearers.insert(pid, process.clone());
+                Met::Bearer(process, true)
+            }
+            Ok(_) => self.stranger(pid),
+        }
+    }
+
+    fn stranger(&mut self, pid: u32) -> Met {
+        self.others.insert(pid);
+        Met::Other
+    }
+}
+
+/// Shows every living process of our own user with this mark as soon as it is found, and whether it is met for the first
+/// time; those come first, and the youngest of them before its elders. Ends early if it is told to.
 ///
 /// True if it was calm, as with [`walk`]. Here a zombie, or one that shows no environment since it is just becoming
-/// another program, is a sign against it when it is seen for the first time; `silent` remembers those.
+/// another program, is a sign against it when it is seen for the first time.
 pub(crate) fn walk_marked(
     mark: &str,
-    silent: &mut HashSet<Process>,
-    mut visit: impl FnMut(Process) -> ControlFlow<()>,
+    known: &mut Acquaintance,
+    mut visit: impl FnMut(Process, bool) -> ControlFlow<()>,
 ) -> bool {
     let us = rustix::process::geteuid().as_raw();
     let mut is_calm = true;
-    let mut pids: Vec<u32> = pids().collect();
-    pids.sort_unstable_by_key(|pid| Reverse(*pid));
+    known.begin();
+    let mut pids: Vec<u32> = pids().filter(|pid| !known.others.contains(pid)).collect();
+    pids.sort_unstable_by_key(|pid| (known.bearers.contains_key(pid), Reverse(*pid)));
     for pid in pids {
-        let environment = match fs::metadata(format!("/proc/{pid}")) {
-            Ok(about) if about.uid() == us => fs::read(format!("/proc/{pid}/environ")),
-            Ok(_) => continue,
-            Err(error) => Err(error),
-        };
-        let Some(stat) = Stat::read(pid) else {
-            is_calm = false;
-            continue;
-        };
-        // One that we may not read is not one of ours.
-        let Ok(environment) = environment else { continue };
-        if environment.is_empty() || stat.is_dead() {
-            is_calm &= !silent.insert(stat.process(pid));
-        } else if mark_in(&environment) == Some(mark.as_bytes()) && visit(stat.process(pid)).is_break() {
-            break;
+        match known.meet(pid, mark, us) {
+            Met::Bearer(process, is_new) => {
+                if visit(process, is_new).is_break() {
+                    break;
+                }
+            }
+            Met::Other => {}
+            Met::Restless => is_calm = false,
         }
     }
     is_calm
@@ -409,7 +485,8 @@ mod tests {
         let process = Process::find(child.id()).unwrap();
         let ended = watch(&process).unwrap();
         child.kill().unwrap();
-        rustix::event::poll(&mut [rustix::event::PollFd::new(&ended, rustix::event::PollFlags::IN)], None).unwrap();
+        rustix::event::poll(&mut [rustix::event::PollFd::new(&ended, rustix::event::PollFlags::IN)], None)
+            .unwrap();
         assert!(is_zombie(process.pid) && !alive(&process));
         assert!(children(std::process::id()).contains(&process.pid));
         assert!(!descendants(std::process::id()).contains(&process));

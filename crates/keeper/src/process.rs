@@ -21,7 +21,7 @@ use rustix::net::{
 use rustix::process::{Signal, WaitOptions};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-use crate::ladder::{Ladder, Seen, Step, poll};
+use crate::ladder::{DEAD_MAX, Ladder, Seen, Step, poll};
 use crate::launch::{LaunchError, launch};
 use crate::ledger::Ledger;
 use crate::proc::{self, Process};
@@ -29,6 +29,8 @@ use crate::wire::{Answer, Command, DESCRIPTORS, Exit, Lines, Numbered, Sweep, Wh
 
 /// How long everything has after SIGTERM once the worker is gone.
 const CLOSE_GRACE: Duration = Duration::from_millis(500);
+/// How many are reaped before something else has its turn. In a storm they could die as fast as we reap.
+const REAPED_AT_ONCE: usize = 512;
 /// How much is read at once.
 const READ: usize = 64 << 10;
 
@@ -103,20 +105,20 @@ impl Keeper {
 
     fn keep(&mut self) {
         loop {
-            self.reap();
+            let all_reaped = self.reap();
             self.step();
             if self.is_closed && self.sweeps.is_empty() {
                 return;
             }
             self.send();
-            if self.wait() {
+            if self.wait(all_reaped) {
                 self.receive();
             }
         }
     }
 
-    /// Waits until there is something to do. True if it may be the worker.
-    fn wait(&mut self) -> bool {
+    /// Waits until there is something to do, or just looks if there is. True if it may be the worker.
+    fn wait(&mut self, is_idle: bool) -> bool {
         let writes = if self.unsent.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
         let mut descriptors = vec![PollFd::new(&self.deaths, PollFlags::IN)];
         let mut until: Option<Instant> = None;
@@ -124,7 +126,7 @@ impl Keeper {
             descriptors.push(PollFd::new(&wait.ended, PollFlags::IN));
             until = Some(until.map_or(wait.until, |until| until.min(wait.until)));
         }
-        if self.sweeps.iter().any(|sweeping| sweeping.wait.is_none()) {
+        if !is_idle || self.sweeps.iter().any(|sweeping| sweeping.wait.is_none()) {
             until = Some(Instant::now());
         }
         // A closed socket is always ready, and has nothing more to say.
@@ -133,7 +135,8 @@ impl Keeper {
         }
         poll(&mut descriptors, until);
 
-        let ready: Vec<bool> = descriptors.iter().map(|descriptor| !descriptor.revents().is_empty()).collect();
+        let ready: Vec<bool> =
+            descriptors.iter().map(|descriptor| !descriptor.revents().is_empty()).collect();
         drop(descriptors);
         let mut ready = ready.into_iter();
         if ready.next() == Some(true) {
@@ -215,7 +218,8 @@ impl Keeper {
     }
 
     fn start(&mut self, id: u64, what: &crate::Launch, in_turn: bool) -> Result<Answer, LaunchError> {
-        let descriptors: Vec<OwnedFd> = self.descriptors.drain(..DESCRIPTORS.min(self.descriptors.len())).collect();
+        let descriptors: Vec<OwnedFd> =
+            self.descriptors.drain(..DESCRIPTORS.min(self.descriptors.len())).collect();
         let descriptors = descriptors.try_into().map_err(|_| LaunchError::NoDescriptors)?;
         if !in_turn {
             self.ledger.new_agent(&self.tree());
@@ -260,8 +264,8 @@ impl Keeper {
             }
             self.sweeps.push(sweeping);
         }
-        // The dead are told of before the sweep that ended them.
-        self.reap();
+        // The dead are reaped and told of before the sweep that ended them.
+        while !over.is_empty() && !self.reap() {}
         for (id, swept) in over {
             if let Some(id) = id {
                 self.say(id, Answer::Swept(swept));
@@ -273,19 +277,21 @@ impl Keeper {
     fn look(&mut self, Sweep { what, spare, .. }: &Sweep, seen: Seen<'_>) -> bool {
         self.reap();
         let mut judge = self.ledger.judge(*what, |process| proc::is_named(process, spare));
-        proc::walk(std::process::id(), |node| {
+        proc::walk(std::process::id(), DEAD_MAX, |node| {
             if judge.is_target(&node) { seen(&node.process) } else { ControlFlow::Continue(()) }
         })
     }
 
-    /// Reaps all that have died, and tells of those that were started on request.
-    fn reap(&mut self) {
-        while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
+    /// Reaps what has died, and tells of those that were started on request. False if there may be more.
+    fn reap(&mut self) -> bool {
+        for _ in 0..REAPED_AT_ONCE {
+            let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) else { return true };
             let exit = Exit { status: status.exit_status(), signal: status.terminating_signal() };
             if let Some(id) = self.ledger.reaped(pid.as_raw_nonzero().get().unsigned_abs()) {
                 self.say(id, Answer::Exited(exit));
             }
         }
+        false
     }
 
     fn tree(&self) -> Vec<proc::Node> {

@@ -108,7 +108,8 @@ pub(crate) struct Numbered<T> {
 impl<T: Serialize> Numbered<T> {
     /// Itself as one line.
     pub(crate) fn line(&self) -> Vec<u8> {
-        let mut line = serde_json::to_vec(self).expect("its maps have strings as keys, and its paths are UTF-8");
+        let mut line =
+            serde_json::to_vec(self).expect("its maps have strings as keys, and its paths are UTF-8");
         line.push(b'\n');
         line
     }

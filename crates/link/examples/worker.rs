@@ -22,7 +22,7 @@ async fn main() -> Result<(), ServeError> {
 }
 
 /// One run. The server sees to the rest: a panic here is the run's failure and nothing more.
-pub async fn shout(job: Job, turn: Turn) -> Outcome {
+pub(crate) async fn shout(job: Job, turn: Turn) -> Outcome {
     if job.assignment.contains("rm") && !turn.approve(leave_for(&job.assignment)).await {
         return Outcome::failed(RunError::new("denied", "not allowed to say that"));
     }

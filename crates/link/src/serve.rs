@@ -246,7 +246,8 @@ impl<E: Executor, T: Transport> Door<E, T> {
 
     fn knows(&self, request: &Request) -> bool {
         let Some(Secret(token)) = &self.token else { return true };
-        let shown = request.headers().get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+        let shown =
+            request.headers().get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
         shown.is_some_and(|shown| shown.ct_eq(token.as_bytes()).into())
     }
 

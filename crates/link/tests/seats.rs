@@ -29,8 +29,9 @@ impl Route for Dial {
             subprotocol: Some(v1::SUBPROTOCOL.to_owned()),
             token: None,
         };
-        let (socket, chosen) =
-            Socket::client(Box::new(stream) as Box<dyn Wire>, &upgrade).await.map_err(|_| Unreachable::Later)?;
+        let (socket, chosen) = Socket::client(Box::new(stream) as Box<dyn Wire>, &upgrade)
+            .await
+            .map_err(|_| Unreachable::Later)?;
         assert!(chosen, "the subprotocol is spoken");
         Ok(socket)
     }

@@ -7,6 +7,7 @@ use std::fs;
 use rustix::process::Signal;
 
 use crate::home::{Home, signal};
+use crate::poll;
 
 /// A process, as it was when it was looked at.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,7 +54,7 @@ impl Process {
     /// Kills it without a word, and waits until it runs no more.
     pub async fn kill9(&self) {
         signal(self.pid, Signal::KILL);
-        crate::poll("the death of a process", async || (!self.is_alive()).then_some(())).await;
+        poll("the death of a process", async || (!self.is_alive()).then_some(())).await;
     }
 
     /// What it holds open.
@@ -85,19 +86,21 @@ pub fn all() -> Vec<Process> {
 
 /// Everything alive below a process.
 pub fn below(pid: u32) -> Vec<Process> {
-    let all = all();
-    let mut family = BTreeSet::from([pid]);
+    let mut family = family_of(BTreeSet::from([pid]), all());
+    family.retain(|one| one.pid != pid);
+    family
+}
+
+/// Those of `all` that are alive and have one of these pids, or descend from one that has.
+fn family_of(mut pids: BTreeSet<u32>, all: Vec<Process>) -> Vec<Process> {
     loop {
-        let before = family.len();
-        family.extend(
-            all.iter().filter(|one| family.contains(&one.parent)).map(|one| one.pid).collect::<Vec<_>>(),
-        );
-        if family.len() == before {
-            break;
+        let before = pids.len();
+        let children: Vec<_> = all.iter().filter(|one| pids.contains(&one.parent)).map(|one| one.pid).collect();
+        pids.extend(children);
+        if pids.len() == before {
+            return all.into_iter().filter(|one| pids.contains(&one.pid) && one.state != 'Z').collect();
         }
     }
-    family.remove(&pid);
-    all.into_iter().filter(|one| family.contains(&one.pid) && one.state != 'Z').collect()
 }
 
 /// Everything alive that was started with this worker's mark in its environment.
@@ -111,12 +114,14 @@ pub fn marked(worker: &str) -> Vec<Process> {
 }
 
 impl Home {
-    /// Everything alive that has to do with this home: its daemon, its workers, and all that they started, unless it
-    /// threw away its command line, its environment and its directory.
+    /// Everything alive that has to do with this home: what has its directory in its command line, its environment or
+    /// its working directory, and all that is below that.
     pub fn processes(&self) -> Vec<Process> {
         let directory = self.beside("");
         let directory = directory.to_str().expect("a temporary directory has a plain name");
-        all().into_iter().filter(|one| one.state != 'Z' && one.belongs_to(directory)).collect()
+        let all = all();
+        let own = all.iter().filter(|one| one.belongs_to(directory)).map(|one| one.pid).collect();
+        family_of(own, all)
     }
 
     /// Those of them that play a part of `qd`.
@@ -124,26 +129,17 @@ impl Home {
         self.processes().into_iter().filter(|one| one.plays(part)).collect()
     }
 
-    /// Those of them that are there because an agent is: it, its keeper, and all that it started.
+    /// Those of them that are agents, or that agents have started.
     pub fn of_agents(&self) -> Vec<Process> {
-        let is_ours = |one: &Process| one.plays("serve") || one.plays("__worker");
+        let is_ours = |one: &Process| ["serve", "__worker", "__keeper"].iter().any(|part| one.plays(part));
         self.processes().into_iter().filter(|one| !is_ours(one)).collect()
     }
 
     /// Waits until there is nothing left of any agent.
     pub async fn no_agents(&self) {
-        let mut left = Vec::new();
-        let gone = tokio::time::timeout(crate::LIMIT, async {
-            loop {
-                left = self.of_agents();
-                if left.is_empty() {
-                    return;
-                }
-                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-            }
-        });
-        if gone.await.is_err() {
-            panic!("{} processes of agents are left: {left:#?}", left.len());
-        }
+        poll("the end of every agent and all that it started", async || {
+            self.of_agents().is_empty().then_some(())
+        })
+        .await;
     }
 }

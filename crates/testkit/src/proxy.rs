@@ -98,7 +98,11 @@ async fn carry(caller: TcpStream, target: SocketAddr, moods: watch::Receiver<Moo
 }
 
 /// One direction, until either end has had enough.
-async fn copy(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, mut moods: watch::Receiver<Mood>) {
+async fn copy(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    mut moods: watch::Receiver<Mood>,
+) {
     let mut piece = vec![0; 16 << 10];
     loop {
         passing(&mut moods).await;

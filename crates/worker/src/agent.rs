@@ -13,7 +13,6 @@ use qd_protocol::link::{Down, Gone, Outcome, Stop, TurnLimits, Up};
 use qd_protocol::worker::AgentSpec;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use crate::below::{Below, KeeperGone};
 use crate::drivers::acp::Acp;
@@ -39,7 +38,7 @@ pub(crate) struct Around {
 /// What a worker and its agent's task tell each other past the link.
 #[derive(Debug, Default)]
 pub(crate) struct Leash {
-    rest: CancellationToken,
+    rest: Notify,
     rested: Notify,
     keeper_gone: Notify,
 }
@@ -47,7 +46,7 @@ pub(crate) struct Leash {
 impl Leash {
     /// Asks an agent without a turn to stop, and waits for it; not longer than `limit`.
     pub(crate) async fn rest(&self, limit: Duration) {
-        self.rest.cancel();
+        self.rest.notify_one();
         // One that takes longer is ended with everything else.
         let _rested = tokio::time::timeout(limit, self.rested.notified()).await;
     }
@@ -162,7 +161,7 @@ impl Life {
                 biased;
                 down = self.end.command() => down.ok_or(Closed)?,
                 error = agent.idle(&voice) => return Box::pin(self.fail(error)).await,
-                () = leash.rest.cancelled() => {
+                () = leash.rest.notified() => {
                     Box::pin(agent.stop()).await;
                     leash.rested.notify_one();
                     // The worker takes the rest from here, and this task with it.

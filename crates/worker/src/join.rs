@@ -193,7 +193,11 @@ impl<D: Dial> Worker<D> {
     /// Dials for a session that is held here.
     fn dial(&mut self, seat: SeatName) -> Option<ToDaemon> {
         if !self.host.taken().contains(&(seat.session.clone(), seat.worker.clone())) {
-            return Some(refused(seat, "unknown_session", "this worker does not hold it any more".to_owned()));
+            return Some(refused(
+                seat,
+                "unknown_session",
+                "this worker does not hold it any more".to_owned(),
+            ));
         }
         self.link(seat);
         None
@@ -250,7 +254,11 @@ enum ConnectError {
 }
 
 /// A WebSocket to the daemon.
-async fn connect<D: Dial>(dial: &D, token: &Secret, path: String) -> Result<Socket<Box<dyn Wire>>, ConnectError> {
+async fn connect<D: Dial>(
+    dial: &D,
+    token: &Secret,
+    path: String,
+) -> Result<Socket<Box<dyn Wire>>, ConnectError> {
     let wire = dial.dial().await?;
     let upgrade = Upgrade {
         host: dial.host(),

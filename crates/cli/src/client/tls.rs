@@ -206,7 +206,9 @@ mod tests {
         assert!(is_about_trust(&refused(CertificateError::UnknownIssuer.into())));
         assert!(!is_about_trust(&refused(rustls::Error::HandshakeNotComplete)));
         assert!(Trust::of(None, PIN).unwrap().advice().contains("--tls self"));
-        assert!(Trust::of(Some(&"00".repeat(32)), "--fingerprint").unwrap().advice().contains("--fingerprint"));
+        assert!(
+            Trust::of(Some(&"00".repeat(32)), "--fingerprint").unwrap().advice().contains("--fingerprint")
+        );
     }
 
     #[test]

@@ -178,7 +178,13 @@ mod tests {
         ] {
             assert_eq!(daemon(url).unwrap().to_string(), host, "{url}");
         }
-        for url in ["http://deck.example:7777", "ws://10.0.0.1:80", "deck.example:7777", "unix:/run/qd.sock", "https://"] {
+        for url in [
+            "http://deck.example:7777",
+            "ws://10.0.0.1:80",
+            "deck.example:7777",
+            "unix:/run/qd.sock",
+            "https://",
+        ] {
             assert_eq!(daemon(url).unwrap_err().exit(), Exit::Usage, "{url}");
         }
     }

@@ -114,7 +114,8 @@ async fn serve<T: Transport>(
     let signals = (terminate.map_err(anyhow::Error::from)?, interrupt.map_err(anyhow::Error::from)?);
     let endpoint = server.endpoint();
     // It is withdrawn when this is dropped: at the end, however that comes.
-    let _announcement = flags.announce.as_deref().map(|dir| announce(dir, &flags.agent, &endpoint)).transpose()?;
+    let _announcement =
+        flags.announce.as_deref().map(|dir| announce(dir, &flags.agent, &endpoint)).transpose()?;
     match context.out.json {
         true => context.out.value(&json!({ "listening_on": endpoint }))?,
         false => context.out.line(&format!("listening on {endpoint}"))?,
@@ -169,7 +170,8 @@ fn mode(flags: &Flags) -> Result<Serve> {
 
 fn announce(dir: &Path, agent: &str, endpoint: &str) -> Result<Announcement> {
     let mut random = [0; NAME_BYTES];
-    getrandom::fill(&mut random).map_err(|error| anyhow::anyhow!("the system gives no random numbers: {error}"))?;
+    getrandom::fill(&mut random)
+        .map_err(|error| anyhow::anyhow!("the system gives no random numbers: {error}"))?;
     let name = WorkerId::from_random(&random);
     let announced = Announcement::begin(dir, record_of_this_process(name.as_str(), agent, endpoint));
     Ok(announced.with_context(|| format!("--announce {} cannot be used", dir.display()))?)

@@ -102,7 +102,12 @@ async fn list(context: &Context, client: &Client) -> Result<Exit> {
     let mut table = Table::new(&["ID", "NAME", "MADE", "LAST USED"]);
     for token in tokens {
         let used = token.last_used_at.map_or_else(|| "never".to_owned(), |at| text::age(at, now));
-        table.row([token.id.to_string(), token.name.unwrap_or_default(), text::age(token.created_at, now), used]);
+        table.row([
+            token.id.to_string(),
+            token.name.unwrap_or_default(),
+            text::age(token.created_at, now),
+            used,
+        ]);
     }
     context.out.data(&table.render(context.out.out_style(), context.out.width()))?;
     Ok(Exit::Well)

@@ -226,6 +226,10 @@ impl Small {
                 self.input(Input::Command(command));
             }
         }
+        let waits_for = self.state.suspended().into_iter().flat_map(|suspended| &suspended.waits_for);
+        for child in waits_for {
+            assert!(self.children.is_busy(child), "a run waits for {child}, which has ended");
+        }
     }
 
     /// What a client sends.

@@ -73,6 +73,14 @@ impl Observer {
         assert_eq!(after.busy(), self.runs.values().any(|run| !run.ended), "busy is what it says");
         let suspended = self.runs.values().any(|run| run.suspended);
         assert!(!suspended || after.phase() == Phase::Waiting, "a suspended run makes its session wait");
+        let exits = decided.events.iter().any(|event| matches!(event.body, Body::WorkerExited(_)));
+        if exits && before.suspended().is_some_and(|wait| !wait.waits_for.is_empty()) {
+            assert_eq!(
+                before.suspended(),
+                after.suspended(),
+                "a run that waits loses nothing with its worker"
+            );
+        }
         self.no_run_waits_for_nothing(after, world, decided);
     }
 

@@ -176,7 +176,9 @@ impl Guard {
                 let at = self.check_host(head, local.ip().to_canonical())?;
                 check_origin(&head.headers, &at, *tls)?;
                 if head.headers.contains_key(header::UPGRADE) && from_a_page(&head.headers) {
-                    return Err(foreign_origin("only a worker has business with an upgrade, and no web page is one"));
+                    return Err(foreign_origin(
+                        "only a worker has business with an upgrade, and no web page is one",
+                    ));
                 }
                 if head.uri.path() == OPEN_PATH { Ok(None) } else { self.check_token(head) }
             }

@@ -64,8 +64,9 @@ impl<S: Send + Sync> FromRequest<S> for Upgrade {
         let key = headers.get(SEC_WEBSOCKET_KEY).filter(|_| asks).cloned();
         let upgraded = request.extensions_mut().remove::<OnUpgrade>();
         let (Some(key), Some(upgraded)) = (key, upgraded) else {
-            let message =
-                format!("this route takes a WebSocket of the subprotocol `{SUBPROTOCOL}`; see `qd worker join`");
+            let message = format!(
+                "this route takes a WebSocket of the subprotocol `{SUBPROTOCOL}`; see `qd worker join`"
+            );
             return Err(Refusal(ApiError::new(Code::InvalidRequest, message)));
         };
         Ok(Self { key, upgraded, seat: request.extensions().get().cloned() })
@@ -87,7 +88,11 @@ pub(crate) struct Line {
 }
 
 impl AsyncRead for Line {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.io).poll_read(cx, into)
     }
 }

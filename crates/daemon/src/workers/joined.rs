@@ -162,7 +162,9 @@ impl Joined {
     /// Forgets a worker that nobody wants any more. If its process holds it still, that is told to close it.
     pub(super) fn forget(&self, worker: &WorkerId) {
         let mut state = self.lock();
-        let Some(Placement { session, host: Some(host), .. }) = state.placements.remove(worker) else { return };
+        let Some(Placement { session, host: Some(host), .. }) = state.placements.remove(worker) else {
+            return;
+        };
         state.tell(&host, ToWorker::Close(SeatName { session, worker: worker.clone() }));
         state.prune(&host);
     }

@@ -68,7 +68,8 @@ impl Tokens {
                 let mut text = Vec::new();
                 let read = file.read_to_end(&mut text);
                 read.map_err(|source| HomeError::Io { action: "read", path: path.clone(), source })?;
-                serde_json::from_slice(&text).map_err(|source| HomeError::BadTokens { path: path.clone(), source })?
+                serde_json::from_slice(&text)
+                    .map_err(|source| HomeError::BadTokens { path: path.clone(), source })?
             }
             Err(HomeError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(error),
@@ -232,7 +233,10 @@ mod tests {
     #[test]
     fn a_file_that_holds_no_tokens_is_an_error_and_not_silence() {
         let (_folder, home) = home();
-        for text in ["{", "[{\"id\":\"tok_1\",\"name\":null,\"created_at\":\"2026-01-01T00:00:00Z\",\"sha256\":\"00\"}]"] {
+        for text in [
+            "{",
+            "[{\"id\":\"tok_1\",\"name\":null,\"created_at\":\"2026-01-01T00:00:00Z\",\"sha256\":\"00\"}]",
+        ] {
             std::fs::write(home.worker_tokens(), text).unwrap();
             let error = Tokens::open(&home, Keys(home.worker_key().unwrap())).unwrap_err();
             assert!(matches!(error, HomeError::BadTokens { .. }), "{error}");

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 use qd_testkit::Table;
 use qd_testkit::figures::{percentile, spoken};
 
+use crate::numbered::Session;
 use crate::peer::Peer;
 use crate::served::{OURS, Side, THEIRS, Worker};
 
 /// Runs of one event: as many as the slower side does in some seconds.
-const RUNS: usize = 100;
+const RUNS: usize = 200;
 const WARM_RUNS: usize = 20;
 /// Events of one long run.
 const EVENTS: u64 = 1_000_000;
@@ -22,7 +23,8 @@ const UNREAD_EVENTS: u64 = 2_000_000;
 const UNREAD: Duration = Duration::from_secs(5);
 
 pub(crate) async fn measure() {
-    let mut table = Table::new("A worker's connection, and that of bamboo-subagent 2026.6.21 (loopback, two processes)");
+    let mut table =
+        Table::new("A worker's connection, and that of bamboo-subagent 2026.6.21 (loopback, two processes)");
     let chosen: Vec<String> = std::env::args().skip(1).filter(|name| !name.starts_with('-')).collect();
     let wanted = |name: &str| chosen.is_empty() || chosen.iter().any(|chosen| chosen == name);
     if wanted("latency") {
@@ -44,11 +46,13 @@ async fn latency(table: &mut Table) {
     let (mut ours, mut theirs) = (terminals(OURS, OURS).await, terminals(THEIRS, THEIRS).await);
     let mut mixed = terminals(OURS, THEIRS).await;
     for (part, aim) in [(50, "< 0.2 ms"), (99, "-")] {
-        let name = format!("one-event run to its terminal, p{part}");
-        table.time(&name, percentile(&mut ours, part), percentile(&mut theirs, part), aim, "their worker and client");
+        for (whose, times, aim) in [("", &mut ours, aim), (", their client", &mut mixed, "-")] {
+            let name = format!("one-event run to its terminal{whose}, p{part}");
+            let (ours, theirs) = (percentile(times, part), percentile(&mut theirs, part));
+            let ratio = format!("{:.4} x", ours.as_secs_f64() / theirs.as_secs_f64());
+            table.row([&name, &spoken(ours), &spoken(theirs), &ratio, aim, "their worker and client"]);
+        }
     }
-    let mixed = percentile(&mut mixed, 50);
-    table.time("the same, their client, p50", mixed, percentile(&mut theirs, 50), "-", "their worker and client");
 }
 
 async fn terminals(worker: Side, client: Side) -> Vec<Duration> {
@@ -68,6 +72,18 @@ async fn throughput(table: &mut Table) {
     let ours = rate(OURS, EVENTS).await;
     let theirs = rate(THEIRS, THEIR_EVENTS).await;
     table.rate("events of one run, none lost", ours, theirs, "> 1 M/s", "their worker and client");
+    let name = "the same under quarterdeck.v1, numbered, merged, acknowledged";
+    table.rate(name, numbered_rate().await, theirs, "-", "their worker and client");
+}
+
+async fn numbered_rate() -> f64 {
+    let worker = Worker::start(OURS);
+    let mut session = Session::open(&worker.endpoint).await;
+    let mut times = Vec::new();
+    for _ in 0..LONG_RUNS {
+        times.push(session.run(EVENTS).await);
+    }
+    EVENTS as f64 / percentile(&mut times, 50).as_secs_f64()
 }
 
 /// Every word is counted on arrival.
@@ -126,7 +142,13 @@ async fn unread(table: &mut Table) {
     let ratio = format!("{:.3} x", our_size as f64 / their_size as f64);
     let name = format!("memory behind a reader that stopped, after {}", spoken(UNREAD));
     table.row([&name, &mib(our_size), &mib(their_size), &ratio, "bounded", "their worker"]);
-    table.time("its cancel, to the terminal when it reads again", our_end, their_end, "-", "their worker and client");
+    table.time(
+        "its cancel, to the terminal when it reads again",
+        our_end,
+        their_end,
+        "-",
+        "their worker and client",
+    );
 }
 
 /// How much the worker grew, in KiB, and how long the end took after the cancel.

@@ -5,6 +5,7 @@
 #![expect(clippy::print_stdout, reason = "a benchmark's table is its output")]
 
 mod figures;
+mod numbered;
 mod peer;
 mod served;
 

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 /// Which worker a process is, in its environment.
 const ROLE: &str = "QD_BENCH_WORKER";
 /// What is said again and again.
-const WORD: &str = "word ";
+pub(crate) const WORD: &str = "word ";
 
 /// Whose worker, and whose client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -99,7 +99,10 @@ async fn a_message_steers_the_run() {
     let (mut client, _) = connect().await;
     client.run(Job::from("steer")).await.unwrap();
     client.message("left").await.unwrap();
-    assert_eq!(rest(&mut client).await, ("left".to_owned(), Status::Completed, Some("steered: left".to_owned())));
+    assert_eq!(
+        rest(&mut client).await,
+        ("left".to_owned(), Status::Completed, Some("steered: left".to_owned()))
+    );
 }
 
 #[tokio::test]

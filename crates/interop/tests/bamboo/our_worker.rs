@@ -48,8 +48,11 @@ async fn connect(worker: impl qd_link::Executor) -> ChildClient {
 }
 
 async fn start(client: &mut ChildClient, assignment: &str) {
-    let spec =
-        RunSpec { assignment: assignment.to_owned(), reasoning_effort: None, messages: vec![json!({"a": 1})] };
+    let spec = RunSpec {
+        assignment: assignment.to_owned(),
+        reasoning_effort: None,
+        messages: vec![json!({"a": 1})],
+    };
     client.send(ParentFrame::Run(spec)).await.unwrap();
 }
 

@@ -6,6 +6,8 @@ Says the pid of each, then `ready`, then waits. What it says of a storm is where
 import os
 import signal
 import sys
+import time
+import time
 
 
 beginning, signal_to_begin = os.pipe()
@@ -56,23 +58,26 @@ def grandchild():
 
 
 def storm():
-    """Is never where it was: forks and ends, and its child does the same."""
+    """Is never where it was: forks and ends, and its child does the same. Every tenth does so without a pause."""
     say(os.getpid())
     # Not before all are there.
     os.close(signal_to_begin)
     os.read(beginning, 1)
+    pause = 0.5 if number % 10 else 0
     while True:
         if os.fork():
             os._exit(0)
+        time.sleep(pause)
 
 
 def main():
+    global number
     kind, count = globals()[sys.argv[1]], int(sys.argv[2])
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # The kernel sends it to groups with stopped members whose parents are gone, and would do our work.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     told, tell = os.pipe()
-    for _ in range(count):
+    for number in range(count):
         parent = os.fork()
         if parent == 0:
             # Its parent is between it and us, and ends.

@@ -8,7 +8,7 @@ use crate::{ESCAPEES, assert_nothing_below, command, new_mark, start, sweep, unt
 
 /// How many processes of one kind there are at once, and how many in a storm.
 const EACH: usize = 10;
-const IN_A_STORM: usize = 20;
+const IN_A_STORM: usize = 200;
 
 /// Ten rounds in which a turn starts escapees, is swept, and leaves the agent alone.
 async fn ten_rounds_of(kind: &str, count: usize) {

@@ -57,7 +57,8 @@ async fn a_helper_and_what_is_below_it_survive_the_turn() {
     let folder = tempfile::tempdir().unwrap();
     let helper = folder.path().join("some-language-server");
     std::fs::write(&helper, "sleep 1000 & echo $$; echo $!; echo ready; wait").unwrap();
-    let mut agent = keeper.spawn(shell("read -r line; sh \"$line\" & sleep 1000 & read -r line")).await.unwrap();
+    let mut agent =
+        keeper.spawn(shell("read -r line; sh \"$line\" & sleep 1000 & read -r line")).await.unwrap();
     keeper.begin_turn().await.unwrap();
     agent.stdin.write_all(format!("{}\n", helper.display()).as_bytes()).await.unwrap();
     let mut helpers = processes_of(&mut agent).await;
@@ -108,7 +109,8 @@ async fn one_that_goes_when_asked_is_not_killed_and_nobody_waits_longer() {
 async fn one_that_is_stopped_hears_that_it_is_asked() {
     let mark = new_mark();
     let keeper = start(&mark).await;
-    let mut kept = keeper.spawn(shell("trap 'exit 7' TERM; echo ready; kill -STOP $$; exit 1")).await.unwrap();
+    let mut kept =
+        keeper.spawn(shell("trap 'exit 7' TERM; echo ready; kill -STOP $$; exit 1")).await.unwrap();
     until_ready(&mut kept).await;
     sweep(&keeper, What::All, FOR_EVER).await;
     // Whether it was asked just before it stopped or while it was.
@@ -120,7 +122,8 @@ async fn one_that_is_stopped_hears_that_it_is_asked() {
 async fn a_kill_cuts_the_grace_of_an_earlier_cancel_short() {
     let mark = new_mark();
     let keeper = start(&mark).await;
-    let mut agent = keeper.spawn(shell("trap '' TERM; echo ready; while :; do sleep 1000; done")).await.unwrap();
+    let mut agent =
+        keeper.spawn(shell("trap '' TERM; echo ready; while :; do sleep 1000; done")).await.unwrap();
     keeper.begin_turn().await.unwrap();
     until_ready(&mut agent).await;
     let mut stubborn =

@@ -149,7 +149,8 @@ mod tests {
         assert_eq!(taken, QUEUE_MAX);
         let inbox = Inbox::default();
         let large = "x".repeat(WINDOW_BYTES / 2);
-        let taken = std::iter::repeat_with(|| inbox.put_steer(steer(&large))).take_while(|taken| *taken).count();
+        let taken =
+            std::iter::repeat_with(|| inbox.put_steer(steer(&large))).take_while(|taken| *taken).count();
         assert_eq!(taken, 2);
     }
 

@@ -57,7 +57,8 @@ impl<E: Executor> Seats<E> {
             return seat.serve(socket, hello).await;
         }
         if lock(&self.held).len() >= CONNECTIONS_MAX {
-            let message = format!("this worker holds {CONNECTIONS_MAX} sessions already; close some, or ask another");
+            let message =
+                format!("this worker holds {CONNECTIONS_MAX} sessions already; close some, or ask another");
             socket.send(&ToDaemon::Refused { code: "busy".to_owned(), message: message.clone() }).await?;
             return Err(SocketError::Unwelcome(message));
         }

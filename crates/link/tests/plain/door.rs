@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use qd_link::{Job, Outcome, PlainClient, Serve, ServeError, Server, Turn};
 use qd_link::socket::SocketError;
+use qd_link::{Job, Outcome, PlainClient, Serve, ServeError, Server, Turn};
 use qd_protocol::frame::plain::Status;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

@@ -153,7 +153,8 @@ async fn a_message_reaches_the_active_run_and_nobody_else() {
 #[tokio::test]
 async fn an_approval_waits_for_its_own_id_and_takes_the_first_answer() {
     let mut client = guest(async |job: Job, turn: Turn| {
-        let asked = Approval { tool_name: "Bash".to_owned(), resource: job.assignment, ..Approval::default() };
+        let asked =
+            Approval { tool_name: "Bash".to_owned(), resource: job.assignment, ..Approval::default() };
         Outcome::completed(turn.approve(asked).await.to_string())
     })
     .await;
@@ -200,7 +201,16 @@ async fn frames_that_mean_nothing_are_ignored() {
     let stream = TcpStream::connect(host).await.unwrap();
     let (mut raw, _) = tokio_tungstenite::client_async(endpoint.as_str(), stream).await.unwrap();
     use futures_util::{SinkExt, StreamExt};
-    for text in ["", "{", "[]", "7", "{}", r#"{"kind":"news"}"#, r#"{"kind":"run"}"#, r#"{"kind":"run","assignment":7}"#] {
+    for text in [
+        "",
+        "{",
+        "[]",
+        "7",
+        "{}",
+        r#"{"kind":"news"}"#,
+        r#"{"kind":"run"}"#,
+        r#"{"kind":"run","assignment":7}"#,
+    ] {
         raw.feed(Message::text(text)).await.unwrap();
     }
     raw.feed(Message::binary(br#"{"kind":"run","assignment":"binary"}"#.to_vec())).await.unwrap();

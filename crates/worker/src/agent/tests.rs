@@ -245,11 +245,6 @@ fn resident() -> usize {
 async fn an_idle_agent_with_its_link_costs_less_than_two_kibibytes() {
     const MANY: usize = 10_000;
     let mut ends: Vec<SessionEnd> = Vec::with_capacity(MANY);
-    {
-        let (end, _s) = qd_link::local(UpNumber(0));
-        let around = Around { below: None, seat: None, leash: Arc::default() };
-        println!("live {} kind {} spec {}", size_of_val(&live(Kind::Echo, Box::new(spec()), around, end)), size_of::<Kind>(), size_of::<AgentSpec>());
-    }
     let before = resident();
     for _ in 0..MANY {
         ends.push(launch(None, &Arc::default()));

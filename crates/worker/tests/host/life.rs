@@ -19,7 +19,7 @@ async fn every_chunk_is_heard_once_however_often_the_daemon_goes_away() {
     let mut text = String::new();
     for stop_at in (50..CHUNKS).step_by(50) {
         text.push_str(&daemon.until_text(&format!("{stop_at};")).await);
-        daemon = worker.attach(&spec, daemon.taken, None);
+        daemon = worker.attach_again(&spec, daemon);
     }
     let ended = daemon.ended("a").await;
     text.push_str(&ended.text);

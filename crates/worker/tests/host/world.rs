@@ -98,6 +98,17 @@ impl Worker {
 
     /// A daemon that has journalled everything up to `taken`.
     pub(crate) fn attach(&self, spec: &AgentSpec, taken: u64, start: Option<Box<AgentSpec>>) -> Daemon {
+        Daemon { link: self.link(spec, taken, start), taken, number: taken, heard: Vec::new() }
+    }
+
+    /// The same daemon after a crash: what it has journalled it knows, all else is to be said again.
+    pub(crate) fn attach_again(&self, spec: &AgentSpec, daemon: Daemon) -> Daemon {
+        let Daemon { link, taken, .. } = daemon;
+        drop(link);
+        Daemon { link: self.link(spec, taken, None), ..daemon }
+    }
+
+    fn link(&self, spec: &AgentSpec, taken: u64, start: Option<Box<AgentSpec>>) -> AgentLink {
         let route = Local { dir: self.home.path().to_owned(), id: self.id.clone(), worker: spec.worker.clone() };
         let options = LinkOptions {
             session: spec.session.clone(),
@@ -107,7 +118,7 @@ impl Worker {
             software: "test".to_owned(),
             start,
         };
-        Daemon { link: AgentLink::open(options, route), taken, number: taken, heard: Vec::new() }
+        AgentLink::open(options, route)
     }
 
     pub(crate) fn pid(&self) -> u32 {

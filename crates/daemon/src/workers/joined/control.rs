@@ -153,7 +153,8 @@ impl Joined {
             return;
         }
         host.control = None;
-        let held = state.placements.values_mut().filter(|placement| placement.host.as_ref() == Some(&guest.host));
+        let held =
+            state.placements.values_mut().filter(|placement| placement.host.as_ref() == Some(&guest.host));
         held.for_each(|placement| placement.expected = None);
         state.prune(&guest.host);
         drop(state);
@@ -169,7 +170,9 @@ impl Joined {
     /// What a process says. A frame that cannot be read is none.
     pub(super) fn take(&self, guest: &Guest, text: &str) {
         self.heard(guest);
-        let Ok(ToDaemon::Refused { session, worker, code, message }) = serde_json::from_str(text) else { return };
+        let Ok(ToDaemon::Refused { session, worker, code, message }) = serde_json::from_str(text) else {
+            return;
+        };
         let mut state = self.lock();
         let Some(placement) = state.placements.get_mut(&worker) else { return };
         // It can speak only of what it was given.
@@ -221,7 +224,8 @@ fn check(hello: &Hello) -> Result<(), Unfit> {
         );
         return Err(("unsupported_version", message));
     }
-    let line = |text: &str, most: usize| (1..=most).contains(&text.len()) && !text.chars().any(char::is_control);
+    let line =
+        |text: &str, most: usize| (1..=most).contains(&text.len()) && !text.chars().any(char::is_control);
     let invalid = |message: &str| Err(("invalid_value", message.to_owned()));
     if WorkerId::parse(host).is_err() || !line(name, TITLE_MAX) || !line(software, TITLE_MAX) {
         return invalid("a worker has an id, a name and a version of one line each");

@@ -68,7 +68,8 @@ impl Route for Joint {
                 Way::Asked(line, cut) => match timeout_at(until, line).await {
                     Ok(Ok(line)) => {
                         self.open = None;
-                        let wire: Box<dyn Wire> = Box::new(Leash { line, cut: Box::pin(cut.cancelled_owned()) });
+                        let wire: Box<dyn Wire> =
+                            Box::new(Leash { line, cut: Box::pin(cut.cancelled_owned()) });
                         return Ok(Socket::upgraded(wire, Role::Server).await);
                     }
                     // It has gone, or has said no.
@@ -101,7 +102,8 @@ impl Joined {
             // Nobody was ever asked to hold it, and nobody knows any more with what it was to start.
             (None, None) => return Way::Never,
         };
-        let is_there = host.as_ref().and_then(|host| state.hosts.get(host)).is_some_and(|host| host.control.is_some());
+        let is_there =
+            host.as_ref().and_then(|host| state.hosts.get(host)).is_some_and(|host| host.control.is_some());
         let patience = state.patience(host.as_deref(), began, self.lease);
         let Some(placement) = state.placements.get_mut(&seat.worker) else { return Way::Never };
         let Some(host) = host.filter(|_| is_there) else {
@@ -123,9 +125,10 @@ impl Joined {
         placement.expected = Some(tell);
         let cut = placement.cut.clone();
         let frame = match open {
-            Some(spec) => {
-                ToWorker::Open { spec: Box::new(spec.clone()), secret: self.keys.secret(seat.worker.as_str()) }
-            }
+            Some(spec) => ToWorker::Open {
+                spec: Box::new(spec.clone()),
+                secret: self.keys.secret(seat.worker.as_str()),
+            },
             None => ToWorker::Dial(seat.clone()),
         };
         if state.tell(&host, frame) { Way::Asked(line, cut) } else { Way::Away }
@@ -146,10 +149,12 @@ impl Joined {
     /// Whether a process that bears this token was asked to dial for this.
     pub(crate) fn expects(&self, seat: &SeatName, token: &TokenId) -> Result<(), ApiError> {
         let state = self.lock();
-        let placement = state.placements.get(&seat.worker).filter(|placement| placement.session == seat.session);
+        let placement =
+            state.placements.get(&seat.worker).filter(|placement| placement.session == seat.session);
         let host = placement.and_then(|placement| state.hosts.get(placement.host.as_ref()?));
         let given = host.and_then(|host| host.about.as_ref()).is_some_and(|about| about.token == *token);
-        let waits = placement.and_then(|placement| placement.expected.as_ref()).is_some_and(|wait| !wait.is_closed());
+        let waits =
+            placement.and_then(|placement| placement.expected.as_ref()).is_some_and(|wait| !wait.is_closed());
         match given && waits {
             true => Ok(()),
             false => Err(ApiError::not_found("worker that is waited for,", &seat.worker)),
@@ -201,7 +206,11 @@ impl Leash {
 }
 
 impl AsyncRead for Leash {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         if self.is_cut(cx) { Poll::Ready(Ok(())) } else { Pin::new(&mut self.line).poll_read(cx, into) }
     }
 }

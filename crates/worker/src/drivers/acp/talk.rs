@@ -328,6 +328,10 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
 }
 
 /// What the agent tells without wanting anything.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is taken apart at once, and there is one for every piece of text"
+)]
 enum Notified {
     Update(SessionUpdate),
     /// It no longer wants an answer to this.

@@ -193,7 +193,9 @@ async fn spawn_really_starts_a_process_and_says_its_pid() {
     let ended = agent.play("a", r#"[{"spawn":{"argv":["sleep","600"]}}]"#).await;
     let text = ended.text();
     let pid: i32 = text.strip_prefix("pid ").and_then(|pid| pid.parse().ok()).expect("a pid");
-    assert_eq!(std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap(), "sleep\n");
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let parent = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)).unwrap();
+    assert_eq!(parent, std::process::id().to_string());
     let pid = rustix::process::Pid::from_raw(pid).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
 

@@ -1,0 +1,116 @@
+//! The daemon's side of `quarterdeck.v1`, as far as a long run needs it: nothing is lost when a connection breaks, and
+//! this is what that costs. Neighbouring words are merged before they are numbered, so they are counted by their bytes.
+
+use std::time::{Duration, Instant};
+
+use qd_link::socket::{Socket, Upgrade, Wire};
+use qd_link::{AgentLink, Heard, LinkOptions, Numbered, Route, Unreachable};
+use qd_protocol::frame::v1;
+use qd_protocol::link::{Down, Said, TurnLimits, Up, UpNumber};
+use qd_protocol::worker::{AgentSpec, Secret};
+use qd_protocol::{Number, RunId, SessionId, WorkerId};
+use tokio::net::TcpStream;
+
+use crate::served::WORD;
+
+/// A session with a worker.
+pub(crate) struct Session {
+    link: AgentLink,
+    runs: u64,
+}
+
+impl Session {
+    pub(crate) async fn open(endpoint: &str) -> Self {
+        let (session, worker) = (SessionId::from_random(&[1; 16]), WorkerId::from_random(&[2; 16]));
+        let spec = AgentSpec {
+            session: session.clone(),
+            worker: worker.clone(),
+            agent: "words".to_owned(),
+            cwd: "/".into(),
+            model: None,
+            system_prompt: None,
+            env: Default::default(),
+            agent_session_id: None,
+            after: UpNumber(0),
+            mark: String::new(),
+        };
+        let options = LinkOptions {
+            session,
+            worker,
+            secret: Secret::default(),
+            taken: UpNumber(0),
+            software: "bench".to_owned(),
+            start: Some(Box::new(spec)),
+        };
+        let host = endpoint.trim_start_matches("ws://").to_owned();
+        let mut opened = Self { link: AgentLink::open(options, Dial { host }), runs: 0 };
+        while !opened.hear().await.iter().any(|thing| matches!(thing.up, Up::Ready { .. })) {}
+        opened
+    }
+
+    /// How long a run of so many words takes, every one of which arrives and is acknowledged.
+    pub(crate) async fn run(&mut self, words: u64) -> Duration {
+        let begun = Instant::now();
+        self.runs += 1;
+        self.link.send(Down::Prompt {
+            number: Number(self.runs),
+            run: RunId::parse(&format!("run_{}", self.runs)).expect("a good id"),
+            prompt: words.to_string(),
+            files: Vec::new(),
+            messages: Vec::new(),
+            limits: TurnLimits::default(),
+        });
+        let mut bytes = 0;
+        loop {
+            for thing in self.hear().await {
+                match thing.up {
+                    Up::Said { what: Said::Text { text }, .. } => bytes += text.len() as u64,
+                    Up::Terminal { .. } => {
+                        assert_eq!(bytes, words * WORD.len() as u64, "words were lost");
+                        return begun.elapsed();
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    async fn hear(&mut self) -> Vec<Numbered> {
+        loop {
+            match self.link.hear().await {
+                Heard::Said(said) => {
+                    if let Some(last) = said.last() {
+                        self.link.ack(last.number);
+                    }
+                    return said;
+                }
+                Heard::Attached { .. } => {}
+                other => panic!("the worker is gone: {other:?}"),
+            }
+        }
+    }
+}
+
+struct Dial {
+    host: String,
+}
+
+impl Route for Dial {
+    async fn dial(&mut self) -> Result<Socket<Box<dyn Wire>>, Unreachable> {
+        let stream = TcpStream::connect(&self.host).await.map_err(|_| Unreachable::Later)?;
+        stream.set_nodelay(true).map_err(|_| Unreachable::Later)?;
+        let upgrade = Upgrade {
+            host: self.host.clone(),
+            path: "/".to_owned(),
+            subprotocol: Some(v1::SUBPROTOCOL.to_owned()),
+            token: None,
+        };
+        let wire: Box<dyn Wire> = Box::new(stream);
+        let (socket, _) = Socket::client(wire, &upgrade).await.map_err(|_| Unreachable::Later)?;
+        Ok(socket)
+    }
+
+    async fn remains(&mut self, _: UpNumber) -> Vec<Numbered> {
+        Vec::new()
+    }
+}
