@@ -241,7 +241,8 @@ async fn any_number_of_readers_may_attach_and_leave() {
     session.started(&run).await;
     leaving.clear();
     let seen = readers.join_all().await;
-    let of_the_run: Vec<_> = seen[0].iter().filter(|event| event.run_id.as_ref() == Some(&run)).cloned().collect();
+    let of_the_run: Vec<_> =
+        seen[0].iter().filter(|event| event.run_id.as_ref() == Some(&run)).cloned().collect();
     assert_eq!(of_the_run, session.events_of(&run).await);
     assert!(seen.windows(2).all(|pair| pair[0] == pair[1]));
 }

@@ -10,13 +10,17 @@ use crate::workers_loss::{process_of, worker_of};
 async fn a_worker_is_announced_listed_and_said_to_be_gone() {
     let daemon = Daemon::start().await;
     let session = daemon.session("script").await;
-    assert!(daemon.client().get("/v1/workers").await.list().is_empty(), "a session costs nothing until it is used");
+    assert!(
+        daemon.client().get("/v1/workers").await.list().is_empty(),
+        "a session costs nothing until it is used"
+    );
     let run = session.script(&[spawn_away(&["sleep", "600"]), await_steer(600_000)]).await;
     session.seen_of(&run, "text.delta").await;
     let worker = worker_of(&session).await;
     assert_eq!((&worker["session_id"], &worker["agent"]), (&json!(session.id), &json!("script")));
     assert!(worker["id"].as_str().unwrap().starts_with("wrk_"), "{worker}");
-    let (started, lease) = (worker["started_at"].as_str().unwrap(), worker["lease_expires_at"].as_str().unwrap());
+    let (started, lease) =
+        (worker["started_at"].as_str().unwrap(), worker["lease_expires_at"].as_str().unwrap());
     assert!(started < lease, "{worker}");
     let process = process_of(&session).await;
     assert!(process.plays("__worker"), "{process:?}");
@@ -25,7 +29,8 @@ async fn a_worker_is_announced_listed_and_said_to_be_gone() {
         processes.iter().find(|one| one["name"] == name).map(|one| one["pid"].as_u64().unwrap())
     };
     let below = qd_testkit::processes::below(process.pid);
-    let find = |which: &dyn Fn(&Process) -> bool| below.iter().find(|one| which(one)).map(|one| u64::from(one.pid));
+    let find =
+        |which: &dyn Fn(&Process) -> bool| below.iter().find(|one| which(one)).map(|one| u64::from(one.pid));
     assert_eq!(listed("sleep"), find(&|one| one.args[0] == "sleep"));
     assert!(worker["processes"].as_array().unwrap().len() >= 2, "the agent and what it started: {worker}");
     assert!(process.args.len() <= 3, "nothing but its part is on its command line: {process:?}");

@@ -98,8 +98,12 @@ async fn the_end_of_a_run_that_only_the_spool_of_a_dead_worker_knows_is_its_end(
     daemon.kill9().await;
     poll("the end of the run in the spool", async || {
         let files = daemon.home.files();
-        let spooled = files.iter().filter(|(path, _)| path.components().any(|part| part.as_os_str() == "spool"));
-        spooled.into_iter().any(|(_, content)| String::from_utf8_lossy(content).contains("end_turn")).then_some(())
+        let spooled =
+            files.iter().filter(|(path, _)| path.components().any(|part| part.as_os_str() == "spool"));
+        spooled
+            .into_iter()
+            .any(|(_, content)| String::from_utf8_lossy(content).contains("end_turn"))
+            .then_some(())
     })
     .await;
     worker.kill9().await;

@@ -75,6 +75,7 @@ async fn what_a_turn_left_on_purpose_survives_the_daemon_and_dies_with_the_worke
     assert!(listed(&session).await.contains(&u64::from(server.pid)));
     process_of(&session).await.kill9().await;
     poll("its end", async || (!server.is_alive()).then_some(())).await;
+    session.seen("the worker's end", |event| event.kind == "worker.exited").await;
     assert_eq!(session.play(&[say("again")]).await["text"], "again");
     rules::check(&session.events().await);
 }

@@ -71,7 +71,8 @@ async fn an_agent_goes_on_and_ends_its_turn_while_no_daemon_is_there() {
     let mut daemon = Daemon::start().await;
     let session = daemon.session("script").await;
     let run = session.script(&[count(20, 10), vec![write("done", "x")]].concat()).await;
-    session.started(&run).await;
+    // Not only started: the prompt goes to the agent after that is in the journal.
+    session.seen_of(&run, "text.delta").await;
     daemon.kill9().await;
     poll("the agent's last deed", async || daemon.home.work().join("done").exists().then_some(())).await;
     daemon.start_again().await;
@@ -114,7 +115,9 @@ async fn a_steer_and_a_cancel_reach_a_turn_that_another_daemon_began() {
     session.steer("left").await;
     let said = "x steered: left";
     session
-        .seen("the steer's words", |event| event.is(&run, "text.delta") && event.data["text"] == "steered: left")
+        .seen("the steer's words", |event| {
+            event.is(&run, "text.delta") && event.data["text"] == "steered: left"
+        })
         .await;
     daemon.restart().await;
     session.cancel().await;
@@ -231,7 +234,8 @@ async fn a_limit_on_turns_holds_while_no_daemon_lives() {
 
 #[tokio::test]
 async fn a_budget_holds_while_no_daemon_lives() {
-    let (session, _daemon, _, ended) = trips_alone(json!({ "budget_usd": 1.0 }), vec![cost(0.6), cost(0.6)]).await;
+    let (session, _daemon, _, ended) =
+        trips_alone(json!({ "budget_usd": 1.0 }), vec![cost(0.6), cost(0.6)]).await;
     assert_eq!(ended["finish_reason"], "budget_exceeded");
     assert_eq!(session.play(&[say("never")]).await["finish_reason"], "budget_exceeded");
     assert_eq!(session.show().await["usage"]["cost_usd"], 1.2);

@@ -94,9 +94,14 @@ async fn a_secret_that_the_agent_repeats_is_kept_nowhere() {
     daemon.kill9().await;
     poll("its last word", async || daemon.home.work().join("said").exists().then_some(())).await;
     poll("its last word in the spool", async || {
-        daemon.home.files().iter().any(|(path, content)| {
-            path.components().any(|part| part.as_os_str() == "spool") && holds(content, MARK)
-        }).then_some(())
+        daemon
+            .home
+            .files()
+            .iter()
+            .any(|(path, content)| {
+                path.components().any(|part| part.as_os_str() == "spool") && holds(content, MARK)
+            })
+            .then_some(())
     })
     .await;
     nothing_shows_it(&daemon);
@@ -112,7 +117,11 @@ async fn what_an_agent_writes_to_stderr_before_it_dies_is_redacted_too() {
     let session = daemon.session_with(json!({ "agent": "script", "env": { "API_KEY": CANARY } })).await;
     // The agent itself writes nothing there.
     let run = session
-        .script(&[spawn(&["sh", "-c", "echo \"the key is $API_KEY\" >/proc/$PPID/fd/2; touch told"]), await_steer(600_000), exit(7)])
+        .script(&[
+            spawn(&["sh", "-c", "echo \"the key is $API_KEY\" >/proc/$PPID/fd/2; touch told"]),
+            await_steer(600_000),
+            exit(7),
+        ])
         .await;
     session.started(&run).await;
     poll("the words", async || daemon.home.work().join("told").exists().then_some(())).await;

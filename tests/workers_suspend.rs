@@ -63,8 +63,8 @@ async fn it_is_resumed_once_when_every_session_that_it_started_has_ended() {
     children[0].0.wait(&children[0].1).await;
     assert_eq!(session.run(&run).await["state"], "suspended", "one of two has ended");
     daemon.client().answer(&children[1].2, &json!({ "value": "yes" })).await.expect(200);
-    resumes(&session, &run, &children).await;
     assert_eq!(session.wait(&behind).await["text"], "behind");
+    resumes(&session, &run, &children).await;
 }
 
 #[tokio::test]

@@ -46,7 +46,8 @@ async fn a_record_that_names_somebody_else_does_them_no_harm() {
     daemon.kill9().await;
     worker.kill9().await;
     for id in ["wrk_nobody", &known] {
-        std::fs::write(dir.join(format!("{id}.json")), record(id, &bystander.0, &dir.join("none.sock"))).unwrap();
+        std::fs::write(dir.join(format!("{id}.json")), record(id, &bystander.0, &dir.join("none.sock")))
+            .unwrap();
         File::create(dir.join(format!("{id}.lock"))).unwrap();
     }
     std::fs::write(dir.join("wrk_torn.json"), "{\"agent_id\":").unwrap();
@@ -87,7 +88,10 @@ async fn impostor(socket: UnixListener, session: String, met: mpsc::Sender<()>) 
         let heard = tokio::time::timeout(std::time::Duration::from_secs(5), async {
             while let Some(Ok(frame)) = peer.next().await {
                 let text = frame.to_text().unwrap_or_default().to_owned();
-                assert!(!text.contains("\"start\"") && !text.contains("\"do\""), "it is told something: {text}");
+                assert!(
+                    !text.contains("\"start\"") && !text.contains("\"do\""),
+                    "it is told something: {text}"
+                );
             }
         });
         let _either_way = heard.await;
@@ -143,7 +147,9 @@ async fn a_worker_tells_nobody_anything_who_does_not_know_its_secret() {
     let socket = daemon.home.path().join("workers").join(format!("{id}.sock"));
     for (hello, proof) in [(true, true), (true, false), (false, false)] {
         let stream = tokio::net::UnixStream::connect(&socket).await.unwrap();
-        let mut request = tokio_tungstenite::tungstenite::client::IntoClientRequest::into_client_request("ws://worker/").unwrap();
+        let mut request =
+            tokio_tungstenite::tungstenite::client::IntoClientRequest::into_client_request("ws://worker/")
+                .unwrap();
         request.headers_mut().insert("sec-websocket-protocol", "quarterdeck.v1".parse().unwrap());
         let (mut peer, _) = tokio_tungstenite::client_async(request, stream).await.unwrap();
         let greeting = json!({ "hello": {

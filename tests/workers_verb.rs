@@ -71,7 +71,10 @@ async fn it_runs_an_assignment_and_says_so_in_the_frames_of_the_contract() {
         assert_eq!(text(&frames).trim_end(), words);
         let [.., last, terminal] = &frames[..] else { panic!("{frames:?}") };
         assert_eq!(last, &json!({ "kind": "event", "event": { "type": "complete" } }));
-        assert_eq!((&terminal["status"], &terminal["result"]), (&json!("completed"), &json!(format!("echo: {words}"))));
+        assert_eq!(
+            (&terminal["status"], &terminal["result"]),
+            (&json!("completed"), &json!(format!("echo: {words}")))
+        );
     }
     parent.send(json!({ "kind": "run", "assignment": "__sleep_ms:600000 never" })).await;
     parent.send(json!({ "kind": "cancel" })).await;
@@ -83,7 +86,8 @@ async fn it_serves_script_with_its_approvals() {
     let home = Home::new();
     let (_worker, address) = worker(&home, &["--agent", "script"]).await;
     let mut parent = Parent::dial(&address).await;
-    let script = qd_testkit::script::steps(&[qd_testkit::script::ask_bash("make"), qd_testkit::script::say(" done")]);
+    let script =
+        qd_testkit::script::steps(&[qd_testkit::script::ask_bash("make"), qd_testkit::script::say(" done")]);
     for (approved, said) in [(true, "allowed done"), (false, "denied")] {
         parent.send(json!({ "kind": "run", "assignment": script })).await;
         let request = loop {
@@ -155,10 +159,12 @@ async fn announce_keeps_a_record_while_it_serves_and_removes_it_at_the_end() {
     std::fs::create_dir(&dir).unwrap();
     let flag = dir.to_str().unwrap();
     let (worker, address) = worker(&home, &["--agent", "echo", "--announce", flag]).await;
-    let records = || -> Vec<_> {
-        std::fs::read_dir(&dir).unwrap().flatten().map(|entry| entry.path()).collect()
-    };
-    let path = poll("its record", async || records().into_iter().find(|path| path.extension().is_some_and(|e| e == "json"))).await;
+    let records =
+        || -> Vec<_> { std::fs::read_dir(&dir).unwrap().flatten().map(|entry| entry.path()).collect() };
+    let path = poll("its record", async || {
+        records().into_iter().find(|path| path.extension().is_some_and(|e| e == "json"))
+    })
+    .await;
     let record: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     assert_eq!(path.file_stem().unwrap().to_str(), record["agent_id"].as_str());
     assert_eq!(record["endpoint"], format!("ws://{address}"));

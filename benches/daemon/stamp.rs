@@ -102,7 +102,8 @@ fn agent() -> Agent {
 
 /// Is a worker with that agent, as small as one can be, until it is killed with its daemon or told to end.
 pub(crate) fn work() {
-    let spec: HostSpec = serde_json::from_reader(std::io::stdin()).expect("the daemon writes a specification");
+    let spec: HostSpec =
+        serde_json::from_reader(std::io::stdin()).expect("the daemon writes a specification");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime can be had").block_on(serve_one(spec));
 }

@@ -45,7 +45,8 @@ pub(crate) fn serve(context: &Context, flags: Serve) -> Result<Exit> {
         tls,
     };
     let program = Program {
-        exe: std::env::current_exe().context("our own binary cannot be found, and so no worker be started")?,
+        exe: std::env::current_exe()
+            .context("our own binary cannot be found, and so no worker be started")?,
         agents: qd_worker::agents(),
         shares_worker: qd_worker::shares_worker,
     };

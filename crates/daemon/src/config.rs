@@ -213,7 +213,9 @@ impl Config {
                 "max_agents" => {
                     let value = read_value(value).map_err(failed)?;
                     if value == 0 {
-                        return Err(failed(toml::de::Error::custom("at least one agent must be able to live")));
+                        return Err(failed(toml::de::Error::custom(
+                            "at least one agent must be able to live",
+                        )));
                     }
                     self.max_agents = Setting { value, origin };
                 }

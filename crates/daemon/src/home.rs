@@ -65,7 +65,9 @@ pub enum HomeError {
         source: serde_json::Error,
     },
     /// The worker tokens could not be read back.
-    #[error("{path} does not hold worker tokens: {source}; remove it, and make new ones with `qd workers token`")]
+    #[error(
+        "{path} does not hold worker tokens: {source}; remove it, and make new ones with `qd workers token`"
+    )]
     BadTokens {
         /// The file.
         path: PathBuf,

@@ -143,8 +143,7 @@ impl FileSpool {
         }
         if self.writing.is_none() {
             let path = self.dir.join(format!("{:020}{SUFFIX}", first.0));
-            self.writing =
-                Some(OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?);
+            self.writing = Some(OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?);
             self.names_unsynced = true;
             let last = UpNumber(first.0.saturating_sub(1));
             self.segments.push_back(Segment { path, first, last, bytes: 0, unsynced: false });
@@ -333,7 +332,10 @@ mod tests {
         let mut spool = FileSpool::create(&folder).unwrap();
         spool.append(UpNumber(8), &[line(8), line(9)]).unwrap();
         spool.append(UpNumber(10), &[line(10)]).unwrap();
-        assert_eq!(spool.read(UpNumber(8), 1 << 20).unwrap(), [(UpNumber(9), line(9)), (UpNumber(10), line(10))]);
+        assert_eq!(
+            spool.read(UpNumber(8), 1 << 20).unwrap(),
+            [(UpNumber(9), line(9)), (UpNumber(10), line(10))]
+        );
         assert_eq!(numbers(&spool.read(UpNumber(7), 1).unwrap()), [8]);
         assert_eq!(numbers(&spool.read(UpNumber(8), 1).unwrap()), [9]);
         assert_eq!(numbers(&spool.read(UpNumber(10), 1).unwrap()), [] as [u64; 0]);
@@ -352,7 +354,12 @@ mod tests {
         let mut spool = FileSpool::create(home.path()).unwrap();
         spool.append(UpNumber(1), &[line(1), line(2)]).unwrap();
         let path = spool.segments[0].path.clone();
-        OpenOptions::new().append(true).open(path).unwrap().write_all(b"{\"n\":3,\"up\":{\"steer_mi").unwrap();
+        OpenOptions::new()
+            .append(true)
+            .open(path)
+            .unwrap()
+            .write_all(b"{\"n\":3,\"up\":{\"steer_mi")
+            .unwrap();
         assert_eq!(remaining(home.path(), 0), [1, 2]);
         let last = FileSpool::last(home.path()).unwrap();
         assert_eq!(last, Some(Numbered { number: UpNumber(2), up: up(2) }));

@@ -2,9 +2,15 @@
 //! down once, and a cancel overtakes. It knows no agent and no journal.
 //!
 //! Layout, in reading order:
-//! - `local`: a link inside one process, and the task behind it. Part 2 puts a socket beside it.
+//! - `local`: a link inside one process, and the task behind it.
 //! - `up`: merging, cutting, numbering and the window, without a transport.
 //! - `down`: the order of commands and each of them once, without a transport.
+//! - `seat`: the worker's end of a session's link over a socket, which outlives its connections.
+//! - `agent_link`: the daemon's end of it.
+//! - `spool`: where a seat keeps what the daemon has not acknowledged.
+//! - `proof`: how both ends show that they know the same secret.
+//! - `line`: one connection, as both ends use it.
+//! - [`socket`]: the WebSocket under it.
 //! - [`executor`]: what anybody implements to be a worker.
 //! - [`plain`]: the frames of a peer without a subprotocol, both sides.
 //! - [`serve`]: the door of a worker.
@@ -21,16 +27,16 @@ mod line;
 mod local;
 pub mod plain;
 mod proof;
+pub mod record;
 mod seat;
 pub mod serve;
-pub mod record;
 pub mod socket;
 mod spool;
 mod up;
 
 pub use agent_link::{AgentLink, Heard, LinkOptions, Route, Unreachable};
-pub use file_spool::FileSpool;
 pub use executor::{Approval, Executor, Job, Outcome, RunError, Said, Stopped, Turn};
+pub use file_spool::FileSpool;
 pub use local::{AgentEnd, Closed, Filter, FromAgent, SessionEnd, Voice, host, host_with, local};
 pub use plain::PlainClient;
 pub use seat::{Seat, SeatOptions, SeatState, Started, Wanted, greet, offer_empty};

@@ -58,7 +58,8 @@ pub struct Life {
 impl Life {
     /// Takes the lock; `None` if somebody holds it.
     pub fn begin(files: &Files) -> io::Result<Option<Self>> {
-        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&files.lock)?;
+        let file =
+            OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&files.lock)?;
         match file.try_lock() {
             Ok(()) => Ok(Some(Self { _lock: file })),
             Err(TryLockError::WouldBlock) => Ok(None),

@@ -258,7 +258,8 @@ impl Shared {
     fn say(&self, ups: &[Up]) {
         let (mut json, mut ends) = (Vec::new(), vec![0]);
         for up in ups {
-            serde_json::to_writer(&mut json, up).expect("what is said has no map with keys that are not text");
+            serde_json::to_writer(&mut json, up)
+                .expect("what is said has no map with keys that are not text");
             ends.push(json.len());
         }
         let json = Bytes::from(json);
@@ -379,7 +380,9 @@ async fn attend(shared: Arc<Shared>, mut agent: SessionEnd, stop: Arc<Notify>) {
             heard = hear => Some(heard),
         };
         match heard {
-            Some(FromAgent::Said(said)) => shared.say(&said.into_iter().map(|thing| thing.up).collect::<Vec<_>>()),
+            Some(FromAgent::Said(said)) => {
+                shared.say(&said.into_iter().map(|thing| thing.up).collect::<Vec<_>>())
+            }
             Some(FromAgent::Gone(gone)) => return shared.say(&[Up::Gone(gone)]),
             None => return agent.stop().await,
         }

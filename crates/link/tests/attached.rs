@@ -10,15 +10,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use qd_link::{
-    AgentEnd, AgentLink, Heard, LinkOptions, MemorySpool, Numbered, Seat, SeatOptions, Spool, Wanted,
-    host,
+    AgentEnd, AgentLink, Heard, LinkOptions, MemorySpool, Numbered, Seat, SeatOptions, Spool, Wanted, host,
     local,
 };
-use qd_protocol::{Number, WorkerId};
 use qd_protocol::frame::v1::{self, ToDaemon, ToWorker};
 use qd_protocol::limits::{LINK_WINDOW, PING_S};
 use qd_protocol::link::{Down, Gone, Outcome, Stop, Up, UpNumber};
 use qd_protocol::worker::Secret;
+use qd_protocol::{Number, WorkerId};
 use tokio::time::{Instant, timeout};
 
 use crate::pier::{
@@ -340,8 +339,7 @@ async fn a_newer_connection_ends_an_older_one() {
 #[tokio::test(start_paused = true)]
 async fn a_session_that_is_new_to_a_worker_is_started_on_the_connection_that_brings_it() {
     let pier = Pier::empty();
-    let mut link =
-        AgentLink::open(LinkOptions { start: Some(spec()), ..link_options() }, pier.clone());
+    let mut link = AgentLink::open(LinkOptions { start: Some(spec()), ..link_options() }, pier.clone());
     assert_eq!(attached(&mut link).await, v1::Seat::Empty);
     let seat = pier.started().await;
     let (agent, end) = local(UpNumber(0));

@@ -217,7 +217,9 @@ async fn an_agent_that_ends_early_has_failed() {
     let voice = agent.voice();
     drop(agent);
     assert_eq!(voice.say(turn()).await, Err(Closed));
-    assert!(matches!(session.hear().await, FromAgent::Gone(Gone::Failed(error)) if error.code == "agent_ended"));
+    assert!(
+        matches!(session.hear().await, FromAgent::Gone(Gone::Failed(error)) if error.code == "agent_ended")
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -272,12 +274,13 @@ impl Filter for Capitals {
 
 #[tokio::test]
 async fn what_a_filter_held_back_is_heard_in_its_place_and_at_the_latest_before_the_end() {
-    let mut session = host_with(UpNumber(4), Some(Box::<Capitals>::default()), |agent: AgentEnd| async move {
-        for up in [text("a"), text("b"), terminal(), text("c")] {
-            agent.say(up).await.expect("the session hears");
-        }
-        Gone::Stopped
-    });
+    let mut session =
+        host_with(UpNumber(4), Some(Box::<Capitals>::default()), |agent: AgentEnd| async move {
+            for up in [text("a"), text("b"), terminal(), text("c")] {
+                agent.say(up).await.expect("the session hears");
+            }
+            Gone::Stopped
+        });
     let mut heard = Vec::new();
     let gone = loop {
         match session.hear().await {
@@ -294,16 +297,17 @@ async fn what_a_filter_held_back_is_heard_in_its_place_and_at_the_latest_before_
 #[tokio::test]
 async fn what_a_filter_lets_out_is_cut_and_taken_even_beyond_the_window() {
     let (said_all, mut all_said) = oneshot::channel();
-    let mut session = host_with(UpNumber(0), Some(Box::<Capitals>::default()), |agent: AgentEnd| async move {
-        for _ in 0..LINK_WINDOW - 1 {
+    let mut session =
+        host_with(UpNumber(0), Some(Box::<Capitals>::default()), |agent: AgentEnd| async move {
+            for _ in 0..LINK_WINDOW - 1 {
+                agent.say(turn()).await.expect("the session hears");
+            }
+            agent.say(text("x".repeat(3 * DELTA_MAX))).await.expect("the session hears");
             agent.say(turn()).await.expect("the session hears");
-        }
-        agent.say(text("x".repeat(3 * DELTA_MAX))).await.expect("the session hears");
-        agent.say(turn()).await.expect("the session hears");
-        said_all.send(()).expect("the test waits");
-        agent.say(turn()).await.expect("the session hears");
-        Gone::Stopped
-    });
+            said_all.send(()).expect("the test waits");
+            agent.say(turn()).await.expect("the session hears");
+            Gone::Stopped
+        });
     while all_said.try_recv() == Err(TryRecvError::Empty) {
         tokio::task::yield_now().await;
     }

@@ -95,7 +95,8 @@ pub fn below(pid: u32) -> Vec<Process> {
 fn family_of(mut pids: BTreeSet<u32>, all: Vec<Process>) -> Vec<Process> {
     loop {
         let before = pids.len();
-        let children: Vec<_> = all.iter().filter(|one| pids.contains(&one.parent)).map(|one| one.pid).collect();
+        let children: Vec<_> =
+            all.iter().filter(|one| pids.contains(&one.parent)).map(|one| one.pid).collect();
         pids.extend(children);
         if pids.len() == before {
             return all.into_iter().filter(|one| pids.contains(&one.pid) && one.state != 'Z').collect();

@@ -273,7 +273,7 @@ impl Life {
                 down = end.command() => {
                     if interrupt(end, inbox, &prompt.run, down.ok_or(Closed)?).await? {
                         let (turn, all) = tokio::try_join!(sweep, below.sweep_all(Duration::ZERO))?;
-                        return Ok((sum(turn, all), true));
+                        return Ok((both(turn, all), true));
                     }
                 }
             }
@@ -347,8 +347,9 @@ fn grace(limits: &TurnLimits) -> Duration {
     limits.grace_ms.map_or(Duration::from_secs(CANCEL_GRACE_S), Duration::from_millis)
 }
 
-fn sum(one: Processes, other: Processes) -> Processes {
-    Processes { killed: one.killed + other.killed, survivors: one.survivors.max(other.survivors) }
+/// What two sweeps did of which one overtook the other: both count most of the same processes.
+fn both(one: Processes, other: Processes) -> Processes {
+    Processes { killed: one.killed.max(other.killed), survivors: one.survivors.max(other.survivors) }
 }
 
 #[cfg(test)]

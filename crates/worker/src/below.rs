@@ -57,7 +57,8 @@ impl Below {
 
     async fn sweep(&self, what: What, grace: Duration) -> Result<Processes, KeeperGone> {
         let spare = if what == What::Turn { self.spare.clone() } else { Vec::new() };
-        let Swept { killed, survivors } = self.keeper.sweep(Sweep { what, grace, spare }).await.map_err(gone)?;
+        let Swept { killed, survivors } =
+            self.keeper.sweep(Sweep { what, grace, spare }).await.map_err(gone)?;
         if !survivors.is_empty() {
             tracing::warn!(?survivors, "the kernel does not let go of these processes");
         }

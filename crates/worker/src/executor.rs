@@ -39,7 +39,9 @@ struct Fresh {
 impl Executor for Fresh {
     async fn run(&self, job: Job, turn: Turn) -> Outcome {
         match self.start(job.run.as_ref()).await {
-            Ok((run, agent)) => Conversation { run, agent, last: Number(0), steers: false }.hold(job, &turn).await,
+            Ok((run, agent)) => {
+                Conversation { run, agent, last: Number(0), steers: false }.hold(job, &turn).await
+            }
             Err(error) => Outcome::failed(error),
         }
     }
@@ -119,6 +121,9 @@ impl Conversation {
                 },
                 Some((ask, allowed)) = approvals.next() => self.answer(ask, allowed),
                 () = turn.cancelled(), if !told => {
+                    if job.is_some() {
+                        return Outcome::of(Stop::Cancelled);
+                    }
                     told = true;
                     let number = self.next();
                     self.agent.send(Down::Cancel { number, run: self.run.clone() });

@@ -186,7 +186,8 @@ impl Secrets {
             Value::Object(fields) => {
                 if fields.keys().any(|key| self.clean(key).is_some()) {
                     let old = std::mem::take(fields);
-                    fields.extend(old.into_iter().map(|(key, field)| (self.clean(&key).unwrap_or(key), field)));
+                    fields
+                        .extend(old.into_iter().map(|(key, field)| (self.clean(&key).unwrap_or(key), field)));
                 }
                 fields.values_mut().for_each(|field| self.hide_in_value(field));
             }
@@ -282,10 +283,7 @@ mod tests {
         let secrets = env(&[("KEY", "hunter2"), ("PIN", "12345678")]);
         let hidden = |up: Up| format!("{:?}", passed(&secrets, [up, terminal()]));
         let value = json!({"hunter2": ["x hunter2", {"deep": 12345678}], "n": 1});
-        let error = RunError {
-            stderr: vec!["hunter2".to_owned()],
-            ..RunError::new("code", "hunter2")
-        };
+        let error = RunError { stderr: vec!["hunter2".to_owned()], ..RunError::new("code", "hunter2") };
         for up in [
             said(Said::ToolStarted { call_id: "1".into(), name: "T".into(), input: value.clone() }),
             said(Said::ToolFinished {

@@ -49,7 +49,9 @@ impl Actor {
             }
             Effect::StopAgent if self.agent.is_there() => self.agent.close(),
             // The journal says that there is a worker, and we know of none.
-            Effect::StopAgent => self.redo = Some(Box::new(Redo { gone: Some(Gone::Lost), ..Redo::default() })),
+            Effect::StopAgent => {
+                self.redo = Some(Box::new(Redo { gone: Some(Gone::Lost), ..Redo::default() }))
+            }
             Effect::CancelBelow { number } => self.cancel_below(number, told.take()),
             Effect::CloseBelow { purge } => self.close_below(purge),
             Effect::AskChildren { children } => self.ask_children(children),

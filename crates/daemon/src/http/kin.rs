@@ -48,12 +48,19 @@ mod tests {
     fn an_agent_may_look_at_its_own_session_alone() {
         let own = SessionId::from_random(&[1; 4]);
         let at = |method, path: &str| looks_at(&method, path, &own);
-        for path in ["sessions/OWN", "sessions/OWN/messages", "sessions/OWN/events", "agent/sessions/OWN/queue"] {
+        for path in
+            ["sessions/OWN", "sessions/OWN/messages", "sessions/OWN/events", "agent/sessions/OWN/queue"]
+        {
             let path = format!("/v1/workspaces/ws_1/{}", path.replace("OWN", own.as_str()));
             assert!(at(Method::GET, &path), "{path}");
             assert!(!at(Method::POST, &path) && !at(Method::DELETE, &path), "{path}");
         }
-        for path in ["/v1/asks", "/v1/workspaces/ws_1/sessions", "/v1/workspaces/ws_1/sessions/ses_other", "/v1/events"] {
+        for path in [
+            "/v1/asks",
+            "/v1/workspaces/ws_1/sessions",
+            "/v1/workspaces/ws_1/sessions/ses_other",
+            "/v1/events",
+        ] {
             assert!(!at(Method::GET, path), "{path}");
         }
     }

@@ -151,7 +151,10 @@ mod tests {
                 assert_eq!(operation["tags"].as_array().map(Vec::len), Some(1), "{method} {path}");
                 let responses = operation["responses"].as_object().unwrap();
                 // A WebSocket's success is the switch to it.
-                assert!(responses.keys().any(|status| status.starts_with('2') || status == "101"), "{method} {path}");
+                assert!(
+                    responses.keys().any(|status| status.starts_with('2') || status == "101"),
+                    "{method} {path}"
+                );
                 for (status, response) in
                     responses.iter().filter(|(status, _)| status.starts_with(['4', '5']))
                 {

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use qd_keeper::{Signal, proc};
-use qd_link::socket::{Socket, Upgrade, Wire};
 use qd_link::record::{self, Files};
+use qd_link::socket::{Socket, Upgrade, Wire};
 use qd_link::{AgentLink, FileSpool, LinkOptions, Numbered, Route, Unreachable};
 use qd_protocol::WorkerId;
 use qd_protocol::event::RunError;
@@ -79,7 +79,8 @@ impl Hosts {
 
     /// The link to a worker that there was.
     pub(super) fn attach(&self, had: &Had, options: LinkOptions) -> AgentLink {
-        let host = fs::read_to_string(whereabouts(&self.dir, &had.worker)).unwrap_or_else(|_| had.worker.to_string());
+        let host = fs::read_to_string(whereabouts(&self.dir, &had.worker))
+            .unwrap_or_else(|_| had.worker.to_string());
         self.open(&had.worker, host, options)
     }
 
@@ -149,7 +150,8 @@ impl Hosts {
         {
             return Ok(host.clone());
         }
-        let host = WorkerId::from_random(&random::bytes::<16>()).as_str().replacen(WorkerId::PREFIX, SHARED, 1);
+        let host =
+            WorkerId::from_random(&random::bytes::<16>()).as_str().replacen(WorkerId::PREFIX, SHARED, 1);
         self.spawn(&host, Vec::new()).await?;
         *shared = Some(host.clone());
         Ok(host)
@@ -180,7 +182,8 @@ impl Hosts {
             orphan_idle_ms: ORPHAN_IDLE_S * 1000,
             agents,
         };
-        let log = OpenOptions::new().append(true).create(true).mode(0o600).open(self.log.join("workers.log"))?;
+        let log =
+            OpenOptions::new().append(true).create(true).mode(0o600).open(self.log.join("workers.log"))?;
         let mut child = Command::new(&self.exe)
             .arg("__worker")
             .stdin(Stdio::piped())

@@ -24,8 +24,8 @@ use qd_protocol::{ApiError, Code, Millis, SessionId, WorkerId};
 use sha2::Sha256;
 
 use crate::home::{Home, HomeError, Token};
-pub(crate) use joined::Joined;
 use joined::Elsewhere;
+pub(crate) use joined::Joined;
 use local::Hosts;
 pub(crate) use room::{Need, Room, Told};
 pub(crate) use tokens::{Door, Tokens};
@@ -101,7 +101,16 @@ impl Workers {
         let tokens = Arc::new(Tokens::open(home, keys.clone())?);
         let joined = Arc::new(Joined::new(home.workers(), keys.clone(), Arc::clone(&tokens), lease));
         let door = OnceLock::new();
-        Ok(Self { agents, hosts, joined, tokens, door, keys, live: Mutex::default(), strangers: Mutex::default() })
+        Ok(Self {
+            agents,
+            hosts,
+            joined,
+            tokens,
+            door,
+            keys,
+            live: Mutex::default(),
+            strangers: Mutex::default(),
+        })
     }
 
     /// Those that have joined from other machines.
@@ -253,7 +262,8 @@ impl Workers {
                     session_id: session.clone(),
                     pid: live.pid?,
                     started_at: live.started_at,
-                    lease_expires_at: Millis::now().plus(u64::try_from(lease.as_millis()).unwrap_or(u64::MAX)),
+                    lease_expires_at: Millis::now()
+                        .plus(u64::try_from(lease.as_millis()).unwrap_or(u64::MAX)),
                     agent: live.agent.clone(),
                     host,
                     processes: live.keeper.map(below).unwrap_or_default(),
@@ -343,7 +353,8 @@ fn whereabouts(dir: &Path, worker: &WorkerId) -> PathBuf {
 
 /// What runs below a keeper.
 fn below(keeper: u32) -> Vec<qd_protocol::api::Process> {
-    let describe = |process: proc::Process| qd_protocol::api::Process { pid: process.pid, name: process.name };
+    let describe =
+        |process: proc::Process| qd_protocol::api::Process { pid: process.pid, name: process.name };
     proc::descendants(keeper).into_iter().map(describe).collect()
 }
 

@@ -107,7 +107,8 @@ impl Room {
         }
         let room = self.most.saturating_sub(state.live.len());
         let wake = state.line.iter().take(room).cloned().collect::<Vec<_>>();
-        let idle = || state.live.iter().find(|(_, need)| **need == Need::Idle).map(|(session, _)| session.clone());
+        let idle =
+            || state.live.iter().find(|(_, need)| **need == Need::Idle).map(|(session, _)| session.clone());
         let rest = if wake.len() < state.line.len() { idle() } else { None };
         Told { wake, rest }
     }

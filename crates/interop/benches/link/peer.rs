@@ -7,14 +7,16 @@ use qd_protocol::frame::plain::FromWorker;
 use crate::served::Side;
 
 pub(crate) enum Peer {
-    Ours(PlainClient),
+    Ours(Box<PlainClient>),
     Theirs(ChildClient),
 }
 
 impl Peer {
     pub(crate) async fn connect(side: Side, endpoint: &str) -> Self {
         match side {
-            Side::Ours => Self::Ours(PlainClient::connect(endpoint, None).await.expect("it lets us in")),
+            Side::Ours => {
+                Self::Ours(Box::new(PlainClient::connect(endpoint, None).await.expect("it lets us in")))
+            }
             Side::Theirs => Self::Theirs(ChildClient::connect(endpoint).await.expect("it lets us in")),
         }
     }

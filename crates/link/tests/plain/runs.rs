@@ -347,7 +347,7 @@ async fn every_end_has_its_terminal() {
     client.run(Job { messages: messages.clone(), ..Job::from("suspend") }).await.unwrap();
     let suspended = read_run(&mut client).await;
     assert_eq!((suspended.status, suspended.transcript), (Some(Status::Suspended), messages));
-    assert_eq!(suspended.events, [json!(0); 0]);
+    assert!(suspended.events.is_empty());
 }
 
 #[tokio::test]

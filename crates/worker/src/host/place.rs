@@ -2,16 +2,19 @@
 //! their end. What the agent says goes past it, from the agent's task through the seat.
 
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use qd_keeper::{Keeper, end_orphans};
 use qd_link::{FileSpool, Numbered, Seat, SeatState, Wanted, host_with};
+use qd_protocol::RunId;
 use qd_protocol::event::RunError;
 use qd_protocol::frame::v1;
 use qd_protocol::link::{Gone, Up};
 use qd_protocol::worker::AgentSpec;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Shared;
@@ -152,6 +155,8 @@ impl Place {
     /// Does what the daemon wants for as long as there is anything to do it with.
     async fn serve(&mut self) -> Leaving {
         let mut state = self.seat.state();
+        let host = Arc::clone(&self.host);
+        let mut abandoned = pin!(abandoned(&host, state.clone()));
         loop {
             if state.borrow_and_update().seat == v1::Seat::Gone {
                 return Leaving::Gone;
@@ -161,7 +166,7 @@ impl Place {
                 () = self.ending.cancelled() => Err(Leaving::Ended),
                 () = keeper_lost(self.below.as_ref()) => Err(Leaving::KeeperGone),
                 () = self.leash.keeper_gone() => Err(Leaving::KeeperGone),
-                () = abandoned(&self.host, state.clone()) => Err(Leaving::Abandoned),
+                () = &mut abandoned => Err(Leaving::Abandoned),
                 changed = state.changed() => changed.map_err(|_| Leaving::Ended),
             };
             if let Err(leaving) = done {
@@ -221,7 +226,8 @@ impl Place {
         let gone = match swept {
             Ok(()) => Gone::Stopped,
             Err(KeeperGone) => {
-                let message = "the process that keeps what the agent starts was lost; all of it has been ended";
+                let message =
+                    "the process that keeps what the agent starts was lost; all of it has been ended";
                 Gone::Failed(error("keeper_lost", message))
             }
         };
@@ -280,16 +286,20 @@ async fn kept(spool: &Path) {
     }
 }
 
-/// Waits until no daemon has been attached for too long.
+/// Waits until no daemon has been attached for too long. An agent that comes out of its turn meanwhile is idle only from
+/// then on.
 async fn abandoned(host: &Shared, mut state: watch::Receiver<SeatState>) {
+    let mut turn: Option<RunId> = None;
+    let mut turned = Instant::now();
     loop {
-        let (attached, since, busy) = {
-            let now = state.borrow_and_update();
-            (now.attached, now.since, now.run.is_some())
-        };
-        let patience = if busy { host.options.orphan_busy } else { host.options.orphan_idle };
+        let SeatState { attached, since, run, .. } = state.borrow_and_update().clone();
+        if run != turn {
+            turned = Instant::now();
+        }
+        let patience = if run.is_some() { host.options.orphan_busy } else { host.options.orphan_idle };
+        turn = run;
         tokio::select! {
-            () = tokio::time::sleep_until(since + patience), if !attached => return,
+            () = tokio::time::sleep_until(since.max(turned) + patience), if !attached => return,
             changed = state.changed() => if changed.is_err() { return },
         }
     }

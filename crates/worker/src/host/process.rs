@@ -18,7 +18,7 @@ use tokio_tungstenite::tungstenite::http::header::SEC_WEBSOCKET_PROTOCOL;
 
 use super::{Host, HostOptions};
 use crate::kinds::shares_worker;
-use crate::record::{Announcement, AnnounceError};
+use crate::record::{AnnounceError, Announcement};
 
 /// How long the daemon may take to say what this process is to be.
 const SPEC_WAIT: Duration = Duration::from_secs(10);
@@ -87,7 +87,8 @@ fn read_spec() -> Result<HostSpec, HostError> {
     let mut json = Vec::new();
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        let limit = Timespec::try_from(left).map_err(|error| HostError::Read(std::io::Error::other(error)))?;
+        let limit =
+            Timespec::try_from(left).map_err(|error| HostError::Read(std::io::Error::other(error)))?;
         let ready = poll(&mut [PollFd::new(&stdin.as_fd(), PollFlags::IN)], Some(&limit));
         if ready.map_err(|error| HostError::Read(error.into()))? == 0 {
             return Err(HostError::Late);

@@ -8,8 +8,7 @@ use qd_protocol::link::{Gone, Said, Up};
 use crate::world::{Worker, agent_spec, eventually, kill, nothing_left_of};
 
 /// Leaves a process of its own behind, then talks, then waits.
-const BUSY: &str =
-    r#"[{"spawn":{"argv":["sh","-c","trap '' TERM; while :; do sleep 1; done"],"setsid":true}},{"say":" begun"},{"sleep_ms":600000}]"#;
+const BUSY: &str = r#"[{"spawn":{"argv":["sh","-c","trap '' TERM; while :; do sleep 1; done"],"setsid":true}},{"say":" begun"},{"sleep_ms":600000}]"#;
 
 #[tokio::test]
 async fn a_worker_that_is_killed_leaves_what_it_said_and_nothing_alive() {
@@ -116,9 +115,8 @@ async fn worker_and_keeper_killed_together_leave_only_what_the_last_net_catches(
     worker.signal(Signal::KILL);
     worker.ended().await;
     let mark = spec.mark.clone();
-    let ended = tokio::task::spawn_blocking(move || {
-        proc::end_marked(&mark, std::time::Duration::from_millis(50))
-    });
+    let ended =
+        tokio::task::spawn_blocking(move || proc::end_marked(&mark, std::time::Duration::from_millis(50)));
     assert!(ended.await.unwrap().survivors.is_empty());
     assert!(proc::marked(&spec.mark).is_empty());
 }

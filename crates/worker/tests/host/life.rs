@@ -6,8 +6,7 @@ use qd_protocol::link::{Gone, Stop, TurnLimits, Up};
 use crate::world::{Worker, agent_spec, all_text, eventually, host_spec, nothing_left_of};
 
 /// A process that pays no heed to being asked to end.
-const STUBBORN: &str =
-    r#"{"spawn":{"argv":["sh","-c","trap '' TERM; while :; do sleep 1; done"],"setsid":true,"double_fork":true}}"#;
+const STUBBORN: &str = r#"{"spawn":{"argv":["sh","-c","trap '' TERM; while :; do sleep 1; done"],"setsid":true,"double_fork":true}}"#;
 
 #[tokio::test]
 async fn every_chunk_is_heard_once_however_often_the_daemon_goes_away() {
@@ -48,7 +47,10 @@ async fn a_cancelled_turn_ends_when_all_that_it_started_is_gone_and_says_how_man
 async fn a_kill_ends_a_turn_that_ignores_its_cancel_and_the_agent_with_it() {
     let (mut worker, mut daemon) = Worker::attached("script", |_| {}).await;
     let spec = agent_spec(&worker.home, "script", "one");
-    daemon.prompt("a", &format!(r#"[{{"ignore_cancel":true}},{STUBBORN},{{"say":" begun"}},{{"sleep_ms":600000}}]"#));
+    daemon.prompt(
+        "a",
+        &format!(r#"[{{"ignore_cancel":true}},{STUBBORN},{{"say":" begun"}},{{"sleep_ms":600000}}]"#),
+    );
     daemon.until_text("begun").await;
     daemon.cancel("a");
     daemon.kill("a");
@@ -155,12 +157,14 @@ async fn sessions_that_share_a_worker_come_and_go_by_themselves() {
     let host = host_spec(&home, "shared-1", Vec::new());
     let specs = ["one", "two"].map(|name| agent_spec(&home, "echo", name));
     let worker = Worker::start(home, &host).await;
-    let [mut one, mut two] =
-        [0, 1].map(|at| worker.attach(&specs[at], 0, Some(Box::new(specs[at].clone()))));
+    let [mut one, mut two] = [0, 1].map(|at| worker.attach(&specs[at], 0, Some(Box::new(specs[at].clone()))));
     for daemon in [&mut one, &mut two] {
         daemon.prompt("a", "hello you");
         let ended = daemon.ended("a").await;
-        assert_eq!((ended.text.as_str(), ended.outcome.text.as_deref()), ("hello you", Some("echo: hello you")));
+        assert_eq!(
+            (ended.text.as_str(), ended.outcome.text.as_deref()),
+            ("hello you", Some("echo: hello you"))
+        );
     }
     one.link.close();
     assert_eq!(one.gone().await, Gone::Stopped);

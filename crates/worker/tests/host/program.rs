@@ -1,13 +1,29 @@
 //! What `qd` is to its workers, and nothing else: the suites beside this file start it where the daemon would start
-//! `qd __worker`, and the worker starts it as its keeper and its scripted agent.
+//! `qd __worker`, and the worker starts it as its keeper and its scripted agent. `serve AGENT` is `qd worker`.
 
+use std::io::Write;
 use std::process::ExitCode;
 
+use qd_link::{Serve, Server};
+
 fn main() -> ExitCode {
-    match std::env::args().nth(1).as_deref() {
-        Some("__worker") => qd_worker::host::main(),
-        Some("__keeper") => qd_keeper::process::main(),
-        Some("__script") => qd_worker::script::main(),
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["__worker"] => qd_worker::host::main(),
+        ["__keeper"] => qd_keeper::process::main(),
+        ["__script"] => qd_worker::script::main(),
+        ["serve", agent] => serve(agent).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS),
         _ => ExitCode::FAILURE,
     }
+}
+
+/// Serves an agent to anybody, says where, and ends with the first connection.
+fn serve(agent: &str) -> Option<()> {
+    let executor = qd_worker::executor(agent)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+    runtime.block_on(async {
+        let server = Server::bind("127.0.0.1:0").await.ok()?;
+        writeln!(std::io::stdout(), "{}", server.endpoint()).ok()?;
+        server.serve(executor, Serve::One { accept_timeout: None }).await.ok()
+    })
 }

@@ -109,7 +109,8 @@ impl Worker {
     }
 
     fn link(&self, spec: &AgentSpec, taken: u64, start: Option<Box<AgentSpec>>) -> AgentLink {
-        let route = Local { dir: self.home.path().to_owned(), id: self.id.clone(), worker: spec.worker.clone() };
+        let route =
+            Local { dir: self.home.path().to_owned(), id: self.id.clone(), worker: spec.worker.clone() };
         let options = LinkOptions {
             session: spec.session.clone(),
             worker: spec.worker.clone(),

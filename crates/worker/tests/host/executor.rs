@@ -1,0 +1,104 @@
+//! The agents of this build behind the frames that anybody may speak.
+
+use std::process::Stdio;
+
+use qd_link::{Job, PlainClient};
+use qd_protocol::frame::plain::{Approval, FromWorker, Status};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+/// A process that serves one agent, and our connection to it.
+struct Served {
+    client: PlainClient,
+    child: Child,
+}
+
+/// How a run ended, with all its text.
+#[derive(Debug, PartialEq)]
+struct Ended {
+    status: Status,
+    text: String,
+    result: Option<String>,
+}
+
+impl Served {
+    async fn start(agent: &str) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_worker-under-test"))
+            .args(["serve", agent])
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let endpoint = lines.next_line().await.unwrap().unwrap();
+        Self { client: PlainClient::connect(&endpoint, None).await.unwrap(), child }
+    }
+
+    async fn run(&mut self, assignment: &str) {
+        self.client.run(Job { assignment: assignment.to_owned(), ..Job::default() }).await.unwrap();
+    }
+
+    async fn until_approval(&mut self) -> (String, Approval) {
+        loop {
+            if let FromWorker::ApprovalRequest { id, body } = self.client.next().await.unwrap() {
+                return (id, body);
+            }
+        }
+    }
+
+    async fn ended(&mut self) -> Ended {
+        let mut text = String::new();
+        loop {
+            match self.client.next().await.unwrap() {
+                FromWorker::Event { event } if event["type"] == "token" => {
+                    text.push_str(event["content"].as_str().unwrap());
+                }
+                FromWorker::Terminal { status, result, .. } => return Ended { status, text, result },
+                _ => {}
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn echo_serves_one_run_after_another() {
+    let mut served = Served::start("echo").await;
+    for word in ["one", "two"] {
+        served.run(word).await;
+        let (text, result) = (word.to_owned(), Some(format!("echo: {word}")));
+        assert_eq!(served.ended().await, Ended { status: Status::Completed, text, result });
+    }
+}
+
+#[tokio::test]
+async fn a_cancel_ends_the_run_also_before_its_agent_is_there() {
+    for agent in ["echo", "script"] {
+        let mut served = Served::start(agent).await;
+        served.run("__sleep_ms:600000 never").await;
+        served.client.cancel().await.unwrap();
+        assert_eq!(served.ended().await.status, Status::Cancelled, "{agent}");
+    }
+}
+
+#[tokio::test]
+async fn asks_become_approvals_and_messages_become_steers() {
+    let mut served = Served::start("script").await;
+    served.run(r#"[{"ask":{"tool":"Bash","input":{"command":"ls"}}},{"await_steer":20000}]"#).await;
+    let (id, body) = served.until_approval().await;
+    assert_eq!((body.tool_name.as_str(), body.permission_type.as_str()), ("Bash", "tool"));
+    assert!(body.resource.contains("ls"), "{body:?}");
+    served.client.approval_reply("not this", false).await.unwrap();
+    served.client.approval_reply(id, true).await.unwrap();
+    served.client.message("to the left").await.unwrap();
+    let ended = served.ended().await;
+    assert_eq!((ended.status, ended.text.as_str()), (Status::Completed, "allowedsteered: to the left"));
+}
+
+#[tokio::test]
+async fn a_server_ends_with_its_connection_and_leaves_no_agent() {
+    let mut served = Served::start("script").await;
+    served.run(r#"[{"say":"x"},{"question":{"prompt":"q"}}]"#).await;
+    served.until_approval().await;
+    served.client.close().await;
+    assert!(served.child.wait().await.unwrap().success());
+}
