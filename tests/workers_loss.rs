@@ -51,8 +51,10 @@ async fn a_killed_worker_is_an_interrupted_run_and_nothing_of_its_agent_lives_on
     let ended = session.wait(&run).await;
     assert_eq!(ended["finish_reason"], "interrupted");
     assert!(ended["text"].as_str().unwrap().ends_with(" so far"), "{ended}");
-    let left: Vec<_> = family.iter().filter(|one| one.is_alive()).collect();
+    let (keeper, of_agent): (Vec<_>, Vec<_>) = family.iter().partition(|one| one.plays("__keeper"));
+    let left: Vec<_> = of_agent.into_iter().filter(|one| one.is_alive()).collect();
     assert!(left.is_empty(), "once the run has ended: {left:#?}");
+    poll("the keeper to follow", async || (!keeper[0].is_alive()).then_some(())).await;
     assert_eq!(processes::marked(&id), [], "and none bears the mark");
 
     assert_eq!(session.wait(&next).await["text"], "next", "the queue goes on");

@@ -1,6 +1,7 @@
 //! The keeper against the kernel, in the same run: from the order to end ten processes that ignore SIGTERM to the answer
-//! that they are gone and reaped, beside one SIGKILL to one child and its reaping. And what a keeper costs at the start:
-//! from nothing to a first child that runs. Prints a table; a number as argument is how many rounds.
+//! that they are gone and reaped, beside a SIGKILL to one and to ten children and their reaping. And what a keeper costs
+//! at the start: from nothing to the output of a first child, beside that child alone. Prints a table; a number as
+//! argument is how many rounds.
 #![expect(clippy::print_stdout, reason = "a benchmark's table is its output")]
 #![expect(clippy::unwrap_used, reason = "a benchmark that fails should stop where it does")]
 
@@ -12,53 +13,63 @@ use qd_keeper::{Keeper, Launch, Sweep, What};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_keeper-under-test");
-const ESCAPEES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/keeper/escapees.py");
 /// How many are ended at once.
-const STUBBORN: &str = "10";
+const STUBBORN: u32 = 10;
+/// An agent that starts them.
+const AGENT: &str =
+    "trap '' TERM; for i in 1 2 3 4 5 6 7 8 9 10; do sleep 1000 & done; echo ready; read -r line";
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     let rounds = std::env::args().filter_map(|arg| arg.parse().ok()).next().unwrap_or(100);
-    let (mut raw, mut swept, mut first) = (Vec::new(), Vec::new(), Vec::new());
+    let mut times: [Vec<Duration>; 5] = Default::default();
     // In turns, so that what else the machine does hits all of them.
     for round in 0..=rounds {
-        let times = (kill_and_reap(), cancel().await, start().await);
+        let round_times =
+            [kill_and_reap(1), kill_and_reap(STUBBORN), sweep().await, start_alone(), start().await];
         // The first round is for the caches.
         if round > 0 {
-            raw.push(times.0);
-            swept.push(times.1);
-            first.push(times.2);
+            times.iter_mut().zip(round_times).for_each(|(times, time)| times.push(time));
         }
     }
+    let [one, ten, swept, alone, kept] = times;
     println!("{:<52}{:>10}{:>10}", "", "p50 ms", "p99 ms");
-    print("one SIGKILL to reaped, by the parent", raw);
-    print("sweep of 10 stubborn processes, no grace", swept);
-    print("keeper started, and a first child with its output", first);
+    print("SIGKILL to reaped, one, by its parent", one);
+    print("SIGKILL to reaped, ten, by their parent", ten);
+    print("sweep of ten stubborn processes, no grace", swept);
+    print("a child's output", alone);
+    print("the same through a keeper, its start included", kept);
 }
 
 /// What the kernel itself takes.
-fn kill_and_reap() -> Duration {
-    let mut child = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
+fn kill_and_reap(count: u32) -> Duration {
+    let start = |_| Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
+    let mut children: Vec<_> = (0..count).map(start).collect();
     let begun = Instant::now();
-    child.kill().unwrap();
-    child.wait().unwrap();
+    children.iter_mut().for_each(|child| child.kill().unwrap());
+    children.iter_mut().for_each(|child| drop(child.wait().unwrap()));
     begun.elapsed()
 }
 
-async fn cancel() -> Duration {
+async fn sweep() -> Duration {
     let keeper = Keeper::start(Path::new(PROGRAM), "bench").await.unwrap();
     keeper.begin_turn().await.unwrap();
-    let launch = launch(&["python3", ESCAPEES, "stubborn", STUBBORN]);
-    let mut kept = keeper.spawn(launch).await.unwrap();
+    let mut kept = keeper.spawn(launch(&["sh", "-c", AGENT])).await.unwrap();
     let mut lines = BufReader::new(&mut kept.stdout).lines();
     while lines.next_line().await.unwrap().is_some_and(|line| line != "ready") {}
     let sweep = Sweep { what: What::Turn, grace: Duration::ZERO, spare: Vec::new() };
     let begun = Instant::now();
     let swept = keeper.sweep(sweep).await.unwrap();
     let took = begun.elapsed();
-    assert_eq!((swept.killed, swept.survivors.len()), (10, 0));
+    assert_eq!((swept.killed, swept.survivors.len()), (STUBBORN, 0));
     keeper.close().await;
     took
+}
+
+fn start_alone() -> Duration {
+    let begun = Instant::now();
+    Command::new("echo").arg("ready").stdin(Stdio::null()).output().unwrap();
+    begun.elapsed()
 }
 
 async fn start() -> Duration {

@@ -9,6 +9,9 @@ use rustix::process::Signal;
 use crate::home::{Home, signal};
 use crate::poll;
 
+/// The kernel's flag of a process that has begun to exit.
+const PF_EXITING: u32 = 4;
+
 /// A process, as it was when it was looked at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
@@ -20,6 +23,8 @@ pub struct Process {
     pub parent: u32,
     /// The kernel's letter for what it does: `Z` is a zombie, `T` is stopped.
     pub state: char,
+    /// Whether it has begun to exit: it runs nothing of its own any more, and may have no command line left.
+    pub exits: bool,
     /// Its command line.
     pub args: Vec<String>,
 }
@@ -31,19 +36,26 @@ impl Process {
         // The name may hold anything, also spaces and brackets; the fields after it do not.
         let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let flags: u32 = fields.get(6)?.parse().ok()?;
         let args = line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
         Some(Self {
             pid,
             start_ticks: fields.get(19)?.parse().ok()?,
             parent: fields.get(1)?.parse().ok()?,
             state: fields.first()?.chars().next()?,
+            exits: flags & PF_EXITING != 0,
             args: args.collect(),
         })
     }
 
-    /// Whether this very process still runs, or is stopped; a zombie does not.
+    /// Whether this very process still runs, or is stopped.
     pub fn is_alive(&self) -> bool {
-        Self::find(self.pid).is_some_and(|now| now.start_ticks == self.start_ticks && now.state != 'Z')
+        Self::find(self.pid).is_some_and(|now| now.start_ticks == self.start_ticks && !now.is_over())
+    }
+
+    /// Whether it is a zombie, or is becoming one.
+    fn is_over(&self) -> bool {
+        self.exits || self.state == 'Z'
     }
 
     /// Whether it is `qd` as this part of itself: `serve`, `__worker`, `__keeper`, `__script`.
@@ -99,7 +111,7 @@ fn family_of(mut pids: BTreeSet<u32>, all: Vec<Process>) -> Vec<Process> {
             all.iter().filter(|one| pids.contains(&one.parent)).map(|one| one.pid).collect();
         pids.extend(children);
         if pids.len() == before {
-            return all.into_iter().filter(|one| pids.contains(&one.pid) && one.state != 'Z').collect();
+            return all.into_iter().filter(|one| pids.contains(&one.pid) && !one.is_over()).collect();
         }
     }
 }
@@ -111,7 +123,7 @@ pub fn marked(worker: &str) -> Vec<Process> {
         let environ = fs::read(format!("/proc/{}/environ", one.pid)).unwrap_or_default();
         environ.split(|byte| *byte == 0).any(|variable| variable.starts_with(mark.as_bytes()))
     };
-    all().into_iter().filter(|one| one.state != 'Z' && bears_it(one)).collect()
+    all().into_iter().filter(|one| !one.is_over() && bears_it(one)).collect()
 }
 
 impl Home {

@@ -54,8 +54,7 @@ pub fn main() -> ExitCode {
     ExitCode::from(status.to_le_bytes()[0])
 }
 
-/// Stdin and stdout without a thread between, which costs fifty times as much as the writing. They must be pipes, and
-/// ours alone.
+/// Stdin and stdout without a thread between, which would be woken for every line. They must be pipes, and ours alone.
 fn pipes() -> io::Result<(pipe::Receiver, pipe::Sender)> {
     let stdin = pipe::Receiver::from_owned_fd(io::stdin().as_fd().try_clone_to_owned()?)?;
     let stdout = pipe::Sender::from_owned_fd(io::stdout().as_fd().try_clone_to_owned()?)?;
