@@ -184,3 +184,74 @@ pub(crate) fn poll(descriptors: &mut [PollFd<'_>], until: Option<Instant>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One that no signal reaches.
+    fn immortal() -> Process {
+        Process { pid: u32::MAX, start_ticks: 1, name: "immortal".to_owned() }
+    }
+
+    fn shows_it(seen: Seen<'_>) -> bool {
+        let _ = seen(&immortal());
+        true
+    }
+
+    #[track_caller]
+    fn waits(step: Step) -> Instant {
+        match step {
+            Step::Wait { until, .. } => until,
+            Step::Over(swept) => panic!("it is over: {swept:?}"),
+        }
+    }
+
+    #[track_caller]
+    fn is_over(step: Step) -> Swept {
+        match step {
+            Step::Over(swept) => swept,
+            Step::Wait { .. } => panic!("it goes on"),
+        }
+    }
+
+    #[test]
+    fn one_that_the_kernel_will_not_let_die_is_named_after_its_time() {
+        let begun = Instant::now();
+        let mut ladder = Ladder::new(begun, Duration::from_secs(5));
+        let killed = waits(ladder.step(begun, shows_it));
+        assert_eq!(killed, begun + Duration::from_secs(5));
+        assert_eq!(waits(ladder.step(killed, shows_it)), killed + LOOK_AGAIN);
+        let limit = killed + Duration::from_secs(KILL_S);
+        let before = limit - Duration::from_millis(1);
+        assert_eq!(waits(ladder.step(before, shows_it)), limit);
+        let swept = is_over(ladder.step(limit, shows_it));
+        assert_eq!(swept, Swept { killed: 0, survivors: vec![immortal()] });
+    }
+
+    #[test]
+    fn haste_shortens_the_grace_and_never_lengthens_it() {
+        let begun = Instant::now();
+        let mut ladder = Ladder::new(begun, Duration::from_secs(5));
+        ladder.hasten(begun + Duration::from_secs(9));
+        assert_eq!(waits(ladder.step(begun, shows_it)), begun + Duration::from_secs(5));
+        ladder.hasten(begun + Duration::from_secs(1));
+        assert_eq!(waits(ladder.step(begun, shows_it)), begun + Duration::from_secs(1));
+    }
+
+    #[test]
+    fn nobody_is_believed_to_be_gone_after_a_look_that_was_not_calm() {
+        let begun = Instant::now();
+        let mut ladder = Ladder::new(begun, Duration::ZERO);
+        let mut looks = 0;
+        let step = ladder.step(begun, |seen| {
+            looks += 1;
+            if looks > 3 { shows_it(seen) } else { looks == 2 }
+        });
+        waits(step);
+        // It was found on the fourth look and frozen, and there was nobody new on the fifth.
+        assert_eq!(looks, 5);
+        let swept = is_over(ladder.step(begun, |_| true));
+        assert_eq!(swept, Swept { killed: 1, survivors: Vec::new() });
+    }
+}

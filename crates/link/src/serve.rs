@@ -206,7 +206,8 @@ impl<E: Executor, T: Transport> Door<E, T> {
                 stream = accept(listener), if connections.len() < CONNECTIONS_MAX => {
                     let door = Arc::clone(&self);
                     connections.spawn(async move {
-                        match door.admit(stream).await {
+                        // Boxed, so that what only the beginning needs is not kept by a thousand idle connections.
+                        match Box::pin(door.admit(stream)).await {
                             Ok(guest) => door.receive(guest).await,
                             Err(error) => tracing::debug!("not let in: {error}"),
                         }
@@ -255,7 +256,9 @@ impl<E: Executor, T: Transport> Door<E, T> {
         if !guest.numbered {
             return plain::server::serve(guest.socket, Arc::clone(&self.executor), &self.stop).await;
         }
-        if let Some(Err(error)) = self.stop.run_until_cancelled(self.seats.serve(guest.socket)).await {
+        // Boxed, since most connections are of the other kind, and smaller.
+        let serving = Box::pin(self.seats.serve(guest.socket));
+        if let Some(Err(error)) = self.stop.run_until_cancelled(serving).await {
             tracing::debug!("a daemon's connection ended: {error}");
         }
     }

