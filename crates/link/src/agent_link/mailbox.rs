@@ -116,7 +116,6 @@ impl Mailbox {
             return Err(Hole { after: self.heard, got: first });
         }
         let known = usize::try_from(self.heard.0 + 1 - first.0).unwrap_or(usize::MAX);
-        let known = if std::env::var("MUT").as_deref() == Ok("1") { 0 } else { known };
         let news: Vec<_> = (first.0..)
             .zip(ups)
             .skip(known)

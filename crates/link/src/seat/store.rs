@@ -125,10 +125,6 @@ impl Store {
             return Ok(None);
         }
         self.given = Some(UpNumber(given.0 + lines.len() as u64));
-        if std::env::var("MUT").as_deref() == Ok("4") {
-            let to = self.given.unwrap_or_default();
-            self.ack(to);
-        }
         self.drop_recent();
         Ok(Some((UpNumber(given.0 + 1), lines)))
     }
