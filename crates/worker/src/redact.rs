@@ -3,8 +3,6 @@
 
 mod secrets;
 
-use std::sync::Arc;
-
 use qd_link::Filter;
 use qd_protocol::RunId;
 use qd_protocol::event::RunError;
@@ -16,7 +14,7 @@ pub(crate) use secrets::Secrets;
 /// The filter of one agent.
 #[derive(Debug)]
 pub(crate) struct Redactor {
-    secrets: Arc<Secrets>,
+    secrets: Secrets,
     /// The end of the last stream, and which that is.
     held: Option<(Stream, String)>,
     /// The run that has ended: nothing will come after its late words to set free what would be held of them.
@@ -25,11 +23,11 @@ pub(crate) struct Redactor {
 
 impl Redactor {
     /// A filter for these secrets; `None` if there are none, so that nothing is paid for.
-    pub(crate) fn new(secrets: &Arc<Secrets>) -> Option<Box<dyn Filter>> {
+    pub(crate) fn filter(secrets: Secrets) -> Option<Box<dyn Filter>> {
         if secrets.is_empty() {
             return None;
         }
-        Some(Box::new(Self { secrets: Arc::clone(secrets), held: None, ended: None }))
+        Some(Box::new(Self { secrets, held: None, ended: None }))
     }
 
     fn stream(&mut self, stream: Stream, text: String, out: &mut Vec<Up>) {
@@ -116,8 +114,8 @@ impl Stream {
 }
 
 impl Secrets {
-    /// Takes secrets out of an error; its stderr is the agent's own words.
-    pub(crate) fn hide_in_error(&self, error: &mut RunError) {
+    /// Its stderr is the agent's own words.
+    fn hide_in_error(&self, error: &mut RunError) {
         self.hide(&mut error.message);
         error.stderr.iter_mut().for_each(|line| self.hide(line));
     }
@@ -212,10 +210,10 @@ mod tests {
 
     use super::*;
 
-    fn env(values: &[(&str, &str)]) -> Arc<Secrets> {
+    fn secrets(values: &[(&str, &str)]) -> Secrets {
         let env: BTreeMap<String, String> =
             values.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        Arc::new(Secrets::of(&env))
+        Secrets::of(&env)
     }
 
     fn run(name: &str) -> RunId {
@@ -234,8 +232,8 @@ mod tests {
         Up::Terminal { run: run("r"), outcome: Outcome::of(Stop::EndTurn) }
     }
 
-    fn passed(secrets: &Arc<Secrets>, ups: impl IntoIterator<Item = Up>) -> Vec<Up> {
-        let mut filter = Redactor::new(secrets).unwrap();
+    fn passed(values: &[(&str, &str)], ups: impl IntoIterator<Item = Up>) -> Vec<Up> {
+        let mut filter = Redactor::filter(secrets(values)).unwrap();
         let mut out = Vec::new();
         ups.into_iter().for_each(|up| filter.pass(up, &mut out));
         out
@@ -252,36 +250,36 @@ mod tests {
 
     #[test]
     fn without_a_secret_there_is_no_filter() {
-        assert!(Redactor::new(&env(&[("PORT", "8080")])).is_none());
+        assert!(Redactor::filter(secrets(&[("PORT", "8080")])).is_none());
     }
 
     #[test]
     fn a_secret_in_pieces_is_found_also_with_a_count_between_them() {
-        let secrets = env(&[("KEY", "hunter2")]);
+        let values = &[("KEY", "hunter2")];
         let usage = said(Said::Usage { usage: Usage::default() });
-        let out = passed(&secrets, [text("a hun"), usage.clone(), text("ter"), text("2 b"), terminal()]);
+        let out = passed(values, [text("a hun"), usage.clone(), text("ter"), text("2 b"), terminal()]);
         assert_eq!(out, [text("a "), usage, text("[KEY redacted] b"), terminal()]);
     }
 
     #[test]
     fn what_is_held_back_is_said_before_anything_else() {
-        let secrets = env(&[("KEY", "hunter2")]);
+        let values = &[("KEY", "hunter2")];
         let thought = said(Said::Thought { text: "t".to_owned() });
-        assert_eq!(passed(&secrets, [text("hunt"), thought.clone()]), [text("hunt"), thought]);
-        assert_eq!(passed(&secrets, [text("hunt"), terminal()]), [text("hunt"), terminal()]);
-        assert_eq!(passed(&secrets, [text("hunt")]), []);
+        assert_eq!(passed(values, [text("hunt"), thought.clone()]), [text("hunt"), thought]);
+        assert_eq!(passed(values, [text("hunt"), terminal()]), [text("hunt"), terminal()]);
+        assert_eq!(passed(values, [text("hunt")]), []);
     }
 
     #[test]
     fn late_words_are_not_held_since_nothing_would_set_them_free() {
-        let secrets = env(&[("KEY", "hunter2")]);
-        assert_eq!(passed(&secrets, [terminal(), text("late hunt")]), [terminal(), text("late hunt")]);
+        let values = &[("KEY", "hunter2")];
+        assert_eq!(passed(values, [terminal(), text("late hunt")]), [terminal(), text("late hunt")]);
     }
 
     #[test]
     fn secrets_are_found_in_everything_an_agent_can_say() {
-        let secrets = env(&[("KEY", "hunter2"), ("PIN", "12345678")]);
-        let hidden = |up: Up| format!("{:?}", passed(&secrets, [up, terminal()]));
+        let values = &[("KEY", "hunter2"), ("PIN", "12345678")];
+        let hidden = |up: Up| format!("{:?}", passed(values, [up, terminal()]));
         let value = json!({"hunter2": ["x hunter2", {"deep": 12345678}], "n": 1});
         let error = RunError { stderr: vec!["hunter2".to_owned()], ..RunError::new("code", "hunter2") };
         for up in [
@@ -323,15 +321,15 @@ mod tests {
             ),
             cuts in proptest::collection::vec(any::<prop::sample::Index>(), 0..8),
         ) {
-            let secrets = env(&[("ONE", "aabaab"), ("TWO", "aabaabaac"), ("THREE", "baabaa"), ("FOUR", "äöüäö")]);
+            let values = &[("ONE", "aabaab"), ("TWO", "aabaabaac"), ("THREE", "baabaa"), ("FOUR", "äöüäö")];
             let whole: String = parts.concat();
             let mut borders: Vec<usize> =
                 cuts.iter().map(|cut| whole.floor_char_boundary(cut.index(whole.len() + 1))).collect();
             borders.extend([0, whole.len()]);
             borders.sort_unstable();
             let pieces = borders.windows(2).map(|pair| text(&whole[pair[0]..pair[1]]));
-            let out = passed(&secrets, pieces.chain([terminal()]));
-            prop_assert_eq!(joined(&out), secrets.clean(&whole).unwrap_or(whole));
+            let out = passed(values, pieces.chain([terminal()]));
+            prop_assert_eq!(joined(&out), secrets(values).clean(&whole).unwrap_or(whole));
         }
     }
 }

@@ -62,6 +62,10 @@ pub(crate) struct Turn<'a> {
     /// The run it serves.
     pub(crate) run: RunId,
     /// What its agent was started with.
+    #[expect(
+        dead_code,
+        reason = "a driver that starts its agent anew for each turn needs it; the first two do not"
+    )]
     pub(crate) spec: &'a AgentSpec,
     voice: Voice,
     inbox: &'a Inbox,

@@ -147,7 +147,7 @@ impl Place {
             seat: Some(self.seat.state()),
             leash: Arc::clone(&self.leash),
         };
-        let filter = Redactor::new(&Arc::new(Secrets::of(&self.spec.env)));
+        let filter = Redactor::filter(Secrets::of(&self.spec.env));
         let spec = self.spec.clone();
         self.seat.seat(host_with(spec.after, filter, |end| live(kind, spec, around, end)));
     }
@@ -185,7 +185,7 @@ impl Place {
             (Wanted::Close, _) => Err(Leaving::Ended),
             (Wanted::Start(spec), v1::Seat::Resting) => {
                 // It stays where it is: a session's directory never changes, and on another machine it has another name.
-                self.spec = Box::new(AgentSpec { cwd: self.spec.cwd.clone(), ..*spec });
+                *self.spec = AgentSpec { cwd: self.spec.cwd.clone(), ..*spec };
                 match Kind::named(&self.spec.agent) {
                     Some(kind) => self.start(kind),
                     None => tracing::warn!(agent = %self.spec.agent, "there is no such agent to start"),

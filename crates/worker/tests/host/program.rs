@@ -9,9 +9,9 @@ use qd_link::{Serve, Server};
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["__worker"] => qd_worker::host::main(),
-        ["__keeper"] => qd_keeper::process::main(),
-        ["__script"] => qd_worker::script::main(),
+        ["__worker", ..] => qd_worker::host::main(),
+        ["__keeper", ..] => qd_keeper::process::main(),
+        ["__script", ..] => qd_worker::script::main(),
         ["serve", agent] => serve(agent).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS),
         _ => ExitCode::FAILURE,
     }
