@@ -50,6 +50,11 @@ async fn a_record_that_names_somebody_else_does_them_no_harm() {
             .unwrap();
         File::create(dir.join(format!("{id}.lock"))).unwrap();
     }
+    // And one that somebody keeps locked who is neither the worker nor the one that the record names.
+    std::fs::write(dir.join("wrk_held.json"), record("wrk_held", &bystander.0, &dir.join("none.sock")))
+        .unwrap();
+    let held = File::create(dir.join("wrk_held.lock")).unwrap();
+    held.lock().unwrap();
     std::fs::write(dir.join("wrk_torn.json"), "{\"agent_id\":").unwrap();
     std::fs::write(dir.join("..json"), "[]").unwrap();
     daemon.start_again().await;

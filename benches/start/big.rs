@@ -9,7 +9,7 @@ use qd_core::session::{Accept, Command, Input, Link, State, Step, World, step};
 use qd_journal::{
     Append, Journal, NewEvent, Options, RowChange, RunRow, Scope, SessionRow, WorkspaceKey, WorkspaceRow,
 };
-use qd_protocol::event::{Body, Processes, SessionCreated, WorkspaceCreated};
+use qd_protocol::event::{Body, SessionCreated, WorkspaceCreated};
 use qd_protocol::link::{Outcome, Said, Stop, Up, UpNumber};
 use qd_protocol::{Millis, RunId, Seq, SessionId, Text, WorkspaceId};
 use qd_testkit::Home;
@@ -102,7 +102,8 @@ fn play(journal: &Journal, place: &Place, session: u32, append: &mut Append) {
         up: None,
     });
     let mut rows: HashMap<RunId, Row> = HashMap::new();
-    let world = World { now, halted: false, over_budget: false, link: Link::Ready { steers: false } };
+    let world =
+        World { now, halted: false, over_budget: false, room: true, link: Link::Ready { steers: false } };
     let (mut accepted, mut asked) = (None, None);
     for input in inputs(&run) {
         let Step { events, rows: changed, .. } = step(&mut state, input, &world);
@@ -172,7 +173,7 @@ fn inputs(run: &RunId) -> impl Iterator<Item = Input> {
         let text = "a line of an answer that says something and then goes on ".to_owned();
         Up::Said { run: run_of.clone(), what: Said::Text { text } }
     });
-    let outcome = Outcome { stop: Stop::EndTurn, text: None, error: None, processes: Processes::default() };
+    let outcome = Outcome::of(Stop::EndTurn);
     let end = Up::Terminal { run: run.clone(), outcome };
     let heard = std::iter::once(ready).chain(said).chain([end]);
     let heard = (1..).zip(heard).map(|(number, up)| Input::Heard(UpNumber(number), up));

@@ -240,7 +240,7 @@ fn refused(answer: &Answer) -> Failure {
         },
         |body| body.error,
     );
-    Failure::Refused(Refusal { status: answer.status, error })
+    Failure::Refused(Box::new(Refusal { status: answer.status, error }))
 }
 
 fn decoded<T: DeserializeOwned>(body: &[u8]) -> Result<T> {

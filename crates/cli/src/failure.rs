@@ -62,7 +62,7 @@ pub(crate) enum Failure {
     /// No daemon answers there.
     Unreachable(String),
     /// The daemon said no.
-    Refused(Refusal),
+    Refused(Box<Refusal>),
     /// It did not happen in time.
     TimedOut(String),
     /// Stdout could not be written. A reader that has gone away is no failure.
@@ -159,7 +159,7 @@ mod tests {
     fn refused(status: u16, code: &str) -> Failure {
         let error =
             ErrorDoc { code: code.to_owned(), message: "no".to_owned(), details: serde_json::Map::new() };
-        Failure::Refused(Refusal { status, error })
+        Failure::Refused(Box::new(Refusal { status, error }))
     }
 
     #[test]

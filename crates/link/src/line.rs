@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use qd_protocol::limits::PING_S;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::time::{Instant, Sleep};
 
-use crate::socket::{Incoming, Socket, SocketError, Text, Wire};
+use crate::socket::{Incoming, STEP, Socket, SocketError, Text, Wire};
 
 /// Silence before the peer is asked for a sign of life.
 const PING: Duration = Duration::from_secs(PING_S);
@@ -114,7 +115,21 @@ impl<W: Wire> Line<W> {
     }
 }
 
+/// The next frame of a handshake, in time; what cannot be read is nothing to us.
+pub(crate) async fn frame<W: Wire, F: DeserializeOwned>(socket: &mut Socket<W>) -> Result<F, SocketError> {
+    let read = async {
+        loop {
+            if let Incoming::Text(text) = socket.next().await?
+                && let Ok(frame) = serde_json::from_str(text.as_str())
+            {
+                return Ok(frame);
+            }
+        }
+    };
+    tokio::time::timeout(STEP, read).await.unwrap_or(Err(SocketError::TimedOut))
+}
+
 /// A frame as text.
-pub(crate) fn json(frame: &impl Serialize) -> Result<String, SocketError> {
+fn json(frame: &impl Serialize) -> Result<String, SocketError> {
     serde_json::to_string(frame).map_err(|error| SocketError::from(io::Error::from(error)))
 }

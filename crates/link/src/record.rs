@@ -4,7 +4,7 @@
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use qd_protocol::WorkerId;
@@ -109,6 +109,15 @@ fn reachable(socket: &Path) -> io::Result<(PathBuf, Option<File>)> {
     Ok((path, Some(folder)))
 }
 
+/// Whether this process has the lock of the worker process `id` in its hands. A record could name anybody; who is to be
+/// signalled must also hold what only the worker holds.
+pub fn is_held_by(dir: &Path, id: &str, pid: u32) -> bool {
+    let identity = |path: &Path| fs::metadata(path).ok().map(|about| (about.dev(), about.ino()));
+    let Some(lock) = Files::of(dir, id).and_then(|files| identity(&files.lock)) else { return false };
+    let Ok(open) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    alive(dir, id) && open.flatten().any(|entry| identity(&entry.path()) == Some(lock))
+}
+
 /// Every record of a home, of the living and the dead. A file that is no record harms nobody.
 pub fn records(dir: &Path) -> Vec<Record> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
@@ -154,9 +163,11 @@ mod tests {
         assert!(!alive(dir.path(), "a"));
         let life = Life::begin(&files).unwrap().unwrap();
         assert!(alive(dir.path(), "a") && alive(dir.path(), "a"));
+        assert!(is_held_by(dir.path(), "a", std::process::id()));
+        assert!(!is_held_by(dir.path(), "a", 1), "not by whoever a record may name");
         assert!(Life::begin(&files).unwrap().is_none());
         drop(life);
-        assert!(!alive(dir.path(), "a"));
+        assert!(!alive(dir.path(), "a") && !is_held_by(dir.path(), "a", std::process::id()));
         files.remove().unwrap();
         assert!(fs::read_dir(dir.path()).unwrap().next().is_none());
     }

@@ -4,12 +4,12 @@
 
 mod connection;
 mod handshake;
+mod settle;
 mod store;
 mod wishes;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use bytes::Bytes;
 use qd_protocol::frame::v1;
@@ -21,9 +21,9 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
 use self::connection::converse;
-pub(crate) use self::handshake::frame;
 use self::handshake::{Having, Refusal, prove, refuse};
 pub use self::handshake::{Started, greet, offer_empty};
+use self::settle::settle;
 use self::store::Store;
 pub use self::wishes::Wanted;
 use self::wishes::Wishes;
@@ -31,9 +31,6 @@ use crate::down::Commands;
 use crate::local::{FromAgent, Orders, SessionEnd};
 use crate::socket::{Socket, SocketError, Wire};
 use crate::spool::Spool;
-
-/// How long a spool may go without a sync while no daemon is attached, and without another try after it has failed.
-const SETTLE: Duration = Duration::from_secs(1);
 
 /// What a seat is made with.
 #[derive(Debug, Clone)]
@@ -388,42 +385,5 @@ async fn attend(shared: Arc<Shared>, mut agent: SessionEnd, stop: Arc<Notify>) {
         }
         // An agent that is always ahead would otherwise keep the connection from its share.
         tokio::task::coop::consume_budget().await;
-    }
-}
-
-/// Syncs the spool while no daemon is attached, and tries again what it would not take.
-async fn settle(shared: Arc<Shared>) {
-    loop {
-        shared.unsettled.notified().await;
-        while let Some(unsettled) = shared.unsettled() {
-            if let Some(mut spool) = unsettled {
-                let sync = move || {
-                    let synced = spool.sync();
-                    (spool, synced)
-                };
-                let Ok((spool, synced)) = tokio::task::spawn_blocking(sync).await else {
-                    tracing::error!("the spool is lost: its sync panicked");
-                    return;
-                };
-                if let Err(error) = &synced {
-                    tracing::error!(%error, "the spool cannot be synced");
-                }
-                let mut state = shared.lock();
-                state.store.give_back(spool, synced.is_ok());
-                shared.changed(&state);
-            }
-            tokio::time::sleep(SETTLE).await;
-        }
-    }
-}
-
-impl Shared {
-    /// Whether there is something to settle, and the spool if it is to be synced.
-    fn unsettled(&self) -> Option<Option<Box<dyn Spool>>> {
-        let mut state = self.lock();
-        state.store.write_through();
-        let failing = state.store.is_failing();
-        let unsynced = if state.connection.is_none() { state.store.lend() } else { None };
-        (failing || unsynced.is_some()).then_some(unsynced)
     }
 }

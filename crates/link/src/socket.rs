@@ -213,6 +213,12 @@ impl<W: Wire> Socket<W> {
         Ok(Pin::new(&mut self.ws).start_send(Message::text(text))?)
     }
 
+    /// See [`Socket::start`]; the frame is a piece of something larger.
+    pub fn start_bytes(&mut self, text: tungstenite::Bytes) -> Result<(), SocketError> {
+        let text = Utf8Bytes::try_from(text).map_err(|error| tungstenite::Error::Utf8(error.to_string()))?;
+        Ok(Pin::new(&mut self.ws).start_send(Message::Text(text))?)
+    }
+
     /// See [`Socket::feed_ping`] and [`Socket::start`].
     pub fn start_ping(&mut self) -> Result<(), SocketError> {
         Ok(Pin::new(&mut self.ws).start_send(Message::Ping(tungstenite::Bytes::new()))?)

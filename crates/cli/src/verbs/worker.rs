@@ -120,7 +120,8 @@ async fn serve<T: Transport>(
         true => context.out.value(&json!({ "listening_on": endpoint }))?,
         false => context.out.line(&format!("listening on {endpoint}"))?,
     }
-    let serving = server.until(stop.clone()).serve(executor, mode);
+    // Boxed: TLS and all that is served would lie on the stack of every other verb.
+    let serving = Box::pin(server.until(stop.clone()).serve(executor, mode));
     let ended = tokio::select! {
         ended = told_to_end(signals, &stop) => ended,
         ended = serving => ended,

@@ -114,7 +114,7 @@ impl Hosts {
             let same = |found: &proc::Process| record.start_ticks == Some(found.start_ticks);
             if which(&record.agent_id)
                 && let Some(process) = process.filter(same)
-                && record::alive(&self.dir, &record.agent_id)
+                && record::is_held_by(&self.dir, &record.agent_id, process.pid)
             {
                 proc::signal(&process, signal);
             }

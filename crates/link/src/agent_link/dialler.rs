@@ -11,9 +11,8 @@ use qd_protocol::link::{Gone, UpNumber};
 use tokio::time::Instant;
 
 use super::{LinkOptions, Route, Shared, Unreachable};
-use crate::line::{Line, Step};
+use crate::line::{Line, Step, frame};
 use crate::proof;
-use crate::seat::frame;
 use crate::socket::{Socket, SocketError, Wire};
 use crate::up::{Numbered, weight};
 

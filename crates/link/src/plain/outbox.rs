@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bytes::Bytes;
 use qd_protocol::AskId;
 use qd_protocol::frame::plain::{Approval, FromWorker};
 use qd_protocol::link::Said;
@@ -47,17 +48,13 @@ impl Mouth {
     }
 
     async fn send(&self, frame: &impl Serialize, cancel: &CancellationToken) -> Result<(), Stopped> {
-        let mut frame = json(frame);
         // Tried once before anything is made to wait with: mostly there is room.
-        if let Some(back) = self.outbox.offer(self.run, frame)? {
-            frame = back;
-            loop {
-                // Made before the next try: room that appears in between wakes it.
-                let room = self.outbox.room.notified();
-                match self.outbox.offer(self.run, frame)? {
-                    None => break,
-                    Some(back) => frame = back,
-                }
+        let mut sent = self.outbox.offer(self.run, frame)?;
+        while !sent {
+            // Made before the next try: room that appears in between wakes it.
+            let room = self.outbox.room.notified();
+            sent = self.outbox.offer(self.run, frame)?;
+            if !sent {
                 tokio::select! {
                     () = room => {}
                     () = cancel.cancelled() => return Err(Stopped),
@@ -67,6 +64,33 @@ impl Mouth {
         // An executor that never waits would otherwise keep its own task from being ended.
         tokio::task::coop::consume_budget().await;
         Ok(())
+    }
+}
+
+/// Frames that are to be sent, in order.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    /// One after another: a million small events are not a million small pieces of memory.
+    json: Vec<u8>,
+    /// Where each of them ends.
+    ends: Vec<usize>,
+}
+
+impl Batch {
+    /// Each of them.
+    pub(super) fn frames(self) -> impl Iterator<Item = Bytes> {
+        let (json, mut begin) = (Bytes::from(self.json), 0);
+        self.ends.into_iter().map(move |end| json.slice(std::mem::replace(&mut begin, end)..end))
+    }
+
+    fn push(&mut self, frame: &impl Serialize) {
+        let written = serde_json::to_writer(&mut self.json, frame);
+        written.expect("a frame has string keys and no value that can fail");
+        self.ends.push(self.json.len());
+    }
+
+    fn is_empty(&self) -> bool {
+        self.ends.is_empty()
     }
 }
 
@@ -82,10 +106,8 @@ pub(super) struct Outbox {
 
 #[derive(Debug, Default)]
 struct State {
-    frames: Vec<String>,
-    /// Of the frames.
-    bytes: usize,
-    /// Of the frames.
+    batch: Batch,
+    /// Of the batch.
     terminals: usize,
     /// The run that may speak.
     open: Option<u64>,
@@ -102,35 +124,35 @@ impl Outbox {
         let mut state = self.lock();
         state.open = None;
         if complete {
-            state.push(json(&EventFrame { event: Event::Complete }));
+            state.batch.push(&EventFrame { event: Event::Complete });
         }
-        state.push(json(terminal));
+        state.batch.push(terminal);
         state.terminals += 1;
         drop(state);
         self.filled.notify_one();
     }
 
     /// Waits until something is to be sent, and takes all of it.
-    pub(super) async fn take(&self) -> Vec<String> {
+    pub(super) async fn take(&self) -> Batch {
         loop {
-            let frames = self.take_now();
-            if !frames.is_empty() {
-                return frames;
+            let batch = self.take_now();
+            if !batch.is_empty() {
+                return batch;
             }
             self.filled.notified().await;
         }
     }
 
     /// What is to be sent, if anything is.
-    pub(super) fn take_now(&self) -> Vec<String> {
+    pub(super) fn take_now(&self) -> Batch {
         let mut state = self.lock();
-        (state.bytes, state.terminals) = (0, 0);
-        let frames = std::mem::take(&mut state.frames);
+        state.terminals = 0;
+        let batch = std::mem::take(&mut state.batch);
         drop(state);
-        if !frames.is_empty() {
+        if !batch.is_empty() {
             self.room.notify_waiters();
         }
-        frames
+        batch
     }
 
     /// Whether so many ends wait that the peer should not cause another.
@@ -138,36 +160,25 @@ impl Outbox {
         self.lock().terminals >= TERMINALS_MAX
     }
 
-    /// Takes a frame in, or gives it back if there is no room.
-    fn offer(&self, run: u64, frame: String) -> Result<Option<String>, Stopped> {
+    /// Takes a frame in, if there is room.
+    fn offer(&self, run: u64, frame: &impl Serialize) -> Result<bool, Stopped> {
         let mut state = self.lock();
         if state.open != Some(run) {
             return Err(Stopped);
         }
-        if state.bytes >= ROOM_BYTES {
-            return Ok(Some(frame));
+        if state.batch.json.len() >= ROOM_BYTES {
+            return Ok(false);
         }
-        let first = state.frames.is_empty();
-        state.push(frame);
+        let first = state.batch.is_empty();
+        state.batch.push(frame);
         drop(state);
         if first {
             self.filled.notify_one();
         }
-        Ok(None)
+        Ok(true)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-impl State {
-    fn push(&mut self, frame: String) {
-        self.bytes += frame.len();
-        self.frames.push(frame);
-    }
-}
-
-fn json(frame: &impl Serialize) -> String {
-    serde_json::to_string(frame).expect("a frame has string keys and no value that can fail")
 }

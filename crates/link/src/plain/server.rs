@@ -56,9 +56,9 @@ async fn converse<E: Executor, W: Wire>(
                 Moved::Written => writing = false,
             },
             outcome = desk.ended() => desk.finish(outcome),
-            frames = outbox.take(), if !writing => {
-                for frame in frames {
-                    socket.start(frame)?;
+            batch = outbox.take(), if !writing => {
+                for frame in batch.frames() {
+                    socket.start_bytes(frame)?;
                 }
                 writing = true;
             }
@@ -90,8 +90,8 @@ async fn socket_moves<W: Wire>(
 }
 
 async fn last_words<W: Wire>(socket: &mut Socket<W>, outbox: &Outbox) -> Result<(), SocketError> {
-    for frame in outbox.take_now() {
-        socket.feed_text(frame).await?;
+    for frame in outbox.take_now().frames() {
+        socket.start_bytes(frame)?;
     }
     socket.flush().await?;
     socket.close().await;

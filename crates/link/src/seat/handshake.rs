@@ -5,10 +5,10 @@ use qd_protocol::Number;
 use qd_protocol::frame::v1::{self, DaemonHello, ToDaemon, ToWorker, Versions, WorkerHello};
 use qd_protocol::link::UpNumber;
 use qd_protocol::worker::{AgentSpec, Secret};
-use serde::de::DeserializeOwned;
 
+use crate::line::frame;
 use crate::proof;
-use crate::socket::{Incoming, STEP, Socket, SocketError, Wire};
+use crate::socket::{Socket, SocketError, Wire};
 
 /// Reads the first frame of an upgraded connection, and refuses versions that do not meet ours. Whom it is for is for
 /// the caller to find: [`Seat::serve`](crate::Seat::serve) if there is a seat, else [`offer_empty`].
@@ -144,18 +144,4 @@ pub(super) async fn refuse<W: Wire>(socket: &mut Socket<W>, refusal: Refusal) ->
         socket.close().await;
     }
     SocketError::Unwelcome(message)
-}
-
-/// The next frame, in time; what cannot be read is nothing to us.
-pub(crate) async fn frame<W: Wire, F: DeserializeOwned>(socket: &mut Socket<W>) -> Result<F, SocketError> {
-    let read = async {
-        loop {
-            if let Incoming::Text(text) = socket.next().await?
-                && let Ok(frame) = serde_json::from_str(text.as_str())
-            {
-                return Ok(frame);
-            }
-        }
-    };
-    tokio::time::timeout(STEP, read).await.unwrap_or(Err(SocketError::TimedOut))
 }

@@ -107,7 +107,7 @@ mod tests {
         tells(None, &[&there]);
         tells(Some(root.as_path()), &[&there, &whole, &last]);
         fs::create_dir_all(&last).unwrap();
-        assert_eq!(settle(&there, Some(&root)), Ok(last.clone()));
+        assert_eq!(settle(&there, Some(&root)), Ok(last));
         fs::create_dir_all(&whole).unwrap();
         assert_eq!(settle(&there, Some(&root)), Ok(whole));
         fs::write(&there, "a file is no directory").unwrap();

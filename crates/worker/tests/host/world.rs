@@ -222,9 +222,8 @@ pub(crate) struct Daemon {
     heard: Vec<Up>,
 }
 
-/// What a turn said, and how it ended.
+/// The answer of a turn, and how it ended.
 pub(crate) struct Ended {
-    pub(crate) ups: Vec<Up>,
     pub(crate) text: String,
     pub(crate) outcome: Outcome,
 }
@@ -296,16 +295,14 @@ impl Daemon {
         text
     }
 
-    /// Everything until the terminal of this run.
+    /// Hears everything until the terminal of this run.
     pub(crate) async fn ended(&mut self, name: &str) -> Ended {
-        let (mut ups, mut text) = (Vec::new(), String::new());
+        let mut text = String::new();
         loop {
             match self.hear().await {
-                Up::Terminal { run: ended, outcome } if ended == run(name) => {
-                    return Ended { ups, text, outcome };
-                }
+                Up::Terminal { run: ended, outcome } if ended == run(name) => return Ended { text, outcome },
                 Up::Said { what: Said::Text { text: piece }, .. } => text.push_str(&piece),
-                other => ups.push(other),
+                _ => {}
             }
         }
     }
