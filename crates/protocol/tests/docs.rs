@@ -144,6 +144,7 @@ fn amount(cell: &str) -> u64 {
     let (number, unit) = cell.split_once(' ').unwrap_or((cell, ""));
     let unit = match unit {
         "" | "s" => 1,
+        "min" => 60,
         "h" => 3600,
         "KiB" => 1 << 10,
         "MiB" => 1 << 20,
