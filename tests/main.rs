@@ -42,6 +42,7 @@ mod workers_secrets;
 mod workers_suspend;
 mod workers_trust;
 mod workers_verb;
+mod workers_versions;
 mod workspaces;
 
 #[test]

@@ -7,6 +7,7 @@ use qd_testkit::figures::{percentile, spoken};
 
 use crate::numbered::Session;
 use crate::peer::Peer;
+use crate::processes::{STUBBORN, kill_and_reap, kill_ours, start_ours, start_theirs};
 use crate::served::{OURS, Side, THEIRS, Worker};
 
 /// Runs of one event: as many as the slower side does in some seconds.
@@ -21,6 +22,10 @@ const IDLE: usize = 1000;
 /// What a reader leaves unread, and for how long.
 const UNREAD_EVENTS: u64 = 2_000_000;
 const UNREAD: Duration = Duration::from_secs(5);
+/// Workers started of each kind.
+const STARTS: usize = 50;
+/// Turns killed.
+const KILLS: usize = 100;
 
 pub(crate) async fn measure() {
     let mut table =
@@ -39,7 +44,41 @@ pub(crate) async fn measure() {
     if wanted("unread") {
         unread(&mut table).await;
     }
+    if wanted("start") {
+        start(&mut table).await;
+    }
+    if wanted("kill") {
+        kill(&mut table).await;
+    }
     println!("{table}");
+}
+
+async fn start(table: &mut Table) {
+    let [mut echo, mut script, mut theirs]: [Vec<Duration>; 3] = Default::default();
+    // In turns, so that what else the machine does hits all of them.
+    for _ in 0..STARTS {
+        echo.push(start_ours("echo").await);
+        script.push(start_ours("script").await);
+        theirs.push(start_theirs().await);
+    }
+    let theirs = percentile(&mut theirs, 50);
+    let is = "their spawn_worker, until it is found";
+    table.time("worker started, agent ready (echo), p50", percentile(&mut echo, 50), theirs, "< 10 ms", is);
+    let name = "the same with keeper and agent process (script), p50";
+    table.time(name, percentile(&mut script, 50), theirs, "-", is);
+}
+
+async fn kill(table: &mut Table) {
+    let [mut ours, mut limit]: [Vec<Duration>; 2] = Default::default();
+    for _ in 0..KILLS {
+        ours.push(kill_ours().await);
+        limit.push(kill_and_reap());
+    }
+    for (part, aim) in [(50, "-"), (99, "< 50 ms")] {
+        let name = format!("a turn of {STUBBORN} escapees killed, to its terminal, p{part}");
+        let limit = percentile(&mut limit, part);
+        table.time(&name, percentile(&mut ours, part), limit, aim, "SIGKILL to reaped, as many children");
+    }
 }
 
 async fn latency(table: &mut Table) {

@@ -1,0 +1,185 @@
+//! A daemon is replaced by one of another version while agents work. There is one version of the link so far, so what
+//! an older or newer end would say differently is put into its mouth on the way, by a go-between on the worker's
+//! socket; both ends are the real ones.
+
+use std::path::{Path, PathBuf};
+
+use futures_util::{SinkExt, StreamExt};
+use qd_testkit::{Daemon, Session, poll, rules, script::*};
+use serde_json::{Value, json};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::task::JoinHandle;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::handshake::server::{Request, Response};
+use tokio_tungstenite::{accept_hdr_async, client_async};
+
+use crate::workers_loss::worker_of;
+
+const CHUNKS: u64 = 150;
+const PROTOCOL: (&str, &str) = ("sec-websocket-protocol", "quarterdeck.v1");
+
+/// What a go-between makes of the hellos that it carries.
+#[derive(Debug, Clone, Copy)]
+struct Skew {
+    of_daemon: fn(&mut Value),
+    of_worker: fn(&mut Value),
+}
+
+/// Stands on a worker's socket while it lives, and gives it back.
+struct GoBetween {
+    socket: PathBuf,
+    real: PathBuf,
+    accepting: JoinHandle<()>,
+}
+
+impl GoBetween {
+    fn stand(workers: &Path, id: &str, skew: Skew) -> Self {
+        let (socket, real) = (workers.join(format!("{id}.sock")), workers.join("real"));
+        std::fs::rename(&socket, &real).unwrap();
+        let listener = UnixListener::bind(&socket).unwrap();
+        let target = real.clone();
+        let accepting = tokio::spawn(async move {
+            while let Ok((daemon, _)) = listener.accept().await {
+                tokio::spawn(carry(daemon, target.clone(), skew));
+            }
+        });
+        Self { socket, real, accepting }
+    }
+
+    fn leave(self) {
+        self.accepting.abort();
+        std::fs::rename(&self.real, &self.socket).unwrap();
+    }
+}
+
+/// Carries one connection, frame by frame.
+async fn carry(daemon: UnixStream, worker: PathBuf, skew: Skew) {
+    #[expect(clippy::result_large_err, reason = "the callback's type is the library's")]
+    let choose = |_: &Request, mut response: Response| {
+        response.headers_mut().insert(PROTOCOL.0, PROTOCOL.1.parse().unwrap());
+        Ok(response)
+    };
+    let mut request = "ws://worker/".into_client_request().unwrap();
+    request.headers_mut().insert(PROTOCOL.0, PROTOCOL.1.parse().unwrap());
+    let worker = UnixStream::connect(&worker).await.unwrap();
+    let Ok((worker, _)) = client_async(request, worker).await else { return };
+    let Ok(daemon) = accept_hdr_async(daemon, choose).await else { return };
+    let (mut to_daemon, mut from_daemon) = daemon.split();
+    let (mut to_worker, mut from_worker) = worker.split();
+    let down = async {
+        while let Some(Ok(frame)) = from_daemon.next().await {
+            for frame in skewed(frame, skew.of_daemon) {
+                to_worker.send(frame).await.ok()?;
+            }
+        }
+        Some(())
+    };
+    let up = async {
+        while let Some(Ok(frame)) = from_worker.next().await {
+            for frame in skewed(frame, skew.of_worker) {
+                to_daemon.send(frame).await.ok()?;
+            }
+        }
+        Some(())
+    };
+    tokio::select! { _ = down => {}, _ = up => {} }
+}
+
+/// A hello as the other version would say it, with a frame behind it that this one never heard of.
+fn skewed(frame: Message, skew: fn(&mut Value)) -> Vec<Message> {
+    let Message::Text(text) = &frame else { return vec![frame] };
+    let Ok(mut said) = serde_json::from_str::<Value>(text) else { return vec![frame] };
+    match said.get_mut("hello") {
+        None => vec![frame],
+        Some(hello) => {
+            skew(hello);
+            [said, json!({ "weather": { "wind": "fair" } })].map(|frame| Message::text(frame.to_string())).into()
+        }
+    }
+}
+
+async fn worker_id(session: &Session) -> String {
+    worker_of(session).await["id"].as_str().unwrap().to_owned()
+}
+
+/// Lets three daemons see one turn: ours, one that is skewed, ours again.
+async fn nothing_is_lost_over(skew: Skew) {
+    let mut daemon = Daemon::start().await;
+    let session = daemon.session("script").await;
+    let turn = [count(CHUNKS, 20), vec![ask_bash("make"), say(" done")]].concat();
+    let run = session.script(&turn).await;
+    let next = session.script(&[say("next")]).await;
+    session.seen_of(&run, "text.delta").await;
+    let (id, workers) = (worker_id(&session).await, daemon.home.path().join("workers"));
+    daemon.kill9().await;
+
+    let between = GoBetween::stand(&workers, &id, skew);
+    daemon.start_again().await;
+    session.seen("the skewed daemon", |event| event.kind == "worker.reattached").await;
+    let heard = session.events().await.last().unwrap().seq;
+    session.seen("words over the skewed link", |event| event.seq > heard && event.is(&run, "text.delta")).await;
+    daemon.kill9().await;
+    between.leave();
+
+    daemon.start_again().await;
+    let ask = session.asked(&run).await;
+    daemon.client().answer(&ask, &json!({ "decision": "allow_once" })).await.expect(200);
+    assert_eq!(session.wait(&run).await["finish_reason"], "end_turn");
+    assert_eq!(session.wait(&next).await["text"], "next");
+    let events = session.events().await;
+    rules::check(&events);
+    assert_eq!(rules::text_of(&events, &run), format!("{}allowed done", counted(CHUNKS)));
+    assert_eq!(events.iter().filter(|event| event.kind == "worker.reattached").count(), 2);
+    assert_eq!(worker_id(&session).await, id, "it is the same worker still");
+}
+
+#[tokio::test]
+async fn a_daemon_of_the_previous_version_is_replaced_in_mid_turn() {
+    let of_daemon = |hello: &mut Value| {
+        hello["versions"] = json!({ "min": 0, "max": 1 });
+        hello["software"] = json!("quarterdeck 0.0.9");
+        hello.as_object_mut().unwrap().remove("capabilities");
+    };
+    nothing_is_lost_over(Skew { of_daemon, of_worker: |_| {} }).await;
+}
+
+#[tokio::test]
+async fn a_daemon_of_a_later_version_is_replaced_in_mid_turn() {
+    let of_daemon = |hello: &mut Value| {
+        hello["versions"] = json!({ "min": 1, "max": 7 });
+        hello["capabilities"] = json!(["flags", "bunting"]);
+        hello["rank"] = json!({ "name": "commodore" });
+    };
+    nothing_is_lost_over(Skew { of_daemon, of_worker: |_| {} }).await;
+}
+
+#[tokio::test]
+async fn a_worker_of_a_later_version_is_understood() {
+    let of_worker = |hello: &mut Value| {
+        hello["capabilities"] = json!(["flags"]);
+        hello["rigging"] = json!(["jib", "main"]);
+    };
+    nothing_is_lost_over(Skew { of_daemon: |_| {}, of_worker }).await;
+}
+
+#[tokio::test]
+async fn versions_that_do_not_meet_say_so_and_the_turn_waits_for_one_that_does() {
+    let mut daemon = Daemon::start().await;
+    let session = daemon.session("script").await;
+    let run = session.script(&count(40, 10)).await;
+    session.seen_of(&run, "text.delta").await;
+    let (id, workers) = (worker_id(&session).await, daemon.home.path().join("workers"));
+    daemon.kill9().await;
+    let of_daemon = |hello: &mut Value| hello["versions"] = json!({ "min": 8, "max": 9 });
+    let between = GoBetween::stand(&workers, &id, Skew { of_daemon, of_worker: |_| {} });
+    daemon.start_again().await;
+    let complained = async || daemon.complaints().contains("unsupported_version").then_some(());
+    poll("a complaint", complained).await;
+    assert_eq!(session.run(&run).await["state"], "running", "what it has is not thrown away");
+    daemon.kill9().await;
+    between.leave();
+    daemon.start_again().await;
+    assert_eq!(session.wait(&run).await["finish_reason"], "end_turn");
+    assert_eq!(rules::text_of(&session.events().await, &run), counted(40));
+}
