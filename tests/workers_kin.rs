@@ -1,8 +1,12 @@
 //! Section 2: an agent is not its own judge. Whatever descends from an agent has only its session's rights on the
 //! socket: it reads its own session, and answers, prompts, changes and sees nothing else.
 
+use qd_testkit::home::signal;
 use qd_testkit::{Daemon, Home, Session, poll, rules, script::*};
+use rustix::process::Signal;
 use serde_json::json;
+
+use crate::workers_loss::process_of;
 
 /// What a process below an agent tries once it knows the ask: `/answers` gets a line `NAME STATUS` for each attempt.
 /// `qd` gives its exit code instead of a status.
@@ -104,4 +108,33 @@ async fn what_a_finished_turn_left_has_no_more_rights_and_a_dead_session_s_none(
     }
     assert_eq!(daemon.client().get("/v1/asks").await.status, 200, "a person is not affected");
     daemon.qd(&["asks"]).await.ok();
+}
+
+#[tokio::test]
+async fn a_daemon_that_has_not_met_the_worker_yet_knows_whose_a_process_is() {
+    let mut daemon = Daemon::start().await;
+    let session = daemon.session("script").await;
+    let (socket, work) = (daemon.home.socket(), daemon.home.work());
+    let path = std::env::var("PATH").unwrap();
+    let line = format!(
+        "while :; do curl -s -o body -w '%{{http_code}}' --unix-socket {} http://localhost/v1/asks >status.new && mv status.new status; sleep 0.02; done",
+        socket.display()
+    );
+    // Nothing in its environment says whose it is.
+    let run = session
+        .script(&[spawn_away(&["env", "-i", &format!("PATH={path}"), "bash", "-c", &line]), forever()])
+        .await;
+    session.seen_of(&run, "text.delta").await;
+    let status = async || {
+        let _absent = std::fs::remove_file(work.join("status"));
+        poll("its attempt", async || std::fs::read_to_string(work.join("status")).ok()).await
+    };
+    assert_eq!(status().await, "403");
+    let worker = process_of(&session).await;
+    signal(worker.pid, Signal::STOP);
+    daemon.restart().await;
+    assert_eq!(status().await, "403", "also while its worker says nothing");
+    signal(worker.pid, Signal::CONT);
+    session.seen("the worker", |event| event.kind == "worker.reattached").await;
+    assert_eq!(status().await, "403");
 }

@@ -166,3 +166,16 @@ async fn a_sleeping_session_with_something_left_is_found_by_the_next_daemon() {
     assert!(!server.is_alive());
     rules::check(&session.events().await);
 }
+
+#[tokio::test]
+async fn an_agent_rests_and_wakes_again_and_again_beside_what_was_left() {
+    let daemon = impatient().await;
+    let session = daemon.session_with(remembering(&daemon)).await;
+    let server = spawned(&session.play(&[spawn_away(&["sleep", "600"])]).await);
+    for round in 0..3 {
+        asleep(&daemon.home).await;
+        assert_eq!(session.play(&[say("awake")]).await["text"], "awake", "round {round}");
+    }
+    assert!(server.is_alive());
+    rules::check(&session.events().await);
+}

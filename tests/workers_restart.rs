@@ -243,3 +243,50 @@ async fn a_budget_holds_while_no_daemon_lives() {
     assert_eq!(session.play(&[say("again")]).await["finish_reason"], "end_turn");
     rules::check(&session.events().await);
 }
+
+/// A run with a time limit that works past it only because nobody is there to see that it waits or has ended.
+async fn in_an_outage(limit_s: f64, script: &[Value]) -> (Session, Daemon, String) {
+    let mut daemon = Daemon::start().await;
+    let session = daemon.session_with(json!({ "agent": "script", "run_timeout_s": limit_s })).await;
+    let run = session.script(&[&[say("begun ")], script].concat()).await;
+    session.seen_of(&run, "text.delta").await;
+    daemon.kill9().await;
+    tokio::time::sleep(Duration::from_secs_f64(limit_s + 0.5)).await;
+    daemon.start_again().await;
+    (session, daemon, run)
+}
+
+#[tokio::test]
+async fn a_turn_that_ended_in_time_is_no_timeout_because_nobody_saw_it() {
+    let (session, _daemon, run) = in_an_outage(2.0, &[sleep(200), say("done")]).await;
+    let ended = session.wait(&run).await;
+    assert_eq!((&ended["finish_reason"], &ended["text"]), (&json!("end_turn"), &json!("begun done")));
+    rules::check(&session.events().await);
+}
+
+#[tokio::test]
+async fn a_wait_for_a_person_is_no_run_time_while_no_daemon_lives_either() {
+    let (session, daemon, run) = in_an_outage(2.0, &[sleep(200), ask_bash("make")]).await;
+    let ask = session.asked(&run).await;
+    daemon.client().answer(&ask, &json!({ "decision": "allow_once" })).await.expect(200);
+    let ended = session.wait(&run).await;
+    assert_eq!((&ended["finish_reason"], &ended["text"]), (&json!("end_turn"), &json!("begun allowed")));
+    rules::check(&session.events().await);
+}
+
+#[tokio::test]
+async fn limits_that_were_raised_in_mid_turn_count_while_no_daemon_lives() {
+    let mut daemon = Daemon::start().await;
+    let limits = json!({ "agent": "script", "run_timeout_s": 2.0, "budget_usd": 1.0 });
+    let session = daemon.session_with(limits).await;
+    let run = session.script(&[say("begun "), sleep(3000), cost(2.0), say("done")]).await;
+    session.seen_of(&run, "text.delta").await;
+    session.patch(json!({ "run_timeout_s": 60.0, "budget_usd": 50.0 })).await;
+    // It goes to the worker after it is in the journal.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    daemon.kill9().await;
+    tokio::time::sleep(Duration::from_millis(3500)).await;
+    daemon.start_again().await;
+    assert_eq!(session.wait(&run).await["finish_reason"], "end_turn");
+    rules::check(&session.events().await);
+}

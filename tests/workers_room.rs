@@ -221,3 +221,20 @@ async fn restarts_that_make_no_sense_are_refused() {
         assert_eq!(answer.status, 400, "{name} {value}: {answer}");
     }
 }
+
+#[tokio::test]
+async fn without_memory_an_idle_agent_gives_way_and_a_prompt_is_answered_at_once() {
+    let home = Home::new();
+    home.configure("min_free_mb = 99999999\n");
+    let daemon = Daemon::start_in(home, |_| {}).await;
+    let (one, two) = (daemon.session("script").await, daemon.session("script").await);
+    let first = works(&one).await;
+    let second = two.script(&[say("at last")]).await;
+    is_queued_for_capacity(&two, &second).await;
+    one.steer("go").await;
+    assert_eq!(one.wait(&first).await["finish_reason"], "end_turn", "one agent may always live");
+    assert_eq!(two.wait(&second).await["text"], "at last");
+    for session in [&one, &two] {
+        rules::check(&session.events().await);
+    }
+}

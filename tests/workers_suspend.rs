@@ -1,7 +1,7 @@
 //! Section 8, its end: a run that suspends itself waits for the sessions that it started, costs nothing meanwhile, and
 //! is resumed once, with what became of them.
 
-use qd_testkit::{Daemon, Session, rules, script::*};
+use qd_testkit::{Daemon, Home, Session, rules, script::*};
 use serde_json::json;
 
 /// A run that waits for a steer and then suspends itself, so that a test can give it children first.
@@ -151,4 +151,23 @@ async fn a_cancel_ends_it_and_its_children_at_once() {
     }
     assert_eq!(daemon.client().asks().await, [] as [serde_json::Value; 0]);
     rules::check(&session.events().await);
+}
+
+#[tokio::test]
+async fn its_agent_is_put_to_rest_meanwhile_and_costs_no_process() {
+    let home = Home::new();
+    home.configure("idle_s = 1\n");
+    let daemon = Daemon::start_in(home, |_| {}).await;
+    let session = daemon.session("script").await;
+    let run = waits_to_suspend(&session).await;
+    let children = children(&session).await;
+    session.steer("go").await;
+    is_suspended(&session, &run).await;
+    session.seen("its rest", |event| event.kind == "worker.exited").await;
+    assert_eq!(session.show().await["state"], "waiting");
+    for (child, run, ask) in &children {
+        daemon.client().answer(ask, &json!({ "value": "yes" })).await.expect(200);
+        child.wait(run).await;
+    }
+    resumes(&session, &run, &children).await;
 }

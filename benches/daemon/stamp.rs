@@ -120,7 +120,6 @@ async fn serve_one(spec: HostSpec) {
         after: agent.after,
         spool_max: SPOOL_MAX,
         software: String::new(),
-        keeper: None,
     };
     let seat = Seat::new(options, Box::<MemorySpool>::default());
     seat.seat(host(agent.after, |end| async move {

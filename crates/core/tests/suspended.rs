@@ -116,7 +116,7 @@ fn a_resume_without_an_agent_launches_one_first() {
     let last = ends(&mut bench, "y");
     assert_eq!(kinds(&last), ["session.updated", "worker.started"]);
     bench.world.link = READY;
-    let attached = bench.input(Input::Attached { applied: Number(0), again: false });
+    let attached = bench.input(Input::Attached { applied: Number(0), again: false, run_time_ms: None });
     assert_eq!(kinds(&attached), ["run.resumed"], "and its first prompt is not given again");
     assert!(matches!(attached.effects[..], [Effect::Prompt { .. }]));
 }
@@ -151,7 +151,7 @@ fn a_resume_that_was_cut_off_is_sent_again_under_its_own_number() {
     let first = bench.state.active().unwrap().1.number;
     ends(&mut bench, "x");
     let resumed = ends(&mut bench, "y");
-    let again = bench.input(Input::Attached { applied: first, again: true });
+    let again = bench.input(Input::Attached { applied: first, again: true, run_time_ms: None });
     assert_eq!(again.effects, resumed.effects);
 }
 
@@ -196,10 +196,10 @@ fn the_time_of_a_suspended_run_stands_still() {
     spawn(&mut bench, "x");
     bench.world.now = Millis(4_000);
     bench.end("a", Stop::Suspended);
-    assert_eq!(deadline(&bench.state), None);
+    assert_eq!(deadline(&bench.state, bench.world.link), None);
     bench.world.now = Millis(1_000_000);
     ends(&mut bench, "x");
-    assert_eq!(deadline(&bench.state), Some(Millis(1_006_000)));
+    assert_eq!(deadline(&bench.state, bench.world.link), Some(Millis(1_006_000)));
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn what_the_turn_left_open_is_closed_when_it_suspends() {
     assert_eq!(kinds(&suspended), expected);
     let late = bench.ask("a", "ask2", AskKind::Permission);
     assert_eq!(kinds(&late), ["ask.opened", "ask.resolved"], "nobody waits for the answer any more");
-    assert_eq!(deadline(&bench.state), None);
+    assert_eq!(deadline(&bench.state, bench.world.link), None);
     assert_eq!(bench.state.phase(), Phase::Waiting);
 }
 

@@ -9,10 +9,10 @@ use bench::{Bench, error, finishes, kinds, started};
 use qd_core::rows::SessionDoc;
 use qd_core::session::{Command, Effect, Input, Link, Phase, Refusal, Reply, State, Update, deadline};
 use qd_protocol::api::SessionState;
-use qd_protocol::event::{Body, ExitReason, Limits, QueueReason, RunError};
+use qd_protocol::event::{Answer, AskKind, Body, Decision, ExitReason, Limits, QueueReason, RunError};
 use qd_protocol::limits::KILL_S;
 use qd_protocol::link::{Gone, Stop, Up};
-use qd_protocol::{FinishReason, Millis, Number, WorkerId};
+use qd_protocol::{AskId, FinishReason, Millis, Number, WorkerId};
 
 const READY: Link = Link::Ready { steers: true };
 
@@ -155,9 +155,9 @@ fn a_worker_found_again_is_told_of_and_gets_what_it_missed() {
     let mut bench = Bench::new();
     bench.prompt("a");
     let number = bench.state.active().unwrap().1.number;
-    let first = bench.input(Input::Attached { applied: number, again: false });
+    let first = bench.input(Input::Attached { applied: number, again: false, run_time_ms: None });
     assert!(first.events.is_empty() && first.effects.is_empty());
-    let again = bench.input(Input::Attached { applied: Number(0), again: true });
+    let again = bench.input(Input::Attached { applied: Number(0), again: true, run_time_ms: None });
     assert_eq!(kinds(&again), ["worker.reattached"]);
     assert!(matches!(again.effects[..], [Effect::Prompt { .. }]));
 }
@@ -232,7 +232,7 @@ fn an_agent_that_did_not_let_go_is_stopped_and_never_given_the_next_run() {
     bench.prompt("a");
     bench.cancel();
     for _ in 0..2 {
-        bench.world.now = deadline(&bench.state).unwrap();
+        bench.world.now = deadline(&bench.state, bench.world.link).unwrap();
         bench.input(Input::Tick);
     }
     assert!(!bench.state.busy(), "it was asked, killed, and abandoned");
@@ -264,13 +264,13 @@ fn a_session_closes_without_a_worker_that_never_ends() {
     let mut bench = Bench::new();
     bench.world.now = Millis(1000);
     bench.command(Command::Close { purge: false });
-    let at = deadline(&bench.state).unwrap();
+    let at = deadline(&bench.state, bench.world.link).unwrap();
     assert_eq!(at, Millis(1000 + (KILL_S + 5) * 1000));
     bench.world.now = at;
     assert_eq!(kinds(&bench.input(Input::Tick)), ["session.closed"]);
-    assert_eq!(deadline(&bench.state), None);
+    assert_eq!(deadline(&bench.state, bench.world.link), None);
     assert!(bench.hear(Up::Gone(Gone::Stopped)).events.is_empty(), "nothing comes after session.closed");
-    let found = bench.input(Input::Attached { applied: Number(0), again: true });
+    let found = bench.input(Input::Attached { applied: Number(0), again: true, run_time_ms: None });
     assert_eq!((found.events.len(), found.effects), (0, vec![Effect::StopAgent]));
 }
 
@@ -307,4 +307,29 @@ fn a_snapshot_from_the_time_before_workers_is_still_read() {
     forget(&mut old["runs"][0], &["lacks_room"]);
     forget(&mut old["runs"][0]["started"], &["resumed", "children", "suspended"]);
     assert_eq!(serde_json::from_value::<State>(old).unwrap(), bench.state);
+}
+
+#[test]
+fn time_without_sight_of_the_worker_is_counted_as_the_worker_counts_it() {
+    let mut bench = Bench::new();
+    bench.state.settings.limits.run_timeout_s = Some(10.0);
+    bench.prompt("a");
+    bench.world.now = Millis(4_000);
+    bench.input(Input::Lost);
+    bench.world.link = Link::Lost;
+    bench.world.now = Millis(60_000);
+    assert_eq!(deadline(&bench.state, Link::Lost), None, "the worker holds it to the limit");
+    assert!(bench.input(Input::Tick).events.is_empty());
+    bench.world.link = READY;
+    let found = Input::Attached { applied: Number(99), again: true, run_time_ms: Some(5_000) };
+    assert_eq!(kinds(&bench.input(found)), ["worker.reattached"]);
+    assert_eq!(deadline(&bench.state, READY), Some(Millis(65_000)));
+    bench.ask("a", "ask1", AskKind::Permission);
+    bench.world.now = Millis(90_000);
+    let found = Input::Attached { applied: Number(99), again: true, run_time_ms: Some(5_000) };
+    bench.input(found);
+    bench.world.now = Millis(100_000);
+    let answer = Answer { decision: Some(Decision::AllowOnce), ..Answer::default() };
+    bench.command(Command::Answer { ask: AskId::parse("ask1").unwrap(), answer });
+    assert_eq!(deadline(&bench.state, READY), Some(Millis(105_000)), "nor is a wait for a person lost");
 }

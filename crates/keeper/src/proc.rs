@@ -110,6 +110,13 @@ pub fn ancestry(pid: u32) -> impl Iterator<Item = u32> {
     std::iter::successors(Some(pid), |pid| parent(*pid)).take(ANCESTRY_MAX)
 }
 
+/// Whether a process was started as this part of ours: `qd PART`. Anybody may claim it, so it can cost rights and never
+/// give any.
+pub fn plays(pid: u32, part: &str) -> bool {
+    let Ok(words) = fs::read(format!("/proc/{pid}/cmdline")) else { return false };
+    words.split(|byte| *byte == 0).nth(1) == Some(part.as_bytes())
+}
+
 /// The living processes of our own user that carry this mark in the environment they were started with.
 pub fn marked(mark: &str) -> Vec<Process> {
     let mut found = Vec::new();

@@ -10,9 +10,9 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use qd_protocol::frame::v1;
-use qd_protocol::link::{Down, Gone, UpNumber};
+use qd_protocol::link::{Down, Gone, TurnLimits, UpNumber};
 use qd_protocol::worker::{AgentSpec, Secret};
-use qd_protocol::{Number, SessionId, WorkerId};
+use qd_protocol::{Number, RunId, SessionId, WorkerId};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
@@ -71,8 +71,8 @@ pub enum Heard {
         seat: v1::Seat,
         /// The worker's process.
         pid: u32,
-        /// The process that keeps what the agent starts, if there is one.
-        keeper: Option<u32>,
+        /// How long the turn under way has run, as the worker counts it.
+        run_time_ms: Option<u64>,
         /// Whether the link was attached before.
         again: bool,
     },
@@ -141,6 +141,17 @@ impl AgentLink {
     pub fn send(&self, down: Down) {
         self.shared.lock().outbox.command(down);
         self.shared.wake.notify_one();
+    }
+
+    /// Says what a turn has left from now on. Only the last word counts, and it is not said again after a break.
+    pub fn limit(&self, run: RunId, limits: TurnLimits) {
+        self.shared.lock().outbox.limit(run, limits);
+        self.shared.wake.notify_one();
+    }
+
+    /// Whether everything has been heard that the worker had said when the connection was made.
+    pub fn is_caught_up(&self) -> bool {
+        self.shared.lock().is_caught_up()
     }
 
     /// Starts the agent of a seat that rests, or is about to.

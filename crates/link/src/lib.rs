@@ -7,6 +7,7 @@
 //! - `down`: the order of commands and each of them once, without a transport.
 //! - `seat`: the worker's end of a session's link over a socket, which outlives its connections.
 //! - `agent_link`: the daemon's end of it.
+//! - `fit`: what it hears, cut to what can be kept.
 //! - `spool`: where a seat keeps what the daemon has not acknowledged.
 //! - `proof`: how both ends show that they know the same secret.
 //! - `line`: one connection, as both ends use it.
@@ -23,6 +24,7 @@ pub mod announce;
 mod down;
 pub mod executor;
 mod file_spool;
+mod fit;
 mod line;
 mod local;
 pub mod plain;
@@ -39,7 +41,7 @@ pub use executor::{Approval, Executor, Job, Outcome, RunError, Said, Stopped, Tu
 pub use file_spool::FileSpool;
 pub use local::{AgentEnd, Closed, Filter, FromAgent, SessionEnd, Voice, host, host_with, local};
 pub use plain::PlainClient;
-pub use seat::{Seat, SeatOptions, SeatState, Started, Wanted, greet, offer_empty};
+pub use seat::{Clock, Seat, SeatOptions, SeatState, Started, Wanted, greet, offer_empty};
 pub use serve::{Serve, ServeError, Server, Transport};
 pub use spool::{MemorySpool, Spool};
 pub use up::{ASK_ROOM, Numbered, WINDOW_BYTES};

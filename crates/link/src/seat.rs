@@ -10,10 +10,11 @@ mod wishes;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use qd_protocol::frame::v1;
-use qd_protocol::link::{Down, Up, UpNumber};
+use qd_protocol::link::{Down, TurnLimits, Up, UpNumber};
 use qd_protocol::worker::Secret;
 use qd_protocol::{RunId, SessionId, WorkerId};
 use tokio::sync::{Notify, watch};
@@ -47,9 +48,10 @@ pub struct SeatOptions {
     pub spool_max: u64,
     /// Our version, for people.
     pub software: String,
-    /// The process that keeps what the agent starts, if there is one.
-    pub keeper: Option<u32>,
 }
+
+/// How long the turn under way has run, if one is.
+pub type Clock = Box<dyn Fn() -> Option<Duration> + Send>;
 
 /// How a seat is.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,6 +64,8 @@ pub struct SeatState {
     pub seat: v1::Seat,
     /// The turn that the agent is in.
     pub run: Option<RunId>,
+    /// What the daemon last said is left to a turn, after its prompt.
+    pub limits: Option<(RunId, TurnLimits)>,
     /// Whether something was said that the daemon has not acknowledged.
     pub unacked: bool,
 }
@@ -81,10 +85,11 @@ impl Seat {
             wishes: Wishes::new(),
             agent: None,
             connection: None,
-            keeper: options.keeper,
             seat: v1::Seat::Starting,
             since: Instant::now(),
             run: None,
+            limits: None,
+            clock: None,
         };
         let shared = Arc::new(Shared {
             options,
@@ -167,9 +172,9 @@ impl Seat {
         self.owner.shared.shown.subscribe()
     }
 
-    /// The process that keeps what the agent starts is another one now.
-    pub fn set_keeper(&self, pid: Option<u32>) {
-        self.owner.shared.lock().keeper = pid;
+    /// Says how the time of turns is told. Without it a daemon that comes back counts by its own clock.
+    pub fn set_clock(&self, clock: Clock) {
+        self.owner.shared.lock().clock = Some(clock);
     }
 }
 
@@ -216,10 +221,11 @@ struct State {
     agent: Option<Seated>,
     /// The daemon that is attached, by what wakes its connection.
     connection: Option<Arc<Notify>>,
-    keeper: Option<u32>,
     seat: v1::Seat,
     since: Instant,
     run: Option<RunId>,
+    limits: Option<(RunId, TurnLimits)>,
+    clock: Option<Clock>,
 }
 
 /// An agent in its seat.
@@ -295,6 +301,12 @@ impl Shared {
         self.show(&state);
     }
 
+    fn limit(&self, run: RunId, limits: TurnLimits) {
+        let mut state = self.lock();
+        state.limits = Some((run, limits));
+        self.show(&state);
+    }
+
     fn want(&self, wanted: Wanted) {
         if self.lock().wishes.put(wanted) {
             self.wished.notify_one();
@@ -308,7 +320,7 @@ impl Shared {
             seat: state.seat(),
             last: state.store.last(),
             applied: state.commands.floor(),
-            keeper: state.keeper,
+            run_time: state.clock.as_ref().and_then(|clock| clock()),
         })
     }
 }
@@ -328,6 +340,7 @@ impl State {
             since: self.since,
             seat: self.seat(),
             run: self.run.clone(),
+            limits: self.limits.clone(),
             unacked: self.store.is_unacked(),
         }
     }

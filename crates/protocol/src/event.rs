@@ -126,7 +126,7 @@ kinds! {
     /// The session gets a worker.
     WorkerStarted(WorkerStarted) = "worker.started";
     /// A daemon that had lost it found it again.
-    WorkerReattached(WorkerStarted) = "worker.reattached";
+    WorkerReattached(WorkerReattached) = "worker.reattached";
     /// It is no more.
     WorkerExited(WorkerExited) = "worker.exited";
     /// Something failed.
@@ -783,6 +783,16 @@ pub struct Processes {
 pub struct WorkerStarted {
     /// The worker.
     pub worker_id: WorkerId,
+}
+
+/// See [`Body::WorkerReattached`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WorkerReattached {
+    /// The worker.
+    pub worker_id: WorkerId,
+    /// Milliseconds that the turn under way has run, without its waits for people: only the worker was there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run_time_ms: Option<u64>,
 }
 
 /// See [`Body::WorkerExited`].

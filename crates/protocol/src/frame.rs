@@ -10,8 +10,8 @@
 pub mod v1 {
     use serde::{Deserialize, Serialize};
 
-    use crate::ids::{Number, SessionId, WorkerId};
-    use crate::link::{Down, Up, UpNumber};
+    use crate::ids::{Number, RunId, SessionId, WorkerId};
+    use crate::link::{Down, TurnLimits, Up, UpNumber};
     use crate::worker::AgentSpec;
 
     /// The name that is offered and chosen in the upgrade.
@@ -54,6 +54,13 @@ pub mod v1 {
         Ack(UpNumber),
         /// A command.
         Do(Down),
+        /// What this turn has left from now on, for a worker that is alone; the last word counts.
+        Limits {
+            /// The turn.
+            run: RunId,
+            /// What is left to it.
+            limits: TurnLimits,
+        },
         /// Start the agent: of a session that is new here, or of one whose agent rests.
         Start(Box<AgentSpec>),
         /// Stop the agent; keep what its turns left running on purpose. The answer is `Up::Rested`, or `Up::Gone` if
@@ -128,9 +135,9 @@ pub mod v1 {
         pub applied: Number,
         /// Its process.
         pub pid: u32,
-        /// The process that keeps what the agent starts, if there is one.
+        /// Milliseconds that the turn under way has run, without its waits for people.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        pub keeper: Option<u32>,
+        pub run_time_ms: Option<u64>,
     }
 
     /// What a worker has for a session.

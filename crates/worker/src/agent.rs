@@ -2,7 +2,7 @@
 //! takes commands while a turn runs, so that a cancel, a steer, an answer or a kill reaches the turn at once.
 
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use qd_link::{AgentEnd, Closed, SeatState, Voice};
@@ -41,6 +41,8 @@ pub(crate) struct Leash {
     rest: Notify,
     rested: Notify,
     keeper_gone: Notify,
+    /// What the turn under way has used.
+    meter: Mutex<Option<Arc<Meter>>>,
 }
 
 impl Leash {
@@ -49,6 +51,15 @@ impl Leash {
         self.rest.notify_one();
         // One that takes longer is ended with everything else.
         let _rested = tokio::time::timeout(limit, self.rested.notified()).await;
+    }
+
+    /// How long the turn under way has run.
+    pub(crate) fn run_time(&self) -> Option<Duration> {
+        self.meter().as_ref().map(|meter| meter.spent())
+    }
+
+    fn meter(&self) -> MutexGuard<'_, Option<Arc<Meter>>> {
+        self.meter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Resolves when the agent's task found that its keeper is of no use.
@@ -168,7 +179,7 @@ impl Life {
                     return std::future::pending().await;
                 }
             };
-            if let Some(gone) = Box::pin(self.obey(&mut agent, down)).await? {
+            if let Some(gone) = Box::pin(self.obey(&mut agent, leash, down)).await? {
                 return Ok(gone);
             }
         }
@@ -183,10 +194,15 @@ impl Life {
     }
 
     /// Does what an idle agent is told: a prompt is a turn, and anything else came too late for its own.
-    async fn obey(&mut self, agent: &mut Agent, down: Down) -> Result<Option<Gone>, Broken> {
+    async fn obey(&mut self, agent: &mut Agent, leash: &Leash, down: Down) -> Result<Option<Gone>, Broken> {
         match down {
             Down::Prompt { run, prompt, files, messages, limits, .. } => {
-                self.turn(agent, Prompt { run, text: prompt, files, messages, limits }).await
+                let inbox = Inbox::default();
+                *leash.meter() = Some(Arc::clone(&inbox.meter));
+                let prompt = Prompt { run, text: prompt, files, messages, limits };
+                let ended = self.turn(agent, prompt, inbox).await;
+                *leash.meter() = None;
+                ended
             }
             Down::Steer { number, .. } => {
                 self.end.say(Up::SteerMissed { steer: number }).await?;
@@ -197,11 +213,15 @@ impl Life {
     }
 
     /// One turn, from its prompt to its terminal. Gives how the agent went if it did not outlive its turn.
-    async fn turn(&mut self, agent: &mut Agent, prompt: Prompt) -> Result<Option<Gone>, Broken> {
+    async fn turn(
+        &mut self,
+        agent: &mut Agent,
+        prompt: Prompt,
+        inbox: Inbox,
+    ) -> Result<Option<Gone>, Broken> {
         if let Some(below) = &self.below {
             below.begin_turn().await?;
         }
-        let inbox = Inbox::default();
         let (ended, limit) = self.work(agent, &prompt, &inbox).await?;
         let stopping = inbox.is_cancelled();
         let run = &prompt.run;
@@ -238,7 +258,8 @@ impl Life {
         let Self { spec, seat, end, .. } = self;
         let turn = Turn::new(prompt.run.clone(), spec, end.voice(), inbox);
         let mut work = Box::pin(agent.turn(&turn, prompt));
-        let mut over = pin!(over_limit(&inbox.meter, &prompt.limits, seat.clone()));
+        inbox.meter.allow(&prompt.limits);
+        let mut over = pin!(over_limit(&inbox.meter, &prompt.run, seat.clone()));
         let mut limit = None;
         let mut out_of_grace = pin!(tokio::time::sleep(Duration::MAX));
         loop {
@@ -330,15 +351,23 @@ async fn interrupt(end: &AgentEnd, inbox: &Inbox, current: &RunId, down: Down) -
 }
 
 /// Waits until the turn is over one of its limits and no daemon is there to say so.
-async fn over_limit(meter: &Meter, limits: &TurnLimits, seat: Option<watch::Receiver<SeatState>>) -> Stop {
+async fn over_limit(meter: &Meter, run: &RunId, seat: Option<watch::Receiver<SeatState>>) -> Stop {
     let Some(mut seat) = seat else { return std::future::pending().await };
+    let mut known = None;
     loop {
-        if seat.wait_for(|state| !state.attached).await.is_err() {
-            return std::future::pending().await;
+        let SeatState { attached, limits, .. } = seat.borrow_and_update().clone();
+        // The daemon's last word on what is left, if it has said more than it did with the prompt.
+        if let Some((of, left)) = limits.as_ref().filter(|_| limits != known)
+            && of == run
+        {
+            meter.allow(left);
         }
+        known = limits;
         tokio::select! {
-            stop = meter.exceeded(limits) => return stop,
-            _attached = seat.wait_for(|state| state.attached) => {}
+            stop = meter.exceeded(), if !attached => return stop,
+            changed = seat.changed() => if changed.is_err() {
+                return std::future::pending().await;
+            },
         }
     }
 }

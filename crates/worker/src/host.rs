@@ -100,7 +100,6 @@ impl Host {
             after: spec.after,
             spool_max: SPOOL_MAX,
             software: SOFTWARE.to_owned(),
-            keeper: None,
         };
         let seat = Seat::new(options, Box::new(spool));
         let ending = shared.stopping.child_token();

@@ -29,6 +29,8 @@ struct Counted {
     /// Tool calls, each of which counts as a model call of an agent that reports none.
     tools: u32,
     cost_usd: f64,
+    /// How far each of them may go.
+    limits: TurnLimits,
 }
 
 impl Default for Counted {
@@ -40,6 +42,7 @@ impl Default for Counted {
             reported: 0,
             tools: 0,
             cost_usd: 0.0,
+            limits: TurnLimits::default(),
         }
     }
 }
@@ -58,6 +61,25 @@ impl Meter {
         self.changed.notify_one();
     }
 
+    /// Says what is left from now on.
+    pub(crate) fn allow(&self, left: &TurnLimits) {
+        let mut state = self.lock();
+        let spent = u64::try_from(state.spent().as_millis()).unwrap_or(u64::MAX);
+        state.limits = TurnLimits {
+            timeout_ms: left.timeout_ms.map(|left| spent.saturating_add(left)),
+            max_turns: left.max_turns.map(|left| state.calls().saturating_add(left)),
+            budget_usd: left.budget_usd.map(|left| state.cost_usd + left),
+            grace_ms: left.grace_ms,
+        };
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// Run time so far.
+    pub(crate) fn spent(&self) -> Duration {
+        self.lock().spent()
+    }
+
     /// Stops the clock while somebody waits for a person.
     pub(crate) fn wait(&self) -> Waiting<'_> {
         let mut state = self.lock();
@@ -71,9 +93,9 @@ impl Meter {
     }
 
     /// Waits until one of the limits is passed, and tells which. Nothing is lost if the wait is given up.
-    pub(crate) async fn exceeded(&self, limits: &TurnLimits) -> Stop {
+    pub(crate) async fn exceeded(&self) -> Stop {
         loop {
-            let (over, left) = self.judge(limits);
+            let (over, left) = self.judge();
             if let Some(stop) = over {
                 return stop;
             }
@@ -88,11 +110,11 @@ impl Meter {
     }
 
     /// Which limit is passed; if none, how long until the time is over.
-    fn judge(&self, limits: &TurnLimits) -> (Option<Stop>, Option<Duration>) {
+    fn judge(&self) -> (Option<Stop>, Option<Duration>) {
         let state = self.lock();
-        let spent = state.spent + state.since.map_or(Duration::ZERO, |since| since.elapsed());
+        let Counted { limits, .. } = &*state;
+        let (spent, calls) = (state.spent(), state.calls());
         let time = limits.timeout_ms.map(Duration::from_millis);
-        let calls = if state.reported > 0 { state.reported } else { state.tools };
         let over = if time.is_some_and(|time| spent >= time) {
             Some(Stop::Timeout)
         } else if limits.max_turns.is_some_and(|most| calls > most) {
@@ -108,6 +130,16 @@ impl Meter {
 
     fn lock(&self) -> MutexGuard<'_, Counted> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Counted {
+    fn spent(&self) -> Duration {
+        self.spent + self.since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    fn calls(&self) -> u32 {
+        if self.reported > 0 { self.reported } else { self.tools }
     }
 }
 
@@ -143,14 +175,14 @@ mod tests {
         Said::Usage { usage: Usage { cost_usd, ..Usage::default() } }
     }
 
-    fn over(meter: &Meter, limits: TurnLimits) -> Option<Stop> {
-        meter.judge(&limits).0
+    fn over(meter: &Meter) -> Option<Stop> {
+        meter.judge().0
     }
 
     #[tokio::test(start_paused = true)]
     async fn waiting_for_people_is_not_run_time() {
         let meter = Meter::default();
-        let limits = TurnLimits { timeout_ms: Some(1000), ..TurnLimits::default() };
+        meter.allow(&TurnLimits { timeout_ms: Some(1000), ..TurnLimits::default() });
         tokio::time::sleep(Duration::from_millis(400)).await;
         let (one, two) = (meter.wait(), meter.wait());
         tokio::time::sleep(Duration::from_secs(3600)).await;
@@ -158,7 +190,7 @@ mod tests {
         tokio::time::sleep(Duration::from_secs(3600)).await;
         drop(two);
         let start = Instant::now();
-        assert_eq!(meter.exceeded(&limits).await, Stop::Timeout);
+        assert_eq!(meter.exceeded().await, Stop::Timeout);
         assert_eq!(start.elapsed(), Duration::from_millis(600));
     }
 
@@ -166,22 +198,43 @@ mod tests {
     fn tool_calls_are_turns_unless_the_agent_reports_its_own() {
         let limits = TurnLimits { max_turns: Some(2), ..TurnLimits::default() };
         let meter = Meter::default();
+        meter.allow(&limits);
         meter.note(&tool());
         meter.note(&tool());
-        assert_eq!(over(&meter, limits), None);
+        assert_eq!(over(&meter), None);
         meter.note(&tool());
-        assert_eq!(over(&meter, limits), Some(Stop::MaxTurns));
+        assert_eq!(over(&meter), Some(Stop::MaxTurns));
         meter.note(&Said::Turn);
-        assert_eq!(over(&meter, limits), None);
+        assert_eq!(over(&meter), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn limits_that_come_later_are_what_is_left_from_then_on() {
+        let meter = Meter::default();
+        meter.allow(&TurnLimits { timeout_ms: Some(1000), ..TurnLimits::default() });
+        meter.note(&tool());
+        meter.note(&cost(2.0));
+        tokio::time::sleep(Duration::from_millis(900)).await;
+        let left =
+            TurnLimits { timeout_ms: Some(500), max_turns: Some(1), budget_usd: Some(1.0), grace_ms: None };
+        meter.allow(&left);
+        assert_eq!(over(&meter), None);
+        meter.note(&cost(1.0));
+        assert_eq!(over(&meter), Some(Stop::BudgetExceeded));
+        meter.note(&tool());
+        meter.note(&tool());
+        assert_eq!(over(&meter), Some(Stop::MaxTurns));
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert_eq!((over(&meter), meter.spent()), (Some(Stop::Timeout), Duration::from_millis(1400)));
     }
 
     #[tokio::test(start_paused = true)]
     async fn money_that_is_spent_wakes_who_waits_for_it() {
         let meter = Meter::default();
-        let limits = TurnLimits { budget_usd: Some(1.0), ..TurnLimits::default() };
+        meter.allow(&TurnLimits { budget_usd: Some(1.0), ..TurnLimits::default() });
         meter.note(&cost(0.5));
         let spend = async { meter.note(&cost(0.5)) };
-        let (stop, ()) = tokio::join!(meter.exceeded(&limits), spend);
+        let (stop, ()) = tokio::join!(meter.exceeded(), spend);
         assert_eq!(stop, Stop::BudgetExceeded);
     }
 }

@@ -2,7 +2,7 @@
 //! turn's commands into [`Inbox`] while the turn runs; drivers never see a link's commands themselves.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use qd_link::{Closed, Voice};
 use qd_protocol::event::{Answer, RunError};
@@ -165,7 +165,7 @@ pub(crate) struct Steer {
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     /// What the turn has used so far.
-    pub(crate) meter: Meter,
+    pub(crate) meter: Arc<Meter>,
     state: Mutex<State>,
     steered: Notify,
     cancel: CancellationToken,

@@ -14,6 +14,9 @@ use super::finish::Ending;
 use super::{AskEntry, Effect, Link};
 use crate::policy::{self, Judgement};
 
+/// Dollars that one report may claim.
+const COST_MAX: f64 = 1e9;
+
 impl Draft<'_> {
     /// Something that was heard before makes nothing: delivery is at least once, the journal makes it exactly once.
     pub(super) fn heard(&mut self, number: UpNumber, up: Up) {
@@ -95,7 +98,8 @@ impl Draft<'_> {
             Said::Usage { usage } => Body::UsageReported(UsageReported {
                 input_tokens: usage.input_tokens,
                 output_tokens: usage.output_tokens,
-                cost_usd: usage.cost_usd,
+                // JSON has no number for what is none, and sums of such would be lost for good.
+                cost_usd: if usage.cost_usd.is_finite() { usage.cost_usd.clamp(0.0, COST_MAX) } else { 0.0 },
                 after_run,
             }),
             Said::Turn if live => Body::TurnStarted(Empty {}),

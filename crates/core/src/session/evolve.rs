@@ -2,6 +2,7 @@
 
 use qd_protocol::event::{
     AskResolved, AskState, Body, Decision, ExitReason, QueueReason, SessionUpdated, StopCause,
+    WorkerReattached,
 };
 use qd_protocol::limits::INLINE_MAX;
 use qd_protocol::link::Reply;
@@ -173,8 +174,16 @@ pub fn evolve(state: &mut State, event: &Recorded) {
         Body::SteerMissed(missed) => forget_steer(state, missed.steer),
         Body::WorkerStarted(worker) => {
             state.worker = Some(worker.worker_id.clone());
+            state.worker_since = event.ts;
             if let Some(run) = state.runs.front_mut() {
                 run.lacks_room = false;
+            }
+        }
+        Body::WorkerReattached(WorkerReattached { run_time_ms, .. }) => {
+            if let (Some(ran), Some(started)) = (run_time_ms, turn(state)) {
+                // Whatever else has passed since its start was no run time: only the worker saw it.
+                let passed = started.waiting_since.unwrap_or(event.ts).since(started.at);
+                started.waited_ms = passed.saturating_sub(*ran);
             }
         }
         Body::WorkerExited(exited) => {
@@ -185,7 +194,6 @@ pub fn evolve(state: &mut State, event: &Recorded) {
             }
         }
         Body::SessionCreated(_)
-        | Body::WorkerReattached(_)
         | Body::MessageCreated(_)
         | Body::MessageFinished(_)
         | Body::ThoughtDelta(_)

@@ -77,6 +77,8 @@ pub enum Input {
         applied: Number,
         /// Whether it was there before, and so has been found again.
         again: bool,
+        /// How long the turn under way has run, as the worker counts it.
+        run_time_ms: Option<u64>,
     },
     /// There is no worker any more, as the link found out.
     Gone(Gone),
@@ -349,7 +351,7 @@ pub fn step(state: &mut State, input: Input, world: &World) -> Step {
         Input::Command(command) => draft.command(command),
         Input::Heard(number, up) => draft.heard(number, up),
         Input::Lost => {}
-        Input::Attached { applied, again } => draft.attached(applied, again),
+        Input::Attached { applied, again, run_time_ms } => draft.attached(applied, again, run_time_ms),
         Input::Gone(gone) => draft.gone(gone),
         Input::Tick => draft.tick(),
         Input::Wake => draft.wake(),

@@ -27,6 +27,9 @@ pub struct State {
     /// The worker that holds its agent, or did: from its `worker.started` to its `worker.exited`.
     #[serde(default)]
     pub worker: Option<WorkerId>,
+    /// Since when it has the last one that it had.
+    #[serde(default)]
+    pub worker_since: Millis,
     /// Since when that worker is being ended. It is given no run any more.
     #[serde(default)]
     pub stopping: Option<Millis>,
@@ -115,6 +118,13 @@ pub struct Started {
     pub text_len: u64,
     /// What it used.
     pub usage: Usage,
+}
+
+impl Started {
+    /// Milliseconds that it has run by now, without its waits.
+    pub fn run_time(&self, now: Millis) -> u64 {
+        self.waiting_since.unwrap_or(now).since(self.at).saturating_sub(self.waited_ms)
+    }
 }
 
 /// What a suspended run waits for.
@@ -212,6 +222,7 @@ impl State {
             settings: created,
             agent_session_id: None,
             worker: None,
+            worker_since: at,
             stopping: None,
             crashes: VecDeque::new(),
             runs: VecDeque::new(),

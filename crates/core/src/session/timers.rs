@@ -6,10 +6,10 @@ use qd_protocol::limits::{CANCEL_GRACE_S, KILL_S};
 
 use super::draft::Draft;
 use super::finish::Ending;
-use super::{Effect, Started, State};
+use super::{Effect, Link, Started, State};
 
-/// How long a worker that has been told to end may take before its session closes without it: what a killed process
-/// may take, and then some for the news to come.
+/// How long a worker that was told to end, or to kill a turn, is waited for: what a killed process may take, and then some
+/// for the news to come.
 const STOP_S: u64 = KILL_S + 5;
 
 /// What comes due.
@@ -21,26 +21,28 @@ enum Due {
 }
 
 /// When [`Input::Tick`](super::Input::Tick) has something to do, if nothing else happens before.
-pub fn deadline(state: &State) -> Option<Millis> {
-    next(state).map(|(at, _)| at)
+pub fn deadline(state: &State, link: Link) -> Option<Millis> {
+    next(state, link).map(|(at, _)| at)
 }
 
-fn next(state: &State) -> Option<(Millis, Due)> {
+fn next(state: &State, link: Link) -> Option<(Millis, Due)> {
     match state.active() {
-        Some((_, started)) => next_of_run(&state.settings.limits, started),
+        Some((_, started)) => next_of_run(&state.settings.limits, started, link),
         None if state.is_closing_up() => Some((state.stopping?.plus(STOP_S * 1000), Due::Close)),
         None => None,
     }
 }
 
-fn next_of_run(limits: &Limits, started: &Started) -> Option<(Millis, Due)> {
+fn next_of_run(limits: &Limits, started: &Started, link: Link) -> Option<(Millis, Due)> {
     match (started.stop, started.kill) {
-        (_, Some(kill)) => Some((kill.at.plus(KILL_S * 1000), Due::Abandon)),
+        (_, Some(kill)) => Some((kill.at.plus(STOP_S * 1000), Due::Abandon)),
         (Some(stop), None) => {
             let grace = limits.cancel_grace_s.map_or(CANCEL_GRACE_S * 1000, milliseconds);
             Some((stop.at.plus(grace), Due::Kill))
         }
         (None, None) if started.waiting_since.is_some() => None,
+        // A worker that is out of sight holds its turn to the limit itself, and only it knows how long that has run.
+        (None, None) if link == Link::Lost => None,
         (None, None) => {
             let limit = milliseconds(limits.run_timeout_s?);
             Some((started.at.plus(started.waited_ms).plus(limit), Due::Timeout))
@@ -54,7 +56,9 @@ pub(super) fn milliseconds(seconds: f64) -> u64 {
 
 impl Draft<'_> {
     pub(super) fn tick(&mut self) {
-        let Some((_, due)) = next(self).filter(|(at, _)| *at <= self.world.now) else { return };
+        let Some((_, due)) = next(self, self.world.link).filter(|(at, _)| *at <= self.world.now) else {
+            return;
+        };
         match (due, self.active()) {
             (Due::Close, _) => self.advance(),
             (Due::Timeout, _) => {

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use qd_protocol::event::{
-    Body, ExitReason, Limits, QueueReason, RunError, RunQueued, WorkerExited, WorkerStarted,
+    Body, ExitReason, Limits, QueueReason, RunError, RunQueued, WorkerExited, WorkerReattached, WorkerStarted,
 };
 use qd_protocol::limits::{RESTART_WINDOW_S, RESTARTS};
 use qd_protocol::link::Gone;
@@ -124,13 +124,14 @@ impl Draft<'_> {
     }
 
     /// The worker is connected: what it has not applied is sent again, in order.
-    pub(super) fn attached(&mut self, applied: Number, again: bool) {
+    pub(super) fn attached(&mut self, applied: Number, again: bool, run_time_ms: Option<u64>) {
         if self.closed {
             // The session did not wait for it any longer, but here it is.
             return self.effect(Effect::StopAgent);
         }
         if let (true, Some(worker_id)) = (again, self.worker.clone()) {
-            self.emit(None, Body::WorkerReattached(WorkerStarted { worker_id }));
+            let run_time_ms = run_time_ms.filter(|_| self.turn().is_some());
+            self.emit(None, Body::WorkerReattached(WorkerReattached { worker_id, run_time_ms }));
         }
         let mut owed: Vec<(Number, Effect)> = Vec::new();
         if let Some((run, started)) = self.turn() {

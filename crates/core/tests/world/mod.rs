@@ -127,7 +127,7 @@ impl Small {
         }
         can(self.children.closing, Action::BelowClosed);
         can(peer.is_cut(), Action::Mend);
-        can(deadline(&self.state).is_some(), Action::Tick);
+        can(deadline(&self.state, self.peer.link()).is_some(), Action::Tick);
         for say in peer.can_say(left) {
             can(true, Action::Agent(say));
         }
@@ -193,7 +193,8 @@ impl Small {
                 }
             }
             Action::Tick => {
-                self.now = self.now.max(deadline(&self.state).expect("only offered with one"));
+                self.now =
+                    self.now.max(deadline(&self.state, self.peer.link()).expect("only offered with one"));
                 self.input(Input::Tick);
             }
             Action::Agent(say) => {
@@ -298,7 +299,7 @@ impl Small {
     /// The worker is there: it is told what it missed, and tells what was missed of it.
     fn attach(&mut self, again: bool) {
         let applied = self.peer.attach();
-        self.input(Input::Attached { applied, again });
+        self.input(Input::Attached { applied, again, run_time_ms: None });
         self.hear_spool();
     }
 

@@ -4,14 +4,17 @@ use std::time::Duration;
 
 use qd_core::session::{Link, State};
 use qd_link::{AgentLink, Heard, Numbered};
+use qd_protocol::RunId;
 use qd_protocol::frame::v1::Seat;
 use qd_protocol::limits::KILL_S;
-use qd_protocol::link::{Down, UpNumber};
+use qd_protocol::link::{Down, TurnLimits, UpNumber};
 use qd_protocol::worker::AgentSpec;
 use tokio::time::Instant;
 
 /// How long a worker may take to end all that it has before it is ended itself.
-const CLOSE: Duration = Duration::from_secs(KILL_S + 5);
+const CLOSE: Duration = Duration::from_secs(KILL_S);
+/// How long a worker that was out of sight may take to say what was missed, before deadlines count that passed meanwhile.
+const CATCH_UP: Duration = Duration::from_secs(5);
 
 /// An agent, perhaps.
 #[derive(Default)]
@@ -19,6 +22,8 @@ pub(super) struct Agent {
     link: Option<Box<AgentLink>>,
     phase: Phase,
     is_lost: bool,
+    /// Since when it was out of sight, the last time that it was.
+    away: Option<Instant>,
     /// Whether this is a worker from before: being there again is then worth an event.
     was_there: bool,
     /// Whether settings have changed that it was started with.
@@ -84,7 +89,8 @@ impl Agent {
 
     /// A worker from before; it is lost until it is found.
     pub(super) fn attaching(&mut self, link: AgentLink) {
-        *self = Self { link: Some(Box::new(link)), is_lost: true, was_there: true, ..Self::default() };
+        let (link, away) = (Some(Box::new(link)), Some(Instant::now()));
+        *self = Self { link, away, is_lost: true, was_there: true, ..Self::default() };
     }
 
     /// Starts the agent again in the worker that rests.
@@ -112,6 +118,13 @@ impl Agent {
         }
     }
 
+    /// Says what is left to a turn, should it be alone.
+    pub(super) fn limit(&self, run: RunId, limits: TurnLimits) {
+        if let Some(link) = &self.link {
+            link.limit(run, limits);
+        }
+    }
+
     pub(super) fn acknowledge(&mut self, number: UpNumber) {
         if let Some(link) = &mut self.link {
             link.ack(number);
@@ -131,6 +144,13 @@ impl Agent {
 
     pub(super) fn lost(&mut self) {
         self.is_lost = true;
+        self.away = Some(Instant::now());
+    }
+
+    /// Until when no deadline counts, because what the agent did about it may not have been heard.
+    pub(super) fn catches_up_until(&self) -> Option<Instant> {
+        let behind = self.link.as_ref().is_some_and(|link| !link.is_caught_up());
+        self.away.filter(|_| behind).map(|since| since + CATCH_UP)
     }
 
     /// The worker is there; true if it was there before, and so is found again.

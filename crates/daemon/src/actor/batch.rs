@@ -54,6 +54,8 @@ pub(super) struct Batch {
     pub(super) gone: Option<Gone>,
     /// Likewise.
     pub(super) wake: bool,
+    /// Whether the agent is to be told afterwards what is left to its turn.
+    pub(super) limits: bool,
 }
 
 impl Batch {

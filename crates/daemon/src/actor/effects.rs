@@ -152,15 +152,24 @@ impl Actor {
         Ok((load::whole(&blobs, accept.prompt).await?, files, messages))
     }
 
+    /// Tells the worker of a turn what is left to it: the limits may be others than when it began.
+    pub(super) async fn tell_limits(&self) {
+        let turn = self.state.turn().filter(|(_, started)| started.stop.is_none());
+        if let Some(run) = turn.map(|(run, _)| run.id.clone()) {
+            self.agent.limit(run, self.limits().await);
+        }
+    }
+
     /// What is left to the run, for a worker that is alone.
     async fn limits(&self) -> TurnLimits {
         let limits = &self.state.settings.limits;
         let milliseconds = |seconds: f64| (seconds * 1000.0).clamp(0.0, 1e15) as u64;
-        let spent = self.state.active().map(|(_, started)| Millis::now().since(started.at));
-        let left = |limit: u64| limit.saturating_sub(spent.unwrap_or_default());
+        let started = self.state.active().map(|(_, started)| started);
+        let ran = started.map_or(0, |started| started.run_time(Millis::now()));
+        let turns = started.map_or(0, |started| started.turns);
         TurnLimits {
-            timeout_ms: limits.run_timeout_s.map(milliseconds).map(left),
-            max_turns: limits.max_turns,
+            timeout_ms: limits.run_timeout_s.map(|limit| milliseconds(limit).saturating_sub(ran)),
+            max_turns: limits.max_turns.map(|most| most.saturating_sub(turns)),
             budget_usd: self.daemon.budget_left(&self.line).await,
             grace_ms: limits.cancel_grace_s.map(milliseconds),
         }

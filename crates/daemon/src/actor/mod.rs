@@ -186,7 +186,7 @@ impl Actor {
                     Box::pin(self.commit(batch)).await;
                 }
                 Next::Patience => self.daemon.workers.kill(&self.session.id),
-                Next::Idle if self.agent.is_idle() => {
+                Next::Idle if self.is_needless() => {
                     self.agent.rest();
                     self.tell_need();
                 }
@@ -209,14 +209,17 @@ impl Actor {
         let mut mail = Vec::new();
         let mailbox = &self.mailbox;
         let letters = std::future::poll_fn(|context| mailbox.poll_take(context, &mut mail, BATCH_MAX));
-        let due = deadline(&self.state).map(|at| Duration::from_millis(at.since(Millis::now())));
-        let patience = self.agent.patience().map(|until| until.saturating_duration_since(Instant::now()));
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        let unheard = self.agent.catches_up_until().map(left).unwrap_or_default();
+        let due = deadline(&self.state, self.agent.state());
+        let due = due.map(|at| Duration::from_millis(at.since(Millis::now())).max(unheard));
+        let patience = self.agent.patience().map(left);
         let (pause, after) = match (due, patience) {
             _ if self.redo.is_some() => (RETRY, Next::Redo),
             (due, Some(patience)) if due.is_none_or(|due| patience < due) => (patience, Next::Patience),
             (Some(due), _) => (due, Next::Tick),
             // What its turns left running keeps a session awake: somebody has to hold its worker.
-            _ if self.is_quiet() && self.agent.is_idle() => (self.daemon.idle, Next::Idle),
+            _ if self.is_needless() => (self.daemon.idle, Next::Idle),
             _ if self.is_quiet() && !self.agent.is_there() => (self.daemon.idle.min(NAP), Next::Idle),
             _ => (Duration::MAX, Next::Tick),
         };
@@ -236,6 +239,12 @@ impl Actor {
         self.redo.is_none() && waits && !self.agent.is_changing()
     }
 
+    /// Whether there is an agent that has nothing to do: between runs, or while its run waits for other sessions.
+    fn is_needless(&self) -> bool {
+        let waits = self.state.suspended().is_some() && self.redo.is_none() && !self.agent.is_changing();
+        self.agent.is_idle() && (waits || self.is_quiet())
+    }
+
     fn world(&self) -> World {
         World {
             now: Millis::now(),
@@ -253,6 +262,7 @@ impl Actor {
             session: self.state.id.clone(),
             worker: self.state.worker.clone()?,
             agent: self.state.settings.agent.clone(),
+            since: self.state.worker_since,
             taken: self.state.taken,
         })
     }
@@ -266,8 +276,8 @@ impl Actor {
         }
         let need = match self.state.phase() {
             _ if !self.agent.is_live() => Need::Nothing,
+            _ if self.is_needless() => Need::Idle,
             Phase::Waiting => Need::Nothing,
-            Phase::Idle if self.agent.is_idle() => Need::Idle,
             _ => Need::Busy,
         };
         self.daemon.make_room(|room| room.set(&self.session.id, need));
@@ -297,7 +307,7 @@ impl Actor {
                 }
                 Mail::Wake => self.judge(&mut batch, Input::Wake),
                 Mail::Probe(reply) => probes.push(reply),
-                Mail::GiveWay if self.is_quiet() => self.agent.rest(),
+                Mail::GiveWay if self.is_needless() => self.agent.rest(),
                 Mail::GiveWay => {}
                 Mail::EndAgent => self.agent.close(),
                 Mail::Stop => {
@@ -338,10 +348,11 @@ impl Actor {
                 self.agent.lost();
                 self.judge(&mut batch, Input::Lost);
             }
-            Heard::Attached { applied, seat, pid, keeper, again } => {
-                self.daemon.workers.met(&self.session.id, pid, keeper);
+            Heard::Attached { applied, seat, pid, run_time_ms, again } => {
+                self.daemon.workers.met(&self.session.id, pid);
                 let again = self.agent.attached(seat, again);
-                self.judge(&mut batch, Input::Attached { applied, again });
+                self.judge(&mut batch, Input::Attached { applied, again, run_time_ms });
+                batch.limits = again;
             }
             Heard::Gone(gone) => {
                 // One that a daemon died before it could start is no crash of anybody's.
@@ -403,8 +414,13 @@ impl Actor {
                 if batch.bodies().any(|body| matches!(body, Body::SessionClosed(_))) {
                     self.forget_env();
                 }
+                let limits =
+                    batch.limits || batch.bodies().any(|body| matches!(body, Body::SessionUpdated(_)));
                 for outcome in batch.outcomes(first) {
                     self.carry_out(outcome).await;
+                }
+                if limits {
+                    self.tell_limits().await;
                 }
                 self.prompts.forget_ended(&self.state);
                 self.agent.refresh(&self.state);
@@ -417,6 +433,10 @@ impl Actor {
     /// Lets go of a worker whose end is in the journal.
     fn part(&mut self, is_lost: bool) {
         let over = self.agent.take_over();
+        if is_lost {
+            // One that cannot be understood may still be there.
+            self.daemon.workers.kill(&self.session.id);
+        }
         if is_lost || over.is_some() {
             self.daemon.workers.forget(&self.session.id);
         }

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -166,7 +166,7 @@ impl Hosts {
             host: host.clone(),
         };
         if host != worker.as_str()
-            && let Err(error) = fs::write(whereabouts(&self.dir, worker), &host)
+            && let Err(error) = write_private(&whereabouts(&self.dir, worker), &host)
         {
             tracing::warn!(%worker, %error, "a later daemon will not find this agent");
         }
@@ -206,6 +206,11 @@ impl Hosts {
         });
         Ok(())
     }
+}
+
+fn write_private(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    io::Write::write_all(&mut file, text.as_bytes())
 }
 
 /// What the name of a shared process begins with; it is no worker's own.

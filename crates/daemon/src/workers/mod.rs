@@ -69,7 +69,6 @@ struct Live {
     started_at: Millis,
     /// Known once it has been talked to.
     pid: Option<u32>,
-    keeper: Option<u32>,
 }
 
 /// Which worker a session has, and how far it was heard.
@@ -78,6 +77,7 @@ pub(crate) struct Had {
     pub(crate) session: SessionId,
     pub(crate) worker: WorkerId,
     pub(crate) agent: String,
+    pub(crate) since: Millis,
     pub(crate) taken: UpNumber,
 }
 
@@ -177,6 +177,7 @@ impl Workers {
             session: spec.session.clone(),
             worker: spec.worker.clone(),
             agent: spec.agent.clone(),
+            since: Millis::now(),
             taken: spec.after,
         };
         self.remember(&had);
@@ -210,10 +211,9 @@ impl Workers {
     }
 
     /// A session's worker was talked to.
-    pub(crate) fn met(&self, session: &SessionId, pid: u32, keeper: Option<u32>) {
+    pub(crate) fn met(&self, session: &SessionId, pid: u32) {
         if let Some(live) = self.lock().get_mut(session) {
             live.pid = Some(pid);
-            live.keeper = keeper.filter(|_| !live.elsewhere);
         }
     }
 
@@ -266,7 +266,7 @@ impl Workers {
                         .plus(u64::try_from(lease.as_millis()).unwrap_or(u64::MAX)),
                     agent: live.agent.clone(),
                     host,
-                    processes: live.keeper.map(below).unwrap_or_default(),
+                    processes: live.pid.filter(|_| !live.elsewhere).map(below).unwrap_or_default(),
                 })
             })
             .collect();
@@ -299,18 +299,23 @@ impl Workers {
     }
 
     fn trace(&self, pid: u32) -> Kin {
-        let mut seen = false;
+        let mut kin = Kin::Unknown;
         for ancestor in proc::ancestry(pid) {
-            seen = true;
-            let found = self.session_of(|live| live.keeper == Some(ancestor));
+            let found =
+                self.session_of(|live| live.pid == Some(ancestor) && !live.elsewhere && ancestor != pid);
             if let Some(session) = found {
                 return Kin::Agent(session);
             }
             if let Some(worker) = proc::mark_of(ancestor).and_then(|mark| self.keys.bearer(&mark)) {
                 return self.session_of(|live| live.worker == worker).map_or(Kin::Unknown, Kin::Agent);
             }
+            // Of a worker that was not talked to yet, or is dead and its keeper is not.
+            if ["__keeper", "__worker"].iter().any(|part| proc::plays(ancestor, part)) {
+                return Kin::Unknown;
+            }
+            kin = Kin::Stranger;
         }
-        if seen { Kin::Stranger } else { Kin::Unknown }
+        kin
     }
 
     fn session_of(&self, which: impl Fn(&Live) -> bool) -> Option<SessionId> {
@@ -322,9 +327,8 @@ impl Workers {
             worker: had.worker.clone(),
             agent: had.agent.clone(),
             elsewhere: self.elsewhere(&had.agent).is_some(),
-            started_at: Millis::now(),
+            started_at: had.since,
             pid: None,
-            keeper: None,
         };
         self.lock().insert(had.session.clone(), live);
     }
@@ -351,11 +355,10 @@ fn whereabouts(dir: &Path, worker: &WorkerId) -> PathBuf {
     dir.join(format!("{worker}.at"))
 }
 
-/// What runs below a keeper.
-fn below(keeper: u32) -> Vec<qd_protocol::api::Process> {
-    let describe =
-        |process: proc::Process| qd_protocol::api::Process { pid: process.pid, name: process.name };
-    proc::descendants(keeper).into_iter().map(describe).collect()
+/// What runs below a worker, without the keeper that it has for it.
+fn below(worker: u32) -> Vec<qd_protocol::api::Process> {
+    let all = proc::descendants(worker).into_iter().filter(|process| !proc::plays(process.pid, "__keeper"));
+    all.map(|process| qd_protocol::api::Process { pid: process.pid, name: process.name }).collect()
 }
 
 /// What secrets are made of. They are derived and not kept, so that none can be lost or left over.

@@ -56,7 +56,7 @@ impl Room {
             return true;
         }
         let place = state.line.iter().position(|waits| waits == session).unwrap_or(state.line.len());
-        state.live.len() + place < self.most && (self.free == 0 || state.live.is_empty() || self.has_memory())
+        self.fits(&state, place)
     }
 
     /// Puts a session in line.
@@ -105,17 +105,24 @@ impl Room {
         if state.line.is_empty() {
             return Told::default();
         }
-        let room = self.most.saturating_sub(state.live.len());
-        let wake = state.line.iter().take(room).cloned().collect::<Vec<_>>();
+        // By the same rule by which they will look: who was woken in vain would wait, and be woken, without end.
+        let fitting = state.line.iter().enumerate().take_while(|(place, _)| self.fits(state, *place));
+        let wake: Vec<SessionId> = fitting.map(|(_, session)| session.clone()).collect();
         let idle =
             || state.live.iter().find(|(_, need)| **need == Need::Idle).map(|(session, _)| session.clone());
         let rest = if wake.len() < state.line.len() { idle() } else { None };
         Told { wake, rest }
     }
 
+    /// Whether the one at this place in the line may start its agent. One agent may always live.
+    fn fits(&self, state: &State, place: usize) -> bool {
+        let alone = state.live.is_empty() && place == 0;
+        state.live.len() + place < self.most && (alone || self.has_memory())
+    }
+
     fn has_memory(&self) -> bool {
         // Where the kernel does not say, it is not for us to forbid.
-        available_memory().is_none_or(|available| available >= self.free)
+        self.free == 0 || available_memory().is_none_or(|available| available >= self.free)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -185,5 +192,10 @@ mod tests {
         assert!(room.has(&session(1)), "one agent may always live");
         room.set(&session(1), Need::Busy);
         assert!(!room.has(&session(2)));
+        assert_eq!(room.wait(&session(2)), Told::default(), "nobody is woken in vain");
+        let told = room.set(&session(1), Need::Idle);
+        assert_eq!(told, Told { wake: vec![], rest: Some(session(1)) });
+        let told = room.set(&session(1), Need::Nothing);
+        assert_eq!(told, Told { wake: vec![session(2)], rest: None });
     }
 }

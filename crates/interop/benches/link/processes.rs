@@ -96,7 +96,7 @@ pub(crate) async fn kill_ours() -> Duration {
     let begun = Instant::now();
     ours.link.send(Down::Kill { number: Number(2), run });
     let processes = ours.until(|up| match up {
-        Up::Terminal { outcome, .. } => Some(outcome.processes.clone()),
+        Up::Terminal { outcome, .. } => Some(outcome.processes),
         _ => None,
     });
     let processes = processes.await;

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use qd_protocol::frame::v1::{DaemonHello, Seat, ToDaemon, ToWorker, Versions, WorkerHello};
-use qd_protocol::limits::LINK_WINDOW;
+use qd_protocol::limits::{INLINE_MAX, LINK_WINDOW};
 use qd_protocol::link::{Gone, UpNumber};
 use tokio::time::Instant;
 
 use super::{LinkOptions, Route, Shared, Unreachable};
+use crate::fit::fit;
 use crate::line::{Line, Step, frame};
 use crate::proof;
 use crate::socket::{Socket, SocketError, Wire};
@@ -18,6 +19,8 @@ use crate::up::{Numbered, weight};
 
 /// The shortest and the longest wait before a worker is tried again.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+/// How often a worker may say what cannot be read, with nothing in between that can: it would say it for ever.
+const UNREADABLE_MAX: u32 = 3;
 
 /// See the module.
 pub(super) struct Dialler<R> {
@@ -27,6 +30,8 @@ pub(super) struct Dialler<R> {
     backoff: Duration,
     /// What was last logged of this worker, so that it is not logged again with every try.
     complaint: Option<String>,
+    /// How often in a row it has said what cannot be read.
+    unreadable: u32,
 }
 
 /// Why there is no going on with a worker.
@@ -54,7 +59,7 @@ enum Unfit {
 
 impl<R: Route> Dialler<R> {
     pub(super) fn new(options: LinkOptions, route: R, shared: Arc<Shared>) -> Self {
-        Self { options, route, shared, backoff: BACKOFF.0, complaint: None }
+        Self { options, route, shared, backoff: BACKOFF.0, complaint: None, unreadable: 0 }
     }
 
     /// Keeps the link until the agent is lost or the session lets go.
@@ -86,6 +91,12 @@ impl<R: Route> Dialler<R> {
             tracing::debug!(session = %self.options.session, %broken, "the connection to a worker broke");
             shared.lock().lost();
             shared.news.notify_one();
+            if shared.lock().heard() > began.1 {
+                self.unreadable = 0;
+            } else if self.unreadable >= UNREADABLE_MAX {
+                tracing::error!(session = %self.options.session, %broken, "a worker is given up: it cannot be understood");
+                return Err(End::Lost);
+            }
             if began.0.elapsed() >= BACKOFF.1 || shared.lock().heard() > began.1 {
                 self.backoff = BACKOFF.0;
                 return Ok(());
@@ -190,16 +201,23 @@ impl<R: Route> Dialler<R> {
         }
     }
 
-    fn take(&self, text: &str) -> Result<(), SocketError> {
+    fn take(&mut self, text: &str) -> Result<(), SocketError> {
         match serde_json::from_str(text) {
-            Ok(ToDaemon::Said { first, ups }) => {
+            Ok(ToDaemon::Said { first, mut ups }) => {
+                // One that is too large makes its frame too large as well.
+                if text.len() > INLINE_MAX {
+                    ups = ups.into_iter().map(fit).collect();
+                }
                 self.shared.lock().said(first, ups, text.len()).map_err(unreadable)?;
                 self.shared.news.notify_one();
                 Ok(())
             }
             Ok(ToDaemon::Hello(_) | ToDaemon::Refused { .. }) => Ok(()),
             // To go on without it would be to lose it.
-            Err(error) if text.starts_with(r#"{"said""#) => Err(unreadable(error)),
+            Err(error) if text.starts_with(r#"{"said""#) => {
+                self.unreadable += 1;
+                Err(unreadable(error))
+            }
             Err(error) => {
                 tracing::debug!(%error, "a frame that cannot be read");
                 Ok(())
@@ -218,7 +236,7 @@ impl<R: Route> Dialler<R> {
             }
             let first = some[0].number;
             let bytes = some.iter().map(|thing| weight(&thing.up)).sum();
-            let ups = some.into_iter().map(|thing| thing.up).collect();
+            let ups = some.into_iter().map(|thing| fit(thing.up)).collect();
             if let Err(hole) = self.shared.lock().said(first, ups, bytes) {
                 tracing::error!(session = %self.options.session, %hole, "a spool has a hole; what follows is not used");
                 break;

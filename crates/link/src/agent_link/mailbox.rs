@@ -31,6 +31,8 @@ pub(super) struct Mailbox {
     heard: UpNumber,
     /// The last number that is in the journal.
     acked: UpNumber,
+    /// The last number that the worker had given when it was reached.
+    last: UpNumber,
     /// Whether there is a connection.
     connected: bool,
     /// Whether the session has heard, or will, that there was one.
@@ -54,6 +56,7 @@ impl Mailbox {
             bytes: 0,
             heard: taken,
             acked: taken,
+            last: taken,
             connected: false,
             was_attached: false,
             gone: None,
@@ -80,16 +83,22 @@ impl Mailbox {
         self.things <= LINK_WINDOW && self.bytes <= WINDOW_BYTES
     }
 
+    /// Whether the session has heard all that the worker had said when it was reached.
+    pub(super) fn is_caught_up(&self) -> bool {
+        self.connected && self.heard >= self.last && self.waiting.is_empty()
+    }
+
     /// A connection is there, by this hello.
     pub(super) fn attached(&mut self, taken: UpNumber, hello: &WorkerHello) {
         self.connected = true;
+        self.last = hello.last;
         self.outbox.connected(taken, hello.seat);
         self.put(
             Heard::Attached {
                 applied: hello.applied,
                 seat: hello.seat,
                 pid: hello.pid,
-                keeper: hello.keeper,
+                run_time_ms: hello.run_time_ms,
                 again: self.was_attached,
             },
             0,
@@ -200,12 +209,12 @@ mod tests {
             last: UpNumber(0),
             applied: Number(0),
             pid: 1,
-            keeper: None,
+            run_time_ms: None,
         }
     }
 
     fn attached(again: bool) -> Heard {
-        Heard::Attached { applied: Number(0), seat: Seat::Starting, pid: 1, keeper: None, again }
+        Heard::Attached { applied: Number(0), seat: Seat::Starting, pid: 1, run_time_ms: None, again }
     }
 
     fn said(numbers: impl IntoIterator<Item = u64>) -> Heard {

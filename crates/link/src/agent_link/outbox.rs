@@ -1,8 +1,9 @@
 //! What a session has for its worker and has not got rid of: wishes until they are answered, and commands, which the
 //! session says again after every break. No task, lock or connection is known here.
 
+use qd_protocol::RunId;
 use qd_protocol::frame::v1::{Seat, ToWorker};
-use qd_protocol::link::{Down, Up, UpNumber};
+use qd_protocol::link::{Down, TurnLimits, Up, UpNumber};
 use qd_protocol::worker::AgentSpec;
 
 use crate::down::Commands;
@@ -16,6 +17,8 @@ pub(super) struct Outbox {
     /// first.
     held: Commands,
     phase: Phase,
+    /// What a turn has left, until it has gone out.
+    limits: Option<(RunId, TurnLimits)>,
     /// An agent that is wanted, until it is known to be on its way.
     start: Option<Box<AgentSpec>>,
     /// A rest that is wanted, until the agent rests.
@@ -51,6 +54,7 @@ impl Outbox {
             commands: Commands::default(),
             held: Commands::default(),
             phase: Phase::Away,
+            limits: None,
             start,
             rest: false,
             close: false,
@@ -65,12 +69,18 @@ impl Outbox {
         }
     }
 
+    pub(super) fn limit(&mut self, run: RunId, limits: TurnLimits) {
+        self.limits = Some((run, limits));
+    }
+
     pub(super) fn start(&mut self, spec: Box<AgentSpec>) {
         self.start = Some(spec);
         self.sent.start = false;
     }
 
     pub(super) fn rest(&mut self) {
+        // One that is still wanted has gone out once; one that was answered is another wish.
+        self.sent.rest &= self.rest;
         self.rest = true;
     }
 
@@ -113,6 +123,7 @@ impl Outbox {
     pub(super) fn broke(&mut self) {
         self.phase = Phase::Away;
         self.held.absorb(std::mem::take(&mut self.commands));
+        self.limits = None;
     }
 
     /// What the worker's word answers.
@@ -151,7 +162,11 @@ impl Outbox {
             return Some(ToWorker::Start(spec.clone()));
         }
         match self.phase {
-            Phase::Open => self.commands.take().map(ToWorker::Do),
+            // After the prompt that they are for.
+            Phase::Open => self.commands.take().map(ToWorker::Do).or_else(|| {
+                let (run, limits) = self.limits.take()?;
+                Some(ToWorker::Limits { run, limits })
+            }),
             Phase::Away | Phase::Told => None,
         }
     }
@@ -193,6 +208,22 @@ mod tests {
     }
 
     const READY: Seat = Seat::Ready { steers: true };
+
+    #[test]
+    fn an_agent_rests_as_often_as_it_is_wanted_on_one_connection() {
+        let mut outbox = Outbox::new(None);
+        connect(&mut outbox, READY);
+        for _ in 0..3 {
+            outbox.rest();
+            assert!(matches!(all(&mut outbox)[..], [ToWorker::Rest]));
+            outbox.rest();
+            assert!(all(&mut outbox).is_empty(), "it has been said");
+            outbox.heard(&Up::Rested);
+            outbox.start(spec());
+            assert!(matches!(all(&mut outbox)[..], [ToWorker::Start(_)]));
+            outbox.heard(&Up::Ready { agent_session_id: None, steers: true });
+        }
+    }
 
     #[test]
     fn what_is_owed_goes_out_before_what_was_said_without_a_connection() {

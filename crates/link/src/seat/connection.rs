@@ -100,6 +100,7 @@ impl<'a> Attached<'a> {
                 self.shared.changed(&state);
             }
             Ok(ToWorker::Do(down)) => self.shared.command(down),
+            Ok(ToWorker::Limits { run, limits }) => self.shared.limit(run, limits),
             Ok(ToWorker::Start(spec)) => self.shared.want(Wanted::Start(spec)),
             Ok(ToWorker::Rest) => self.shared.want(Wanted::Rest),
             Ok(ToWorker::Close) => self.shared.want(Wanted::Close),

@@ -1,6 +1,8 @@
 //! The first frames of a connection, from the worker's side: who asks, whether both know the secret, and what there is
 //! for the session. Nothing of the session is said before the daemon has proven itself.
 
+use std::time::Duration;
+
 use qd_protocol::Number;
 use qd_protocol::frame::v1::{self, DaemonHello, ToDaemon, ToWorker, Versions, WorkerHello};
 use qd_protocol::link::UpNumber;
@@ -43,7 +45,7 @@ pub async fn offer_empty<W: Wire>(
     software: &str,
 ) -> Result<Started<W>, SocketError> {
     let nothing =
-        Having { seat: v1::Seat::Empty, last: hello.taken, applied: Number::default(), keeper: None };
+        Having { seat: v1::Seat::Empty, last: hello.taken, applied: Number::default(), run_time: None };
     prove(&mut socket, &hello, secret, software, nothing).await?;
     let spec = loop {
         if let ToWorker::Start(spec) = frame(&mut socket).await? {
@@ -62,7 +64,7 @@ pub(super) struct Having {
     pub(super) seat: v1::Seat,
     pub(super) last: UpNumber,
     pub(super) applied: Number,
-    pub(super) keeper: Option<u32>,
+    pub(super) run_time: Option<Duration>,
 }
 
 /// Answers a hello with ours, and returns when the daemon has proven itself.
@@ -74,7 +76,7 @@ pub(super) async fn prove<W: Wire>(
     having: Having,
 ) -> Result<(), SocketError> {
     let nonce = proof::nonce();
-    let Having { seat, last, applied, keeper } = having;
+    let Having { seat, last, applied, run_time } = having;
     let ours = WorkerHello {
         version: Versions::OURS.meet(theirs.versions).unwrap_or(v1::VERSION_MAX),
         software: software.to_owned(),
@@ -85,7 +87,7 @@ pub(super) async fn prove<W: Wire>(
         last,
         applied,
         pid: std::process::id(),
-        keeper,
+        run_time_ms: run_time.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
     };
     let right = proof::of_daemon(secret, &ours.nonce, &theirs.nonce);
     socket.send(&ToDaemon::Hello(ours)).await?;

@@ -80,7 +80,6 @@ impl<E: Executor> Seats<E> {
             after: spec.after,
             spool_max: SPOOL_MAX,
             software: SOFTWARE.to_owned(),
-            keeper: None,
         };
         let seat = Seat::new(options, Box::new(MemorySpool::default()));
         let (seated, executor) = (seat.clone(), Arc::clone(&self.executor));

@@ -147,7 +147,6 @@ impl Harbour {
             after: UpNumber(0),
             spool_max: SPOOL_MAX,
             software: String::new(),
-            keeper: None,
         };
         let seat = Seat::new(options, Box::new(self.spool.clone()));
         let harbour = self.clone();

@@ -287,7 +287,7 @@ pub(crate) fn spec() -> Box<AgentSpec> {
 
 pub(crate) fn seat_options() -> SeatOptions {
     let LinkOptions { session, worker, secret, taken, software, .. } = link_options();
-    SeatOptions { session, worker, secret, after: taken, spool_max: SPOOL_MAX, software, keeper: None }
+    SeatOptions { session, worker, secret, after: taken, spool_max: SPOOL_MAX, software }
 }
 
 pub(crate) fn link_options() -> LinkOptions {

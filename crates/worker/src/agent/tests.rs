@@ -37,7 +37,8 @@ fn spec() -> AgentSpec {
 }
 
 fn state(attached: bool) -> SeatState {
-    SeatState { attached, since: Instant::now(), seat: v1::Seat::Starting, run: None, unacked: false }
+    let (seat, since) = (v1::Seat::Starting, Instant::now());
+    SeatState { attached, since, seat, run: None, limits: None, unacked: false }
 }
 
 fn run(name: &str) -> RunId {

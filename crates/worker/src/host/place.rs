@@ -132,7 +132,6 @@ impl Place {
                 error("keeper_failed", &format!("the keeper could not be started: {cause}"))
             })?;
             keepers.insert(keeper.pid());
-            self.seat.set_keeper(Some(keeper.pid()));
             self.below = Some(Arc::new(Below::new(keeper, profile.spare.clone())));
         }
         self.start(kind);
@@ -147,6 +146,8 @@ impl Place {
             seat: Some(self.seat.state()),
             leash: Arc::clone(&self.leash),
         };
+        let leash = Arc::clone(&self.leash);
+        self.seat.set_clock(Box::new(move || leash.run_time()));
         let filter = Redactor::filter(Secrets::of(&self.spec.env));
         let spec = self.spec.clone();
         self.seat.seat(host_with(spec.after, filter, |end| live(kind, spec, around, end)));
@@ -249,7 +250,6 @@ impl Place {
             end_orphans(&others, CLOSE).await;
         }
         keepers.remove(&keeper.pid());
-        self.seat.set_keeper(None);
         swept
     }
 }
