@@ -121,3 +121,20 @@ async fn no_steer_is_said_when_none_came() {
     let session = daemon.session("script").await;
     assert_eq!(session.play(&[await_steer(20)]).await["text"], "no steer");
 }
+
+#[tokio::test]
+async fn steers_that_nobody_takes_are_bounded_like_prompts_that_wait() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session("script").await;
+    let run = session.script(&[say("busy"), forever()]).await;
+    session.seen_of(&run, "text.delta").await;
+    let mut taken = 0;
+    while session.try_steer("more").await.status == 202 {
+        taken += 1;
+        assert!(taken <= 101, "as many as may wait, and no more");
+    }
+    session.try_steer("more").await.refused(429, "queue_full");
+    session.cancel().await;
+    session.wait(&run).await;
+    rules::check(&session.events().await);
+}

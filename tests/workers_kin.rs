@@ -138,3 +138,57 @@ async fn a_daemon_that_has_not_met_the_worker_yet_knows_whose_a_process_is() {
     session.seen("the worker", |event| event.kind == "worker.reattached").await;
     assert_eq!(status().await, "403");
 }
+
+#[tokio::test]
+async fn neither_distance_nor_a_kept_connection_makes_a_stranger_of_an_agent_s_process() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session("script").await;
+    let work = daemon.home.work();
+    let socket = daemon.home.socket().display().to_string();
+    std::fs::write(work.join("far.py"), FAR).unwrap();
+    let path = std::env::var("PATH").unwrap();
+    let command = ["env", "-i", &format!("PATH={path}"), "python3", "far.py", &socket];
+    let run = session.script(&[spawn_away(&command), forever()]).await;
+    session.seen_of(&run, "text.delta").await;
+    for attempt in ["far", "kept"] {
+        let status = poll("its attempt", async || std::fs::read_to_string(work.join(attempt)).ok()).await;
+        assert_eq!(status, "403", "{attempt}");
+    }
+}
+
+/// One that is thirty generations away, and one whose parent made the connection and is gone.
+const FAR: &str = r#"
+import os, socket, sys, time
+
+def connect():
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(sys.argv[1])
+    return connection
+
+def attempt(connection, name):
+    connection.sendall(b"GET /v1/asks HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    status = connection.recv(4096).split()[1].decode()
+    with open(name + ".new", "w") as file:
+        file.write(status)
+    os.rename(name + ".new", name)
+
+if os.fork() == 0:
+    for _ in range(30):
+        if os.fork() != 0:
+            os.wait()
+            os._exit(0)
+    attempt(connect(), "far")
+    os._exit(0)
+if os.fork() == 0:
+    connection = connect()
+    maker = os.getpid()
+    time.sleep(0.2)
+    if os.fork() == 0:
+        while os.getppid() == maker:
+            time.sleep(0.01)
+        attempt(connection, "kept")
+    os._exit(0)
+os.wait()
+os.wait()
+time.sleep(600)
+"#;

@@ -1,7 +1,7 @@
 //! Sections 3 and 4: what is said of workers: `worker.started` and `worker.exited` around each, without run ids, and
 //! `GET /v1/workers` while it lives.
 
-use qd_testkit::{Daemon, Process, rules, script::*};
+use qd_testkit::{Daemon, Process, poll, rules, script::*};
 use serde_json::json;
 
 use crate::workers_loss::{process_of, worker_of};
@@ -77,4 +77,26 @@ async fn a_worker_is_in_a_session_of_its_own_and_knows_no_terminal() {
     assert_eq!(fields[4], "0", "no terminal controls it");
     let environ = std::fs::read(format!("/proc/{}/environ", worker.pid)).unwrap();
     assert!(!String::from_utf8_lossy(&environ).contains("secret"));
+}
+
+#[tokio::test]
+async fn sessions_that_share_a_worker_share_it_from_the_first_moment_and_its_age_survives_the_daemon() {
+    let mut daemon = Daemon::start().await;
+    let mut sessions = Vec::new();
+    for _ in 0..8 {
+        sessions.push(daemon.session("echo").await);
+    }
+    let prompts = sessions.iter().map(|session| session.prompt("__sleep_ms:600000 x"));
+    futures_util::future::join_all(prompts).await;
+    let listed = poll("all workers", async || {
+        let listed = daemon.client().get("/v1/workers").await.list();
+        (listed.len() == sessions.len()).then_some(listed)
+    })
+    .await;
+    assert_eq!(daemon.home.playing("__worker").len(), 1);
+    daemon.restart().await;
+    for session in &sessions {
+        let before = listed.iter().find(|worker| worker["session_id"] == session.id).unwrap();
+        assert_eq!(worker_of(session).await["started_at"], before["started_at"]);
+    }
 }

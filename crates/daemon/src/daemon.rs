@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use qd_core::session::Command;
-use qd_journal::{AppendError, BlobError, Journal, ReadError, Scope, SessionKey, SessionRow, WorkspaceKey};
+use qd_journal::{
+    AppendError, BlobError, Journal, ReadError, Scope, SessionFilter, SessionKey, SessionRow, WorkspaceKey,
+};
 use qd_protocol::limits::{MAILBOX_MAX, STOP_S};
 use qd_protocol::policy::Policy;
 use qd_protocol::{ApiError, Code, Millis, SessionId, WorkspaceId, api};
@@ -205,9 +207,17 @@ impl Daemon {
             }
             // Soon after the start, for those that a daemon left which died while it started them; then rarely.
             if ticks.is_multiple_of(STRAYS) {
-                self.workers.end_strays().await;
+                self.end_strays().await;
             }
             ticks = ticks.wrapping_add(1);
+        }
+    }
+
+    async fn end_strays(&self) {
+        let owing = SessionFilter { owes_only: true, ..SessionFilter::default() };
+        match self.journal.sessions(owing, None, usize::MAX).await {
+            Ok(rows) => self.workers.end_strays(&rows.into_iter().map(|row| row.id).collect()).await,
+            Err(error) => tracing::warn!(%error, "workers that no session knows could not be looked for"),
         }
     }
 

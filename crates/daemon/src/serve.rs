@@ -7,6 +7,7 @@ use std::time::Duration;
 use qd_journal::{Journal, OpenError, Options as JournalOptions};
 use qd_protocol::ApiError;
 use qd_protocol::limits::STOP_S;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::{Config, ConfigError};
@@ -16,6 +17,8 @@ use crate::home::{Home, HomeError};
 use crate::http;
 use crate::workers::{Program, Workers};
 
+/// Descriptors that are wanted.
+const DESCRIPTORS: u64 = 65_536;
 /// How long the first answer may wait for what the last daemon left to be settled.
 const SETTLE: Duration = Duration::from_millis(500);
 
@@ -65,11 +68,23 @@ pub fn serve(
     program: Program,
     announce: &mut dyn FnMut(&str),
 ) -> Result<(), ServeError> {
+    raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("qd").build()?;
     let ended = runtime.block_on(run(options, program, announce));
     // What is left can only be reads that nobody waits for.
     runtime.shutdown_timeout(Duration::from_millis(100));
     ended
+}
+
+/// Connections, links and readers have a descriptor each, and the usual soft limit is 1024. Where it cannot be raised we
+/// live with what there is.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = limit.maximum.map_or(DESCRIPTORS, |most| most.min(DESCRIPTORS));
+    if limit.current.is_some_and(|now| now < wanted) {
+        let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..limit });
+        tracing::debug!(?raised, wanted, "the limit on descriptors");
+    }
 }
 
 async fn run(

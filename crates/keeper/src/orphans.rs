@@ -33,7 +33,7 @@ pub async fn end_orphans(spare_pids: &[u32], grace: Duration) -> Swept {
 /// long as that takes, at most the grace and [`qd_protocol::limits::KILL_S`] seconds. Neither this process nor one
 /// that it descends from is touched.
 pub fn end_marked(mark: &str, grace: Duration) -> Swept {
-    let ours: HashSet<u32> = proc::ancestry(std::process::id()).collect();
+    let ours: HashSet<u32> = proc::ancestry(std::process::id()).flatten().collect();
     let mut known = proc::Acquaintance::default();
     let mut looks = 0;
     climb(grace, |seen| {

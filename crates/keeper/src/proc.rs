@@ -105,9 +105,15 @@ pub fn descendants(pid: u32) -> Vec<Process> {
     tree(pid).into_iter().map(|node| node.process).collect()
 }
 
-/// A process, its parent, that one's parent and so on, up to the first of all.
-pub fn ancestry(pid: u32) -> impl Iterator<Item = u32> {
-    std::iter::successors(Some(pid), |pid| parent(*pid)).take(ANCESTRY_MAX)
+/// A process, its parent, that one's parent and so on, up to the first of all. `None` stands for an ancestor that could
+/// not be found: one that ended meanwhile, or that is too far away. Then nobody knows who comes after it.
+pub fn ancestry(pid: u32) -> impl Iterator<Item = Option<u32>> {
+    let next = |known: &Option<u32>| match known.and_then(Stat::read) {
+        Some(stat) => (stat.parent > 0).then_some(Some(stat.parent)),
+        None => known.map(|_| None),
+    };
+    let depth = |(place, pid)| if place < ANCESTRY_MAX { pid } else { None };
+    std::iter::successors(Some(Some(pid)), next).enumerate().take(ANCESTRY_MAX + 1).map(depth)
 }
 
 /// Whether a process was started as this part of ours: `qd PART`. Anybody may claim it, so it can cost rights and never
@@ -462,7 +468,7 @@ mod tests {
         let child = sleeper();
         let pid = child.id();
         assert_eq!(parent(pid), Some(us));
-        assert!(ancestry(pid).take(2).eq([pid, us]));
+        assert!(ancestry(pid).take(2).eq([Some(pid), Some(us)]));
         assert!(children(us).contains(&pid));
         let process = Process::find(pid).unwrap();
         assert!(descendants(us).contains(&process) && alive(&process));

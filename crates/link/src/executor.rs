@@ -103,8 +103,9 @@ impl Turn {
     pub async fn steer(&self) -> Option<String> {
         let Steer { text, number } = self.unless_cancelled(self.shared.inbox.steer()).await?;
         if let (Mouth::Link { voice, .. }, Some(steer)) = (&self.shared.mouth, number) {
-            // A session that has let go needs no word of it.
-            let _heard = voice.say(Up::SteerTaken { steer }).await;
+            // Without a pause, in which the wait could be given up and the words be lost: there is always room for so
+            // little. A session that has let go needs no word of it.
+            let _heard = tokio::task::unconstrained(voice.say(Up::SteerTaken { steer })).await;
         }
         Some(text)
     }

@@ -82,8 +82,8 @@ impl FileSpool {
         })
     }
 
-    /// What was said after this number and is still there, in order. A line that its writer did not live to end is
-    /// left out; a folder that is not there holds nothing.
+    /// What was said after this number and is still there, in order and without a hole: what follows a line that cannot
+    /// be read is left out, as is one that its writer did not live to end. A folder that is not there holds nothing.
     pub fn remains(folder: &Path, after: UpNumber) -> io::Result<Vec<Numbered>> {
         let mut remains: Vec<Numbered> = Vec::new();
         for path in segments_of(folder)? {
@@ -92,13 +92,18 @@ impl FileSpool {
             while lines.read_until(b'\n', &mut line)? > 0 {
                 match serde_json::from_slice::<Line>(&line) {
                     Ok(Line { n, up }) => {
-                        let newest = remains.last().map_or(after, |thing| thing.number);
-                        if n > newest {
+                        let newest = remains.last().map(|thing| thing.number);
+                        if newest.is_some_and(|newest| n.0 > newest.0 + 1) {
+                            tracing::warn!(path = %path.display(), before = n.0, "a spool has a hole");
+                            return Ok(remains);
+                        }
+                        if n > newest.unwrap_or(after) {
                             remains.push(Numbered { number: n, up });
                         }
                     }
                     Err(error) => {
                         tracing::warn!(%error, path = %path.display(), "a line of a spool cannot be read");
+                        return Ok(remains);
                     }
                 }
                 line.clear();
@@ -123,17 +128,12 @@ impl FileSpool {
         Ok(read.map(|Line { n, up }| Numbered { number: n, up }))
     }
 
-    /// Removes a spool with all that is in it, and the folder of all spools with the last of them.
+    /// Removes a spool with all that is in it.
     pub fn remove(folder: &Path) -> io::Result<()> {
         match fs::remove_dir_all(folder) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
         }
-        if let Some(all) = folder.parent() {
-            // Fails while there are others, which is the point.
-            let _others: io::Result<()> = fs::remove_dir(all);
-        }
-        Ok(())
     }
 
     /// The segment that is written to, with room in it.

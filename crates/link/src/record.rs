@@ -68,12 +68,15 @@ impl Life {
     }
 }
 
-/// Whether the worker process `id` of this home lives.
+/// Whether the worker process `id` of this home lives. Where that cannot be told it does: who is taken for dead is
+/// buried.
 pub fn alive(dir: &Path, id: &str) -> bool {
     let Some(files) = Files::of(dir, id) else { return false };
-    let Ok(file) = File::open(&files.lock) else { return false };
-    // Shared, so that two who ask do not take each other for the worker. Given back with the file.
-    matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock))
+    match File::open(&files.lock) {
+        // Shared, so that two who ask do not take each other for the worker. Given back with the file.
+        Ok(file) => file.try_lock_shared().is_err(),
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
+    }
 }
 
 /// Connects to the worker process `id` of this home.

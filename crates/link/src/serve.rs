@@ -11,6 +11,7 @@ use std::time::Duration;
 use qd_protocol::frame::v1;
 use qd_protocol::limits::CONNECTIONS_MAX;
 use qd_protocol::worker::Secret;
+use rustix::net::sockopt;
 use subtle::ConstantTimeEq;
 use tokio::net::{TcpListener, TcpStream, ToSocketAddrs};
 use tokio::task::JoinSet;
@@ -24,6 +25,8 @@ use crate::executor::Executor;
 use crate::plain;
 use crate::socket::{STEP, Socket, SocketError, Wire};
 
+/// Silence before the kernel asks a peer for a sign of life; it is given up after twice as long.
+const SILENCE: Duration = Duration::from_secs(30);
 /// How long to wait when the system has no connection to give, for instance for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -274,13 +277,28 @@ struct Guest<W> {
 async fn accept(listener: &TcpListener) -> TcpStream {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => return stream,
+            Ok((stream, _)) => {
+                if let Err(error) = keep_alive(&stream) {
+                    tracing::debug!("a silent peer will not be noticed: {error}");
+                }
+                return stream;
+            }
             Err(error) => {
                 tracing::warn!("failed to accept a connection: {error}");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }
+}
+
+/// A parent that vanishes without a word, with its network or its power, is noticed by the kernel: nothing in the
+/// frames without a subprotocol asks for a sign of life.
+fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, SILENCE)?;
+    sockopt::set_tcp_keepintvl(stream, SILENCE / 3)?;
+    sockopt::set_tcp_keepcnt(stream, 3)?;
+    Ok(())
 }
 
 fn offers_v1(request: &Request) -> bool {

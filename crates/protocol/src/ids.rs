@@ -147,6 +147,12 @@ impl WorkerId {
     pub fn of_session(session: &SessionId, number: Number) -> Self {
         Self(format!("wrk_{}_{}", session.as_str().trim_start_matches(SessionId::PREFIX), number.0).into())
     }
+
+    /// The session that it was made for, if it was made for one.
+    pub fn session(&self) -> Option<SessionId> {
+        let (session, _) = self.as_str().strip_prefix(Self::PREFIX)?.rsplit_once('_')?;
+        SessionId::parse(&format!("{}{session}", SessionId::PREFIX)).ok()
+    }
 }
 
 impl RunId {

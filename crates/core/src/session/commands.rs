@@ -242,6 +242,8 @@ impl Draft<'_> {
             _ if self.serving(self.world.halted) == 0 => Some(Refusal::NotRunning),
             _ if self.suspended().is_some() => Some(Refusal::NotRunning),
             _ if !steers && matches!(self.world.link, Link::Ready { .. }) => Some(Refusal::SteerUnsupported),
+            // Each of them may become a run that waits.
+            Some(run) if self.runs.len() + run.steers.len() > QUEUE_MAX => Some(Refusal::QueueFull),
             _ => None,
         };
         let Some(run) = self.runs.front().filter(|_| refusal.is_none()) else {

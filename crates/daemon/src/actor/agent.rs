@@ -13,6 +13,8 @@ use tokio::time::Instant;
 
 /// How long a worker may take to end all that it has before it is ended itself.
 const CLOSE: Duration = Duration::from_secs(KILL_S);
+/// How often a worker is ended that does not end.
+const KILL_AGAIN: Duration = Duration::from_secs(5);
 /// How long a worker that was out of sight may take to say what was missed, before deadlines count that passed meanwhile.
 const CATCH_UP: Duration = Duration::from_secs(5);
 
@@ -238,6 +240,13 @@ impl Agent {
         match self.phase {
             Phase::Closing { until } if self.link.is_some() => Some(until),
             _ => None,
+        }
+    }
+
+    /// Gives a worker that was just ended a little time to be gone.
+    pub(super) fn wait_on(&mut self) {
+        if let Phase::Closing { until } = &mut self.phase {
+            *until = Instant::now() + KILL_AGAIN;
         }
     }
 

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use qd_core::rows::{Row, RunDoc, SessionDoc};
-use qd_core::session::{Accept, Effect, Large, Recorded, Reply, State, Step};
+use qd_core::session::{Accept, Effect, Input, Large, Recorded, Reply, State, Step};
 use qd_journal::{Append, AskRow, NewEvent, Remember, RowChange, RunRow, SessionKey, SessionRow};
 use qd_protocol::event::AskState;
 use qd_protocol::link::Gone;
@@ -54,8 +54,8 @@ pub(super) struct Batch {
     pub(super) gone: Option<Gone>,
     /// Likewise.
     pub(super) wake: bool,
-    /// Whether the agent is to be told afterwards what is left to its turn.
-    pub(super) limits: bool,
+    /// That a worker was reached, to be judged again if nothing comes of this.
+    pub(super) attached: Option<Input>,
 }
 
 impl Batch {
@@ -155,8 +155,11 @@ impl Batch {
                 body,
                 Body::RunFinished(_)
                     | Body::RunCancelRequested(_)
+                    | Body::RunKillRequested(_)
                     | Body::AskResolved(_)
                     | Body::SessionClosed(_)
+                    | Body::WorkerExited(_)
+                    | Body::WorkerReattached(_)
             )
         };
         self.bodies().any(ends) && !self.bodies().any(|body| matches!(body, Body::RunAccepted(_)))

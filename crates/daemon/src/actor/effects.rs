@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use super::batch::Outcome;
 use super::reply::Done;
-use super::{Actor, Mail, Redo, load};
+use super::{Actor, Mail, load};
 
 impl Actor {
     /// Answers whoever waits, then acts.
@@ -50,7 +50,7 @@ impl Actor {
             Effect::StopAgent if self.agent.is_there() => self.agent.close(),
             // The journal says that there is a worker, and we know of none.
             Effect::StopAgent => {
-                self.redo = Some(Box::new(Redo { gone: Some(Gone::Lost), ..Redo::default() }))
+                self.redo.get_or_insert_default().gone = Some(Gone::Lost);
             }
             Effect::CancelBelow { number } => self.cancel_below(number, told.take()),
             Effect::CloseBelow { purge } => self.close_below(purge),
@@ -106,7 +106,7 @@ impl Actor {
 
     /// What stands in the way of an agent is told like an agent that failed to start.
     fn fail(&mut self, error: RunError) {
-        self.redo = Some(Box::new(Redo { gone: Some(Gone::Failed(error)), ..Redo::default() }));
+        self.redo.get_or_insert_default().gone = Some(Gone::Failed(error));
     }
 
     /// Gives the agent a prompt, or what a suspended run waited for. Everything goes with it: its machine may not be

@@ -16,7 +16,7 @@ use std::time::Duration;
 use qd_core::session::{Command, Input, Phase, State, World, deadline, step};
 use qd_journal::SessionKey;
 use qd_link::{Heard, Numbered};
-use qd_protocol::link::{Gone, Up};
+use qd_protocol::link::{Gone, Up, UpNumber};
 use qd_protocol::{ApiError, Body, Millis, RunId};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -145,6 +145,7 @@ struct Actor {
 #[derive(Default)]
 struct Redo {
     said: Vec<Numbered>,
+    attached: Option<Input>,
     gone: Option<Gone>,
     wake: bool,
 }
@@ -185,7 +186,10 @@ impl Actor {
                     self.judge(&mut batch, Input::Tick);
                     Box::pin(self.commit(batch)).await;
                 }
-                Next::Patience => self.daemon.workers.kill(&self.session.id),
+                Next::Patience => {
+                    self.daemon.workers.kill(&self.session.id);
+                    self.agent.wait_on();
+                }
                 Next::Idle if self.is_needless() => {
                     self.agent.rest();
                     self.tell_need();
@@ -196,6 +200,8 @@ impl Actor {
                     }
                 }
             }
+            // Whoever always finds something to do lets others have their turn.
+            tokio::task::coop::consume_budget().await;
             if self.purged {
                 // Whoever looked it up just before is told that it is gone; a purged session must not write again.
                 refuse_all(&self.mailbox, ApiError::not_found("session", &self.session.id));
@@ -351,8 +357,9 @@ impl Actor {
             Heard::Attached { applied, seat, pid, run_time_ms, again } => {
                 self.daemon.workers.met(&self.session.id, pid);
                 let again = self.agent.attached(seat, again);
-                self.judge(&mut batch, Input::Attached { applied, again, run_time_ms });
-                batch.limits = again;
+                let attached = Input::Attached { applied, again, run_time_ms };
+                self.judge(&mut batch, attached.clone());
+                batch.attached = Some(attached);
             }
             Heard::Gone(gone) => {
                 // One that a daemon died before it could start is no crash of anybody's.
@@ -390,6 +397,10 @@ impl Actor {
         for thing in redo.said {
             self.hear_one(&mut batch, thing);
         }
+        if let Some(attached) = redo.attached {
+            batch.attached = Some(attached.clone());
+            self.judge(&mut batch, attached);
+        }
         if let Some(gone) = redo.gone {
             batch.gone = Some(gone.clone());
             self.judge(&mut batch, Input::Gone(gone));
@@ -408,14 +419,16 @@ impl Actor {
             Ok(first) => {
                 // Only what made an event: the number of what did not is nowhere in the journal, and a daemon that
                 // came after us would ask for it.
-                self.agent.acknowledge(self.state.taken);
+                // What a closed session hears makes none any more, and nobody comes after it.
+                let taken = if self.state.closed { UpNumber(u64::MAX) } else { self.state.taken };
+                self.agent.acknowledge(taken);
                 self.part(batch.gone.is_some());
                 self.daemon.stats.count(batch.bodies());
                 if batch.bodies().any(|body| matches!(body, Body::SessionClosed(_))) {
                     self.forget_env();
                 }
-                let limits =
-                    batch.limits || batch.bodies().any(|body| matches!(body, Body::SessionUpdated(_)));
+                let limits = batch.attached.is_some()
+                    || batch.bodies().any(|body| matches!(body, Body::SessionUpdated(_)));
                 for outcome in batch.outcomes(first) {
                     self.carry_out(outcome).await;
                 }
@@ -450,7 +463,14 @@ impl Actor {
     /// is kept to be judged again.
     async fn undo(&mut self, batch: Batch, error: ApiError) {
         tracing::warn!(session = %self.session.id, %error, "an append failed; the session is read again");
-        let redo = Redo { said: self.agent.unacknowledged(), gone: batch.gone.clone(), wake: batch.wake };
+        let earlier = self.redo.take().unwrap_or_default();
+        let redo = Redo {
+            said: self.agent.unacknowledged(),
+            attached: batch.attached.clone().or(earlier.attached),
+            gone: batch.gone.clone().or(earlier.gone),
+            // Whatever it was that woke us has to be looked at again.
+            wake: true,
+        };
         batch.fail(error);
         loop {
             match load::load(&self.daemon, &self.session).await {

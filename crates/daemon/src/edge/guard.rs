@@ -26,8 +26,8 @@ const WORKER_PATHS: [&str; 2] = ["/v1/workers/join", "/v1/workers/link"];
 pub enum Peer {
     /// A process on this machine, as the kernel knew it when it connected.
     Unix {
-        /// Its process, where the kernel tells.
-        pid: Option<i32>,
+        /// Its process, by pid and start, unless it was gone before we could look.
+        process: Option<(u32, u64)>,
         /// Its user.
         uid: u32,
     },
@@ -447,8 +447,8 @@ mod tests {
     #[test]
     fn a_socket_serves_its_owner_and_no_page() {
         let guard = guard(&[], &[]);
-        let ours = Peer::Unix { pid: Some(1), uid: guard.owner };
-        let other = Peer::Unix { pid: Some(1), uid: guard.owner + 1 };
+        let ours = Peer::Unix { process: Some((1, 1)), uid: guard.owner };
+        let other = Peer::Unix { process: Some((1, 1)), uid: guard.owner + 1 };
         let says = |peer: &Peer, headers: &[(&str, &str)]| says(&guard, peer, "/", headers);
         assert_eq!(says(&ours, &[]), "in");
         assert_eq!(says(&ours, &[("host", "anything at all")]), "in");

@@ -13,6 +13,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use qd_keeper::proc;
 use qd_protocol::api::VERSION_HEADER;
 use qd_protocol::{ApiError, Code, limits};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -146,7 +147,12 @@ async fn next(listener: &Listener) -> io::Result<Option<Caller>> {
         Listener::Unix(door) => {
             let (stream, _) = door.socket.accept().await?;
             let who = stream.peer_cred().ok();
-            Ok(who.map(|who| Caller::Unix(stream, Peer::Unix { pid: who.pid(), uid: who.uid() })))
+            Ok(who.map(|who| {
+                // With its start, at once: later the pid alone may be somebody else's.
+                let pid = who.pid().and_then(|pid| u32::try_from(pid).ok());
+                let process = pid.and_then(|pid| Some((pid, proc::start_ticks(pid)?)));
+                Caller::Unix(stream, Peer::Unix { process, uid: who.uid() })
+            }))
         }
         Listener::Tcp(door) => {
             let (stream, addr) = door.socket.accept().await?;
@@ -337,7 +343,7 @@ mod tests {
         );
         for expected in [true, true, false] {
             let (stream, _other) = UnixStream::pair().unwrap();
-            seats.push(room.seat(&Caller::Unix(stream, Peer::Unix { pid: None, uid: 0 })));
+            seats.push(room.seat(&Caller::Unix(stream, Peer::Unix { process: None, uid: 0 })));
             assert_eq!(seats.last().unwrap().is_some(), expected);
         }
         seats.clear();

@@ -14,10 +14,13 @@ const OPEN: [&str; 3] = ["/healthz", "/v1/version", "/openapi.json"];
 
 /// Lets a request through unless it comes from below an agent and wants more than that agent's session may.
 pub(super) fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
-    let Some(Peer::Unix { pid: Some(pid), .. }) = request.extensions().get::<Peer>() else { return Ok(()) };
-    let Ok(pid) = u32::try_from(*pid) else { return Ok(()) };
+    let Some(Peer::Unix { process, .. }) = request.extensions().get::<Peer>() else { return Ok(()) };
     let (method, path) = (request.method(), request.uri().path());
-    match daemon.workers.kin(pid) {
+    let (pid, kin) = match *process {
+        Some((pid, start)) => (pid, daemon.workers.kin(pid, start)),
+        None => (0, Kin::Unknown),
+    };
+    match kin {
         Kin::Stranger => Ok(()),
         _ if OPEN.contains(&path) => Ok(()),
         Kin::Agent(session) if looks_at(method, path, &session) => Ok(()),

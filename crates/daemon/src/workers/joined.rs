@@ -5,7 +5,7 @@
 mod control;
 mod route;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -199,13 +199,13 @@ impl Joined {
     }
 
     /// Forgets where workers were that no session knows: of a daemon that died before it could.
-    pub(super) fn end_strays(&self, known: &HashSet<WorkerId>) {
+    pub(super) fn end_strays(&self, is_stray: impl Fn(&WorkerId) -> bool) {
         let Ok(entries) = fs::read_dir(&self.dir) else { return };
         for path in entries.flatten().map(|entry| entry.path()) {
             let name = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".at"));
             let Some(worker) = name.and_then(|name| WorkerId::parse(name).ok()) else { continue };
             let elsewhere = fs::read_to_string(&path).is_ok_and(|text| text.starts_with(ELSEWHERE));
-            if elsewhere && !known.contains(&worker) {
+            if elsewhere && is_stray(&worker) {
                 tracing::info!(%worker, "a joined worker that no session knows is forgotten");
                 // If it cannot be removed, it is found again by the next look.
                 let _left = fs::remove_file(&path);

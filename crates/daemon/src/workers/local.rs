@@ -2,13 +2,13 @@
 //! each holds for life. Their spools outlive them, and so may what their agents started: both are seen to here before a
 //! session hears that its worker is lost.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use qd_keeper::{Signal, proc};
@@ -32,6 +32,9 @@ use crate::random;
 const LISTEN: Duration = Duration::from_secs(10);
 /// How often a process that does not listen yet is tried.
 const TRY: Duration = Duration::from_millis(1);
+/// How often a spool is read that cannot be, and how soon again: what is in it is lost otherwise.
+const READS: u32 = 30;
+const READ_AGAIN: Duration = Duration::from_secs(1);
 /// How long what a lost agent started may take to end politely.
 const GRACE: Duration = Duration::from_millis(200);
 
@@ -123,10 +126,14 @@ impl Hosts {
 
     /// Ends workers that no session knows: of a daemon that died between starting one and hearing of it. What a dead
     /// one left is removed.
-    pub(super) async fn end_strays(&self, known: HashSet<WorkerId>) {
+    pub(super) async fn end_strays(&self, is_stray: impl Fn(&WorkerId) -> bool) {
         for found in record::records(&self.dir) {
             let Ok(worker) = WorkerId::parse(&found.agent_id) else { continue };
-            if known.contains(&worker) || self.is_shared(&found.agent_id).await {
+            let is_needed = match found.agent_id.starts_with(SHARED) {
+                true => record::alive(&self.dir, &found.agent_id),
+                false => !is_stray(&worker),
+            };
+            if is_needed {
                 continue;
             }
             tracing::info!(%worker, pid = found.pid, "a worker that no session knows is ended");
@@ -138,15 +145,11 @@ impl Hosts {
         }
     }
 
-    async fn is_shared(&self, host: &str) -> bool {
-        host.starts_with(SHARED) && record::alive(&self.dir, host)
-    }
-
     /// The process that cheap agents share, started if there is none.
     async fn share(&self) -> io::Result<String> {
         let mut shared = self.shared.lock().await;
         if let Some(host) = &*shared
-            && record::alive(&self.dir, host)
+            && (self.children().contains_key(host) || record::alive(&self.dir, host))
         {
             return Ok(host.clone());
         }
@@ -160,7 +163,7 @@ impl Hosts {
     fn open(&self, worker: &WorkerId, host: String, options: LinkOptions) -> AgentLink {
         let route = Local {
             dir: self.dir.clone(),
-            child: self.children.lock().unwrap_or_else(PoisonError::into_inner).get(&host).cloned(),
+            child: self.children().get(&host).cloned(),
             mark: self.keys.mark(worker),
             worker: worker.clone(),
             host: host.clone(),
@@ -190,12 +193,9 @@ impl Hosts {
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()?;
+        let stdin = child.stdin.take();
         let (ended, ends) = watch::channel(false);
-        self.children.lock().unwrap_or_else(PoisonError::into_inner).insert(host.to_owned(), ends);
-        if let Some(mut stdin) = child.stdin.take() {
-            let spec = serde_json::to_vec(&spec).map_err(io::Error::other)?;
-            stdin.write_all(&spec).await?;
-        }
+        self.children().insert(host.to_owned(), ends);
         let (children, host) = (Arc::clone(&self.children), host.to_owned());
         // Owned by the runtime and not by us: it only waits, so that the process leaves no zombie.
         tokio::spawn(async move {
@@ -204,7 +204,16 @@ impl Hosts {
             children.lock().unwrap_or_else(PoisonError::into_inner).remove(&host);
             ended.send_replace(true);
         });
+        if let Some(mut stdin) = stdin {
+            let spec = serde_json::to_vec(&spec).map_err(io::Error::other)?;
+            stdin.write_all(&spec).await?;
+        }
         Ok(())
+    }
+
+    /// Every change under the lock is one call: a panic elsewhere leaves it whole.
+    fn children(&self) -> MutexGuard<'_, HashMap<String, watch::Receiver<bool>>> {
+        self.children.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -259,17 +268,22 @@ impl Route for Local {
     }
 
     async fn remains(&mut self, after: UpNumber) -> Vec<Numbered> {
-        let (dir, worker, mark) = (self.dir.clone(), self.worker.clone(), self.mark.clone());
-        let read = move || {
-            // What its agent had started first: nothing may come from it any more.
-            let ended = proc::end_marked(&mark, GRACE);
-            tracing::debug!(%worker, ?ended, "a worker is lost");
-            FileSpool::remains(&FileSpool::folder(&dir, &worker), after)
-        };
-        let read = tokio::task::spawn_blocking(read).await.map_err(io::Error::other).flatten();
-        read.unwrap_or_else(|error| {
-            tracing::error!(worker = %self.worker, %error, "a lost worker's spool could not be read");
-            Vec::new()
-        })
+        for _ in 0..READS {
+            let (dir, worker, mark) = (self.dir.clone(), self.worker.clone(), self.mark.clone());
+            let read = move || {
+                // What its agent had started first: nothing may come from it any more.
+                let ended = proc::end_marked(&mark, GRACE);
+                tracing::warn!(%worker, ?ended, "a worker is lost");
+                FileSpool::remains(&FileSpool::folder(&dir, &worker), after)
+            };
+            match tokio::task::spawn_blocking(read).await.map_err(io::Error::other).flatten() {
+                Ok(remains) => return remains,
+                Err(error) => {
+                    tracing::error!(worker = %self.worker, %error, "a lost worker's spool cannot be read");
+                    tokio::time::sleep(READ_AGAIN).await;
+                }
+            }
+        }
+        Vec::new()
     }
 }

@@ -241,11 +241,18 @@ impl Workers {
         self.hosts.end_shared();
     }
 
-    /// Ends what runs on this machine for no session: see [`Hosts::end_strays`].
-    pub(crate) async fn end_strays(&self) {
-        let known: HashSet<WorkerId> = self.lock().values().map(|live| live.worker.clone()).collect();
-        self.joined.end_strays(&known);
-        self.hosts.end_strays(known).await;
+    /// Ends what runs on this machine for no session: see [`Hosts::end_strays`]. A session that has a worker, as the
+    /// journal says, keeps it also if it could not be read.
+    pub(crate) async fn end_strays(&self, owing: &HashSet<SessionId>) {
+        let is_stray = |worker: &WorkerId| {
+            let Some(session) = worker.session() else { return true };
+            match self.lock().get(&session) {
+                Some(live) => live.worker != *worker,
+                None => !owing.contains(&session),
+            }
+        };
+        self.joined.end_strays(is_stray);
+        self.hosts.end_strays(is_stray).await;
     }
 
     /// The live ones, oldest first, with what their turns left running.
@@ -279,17 +286,19 @@ impl Workers {
         self.lock().len()
     }
 
-    /// Whether a process descends from an agent. A process that has ended meanwhile may have been one's: nobody can
-    /// tell any more, and whoever needs no rights loses nothing by that.
-    pub(crate) fn kin(&self, pid: u32) -> Kin {
-        let Some(start) = proc::start_ticks(pid) else { return Kin::Unknown };
+    /// Whether a process, by its pid and start, descends from an agent. A process that has ended meanwhile may have been
+    /// one's: nobody can tell any more, and whoever needs no rights loses nothing by that.
+    pub(crate) fn kin(&self, pid: u32, start: u64) -> Kin {
+        if proc::start_ticks(pid) != Some(start) {
+            return Kin::Unknown;
+        }
         let mut known = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
         if known.contains(&(pid, start)) {
             return Kin::Stranger;
         }
         let kin = self.trace(pid);
-        // Who is a stranger stays one: nothing is ever adopted by an agent.
-        if kin == Kin::Stranger {
+        // Who is a stranger stays one: nothing is ever adopted by an agent. It must be the same process still.
+        if kin == Kin::Stranger && proc::start_ticks(pid) == Some(start) {
             if known.len() >= STRANGERS_MAX {
                 known.clear();
             }
@@ -299,8 +308,8 @@ impl Workers {
     }
 
     fn trace(&self, pid: u32) -> Kin {
-        let mut kin = Kin::Unknown;
         for ancestor in proc::ancestry(pid) {
+            let Some(ancestor) = ancestor else { return Kin::Unknown };
             let found =
                 self.session_of(|live| live.pid == Some(ancestor) && !live.elsewhere && ancestor != pid);
             if let Some(session) = found {
@@ -313,9 +322,8 @@ impl Workers {
             if ["__keeper", "__worker"].iter().any(|part| proc::plays(ancestor, part)) {
                 return Kin::Unknown;
             }
-            kin = Kin::Stranger;
         }
-        kin
+        Kin::Stranger
     }
 
     fn session_of(&self, which: impl Fn(&Live) -> bool) -> Option<SessionId> {

@@ -22,6 +22,8 @@ const PING: Duration = Duration::from_secs(PING_S);
 const SILENCE: Duration = Duration::from_secs(3 * PING_S);
 /// Labels and agents of one process.
 const OFFERS_MAX: usize = 64;
+/// Sessions that one process may hold.
+const SEATS_MAX: usize = 4096;
 /// Bytes of what a process says about a refusal that are taken over.
 const WORDS_MAX: usize = 4096;
 
@@ -216,7 +218,7 @@ async fn timed(step: impl Future<Output = Result<(), SocketError>>) -> Result<()
 }
 
 fn check(hello: &Hello) -> Result<(), Unfit> {
-    let Hello { versions, software, host, name, labels, agents, .. } = hello;
+    let Hello { versions, software, host, name, labels, agents, seats } = hello;
     if Versions::OURS.meet(*versions).is_none() {
         let message = format!(
             "this daemon is {} and speaks other versions of the protocol than {software}; upgrade the older one",
@@ -235,6 +237,9 @@ fn check(hello: &Hello) -> Result<(), Unfit> {
     }
     if agents.len() > OFFERS_MAX || !agents.iter().all(|agent| line(&agent.name, TITLE_MAX)) {
         return invalid("an agent has a name of one line, and a worker offers 64 at most");
+    }
+    if seats.len() > SEATS_MAX {
+        return invalid("a worker holds 4096 sessions at most");
     }
     Ok(())
 }

@@ -190,11 +190,11 @@ async fn what_nobody_wants_any_more_is_closed_now_or_when_its_process_comes_back
     let (seat, spec) = world.place(1, "a");
     let _way = world.joined.ask(&seat, Some(&spec), Instant::now());
     assert!(matches!(guest.orders.recv().await, Some(ToWorker::Open { .. })));
-    world.joined.end_strays(&HashSet::from([seat.worker.clone()]));
+    world.joined.end_strays(|worker| *worker != seat.worker);
     assert!(whereabouts(&world.joined.dir, &seat.worker).exists(), "one that is known is left alone");
     world.joined.forget(&seat.worker);
     assert_eq!(guest.orders.recv().await, Some(ToWorker::Close(seat.clone())));
-    world.joined.end_strays(&HashSet::new());
+    world.joined.end_strays(|_| true);
     let guest = world.join("host-1", &["a"], vec![seat.clone()]);
     assert_eq!(guest.unwanted, [seat]);
 }
