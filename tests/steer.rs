@@ -1,6 +1,6 @@
 //! Rule 5.10 and the steer route: words for the running turn.
 
-use qd_testkit::{Daemon, rules, script::*};
+use qd_testkit::{Daemon, poll, rules, script::*};
 use serde_json::json;
 
 #[tokio::test]
@@ -136,5 +136,7 @@ async fn steers_that_nobody_takes_are_bounded_like_prompts_that_wait() {
     session.try_steer("more").await.refused(429, "queue_full");
     session.cancel().await;
     session.wait(&run).await;
+    // Each of them is a run of its own now.
+    poll("the last of them", async || (session.show().await["busy"] == false).then_some(())).await;
     rules::check(&session.events().await);
 }

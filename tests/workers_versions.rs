@@ -178,7 +178,10 @@ async fn versions_that_do_not_meet_say_so_and_the_turn_waits_for_one_that_does()
     let of_daemon = |hello: &mut Value| hello["versions"] = json!({ "min": 8, "max": 9 });
     let between = GoBetween::stand(&workers, &id, Skew { of_daemon, of_worker: |_| {} });
     daemon.start_again().await;
-    let complained = async || daemon.complaints().contains("unsupported_version").then_some(());
+    let log = daemon.home.path().join("log/daemon.log");
+    let complained = async || {
+        std::fs::read_to_string(&log).is_ok_and(|log| log.contains("unsupported_version")).then_some(())
+    };
     poll("a complaint", complained).await;
     assert_eq!(session.run(&run).await["state"], "running", "what it has is not thrown away");
     daemon.kill9().await;

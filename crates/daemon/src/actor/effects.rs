@@ -98,7 +98,7 @@ impl Actor {
         if !fresh {
             return self.agent.start(self.daemon.workers.marked(spec));
         }
-        match self.daemon.workers.launch(spec).await {
+        match self.daemon.workers.launch(spec, self.state.worker_since).await {
             Ok(link) => self.agent.launched(link),
             Err(error) => self.fail(error),
         }

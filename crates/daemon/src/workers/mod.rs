@@ -171,13 +171,13 @@ impl Workers {
         Elsewhere::parse(name).filter(|_| !is_here)
     }
 
-    /// A new worker for a session. It starts its agent at once.
-    pub(crate) async fn launch(&self, spec: AgentSpec) -> Result<AgentLink, RunError> {
+    /// A new worker for a session, which has it since then. It starts its agent at once.
+    pub(crate) async fn launch(&self, spec: AgentSpec, since: Millis) -> Result<AgentLink, RunError> {
         let had = Had {
             session: spec.session.clone(),
             worker: spec.worker.clone(),
             agent: spec.agent.clone(),
-            since: Millis::now(),
+            since,
             taken: spec.after,
         };
         self.remember(&had);
@@ -308,6 +308,7 @@ impl Workers {
     }
 
     fn trace(&self, pid: u32) -> Kin {
+        let mut kin = Kin::Stranger;
         for ancestor in proc::ancestry(pid) {
             let Some(ancestor) = ancestor else { return Kin::Unknown };
             let found =
@@ -320,10 +321,10 @@ impl Workers {
             }
             // Of a worker that was not talked to yet, or is dead and its keeper is not.
             if ["__keeper", "__worker"].iter().any(|part| proc::plays(ancestor, part)) {
-                return Kin::Unknown;
+                kin = Kin::Unknown;
             }
         }
-        Kin::Stranger
+        kin
     }
 
     fn session_of(&self, which: impl Fn(&Live) -> bool) -> Option<SessionId> {
