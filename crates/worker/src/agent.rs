@@ -19,7 +19,7 @@ use crate::drivers::acp::Acp;
 use crate::drivers::echo;
 use crate::kinds::Kind;
 use crate::meter::Meter;
-use crate::turn::{End, Inbox, Prompt, Steer, Turn, error};
+use crate::turn::{End, Inbox, Prompt, Steer, Turn};
 
 /// How long what a turn started has to end by itself, once the turn is over and was to be stopped.
 const SWEEP_GRACE: Duration = Duration::from_secs(1);
@@ -84,9 +84,11 @@ impl Agent {
         match (kind, below) {
             (Kind::Echo, _) => Ok(Self::Echo),
             (Kind::Acp(profile), Some(below)) => {
-                Ok(Self::Acp(Box::new(Acp::start(spec, &profile, Arc::clone(below.keeper())).await?)))
+                let limit = Duration::from_secs(START_S);
+                let acp = Acp::start(spec, &profile, Arc::clone(below.keeper()), limit).await?;
+                Ok(Self::Acp(Box::new(acp)))
             }
-            (Kind::Acp(_), None) => Err(error("agent_failed_to_start", "the agent has no keeper")),
+            (Kind::Acp(_), None) => Err(RunError::new("agent_failed_to_start", "the agent has no keeper")),
         }
     }
 
@@ -149,7 +151,7 @@ struct Life {
 impl Life {
     async fn run(&mut self, kind: Kind, leash: &Leash) -> Result<Gone, Broken> {
         // Everything that is not idling is boxed: ten thousand idle agents should cost a few megabytes.
-        let mut agent = match Box::pin(self.start(kind)).await {
+        let mut agent = match Box::pin(Agent::start(kind, &self.spec, self.below.as_ref())).await {
             Ok(agent) => agent,
             Err(error) => return Box::pin(self.fail(error)).await,
         };
@@ -171,14 +173,6 @@ impl Life {
             if let Some(gone) = Box::pin(self.obey(&mut agent, down)).await? {
                 return Ok(gone);
             }
-        }
-    }
-
-    async fn start(&self, kind: Kind) -> Result<Agent, RunError> {
-        let started = Agent::start(kind, &self.spec, self.below.as_ref());
-        match tokio::time::timeout(Duration::from_secs(START_S), started).await {
-            Ok(started) => started,
-            Err(_) => Err(error("agent_not_ready", &format!("the agent was not ready within {START_S} s"))),
         }
     }
 
@@ -235,8 +229,8 @@ impl Life {
         prompt: &Prompt,
         inbox: &Inbox,
     ) -> Result<(Ended, Option<Stop>), Broken> {
-        let Self { spec, seat, end, .. } = self;
-        let turn = Turn::new(prompt.run.clone(), spec, end.voice(), inbox);
+        let Self { seat, end, .. } = self;
+        let turn = Turn::new(prompt.run.clone(), end.voice(), inbox);
         let mut work = Box::pin(agent.turn(&turn, prompt));
         let mut over = pin!(over_limit(&inbox.meter, &prompt.limits, seat.clone()));
         let mut limit = None;
@@ -322,7 +316,8 @@ async fn interrupt(end: &AgentEnd, inbox: &Inbox, current: &RunId, down: Down) -
         Down::Answer { ask, answer, .. } => inbox.put_reply(&ask, answer),
         // A session has one turn at a time. Should that ever be wrong, the second must not wait for ever.
         Down::Prompt { run, .. } => {
-            let busy = error("agent_busy", "the agent was given a prompt in the middle of another turn");
+            let busy =
+                RunError::new("agent_busy", "the agent was given a prompt in the middle of another turn");
             end.say(Up::Terminal { run, outcome: Outcome::failed(busy) }).await?;
         }
     }

@@ -9,7 +9,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use qd_keeper::Keeper;
 use qd_link::executor::Approval;
-use qd_link::{Executor, FromAgent, Job, SessionEnd, Turn, host};
+use qd_link::{Executor, FromAgent, Job, SessionEnd, Turn, host_with};
 use qd_protocol::event::{Answer, AskKind, Decision, RunError};
 use qd_protocol::link::{AskRequest, Down, Gone, Outcome, Reply, Stop, TurnLimits, Up, UpNumber};
 use qd_protocol::worker::AgentSpec;
@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::agent::{Around, live};
 use crate::below::Below;
 use crate::kinds::{Kind, own_program};
-use crate::turn::error;
+use crate::redact::{Redactor, Secrets};
 
 /// Random bytes of the names that a run needs here.
 const RANDOM: usize = 16;
@@ -51,10 +51,10 @@ impl Fresh {
     async fn start(&self, run: Option<&RunId>) -> Result<(RunId, SessionEnd), RunError> {
         let mut random = [0; RANDOM];
         getrandom::fill(&mut random).map_err(|cause| {
-            error("agent_failed_to_start", &format!("the system gives no random numbers: {cause}"))
+            RunError::new("agent_failed_to_start", format!("the system gives no random numbers: {cause}"))
         })?;
         let cwd = std::env::current_dir().map_err(|cause| {
-            error("agent_failed_to_start", &format!("the working directory is not there: {cause}"))
+            RunError::new("agent_failed_to_start", format!("the working directory is not there: {cause}"))
         })?;
         let run = run.cloned().unwrap_or_else(|| RunId::from_random(&random));
         let spec = AgentSpec {
@@ -73,13 +73,15 @@ impl Fresh {
             Kind::Echo => None,
             Kind::Acp(profile) => {
                 let keeper = Keeper::start(&own_program(), &spec.mark).await.map_err(|cause| {
-                    error("keeper_failed", &format!("the keeper could not be started: {cause}"))
+                    RunError::new("keeper_failed", format!("the keeper could not be started: {cause}"))
                 })?;
                 Some(Arc::new(Below::new(keeper, profile.spare.clone())))
             }
         };
         let around = Around { below, seat: None, leash: Arc::default() };
-        let agent = host(UpNumber(0), |end| live(self.kind.clone(), Box::new(spec), around, end));
+        let filter = Redactor::filter(Secrets::of(&spec.env));
+        let agent =
+            host_with(UpNumber(0), Some(filter), |end| live(self.kind.clone(), Box::new(spec), around, end));
         Ok((run, agent))
     }
 }
