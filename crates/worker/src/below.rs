@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use qd_keeper::{Keeper, KeeperError, Sweep, Swept, What};
-use qd_protocol::event::Processes;
+use qd_protocol::event::{Processes, RunError};
 
 /// The keeper is of no use any more: it is dead, or what it says makes no sense.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
@@ -27,6 +27,16 @@ impl Below {
 
     pub(crate) fn keeper(&self) -> &Arc<Keeper> {
         &self.keeper
+    }
+
+    /// Ends everything and the keeper itself, and comes back when that is done.
+    pub(crate) async fn close(below: Arc<Self>) {
+        let alone = Arc::into_inner(below).and_then(|below| Arc::into_inner(below.keeper));
+        match alone {
+            Some(keeper) => keeper.close().await,
+            // Its last owner lets it go, and so the rest of it.
+            None => tracing::warn!("a keeper could not be closed: somebody else holds it"),
+        }
     }
 
     /// What starts from now on belongs to a turn.
@@ -63,6 +73,13 @@ impl Below {
             tracing::warn!(?survivors, "the kernel does not let go of these processes");
         }
         Ok(Processes { killed, survivors: u32::try_from(survivors.len()).unwrap_or(u32::MAX) })
+    }
+}
+
+impl From<KeeperGone> for RunError {
+    fn from(KeeperGone: KeeperGone) -> Self {
+        let message = "the process that keeps what the agent starts was lost; all of it has been ended";
+        Self::new("keeper_lost", message)
     }
 }
 

@@ -224,11 +224,7 @@ impl Place {
         }
         let gone = match swept {
             Ok(()) => Gone::Stopped,
-            Err(KeeperGone) => {
-                let message =
-                    "the process that keeps what the agent starts was lost; all of it has been ended";
-                Gone::Failed(RunError::new("keeper_lost", message))
-            }
+            Err(gone) => Gone::Failed(gone.into()),
         };
         self.seat.say(Up::Gone(gone)).await;
     }
