@@ -51,7 +51,7 @@ impl Below {
 
     /// Ends what the turn started.
     pub(crate) async fn sweep_turn(&self, grace: Duration) -> Result<Processes, KeeperGone> {
-        self.sweep(What::Turn, grace).await
+        self.sweep(What::Turn, grace).await.map(counted)
     }
 
     /// Ends the agent, and keeps what its turns left running on purpose; tells whether there is any of that.
@@ -60,20 +60,38 @@ impl Below {
         Ok(!self.keeper.left().await.map_err(gone)?.is_empty())
     }
 
-    /// Ends everything.
-    pub(crate) async fn sweep_all(&self, grace: Duration) -> Result<Processes, KeeperGone> {
-        self.sweep(What::All, grace).await
+    /// Ends the turn, if one is open, and the agent with it, and keeps what earlier turns left running on purpose; tells
+    /// whether there is any of that. What the turn started is counted, but a survivor is one whosever it was.
+    pub(crate) async fn end_agent(&self, grace: Duration) -> Result<(Processes, bool), KeeperGone> {
+        // Both at once: an agent that lived on could start more, and is not the turn's.
+        let (mut turn, agent) =
+            tokio::try_join!(self.sweep(What::Turn, grace), self.sweep(What::Agent, grace))?;
+        for survivor in agent.survivors {
+            if !turn.survivors.contains(&survivor) {
+                turn.survivors.push(survivor);
+            }
+        }
+        self.end_turn().await?;
+        Ok((counted(turn), !self.keeper.left().await.map_err(gone)?.is_empty()))
     }
 
-    async fn sweep(&self, what: What, grace: Duration) -> Result<Processes, KeeperGone> {
-        let spare = if what == What::Turn { self.spare.clone() } else { Vec::new() };
-        let Swept { killed, survivors } =
-            self.keeper.sweep(Sweep { what, grace, spare }).await.map_err(gone)?;
-        if !survivors.is_empty() {
-            tracing::warn!(?survivors, "the kernel does not let go of these processes");
-        }
-        Ok(Processes { killed, survivors: u32::try_from(survivors.len()).unwrap_or(u32::MAX) })
+    /// Ends everything.
+    pub(crate) async fn sweep_all(&self, grace: Duration) -> Result<(), KeeperGone> {
+        self.sweep(What::All, grace).await.map(drop)
     }
+
+    async fn sweep(&self, what: What, grace: Duration) -> Result<Swept, KeeperGone> {
+        let spare = if what == What::Turn { self.spare.clone() } else { Vec::new() };
+        let swept = self.keeper.sweep(Sweep { what, grace, spare }).await.map_err(gone)?;
+        if !swept.survivors.is_empty() {
+            tracing::warn!(survivors = ?swept.survivors, "the kernel does not let go of these processes");
+        }
+        Ok(swept)
+    }
+}
+
+fn counted(Swept { killed, survivors }: Swept) -> Processes {
+    Processes { killed, survivors: u32::try_from(survivors.len()).unwrap_or(u32::MAX) }
 }
 
 impl From<KeeperGone> for RunError {

@@ -233,7 +233,7 @@ impl Place {
     async fn end_below(&self, below: Arc<Below>, leaving: Leaving) -> Result<(), KeeperGone> {
         let keeper = below.keeper();
         let swept = match leaving {
-            Leaving::Gone | Leaving::Ended | Leaving::Abandoned => below.sweep_all(CLOSE).await.map(drop),
+            Leaving::Gone | Leaving::Ended | Leaving::Abandoned => below.sweep_all(CLOSE).await,
             Leaving::KeeperGone => Err(KeeperGone),
         };
         let mut keepers = self.host.keepers.lock().await;
