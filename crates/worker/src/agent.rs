@@ -9,7 +9,7 @@ use qd_link::{AgentEnd, Closed, SeatState, Voice};
 use qd_protocol::RunId;
 use qd_protocol::event::{Processes, RunError};
 use qd_protocol::limits::{CANCEL_GRACE_S, START_S};
-use qd_protocol::link::{Down, Gone, Outcome, Stop, TurnLimits, Up};
+use qd_protocol::link::{Down, Gone, Outcome, Said, Stop, TurnLimits, Up};
 use qd_protocol::worker::AgentSpec;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -19,7 +19,7 @@ use crate::drivers::acp::Acp;
 use crate::drivers::echo;
 use crate::kinds::Kind;
 use crate::meter::Meter;
-use crate::turn::{End, Inbox, Prompt, Steer, Turn, error};
+use crate::turn::{End, Inbox, Prompt, Steer, Turn};
 
 /// How long what a turn started has to end by itself, once the turn is over and was to be stopped.
 const SWEEP_GRACE: Duration = Duration::from_secs(1);
@@ -62,17 +62,24 @@ impl Leash {
         self.meter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The agent has stopped: the worker takes the rest from here, and its task with it.
+    async fn hand_over<T>(&self) -> T {
+        self.rested.notify_one();
+        std::future::pending().await
+    }
+
     /// Resolves when the agent's task found that its keeper is of no use.
     pub(crate) async fn keeper_gone(&self) {
         self.keeper_gone.notified().await;
     }
 }
 
-/// The life of one agent, from its start to its end. Whatever it is told by then, nothing that it started is left
-/// unless it was put to rest.
+/// The life of one agent, from its start to its end. When it comes back, nothing of the agent and its last turn is left;
+/// it does not while there is something that earlier turns left on purpose and a worker to hold it, nor when the keeper
+/// is gone: then its worker ends it.
 pub(crate) async fn live(kind: Kind, spec: Box<AgentSpec>, around: Around, end: AgentEnd) -> Gone {
     let Around { below, seat, leash } = around;
-    let mut life = Life { spec, below, seat, end };
+    let mut life = Life { spec, below, seat, end, last_run: None };
     match life.run(kind, &leash).await {
         Ok(gone) => gone,
         Err(Broken::Closed(Closed)) => Gone::Stopped,
@@ -95,9 +102,11 @@ impl Agent {
         match (kind, below) {
             (Kind::Echo, _) => Ok(Self::Echo),
             (Kind::Acp(profile), Some(below)) => {
-                Ok(Self::Acp(Box::new(Acp::start(spec, &profile, Arc::clone(below.keeper())).await?)))
+                let limit = Duration::from_secs(START_S);
+                let acp = Acp::start(spec, &profile, Arc::clone(below.keeper()), limit).await?;
+                Ok(Self::Acp(Box::new(acp)))
             }
-            (Kind::Acp(_), None) => Err(error("agent_failed_to_start", "the agent has no keeper")),
+            (Kind::Acp(_), None) => Err(RunError::new("agent_failed_to_start", "the agent has no keeper")),
         }
     }
 
@@ -155,48 +164,84 @@ struct Life {
     below: Option<Arc<Below>>,
     seat: Option<watch::Receiver<SeatState>>,
     end: AgentEnd,
+    /// The turn that a word between turns belongs to.
+    last_run: Option<RunId>,
+}
+
+/// What came of a start.
+enum Begun {
+    Ready(Agent),
+    Gone(Gone),
+}
+
+/// What follows the end of an agent between its turns.
+#[derive(Debug)]
+enum Next {
+    Gone(Gone),
+    /// A prompt that wants another.
+    Prompt(Box<Down>),
 }
 
 impl Life {
     async fn run(&mut self, kind: Kind, leash: &Leash) -> Result<Gone, Broken> {
+        let mut waiting: Option<Box<Down>> = None;
         // Everything that is not idling is boxed: ten thousand idle agents should cost a few megabytes.
-        let mut agent = match Box::pin(self.start(kind)).await {
-            Ok(agent) => agent,
-            Err(error) => return Box::pin(self.fail(error)).await,
-        };
-        Box::pin(self.end.say(agent.ready(&self.spec))).await?;
-        let voice = self.end.voice();
         loop {
-            let down = tokio::select! {
-                // Commands first: a prompt that is there makes an agent that should rest go on.
-                biased;
-                down = self.end.command() => down.ok_or(Closed)?,
-                error = agent.idle(&voice) => return Box::pin(self.fail(error)).await,
-                () = leash.rest.notified() => {
-                    Box::pin(agent.stop()).await;
-                    leash.rested.notify_one();
-                    // The worker takes the rest from here, and this task with it.
-                    return std::future::pending().await;
+            let mut agent = match Box::pin(self.begin(kind.clone(), waiting.as_deref())).await? {
+                Begun::Ready(agent) => agent,
+                Begun::Gone(gone) => return Ok(gone),
+            };
+            let voice = self.end.voice();
+            let error = loop {
+                let down = match waiting.take() {
+                    Some(prompt) => prompt,
+                    None => tokio::select! {
+                        // Commands first: a prompt that is there makes an agent that should rest go on.
+                        biased;
+                        down = self.end.command() => Box::new(down.ok_or(Closed)?),
+                        error = agent.idle(&voice) => break Box::new(error),
+                        () = leash.rest.notified() => {
+                            Box::pin(agent.stop()).await;
+                            return leash.hand_over().await;
+                        }
+                    },
+                };
+                if let Some(gone) = Box::pin(self.obey(&mut agent, leash, down)).await? {
+                    return Ok(gone);
                 }
             };
-            if let Some(gone) = Box::pin(self.obey(&mut agent, leash, down)).await? {
-                return Ok(gone);
+            drop(agent);
+            match Box::pin(self.die_idle(error, leash)).await? {
+                Next::Gone(gone) => return Ok(gone),
+                Next::Prompt(prompt) => waiting = Some(prompt),
             }
         }
     }
 
-    async fn start(&self, kind: Kind) -> Result<Agent, RunError> {
-        let started = Agent::start(kind, &self.spec, self.below.as_ref());
-        match tokio::time::timeout(Duration::from_secs(START_S), started).await {
-            Ok(started) => started,
-            Err(_) => Err(error("agent_not_ready", &format!("the agent was not ready within {START_S} s"))),
+    /// Starts the agent; for this prompt, if it is one that found the last agent dead.
+    async fn begin(&mut self, kind: Kind, prompt: Option<&Down>) -> Result<Begun, Broken> {
+        let agent = match Agent::start(kind, &self.spec, self.below.as_ref()).await {
+            Ok(agent) => agent,
+            Err(error) => return self.fail_to_start(error, prompt).await.map(Begun::Gone),
+        };
+        let ready = agent.ready(&self.spec);
+        if let Up::Ready { agent_session_id, .. } = &ready {
+            self.spec.agent_session_id.clone_from(agent_session_id);
         }
+        self.end.say(ready).await?;
+        Ok(Begun::Ready(agent))
     }
 
     /// Does what an idle agent is told: a prompt is a turn, and anything else came too late for its own.
-    async fn obey(&mut self, agent: &mut Agent, leash: &Leash, down: Down) -> Result<Option<Gone>, Broken> {
-        match down {
+    async fn obey(
+        &mut self,
+        agent: &mut Agent,
+        leash: &Leash,
+        down: Box<Down>,
+    ) -> Result<Option<Gone>, Broken> {
+        match *down {
             Down::Prompt { run, prompt, files, messages, limits, .. } => {
+                self.last_run = Some(run.clone());
                 let inbox = Inbox::default();
                 *leash.meter() = Some(Arc::clone(&inbox.meter));
                 let prompt = Prompt { run, text: prompt, files, messages, limits };
@@ -204,11 +249,10 @@ impl Life {
                 *leash.meter() = None;
                 ended
             }
-            Down::Steer { number, .. } => {
-                self.end.say(Up::SteerMissed { steer: number }).await?;
+            other => {
+                self.come_too_late(other).await?;
                 Ok(None)
             }
-            Down::Cancel { .. } | Down::Kill { .. } | Down::Answer { .. } => Ok(None),
         }
     }
 
@@ -227,12 +271,15 @@ impl Life {
         let run = &prompt.run;
         match ended {
             Ended::Itself(End::Stopped(mut outcome)) if stopping => {
-                let (processes, killed) = self.sweep_turn(&prompt, &inbox).await?;
+                let (processes, left) = self.sweep_turn(&prompt, &inbox).await?;
                 outcome.processes = processes;
-                outcome.agent_ends = killed;
+                outcome.agent_ends = left.is_some();
                 outcome.stop = limit.unwrap_or(outcome.stop);
                 self.terminal(&inbox, run, outcome).await?;
-                Ok(killed.then_some(Gone::Stopped))
+                match left {
+                    Some(left) => self.over(Gone::Stopped, left).await.map(Some),
+                    None => Ok(None),
+                }
             }
             Ended::Itself(End::Stopped(outcome)) => {
                 if let Some(below) = &self.below {
@@ -243,7 +290,7 @@ impl Life {
             }
             // Some agents stop by ending themselves. They did as they were told, so it is no failure.
             Ended::Itself(End::Exited(_)) if stopping => self.kill(&inbox, run, limit).await.map(Some),
-            Ended::Itself(End::Exited(error)) => self.fail(error).await.map(Some),
+            Ended::Itself(End::Exited(error)) => self.fail(&inbox, run, error).await.map(Some),
             Ended::Killed => self.kill(&inbox, run, limit).await.map(Some),
         }
     }
@@ -255,8 +302,8 @@ impl Life {
         prompt: &Prompt,
         inbox: &Inbox,
     ) -> Result<(Ended, Option<Stop>), Broken> {
-        let Self { spec, seat, end, .. } = self;
-        let turn = Turn::new(prompt.run.clone(), spec, end.voice(), inbox);
+        let Self { seat, end, .. } = self;
+        let turn = Turn::new(prompt.run.clone(), end.voice(), inbox);
         let mut work = Box::pin(agent.turn(&turn, prompt));
         inbox.meter.allow(&prompt.limits);
         let mut over = pin!(over_limit(&inbox.meter, &prompt.run, seat.clone()));
@@ -282,43 +329,129 @@ impl Life {
         }
     }
 
-    /// Ends what a stopped turn started. A kill meanwhile leaves it no grace and takes everything else as well: then
-    /// the second value is true.
-    async fn sweep_turn(&mut self, prompt: &Prompt, inbox: &Inbox) -> Result<(Processes, bool), Broken> {
+    /// Ends what a stopped turn started. A kill meanwhile leaves it no grace and takes the agent as well: then the second
+    /// value tells whether earlier turns have left something.
+    async fn sweep_turn(
+        &mut self,
+        prompt: &Prompt,
+        inbox: &Inbox,
+    ) -> Result<(Processes, Option<bool>), Broken> {
         let Self { below, end, .. } = self;
-        let Some(below) = below else { return Ok((Processes::default(), false)) };
+        let Some(below) = below else { return Ok((Processes::default(), None)) };
         let mut sweep = pin!(below.sweep_turn(SWEEP_GRACE.min(grace(&prompt.limits))));
         loop {
             tokio::select! {
-                swept = &mut sweep => return Ok((swept?, false)),
+                swept = &mut sweep => {
+                    let processes = swept?;
+                    below.end_turn().await?;
+                    return Ok((processes, None));
+                }
                 down = end.command() => {
                     if interrupt(end, inbox, &prompt.run, down.ok_or(Closed)?).await? {
-                        let (turn, all) = tokio::try_join!(sweep, below.sweep_all(Duration::ZERO))?;
-                        return Ok((both(turn, all), true));
+                        let (turn, (all, left)) = tokio::try_join!(sweep, below.end_agent(Duration::ZERO))?;
+                        return Ok((both(turn, all), Some(left)));
                     }
                 }
             }
         }
     }
 
-    /// Ends the agent and everything that it started, and says the end of its turn.
+    /// Ends the agent and what its turn started, and says the end of its turn.
     async fn kill(&mut self, inbox: &Inbox, run: &RunId, limit: Option<Stop>) -> Result<Gone, Broken> {
-        let processes = match &self.below {
-            Some(below) => below.sweep_all(Duration::ZERO).await?,
-            None => Processes::default(),
-        };
+        let (processes, left) = self.end_agent(Duration::ZERO).await?;
         let stop = limit.unwrap_or(Stop::Cancelled);
         let outcome = Outcome { processes, agent_ends: true, ..Outcome::of(stop) };
         self.terminal(inbox, run, outcome).await?;
-        Ok(Gone::Stopped)
+        self.over(Gone::Stopped, left).await
     }
 
-    /// The end of an agent that ended by itself. What it started goes first: whoever hears of the end may start it again.
-    async fn fail(&mut self, error: RunError) -> Result<Gone, Broken> {
-        if let Some(below) = &self.below {
-            below.sweep_all(SWEEP_GRACE).await?;
+    /// The end of an agent that ended by itself in its turn. What it started goes first: whoever hears of the end may
+    /// start it again.
+    async fn fail(&mut self, inbox: &Inbox, run: &RunId, mut error: RunError) -> Result<Gone, Broken> {
+        let (processes, left) = self.end_agent(SWEEP_GRACE).await?;
+        if left {
+            let outcome = Outcome { processes, agent_ends: true, ..Outcome::failed(error.clone()) };
+            self.terminal(inbox, run, outcome).await?;
+        } else if processes.survivors > 0 {
+            // The last word of an agent is the end of its turn as well, and has no other place for this.
+            let Processes { survivors, .. } = processes;
+            error.message.push_str(&format!("; {survivors} of its processes could not be ended"));
         }
-        Ok(Gone::Failed(error))
+        self.over(Gone::Failed(error), left).await
+    }
+
+    /// The end of an agent that never was ready; the prompt is one that was to wake it.
+    async fn fail_to_start(&mut self, error: RunError, prompt: Option<&Down>) -> Result<Gone, Broken> {
+        let (_, left) = self.end_agent(SWEEP_GRACE).await?;
+        match prompt {
+            Some(Down::Prompt { run, .. }) if left => {
+                let outcome = Outcome { agent_ends: true, ..Outcome::failed(error.clone()) };
+                self.end.say(Up::Terminal { run: run.clone(), outcome }).await?;
+                self.over(Gone::Failed(error), left).await
+            }
+            // A run that waits for its agent can be told in no other way.
+            _ => Ok(Gone::Failed(error)),
+        }
+    }
+
+    /// The end of an agent between its turns. If they have left something, that needs somebody to hold it, and the next
+    /// prompt starts the agent again.
+    async fn die_idle(&mut self, error: Box<RunError>, leash: &Leash) -> Result<Next, Broken> {
+        let (_, left) = self.end_agent(SWEEP_GRACE).await?;
+        if !left {
+            return Ok(Next::Gone(Gone::Failed(*error)));
+        }
+        if let Some(run) = self.last_run.clone() {
+            let text = format!("{}; the next prompt starts it again", error.message);
+            self.end.say(Up::Said { run, what: Said::Notice { text } }).await?;
+        }
+        loop {
+            tokio::select! {
+                biased;
+                down = self.end.command() => match down.ok_or(Closed)? {
+                    prompt @ Down::Prompt { .. } => return Ok(Next::Prompt(Box::new(prompt))),
+                    other => self.come_too_late(other).await?,
+                },
+                () = leash.rest.notified() => return leash.hand_over().await,
+            }
+        }
+    }
+
+    /// The agent is no more. What earlier turns left on purpose lives as long as the session, and so does its worker:
+    /// then this is a rest, and only another agent ends it.
+    async fn over(&mut self, gone: Gone, left: bool) -> Result<Gone, Broken> {
+        if !left {
+            return Ok(gone);
+        }
+        self.end.say(Up::Rested).await?;
+        loop {
+            let down = self.end.command().await.ok_or(Closed)?;
+            self.come_too_late(down).await?;
+        }
+    }
+
+    async fn come_too_late(&self, down: Down) -> Result<(), Closed> {
+        match down {
+            Down::Steer { number, .. } => self.end.say(Up::SteerMissed { steer: number }).await,
+            Down::Prompt { run, .. } => {
+                let error = RunError::new("agent_exited", "the agent was about to end");
+                let outcome = Outcome { agent_ends: true, ..Outcome::failed(error) };
+                self.end.say(Up::Terminal { run, outcome }).await?;
+                self.end.say(Up::Rested).await
+            }
+            Down::Cancel { .. } | Down::Kill { .. } | Down::Answer { .. } => Ok(()),
+        }
+    }
+
+    /// Ends the agent and its turn; tells whether earlier turns have left something that somebody can hold.
+    async fn end_agent(&self, grace: Duration) -> Result<(Processes, bool), KeeperGone> {
+        match &self.below {
+            Some(below) => {
+                let (processes, left) = below.end_agent(grace).await?;
+                Ok((processes, left && self.seat.is_some()))
+            }
+            None => Ok((Processes::default(), false)),
+        }
     }
 
     async fn terminal(&self, inbox: &Inbox, run: &RunId, outcome: Outcome) -> Result<(), Closed> {
@@ -343,7 +476,8 @@ async fn interrupt(end: &AgentEnd, inbox: &Inbox, current: &RunId, down: Down) -
         Down::Answer { ask, answer, .. } => inbox.put_reply(&ask, answer),
         // A session has one turn at a time. Should that ever be wrong, the second must not wait for ever.
         Down::Prompt { run, .. } => {
-            let busy = error("agent_busy", "the agent was given a prompt in the middle of another turn");
+            let busy =
+                RunError::new("agent_busy", "the agent was given a prompt in the middle of another turn");
             end.say(Up::Terminal { run, outcome: Outcome::failed(busy) }).await?;
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use qd_keeper::{Keeper, KeeperError, Sweep, Swept, What};
-use qd_protocol::event::Processes;
+use qd_protocol::event::{Processes, RunError};
 
 /// The keeper is of no use any more: it is dead, or what it says makes no sense.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
@@ -29,6 +29,16 @@ impl Below {
         &self.keeper
     }
 
+    /// Ends everything and the keeper itself, and comes back when that is done.
+    pub(crate) async fn close(below: Arc<Self>) {
+        let alone = Arc::into_inner(below).and_then(|below| Arc::into_inner(below.keeper));
+        match alone {
+            Some(keeper) => keeper.close().await,
+            // Its last owner lets it go, and so the rest of it.
+            None => tracing::warn!("a keeper could not be closed: somebody else holds it"),
+        }
+    }
+
     /// What starts from now on belongs to a turn.
     pub(crate) async fn begin_turn(&self) -> Result<(), KeeperGone> {
         self.keeper.begin_turn().await.map_err(gone)
@@ -41,7 +51,7 @@ impl Below {
 
     /// Ends what the turn started.
     pub(crate) async fn sweep_turn(&self, grace: Duration) -> Result<Processes, KeeperGone> {
-        self.sweep(What::Turn, grace).await
+        self.sweep(What::Turn, grace).await.map(counted)
     }
 
     /// Ends the agent, and keeps what its turns left running on purpose; tells whether there is any of that.
@@ -50,19 +60,44 @@ impl Below {
         Ok(!self.keeper.left().await.map_err(gone)?.is_empty())
     }
 
-    /// Ends everything.
-    pub(crate) async fn sweep_all(&self, grace: Duration) -> Result<Processes, KeeperGone> {
-        self.sweep(What::All, grace).await
+    /// Ends the turn, if one is open, and the agent with it, and keeps what earlier turns left running on purpose; tells
+    /// whether there is any of that. What the turn started is counted, but a survivor is one whosever it was.
+    pub(crate) async fn end_agent(&self, grace: Duration) -> Result<(Processes, bool), KeeperGone> {
+        // Both at once: an agent that lived on could start more, and is not the turn's.
+        let (mut turn, agent) =
+            tokio::try_join!(self.sweep(What::Turn, grace), self.sweep(What::Agent, grace))?;
+        for survivor in agent.survivors {
+            if !turn.survivors.contains(&survivor) {
+                turn.survivors.push(survivor);
+            }
+        }
+        self.end_turn().await?;
+        Ok((counted(turn), !self.keeper.left().await.map_err(gone)?.is_empty()))
     }
 
-    async fn sweep(&self, what: What, grace: Duration) -> Result<Processes, KeeperGone> {
+    /// Ends everything.
+    pub(crate) async fn sweep_all(&self, grace: Duration) -> Result<(), KeeperGone> {
+        self.sweep(What::All, grace).await.map(drop)
+    }
+
+    async fn sweep(&self, what: What, grace: Duration) -> Result<Swept, KeeperGone> {
         let spare = if what == What::Turn { self.spare.clone() } else { Vec::new() };
-        let Swept { killed, survivors } =
-            self.keeper.sweep(Sweep { what, grace, spare }).await.map_err(gone)?;
-        if !survivors.is_empty() {
-            tracing::warn!(?survivors, "the kernel does not let go of these processes");
+        let swept = self.keeper.sweep(Sweep { what, grace, spare }).await.map_err(gone)?;
+        if !swept.survivors.is_empty() {
+            tracing::warn!(survivors = ?swept.survivors, "the kernel does not let go of these processes");
         }
-        Ok(Processes { killed, survivors: u32::try_from(survivors.len()).unwrap_or(u32::MAX) })
+        Ok(swept)
+    }
+}
+
+fn counted(Swept { killed, survivors }: Swept) -> Processes {
+    Processes { killed, survivors: u32::try_from(survivors.len()).unwrap_or(u32::MAX) }
+}
+
+impl From<KeeperGone> for RunError {
+    fn from(KeeperGone: KeeperGone) -> Self {
+        let message = "the process that keeps what the agent starts was lost; all of it has been ended";
+        Self::new("keeper_lost", message)
     }
 }
 

@@ -1,115 +1,146 @@
-//! Takes secrets out of all that an agent says, before it is numbered or kept. A secret that comes in pieces is found
-//! as well: the end of a piece that may be the beginning of a secret is held back until more of its stream is there.
+//! Takes secrets out of all that an agent says, before it is numbered or kept, and then makes it fit its events. A
+//! secret that comes in pieces is found as well: the end of a piece that may be the beginning of a secret is held back
+//! until more of its stream is there, whatever else is said meanwhile, or the stream is over.
 
 mod secrets;
+
+use std::collections::BTreeMap;
 
 use qd_link::Filter;
 use qd_protocol::RunId;
 use qd_protocol::event::RunError;
+use qd_protocol::limits::INLINE_MAX;
 use qd_protocol::link::{AskRequest, Gone, Outcome, Said, Up};
+use qd_protocol::text::{escaped_len, head};
 use serde_json::Value;
 
+use crate::fit;
+use secrets::Mark;
 pub(crate) use secrets::Secrets;
+
+/// What follows the output of a tool that gave out too much.
+const CUT: &str = "\n[cut: the rest of the output is left out]";
 
 /// The filter of one agent.
 #[derive(Debug)]
 pub(crate) struct Redactor {
     secrets: Secrets,
-    /// The end of the last stream, and which that is.
-    held: Option<(Stream, String)>,
-    /// The run that has ended: nothing will come after its late words to set free what would be held of them.
-    ended: Option<RunId>,
+    /// The streams that may go on. Late words make one as well, which is over when anything else is said.
+    streams: BTreeMap<Stream, Tail>,
 }
 
 impl Redactor {
-    /// A filter for these secrets; `None` if there are none, so that nothing is paid for.
-    pub(crate) fn filter(secrets: Secrets) -> Option<Box<dyn Filter>> {
-        if secrets.is_empty() {
-            return None;
-        }
-        Some(Box::new(Self { secrets, held: None, ended: None }))
+    /// A filter for these secrets, which may be none.
+    pub(crate) fn filter(secrets: Secrets) -> Box<dyn Filter> {
+        Box::new(Self { secrets, streams: BTreeMap::new() })
     }
 
     fn stream(&mut self, stream: Stream, text: String, out: &mut Vec<Up>) {
-        let text = match self.held.take() {
-            Some((held, before)) if held == stream => before + &text,
-            other => {
-                self.held = other;
-                self.flush(out);
-                text
-            }
-        };
-        if self.ended.as_ref() == Some(&stream.run) {
-            let text = self.secrets.clean(&text).unwrap_or(text);
-            return out.extend(stream.said(text));
-        }
-        let found = self.secrets.clean_start(&text);
-        if found.rest < text.len() {
-            self.held = Some((stream.clone(), text[found.rest..].to_owned()));
-        }
-        out.extend(stream.said(found.clean));
+        let tail = self.streams.entry(stream.clone()).or_default();
+        let text = if tail.held.is_empty() { text } else { std::mem::take(&mut tail.held) + &text };
+        let found = self.secrets.clean_start(&text, tail.mark.take());
+        text[found.rest..].clone_into(&mut tail.held);
+        tail.mark = found.mark;
+        out.extend(tail.said(stream, found.clean));
     }
 
-    fn flush(&mut self, out: &mut Vec<Up>) {
-        if let Some((stream, text)) = self.held.take() {
-            let text = self.secrets.clean(&text).unwrap_or(text);
-            out.extend(stream.said(text));
+    /// Sets free what is held of the streams that are over.
+    fn end(&mut self, is_over: impl Fn(&Stream) -> bool, out: &mut Vec<Up>) {
+        let over: Vec<Stream> = self.streams.keys().filter(|stream| is_over(stream)).cloned().collect();
+        for stream in over {
+            if let Some(mut tail) = self.streams.remove(&stream) {
+                let text = self.secrets.clean_end(&tail.held, tail.mark.take());
+                out.extend(tail.said(stream, text));
+            }
         }
     }
 }
 
 impl Filter for Redactor {
-    fn pass(&mut self, up: Up, out: &mut Vec<Up>) {
+    fn pass(&mut self, mut up: Up, out: &mut Vec<Up>) {
+        match &up {
+            Up::Said { run, .. } | Up::Ask { run, .. } | Up::Terminal { run, .. } => {
+                self.end(|stream| stream.run != *run, out);
+            }
+            Up::Ready { .. } | Up::Rested | Up::Gone(_) => self.end(|_| true, out),
+            Up::AskWithdrawn { .. }
+            | Up::AskDelivered { .. }
+            | Up::SteerTaken { .. }
+            | Up::SteerMissed { .. } => {}
+        }
         match up {
             Up::Said { run, what: Said::Text { text } } => {
-                self.stream(Stream { run, kind: Kind::Text }, text, out);
+                return self.stream(Stream { run, kind: Kind::Text }, text, out);
             }
             Up::Said { run, what: Said::Thought { text } } => {
-                self.stream(Stream { run, kind: Kind::Thought }, text, out);
+                return self.stream(Stream { run, kind: Kind::Thought }, text, out);
             }
             Up::Said { run, what: Said::ToolOutput { mut call_id, text } } => {
                 self.secrets.hide(&mut call_id);
-                self.stream(Stream { run, kind: Kind::ToolOutput(call_id) }, text, out);
+                return self.stream(Stream { run, kind: Kind::ToolOutput(call_id) }, text, out);
             }
-            // Counts have no place among the words, so words need not be set free for them.
-            Up::Said { what: Said::Usage { .. } | Said::Turn, .. } => out.push(up),
-            mut other => {
-                self.flush(out);
-                if let Up::Terminal { run, .. } = &other {
-                    self.ended = Some(run.clone());
-                }
-                self.secrets.hide_in(&mut other);
-                out.push(other);
-            }
+            _ => {}
         }
+        self.secrets.hide_in(&mut up);
+        match &up {
+            Up::Said { what: Said::ToolFinished { call_id, .. }, .. } => {
+                self.end(|stream| matches!(&stream.kind, Kind::ToolOutput(of) if of == call_id), out);
+            }
+            Up::Terminal { .. } => self.end(|_| true, out),
+            _ => {}
+        }
+        fit::up(&mut up);
+        out.push(up);
     }
 }
 
 /// Text that belongs together.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Stream {
     run: RunId,
     kind: Kind,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Text,
     Thought,
     ToolOutput(String),
 }
 
-impl Stream {
-    fn said(self, text: String) -> Option<Up> {
+/// Where a stream has come to.
+#[derive(Debug, Default)]
+struct Tail {
+    /// Its end, which may become a secret.
+    held: String,
+    /// The mark that it ended with before that.
+    mark: Option<Mark>,
+    /// Bytes of it, as JSON, that were passed on.
+    passed: usize,
+}
+
+impl Tail {
+    /// The next piece of the stream. Of a tool's output only as much as one event could hold: an agent that gives it
+    /// out whole would be cut there as well.
+    fn said(&mut self, stream: Stream, mut text: String) -> Option<Up> {
+        if matches!(stream.kind, Kind::ToolOutput(_)) {
+            let left = INLINE_MAX.checked_sub(self.passed)?;
+            self.passed += escaped_len(&text);
+            if self.passed > INLINE_MAX {
+                text = head(&text, left).to_owned() + CUT;
+            }
+        }
         if text.is_empty() {
             return None;
         }
-        let what = match self.kind {
+        let what = match stream.kind {
             Kind::Text => Said::Text { text },
             Kind::Thought => Said::Thought { text },
             Kind::ToolOutput(call_id) => Said::ToolOutput { call_id, text },
         };
-        Some(Up::Said { run: self.run, what })
+        let mut up = Up::Said { run: stream.run, what };
+        fit::up(&mut up);
+        Some(up)
     }
 }
 
@@ -204,7 +235,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use proptest::prelude::*;
-    use qd_protocol::event::Usage;
+    use qd_protocol::event::{PlanEntry, Usage};
+    use qd_protocol::limits::{EVENT_MAX, HEAD_MAX};
     use qd_protocol::link::Stop;
     use serde_json::json;
 
@@ -233,7 +265,7 @@ mod tests {
     }
 
     fn passed(values: &[(&str, &str)], ups: impl IntoIterator<Item = Up>) -> Vec<Up> {
-        let mut filter = Redactor::filter(secrets(values)).unwrap();
+        let mut filter = Redactor::filter(secrets(values));
         let mut out = Vec::new();
         ups.into_iter().for_each(|up| filter.pass(up, &mut out));
         out
@@ -249,8 +281,8 @@ mod tests {
     }
 
     #[test]
-    fn without_a_secret_there_is_no_filter() {
-        assert!(Redactor::filter(secrets(&[("PORT", "8080")])).is_none());
+    fn without_a_secret_everything_passes_at_once() {
+        assert_eq!(passed(&[("PORT", "8080")], [text("80"), terminal()]), [text("80"), terminal()]);
     }
 
     #[test]
@@ -262,18 +294,108 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_back_is_said_before_anything_else() {
+    fn what_is_held_back_is_said_when_its_stream_is_over() {
         let values = &[("KEY", "hunter2")];
         let thought = said(Said::Thought { text: "t".to_owned() });
-        assert_eq!(passed(values, [text("hunt"), thought.clone()]), [text("hunt"), thought]);
+        assert_eq!(
+            passed(values, [text("hunt"), thought.clone(), terminal()]),
+            [thought, text("hunt"), terminal()]
+        );
         assert_eq!(passed(values, [text("hunt"), terminal()]), [text("hunt"), terminal()]);
         assert_eq!(passed(values, [text("hunt")]), []);
+        let gone = Up::Gone(Gone::Stopped);
+        assert_eq!(passed(values, [text("hunt"), gone.clone()]), [text("hunt"), gone]);
     }
 
     #[test]
-    fn late_words_are_not_held_since_nothing_would_set_them_free() {
+    fn a_secret_in_pieces_is_found_whatever_is_said_between_them() {
         let values = &[("KEY", "hunter2")];
-        assert_eq!(passed(values, [terminal(), text("late hunt")]), [terminal(), text("late hunt")]);
+        let output = |text: &str| said(Said::ToolOutput { call_id: "c".into(), text: text.into() });
+        let thought = |text: &str| said(Said::Thought { text: text.into() });
+        let tool = said(Said::ToolStarted { call_id: "c".into(), name: "T".into(), input: json!({}) });
+        let pieces = [
+            text("hun"),
+            thought("hunt"),
+            tool,
+            output("hu"),
+            text("ter"),
+            thought("er"),
+            output("nter"),
+            text("2"),
+            thought("2"),
+            output("2"),
+            terminal(),
+        ];
+        let out = passed(values, pieces);
+        assert_eq!(out.len(), 5, "{out:?}");
+        let shown = format!("{out:?}");
+        assert_eq!(shown.matches("[KEY redacted]").count(), 3, "{shown}");
+        assert!(!shown.contains("hun") && !shown.contains("ter"), "{shown}");
+    }
+
+    #[test]
+    fn late_words_are_joined_and_set_free_by_the_next_turn() {
+        let values = &[("KEY", "hunter2")];
+        let late = passed(values, [terminal(), text("late hun"), text("ter2")]);
+        assert_eq!(late, [terminal(), text("late "), text("[KEY redacted]")]);
+        let next = Up::Said { run: run("s"), what: Said::Turn };
+        assert_eq!(
+            passed(values, [terminal(), text("late hunt"), next.clone()]),
+            [terminal(), text("late "), text("hunt"), next]
+        );
+    }
+
+    #[test]
+    fn a_secret_is_taken_out_before_anything_is_cut() {
+        let values = &[("KEY", "hunter2hunter2")];
+        let value = json!("x".repeat(INLINE_MAX - 80) + "hunter2hunter2" + &"y".repeat(200));
+        let message = "m".repeat(HEAD_MAX - 70) + "hunter2hunter2" + &"y".repeat(200);
+        let error = RunError { stderr: vec![message.clone()], ..RunError::new("code", message) };
+        let ups = [
+            said(Said::ToolStarted { call_id: "1".into(), name: "T".into(), input: value.clone() }),
+            said(Said::Notice { text: value.as_str().unwrap().to_owned() }),
+            Up::Gone(Gone::Failed(error)),
+        ];
+        for up in ups {
+            let shown = format!("{:?}", passed(values, [up]));
+            assert!(
+                !shown.contains("hun") && shown.contains("bytes in all]"),
+                "{}",
+                &shown[shown.len() - 200..]
+            );
+        }
+    }
+
+    #[test]
+    fn what_grows_by_its_marks_still_fits_its_events() {
+        let values = &[("K", "aaaaaa"), ("L", "bcbcbc")];
+        let much = "aaaaaabcbcbc".repeat(100_000);
+        let ups = [
+            said(Said::ToolStarted {
+                call_id: "1".into(),
+                name: "T".into(),
+                input: json!({"command": much}),
+            }),
+            said(Said::Plan { entries: vec![PlanEntry { content: much.clone(), status: String::new() }] }),
+            said(Said::Notice { text: much }),
+        ];
+        for up in ups {
+            let out = passed(values, [up, terminal()]);
+            assert!(serde_json::to_string(&out[0]).unwrap().len() < EVENT_MAX);
+        }
+        let one = passed(values, [text(&"a".repeat(600_000)), text("aaaaaa"), terminal()]);
+        assert_eq!(one, [text("[K redacted]"), terminal()], "neighbours are one");
+    }
+
+    #[test]
+    fn the_output_of_a_tool_is_cut_once_and_its_rest_is_left_out() {
+        let output = |text: String| said(Said::ToolOutput { call_id: "c".into(), text });
+        let piece = "\n".repeat(INLINE_MAX / 4);
+        let out = passed(&[], (0..5).map(|_| output(piece.clone())));
+        let [_, _, Up::Said { what: Said::ToolOutput { text, .. }, .. }] = &out[..] else {
+            panic!("{}", out.len())
+        };
+        assert_eq!(text, CUT);
     }
 
     #[test]

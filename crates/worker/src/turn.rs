@@ -6,10 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use qd_link::{Closed, Voice};
 use qd_protocol::event::{Answer, RunError};
-use qd_protocol::limits::{HEAD_MAX, QUEUE_MAX};
+use qd_protocol::limits::QUEUE_MAX;
 use qd_protocol::link::{AskRequest, File, Outcome, Reply, Said, TurnLimits, Up};
-use qd_protocol::text::head;
-use qd_protocol::worker::AgentSpec;
 use qd_protocol::{AskId, Number, RunId};
 use serde_json::Value;
 use tokio::sync::{Notify, oneshot};
@@ -46,35 +44,19 @@ pub(crate) enum End {
     Exited(RunError),
 }
 
-/// An error whose message fits the event that carries it, whatever the agent put into it.
-pub(crate) fn error(code: &str, message: &str) -> RunError {
-    let short = head(message, HEAD_MAX);
-    if short.len() == message.len() {
-        RunError::new(code, message)
-    } else {
-        RunError::new(code, format!("{short}… (cut: {} bytes in all)", message.len()))
-    }
-}
-
 /// What a turn can do.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
     /// The run it serves.
     pub(crate) run: RunId,
-    /// What its agent was started with.
-    #[expect(
-        dead_code,
-        reason = "a driver that starts its agent anew for each turn needs it; the first two do not"
-    )]
-    pub(crate) spec: &'a AgentSpec,
     voice: Voice,
     inbox: &'a Inbox,
 }
 
 impl<'a> Turn<'a> {
     /// A turn that speaks through this voice and is told things through this inbox.
-    pub(crate) fn new(run: RunId, spec: &'a AgentSpec, voice: Voice, inbox: &'a Inbox) -> Self {
-        Self { run, spec, voice, inbox }
+    pub(crate) fn new(run: RunId, voice: Voice, inbox: &'a Inbox) -> Self {
+        Self { run, voice, inbox }
     }
 
     /// A piece of the answer.

@@ -22,7 +22,6 @@ use crate::agent::{Around, Leash, live};
 use crate::below::{Below, KeeperGone};
 use crate::kinds::{Kind, own_program};
 use crate::redact::{Redactor, Secrets};
-use crate::turn::error;
 
 /// How long an agent has to end by itself when it is put to rest.
 const REST: Duration = Duration::from_secs(2);
@@ -86,7 +85,7 @@ impl Place {
             Err(_) => {
                 seat.unseat().await;
                 let message = "the worker failed; please report this with its log";
-                seat.say(Up::Gone(Gone::Failed(error("worker_panicked", message)))).await;
+                seat.say(Up::Gone(Gone::Failed(RunError::new("worker_panicked", message)))).await;
                 Leaving::Gone
             }
         };
@@ -124,12 +123,12 @@ impl Place {
 
     async fn begin(&mut self) -> Result<(), RunError> {
         let kind = Kind::named(&self.spec.agent).ok_or_else(|| {
-            error("unknown_agent", &format!("this worker has no agent `{}`", self.spec.agent))
+            RunError::new("unknown_agent", format!("this worker has no agent `{}`", self.spec.agent))
         })?;
         if let Kind::Acp(profile) = &kind {
             let mut keepers = self.host.keepers.lock().await;
             let keeper = Keeper::start(&own_program(), &self.spec.mark).await.map_err(|cause| {
-                error("keeper_failed", &format!("the keeper could not be started: {cause}"))
+                RunError::new("keeper_failed", format!("the keeper could not be started: {cause}"))
             })?;
             keepers.insert(keeper.pid());
             self.below = Some(Arc::new(Below::new(keeper, profile.spare.clone())));
@@ -150,7 +149,7 @@ impl Place {
         self.seat.set_clock(Box::new(move || leash.run_time()));
         let filter = Redactor::filter(Secrets::of(&self.spec.env));
         let spec = self.spec.clone();
-        self.seat.seat(host_with(spec.after, filter, |end| live(kind, spec, around, end)));
+        self.seat.seat(host_with(spec.after, Some(filter), |end| live(kind, spec, around, end)));
     }
 
     /// Does what the daemon wants for as long as there is anything to do it with.
@@ -226,11 +225,7 @@ impl Place {
         }
         let gone = match swept {
             Ok(()) => Gone::Stopped,
-            Err(KeeperGone) => {
-                let message =
-                    "the process that keeps what the agent starts was lost; all of it has been ended";
-                Gone::Failed(error("keeper_lost", message))
-            }
+            Err(gone) => Gone::Failed(gone.into()),
         };
         self.seat.say(Up::Gone(gone)).await;
     }
@@ -239,7 +234,7 @@ impl Place {
     async fn end_below(&self, below: Arc<Below>, leaving: Leaving) -> Result<(), KeeperGone> {
         let keeper = below.keeper();
         let swept = match leaving {
-            Leaving::Gone | Leaving::Ended | Leaving::Abandoned => below.sweep_all(CLOSE).await.map(drop),
+            Leaving::Gone | Leaving::Ended | Leaving::Abandoned => below.sweep_all(CLOSE).await,
             Leaving::KeeperGone => Err(KeeperGone),
         };
         let mut keepers = self.host.keepers.lock().await;

@@ -2,12 +2,21 @@
 //! stream is known here but where a text may go on as a secret.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
+use qd_protocol::text::head;
 
 /// A shorter value is no secret: hiding it would hide half of all text.
 const SECRET_MIN: usize = 6;
+/// A line of a longer value is a secret of its own from here on, as those of a key in PEM are.
+const LINE_MIN: usize = 8;
+/// What is shown of a variable's name.
+const NAME_MAX: usize = 64;
+
+/// What stands in the place of a secret: `[NAME redacted]`.
+pub(crate) type Mark = Arc<str>;
 
 /// What is looked for, and what is put in its place.
 #[derive(Debug, Default)]
@@ -22,8 +31,7 @@ pub(crate) struct Secrets {
 #[derive(Debug)]
 struct Needle {
     bytes: Box<[u8]>,
-    /// `[NAME redacted]`.
-    instead: std::sync::Arc<str>,
+    instead: Mark,
 }
 
 /// How a search in a text ended.
@@ -33,6 +41,36 @@ pub(crate) struct Found {
     pub(crate) clean: String,
     /// Where in the searched text something begins that may become a secret; its length if nothing does.
     pub(crate) rest: usize,
+    /// The mark that the text ends with, if it does.
+    pub(crate) mark: Option<Mark>,
+}
+
+/// Text in the making. Neighbouring secrets of one name get one mark, so that a value like `aaaaaa` does not make
+/// twice as much of a text as it was.
+#[derive(Debug, Default)]
+struct Clean {
+    text: String,
+    mark: Option<Mark>,
+}
+
+impl Clean {
+    fn after(mark: Option<Mark>) -> Self {
+        Self { text: String::new(), mark }
+    }
+
+    fn plain(&mut self, text: &str) {
+        if !text.is_empty() {
+            self.text.push_str(text);
+            self.mark = None;
+        }
+    }
+
+    fn mark(&mut self, mark: &Mark) {
+        if self.mark.as_ref() != Some(mark) {
+            self.text.push_str(mark);
+            self.mark = Some(Arc::clone(mark));
+        }
+    }
 }
 
 impl Secrets {
@@ -47,12 +85,17 @@ impl Secrets {
                     }
                 }
             }
+            for line in value.lines().map(str::trim).filter(|line| line.len() >= LINE_MIN) {
+                for shape in [line.to_owned(), json(line), json(line).replace('/', "\\/")] {
+                    shapes.entry(shape.into_bytes()).or_insert(name);
+                }
+            }
         }
         let mut secrets = Self::default();
         for (bytes, name) in shapes {
             secrets.longest = secrets.longest.max(bytes.len());
             secrets.first.push(bytes[0]);
-            let instead = format!("[{name} redacted]").into();
+            let instead = format!("[{} redacted]", head(name, NAME_MAX)).into();
             let needle = Needle { bytes: bytes.into(), instead };
             secrets.needles.entry([needle.bytes[0], needle.bytes[1]]).or_default().push(needle);
         }
@@ -63,64 +106,74 @@ impl Secrets {
         secrets
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.needles.is_empty()
-    }
-
     /// The whole of a text without its secrets; `None` if it has none.
     pub(crate) fn clean(&self, text: &str) -> Option<String> {
-        let mut clean = String::new();
-        let (mut done, mut at) = (0, 0);
-        while let Some(start) = self.next_candidate(text, at) {
-            match self.longest_at(&text.as_bytes()[start..]) {
-                Some(needle) => {
-                    clean.push_str(&text[done..start]);
-                    clean.push_str(&needle.instead);
-                    done = start + needle.bytes.len();
-                    at = done;
-                }
-                None => at = start + 1,
-            }
-        }
-        (done > 0).then(|| {
-            clean.push_str(&text[done..]);
-            clean
-        })
+        self.next_secret(text, 0)?;
+        Some(self.clean_end(text, None))
     }
 
-    /// The beginning of a text that goes on: everything before what may become a secret, or a longer one than it
-    /// already is. Whatever follows, the leftmost and then the longest secret is the one that is found.
-    pub(crate) fn clean_start(&self, text: &str) -> Found {
+    /// The end of a text whose beginning ended with this mark, without its secrets.
+    pub(crate) fn clean_end(&self, text: &str, mark: Option<Mark>) -> String {
+        let mut clean = Clean::after(mark);
+        let mut done = 0;
+        while let Some((start, needle)) = self.next_secret(text, done) {
+            clean.plain(&text[done..start]);
+            clean.mark(&needle.instead);
+            done = start + needle.bytes.len();
+        }
+        clean.plain(&text[done..]);
+        clean.text
+    }
+
+    /// The middle of a text that goes on, after a beginning that ended with this mark: everything before what may become
+    /// a secret, or a longer one than it already is. Whatever follows, the leftmost and then the longest secret is the
+    /// one that is found.
+    pub(crate) fn clean_start(&self, text: &str, mark: Option<Mark>) -> Found {
         let bytes = text.as_bytes();
         // Only so near the end can a needle be cut off.
         let open = text.len().saturating_sub(self.longest.saturating_sub(1));
-        let mut clean = String::with_capacity(text.len());
+        let mut clean = Clean::after(mark);
         let (mut done, mut at) = (0, 0);
         while at < bytes.len() {
             let candidate = self.next_candidate(text, at);
             let cut_off = (at.max(open)..candidate.map_or(bytes.len(), |start| start + 1))
                 .find(|start| self.may_become(&bytes[*start..]));
             if let Some(start) = cut_off {
-                clean.push_str(&text[done..start]);
-                return Found { clean, rest: start };
+                clean.plain(&text[done..start]);
+                return Found { clean: clean.text, rest: start, mark: clean.mark };
             }
             let Some(start) = candidate else { break };
             match self.longest_at(&bytes[start..]) {
                 Some(needle) => {
-                    clean.push_str(&text[done..start]);
-                    clean.push_str(&needle.instead);
+                    clean.plain(&text[done..start]);
+                    clean.mark(&needle.instead);
                     done = start + needle.bytes.len();
                     at = done;
                 }
                 None => at = start + 1,
             }
         }
-        clean.push_str(&text[done..]);
-        Found { clean, rest: text.len() }
+        clean.plain(&text[done..]);
+        Found { clean: clean.text, rest: text.len(), mark: clean.mark }
+    }
+
+    /// The next secret from here on, and where it begins.
+    fn next_secret(&self, text: &str, from: usize) -> Option<(usize, &Needle)> {
+        let mut at = from;
+        loop {
+            let start = self.next_candidate(text, at)?;
+            if let Some(needle) = self.longest_at(&text.as_bytes()[start..]) {
+                return Some((start, needle));
+            }
+            at = start + 1;
+        }
     }
 
     /// The next place where two bytes look like the beginning of a needle.
     fn next_candidate(&self, text: &str, from: usize) -> Option<usize> {
+        if self.needles.is_empty() {
+            return None;
+        }
         let pairs = text.as_bytes().get(from..)?.windows(2);
         pairs
             .enumerate()
@@ -270,7 +323,7 @@ mod tests {
 
     #[test]
     fn short_values_are_no_secrets_and_white_space_around_one_does_not_hide_it() {
-        assert!(secrets(&[("A", "12345"), ("B", "")]).is_empty());
+        assert!(secrets(&[("A", "12345"), ("B", "")]).needles.is_empty());
         let secrets = secrets(&[("TOKEN", "hunter2\n")]);
         assert_eq!(secrets.clean("hunter2!").as_deref(), Some("[TOKEN redacted]!"));
         assert_eq!(secrets.clean("hunter"), None);
@@ -280,5 +333,24 @@ mod tests {
     fn of_two_secrets_at_one_place_the_longer_is_named() {
         let secrets = secrets(&[("LONG", "abcdefgh"), ("SHORT", "abcdef")]);
         assert_eq!(secrets.clean("abcdefgh abcdefg").as_deref(), Some("[LONG redacted] [SHORT redacted]g"));
+    }
+    #[test]
+    fn each_line_of_a_key_is_found_by_itself() {
+        let key = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqhkiG\r\n9w0BAQEF/ASCBKcw\nshort\n-----END KEY-----\n";
+        let secrets = secrets(&[("PEM", key)]);
+        assert_eq!(
+            secrets.clean("line 2: MIIEvQIBADANBgkqhkiG.").as_deref(),
+            Some("line 2: [PEM redacted].")
+        );
+        assert_eq!(secrets.clean("9w0BAQEF\\/ASCBKcw").as_deref(), Some("[PEM redacted]"));
+        assert_eq!(secrets.clean("a short line"), None);
+        assert_eq!(secrets.clean(key.trim()).as_deref(), Some("[PEM redacted]"));
+    }
+
+    #[test]
+    fn neighbours_of_one_name_share_a_mark() {
+        let secrets = secrets(&[("K", "aaaaaa"), ("L", "bbbbbb")]);
+        let text = "a".repeat(600) + "bbbbbb" + &"a".repeat(13);
+        assert_eq!(secrets.clean(&text).as_deref(), Some("[K redacted][L redacted][K redacted]a"));
     }
 }

@@ -2,6 +2,7 @@
 //! connection, so that a cancel or a steer is heard at once; the tasks end with it.
 
 use std::collections::HashMap;
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -152,12 +153,17 @@ impl Script {
             let Ok(ms) = ms.trim().parse() else {
                 // The value is not shown: none of the environment's ever is.
                 let message = format!("{READY_MS} must be a whole number of milliseconds");
+                // As real agents do. It is said in the answer as well, so nothing is lost if nobody reads it here.
+                let _told = writeln!(std::io::stderr(), "{message}");
                 return responder.respond_with_error(Error::new(ErrorCode::INTERNAL_ERROR, message));
             };
             tokio::time::sleep(Duration::from_millis(ms)).await;
         }
         let takes = PromptCapabilities::new().image(true).audio(true).embedded_context(true);
-        let can = AgentCapabilities::new().load_session(true).prompt_capabilities(takes);
+        let remembers = self.setup.state.is_some();
+        // Without a folder there is nothing to go on with, and nobody needs to be told that it was forgotten.
+        let word = (!remembers).then(|| Meta::from_iter([(OURS.to_owned(), json!({"stateless": true}))]));
+        let can = AgentCapabilities::new().load_session(remembers).prompt_capabilities(takes).meta(word);
         responder.respond(
             InitializeResponse::new(ProtocolVersion::V1)
                 .agent_capabilities(can)

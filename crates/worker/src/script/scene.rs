@@ -176,6 +176,7 @@ impl Scene {
                     _ => Decided::Yes(String::new()),
                 }
             }
+            ElicitationAction::Decline => Decided::No("no answer given".to_owned()),
             _ => Decided::Nobody,
         })
     }

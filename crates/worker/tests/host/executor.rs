@@ -2,10 +2,18 @@
 
 use std::process::Stdio;
 
+use qd_keeper::{Process, Signal, proc};
 use qd_link::{Job, PlainClient};
 use qd_protocol::frame::plain::{Approval, FromWorker, Status};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
+
+use crate::world::kill;
+
+/// Leaves processes that do not want to be found, then waits and cannot be stopped.
+const STUBBORN: &str = r#"[{"ignore_cancel":true},
+    {"spawn":{"argv":["sh","-c","trap '' TERM; while :; do sleep 1; done"],"setsid":true,"double_fork":true}},
+    {"say":" begun"},{"sleep_ms":600000}]"#;
 
 /// A process that serves one agent, and our connection to it.
 struct Served {
@@ -19,6 +27,7 @@ struct Ended {
     status: Status,
     text: String,
     result: Option<String>,
+    error: Option<String>,
 }
 
 impl Served {
@@ -46,6 +55,23 @@ impl Served {
         }
     }
 
+    /// Its keeper, and all that is below that.
+    fn family(&self) -> (u32, Vec<Process>) {
+        let keeper = proc::children(self.child.id().unwrap())[0];
+        (keeper, proc::descendants(keeper))
+    }
+
+    async fn until_text(&mut self, wanted: &str) {
+        let mut text = String::new();
+        while !text.contains(wanted) {
+            if let FromWorker::Event { event } = self.client.next().await.unwrap()
+                && event["type"] == "token"
+            {
+                text.push_str(event["content"].as_str().unwrap());
+            }
+        }
+    }
+
     async fn ended(&mut self) -> Ended {
         let mut text = String::new();
         loop {
@@ -53,7 +79,9 @@ impl Served {
                 FromWorker::Event { event } if event["type"] == "token" => {
                     text.push_str(event["content"].as_str().unwrap());
                 }
-                FromWorker::Terminal { status, result, .. } => return Ended { status, text, result },
+                FromWorker::Terminal { status, result, error, .. } => {
+                    return Ended { status, text, result, error };
+                }
                 _ => {}
             }
         }
@@ -66,7 +94,7 @@ async fn echo_serves_one_run_after_another() {
     for word in ["one", "two"] {
         served.run(word).await;
         let (text, result) = (word.to_owned(), Some(format!("echo: {word}")));
-        assert_eq!(served.ended().await, Ended { status: Status::Completed, text, result });
+        assert_eq!(served.ended().await, Ended { status: Status::Completed, text, result, error: None });
     }
 }
 
@@ -86,7 +114,7 @@ async fn asks_become_approvals_and_messages_become_steers() {
     served.run(r#"[{"ask":{"tool":"Bash","input":{"command":"ls"}}},{"await_steer":20000}]"#).await;
     let (id, body) = served.until_approval().await;
     assert_eq!((body.tool_name.as_str(), body.permission_type.as_str()), ("Bash", "tool"));
-    assert!(body.resource.contains("ls"), "{body:?}");
+    assert_eq!(body.resource, "ls");
     served.client.approval_reply("not this", false).await.unwrap();
     served.client.approval_reply(id, true).await.unwrap();
     served.client.message("to the left").await.unwrap();
@@ -101,4 +129,50 @@ async fn a_server_ends_with_its_connection_and_leaves_no_agent() {
     served.until_approval().await;
     served.client.close().await;
     assert!(served.child.wait().await.unwrap().success());
+}
+
+#[tokio::test]
+async fn a_question_is_put_as_an_approval_and_a_no_leaves_it_unanswered() {
+    let mut served = Served::start("script").await;
+    for (question, approved, says) in [
+        (r#"{"prompt":"which?","options":["left","right"]}"#, true, "left"),
+        (r#"{"prompt":"which?"}"#, true, "yes"),
+        (r#"{"prompt":"which?","options":["left","right"]}"#, false, "denied: no answer given"),
+    ] {
+        served.run(&format!(r#"[{{"question":{question}}},{{"say":"."}}]"#)).await;
+        let (id, body) = served.until_approval().await;
+        assert_eq!((body.permission_type.as_str(), body.question.as_str()), ("question", "which?"));
+        served.client.approval_reply(id, approved).await.unwrap();
+        let ended = served.ended().await;
+        assert_eq!((ended.status, ended.text), (Status::Completed, format!("{says}.")));
+    }
+}
+
+#[tokio::test]
+async fn a_keeper_that_is_killed_is_an_error_of_the_run_and_leaves_nothing() {
+    let mut served = Served::start("script").await;
+    served.run(STUBBORN).await;
+    served.until_text("begun").await;
+    let (keeper, family) = served.family();
+    assert!(family.len() > 1, "{family:?}");
+    kill(keeper, Signal::KILL);
+    let ended = served.ended().await;
+    assert_eq!(ended.status, Status::Error);
+    assert!(ended.error.unwrap().contains("was lost"));
+    assert!(!family.iter().any(proc::alive), "{family:?}");
+
+    served.run(r#"[{"say":"fine"}]"#).await;
+    assert_eq!(served.ended().await.text, "fine");
+}
+
+#[tokio::test]
+async fn a_cancelled_run_that_does_not_stop_ends_when_nothing_of_it_is_left() {
+    let mut served = Served::start("script").await;
+    served.run(STUBBORN).await;
+    served.until_text("begun").await;
+    let (_, family) = served.family();
+    served.client.cancel().await.unwrap();
+    assert_eq!(served.ended().await.status, Status::Cancelled);
+    assert!(!family.iter().any(proc::alive), "{family:?}");
+    assert_eq!(proc::children(served.child.id().unwrap()), [0; 0], "its keeper is gone as well");
 }

@@ -1,9 +1,10 @@
 //! While a worker lives: turns, breaks of the connection, processes, rest.
 
-use qd_keeper::proc;
-use qd_protocol::link::{Gone, Stop, TurnLimits, Up};
+use qd_keeper::{Signal, proc};
+use qd_protocol::link::{Gone, Said, Stop, TurnLimits, Up};
+use qd_protocol::worker::AgentSpec;
 
-use crate::world::{Worker, agent_spec, all_text, eventually, host_spec, nothing_left_of};
+use crate::world::{Worker, agent_spec, all_text, eventually, host_spec, kill, nothing_left_of};
 
 /// A process that pays no heed to being asked to end.
 const STUBBORN: &str = r#"{"spawn":{"argv":["sh","-c","trap '' TERM; while :; do sleep 1; done"],"setsid":true,"double_fork":true}}"#;
@@ -110,6 +111,75 @@ async fn what_a_turn_left_on_purpose_outlives_the_agents_rest_and_dies_with_the_
 }
 
 #[tokio::test]
+async fn what_an_earlier_turn_left_outlives_a_killed_turn_a_crash_and_an_agent_that_dies_idle() {
+    let (mut worker, mut daemon) = Worker::attached("script", |_| {}).await;
+    let spec = agent_spec(&worker.home, "script", "one");
+    daemon.prompt("a", r#"[{"spawn":{"argv":["sleep","600"],"setsid":true}}]"#);
+    let said = daemon.ended("a").await.text;
+    let left: u32 = said.trim().strip_prefix("pid ").unwrap().parse().unwrap();
+    let alive = || proc::marked(&spec.mark).into_iter().map(|process| process.pid).collect::<Vec<_>>();
+
+    let busy = r#"[{"ignore_cancel":true},{"spawn":{"argv":["sleep","601"],"setsid":true}},{"say":" begun"},{"sleep_ms":600000}]"#;
+    daemon.prompt("killed", busy);
+    daemon.until_text("begun").await;
+    daemon.cancel("killed");
+    daemon.kill("killed");
+    let outcome = daemon.ended("killed").await.outcome;
+    assert_eq!((outcome.stop, outcome.agent_ends), (Stop::Cancelled, true));
+    assert_eq!((outcome.processes.killed, outcome.processes.survivors), (1, 0), "what the turn started");
+    daemon.until(|up| *up == Up::Rested).await;
+    assert_eq!(alive(), [left]);
+
+    daemon.link.start(Box::new(spec.clone()));
+    daemon.until(|up| matches!(up, Up::Ready { .. })).await;
+    daemon.prompt("crashes", r#"[{"spawn":{"argv":["sleep","601"],"setsid":true}},{"exit":3}]"#);
+    let outcome = daemon.ended("crashes").await.outcome;
+    assert_eq!((outcome.stop, outcome.processes.killed), (Stop::Error, 1));
+    assert_eq!(outcome.error.unwrap().exit_status, Some(3));
+    daemon.until(|up| *up == Up::Rested).await;
+    assert_eq!(alive(), [left]);
+
+    daemon.link.start(Box::new(spec.clone()));
+    daemon.until(|up| matches!(up, Up::Ready { .. })).await;
+    daemon.prompt("b", r#"[{"say":"awake"}]"#);
+    daemon.ended("b").await;
+    let agent = alive().into_iter().find(|pid| *pid != left).unwrap();
+    kill(agent, Signal::KILL);
+    daemon.until(|up| matches!(up, Up::Said { what: Said::Notice { .. }, .. })).await;
+    assert_eq!(alive(), [left]);
+    daemon.prompt("c", r#"[{"say":"again"}]"#);
+    assert_eq!(daemon.ended("c").await.text, "again");
+    assert!(alive().contains(&left));
+
+    daemon.link.close();
+    assert_eq!(daemon.gone().await, Gone::Stopped);
+    assert_eq!(alive(), [0; 0]);
+    assert!(worker.ended().await.success());
+}
+
+#[tokio::test]
+async fn after_a_failed_resume_the_new_conversation_is_the_one_that_goes_on() {
+    let memory = tempfile::tempdir().unwrap();
+    let remembers = |spec: &mut AgentSpec, id: Option<String>| {
+        spec.env.insert("QD_SCRIPT_STATE".to_owned(), memory.path().to_str().unwrap().to_owned());
+        spec.agent_session_id = id;
+    };
+    let mut id = Some("forgotten".to_owned());
+    for (round, notices) in [(0, 1), (1, 0), (2, 0)] {
+        let (worker, spec) = Worker::with("script", |host| remembers(&mut host.agents[0], id.clone())).await;
+        let mut daemon = worker.attach(&spec, 0, None);
+        let ready = daemon.until(|up| matches!(up, Up::Ready { .. })).await.pop();
+        let Some(Up::Ready { agent_session_id, .. }) = ready else { panic!("ready") };
+        assert_eq!(agent_session_id == id, round > 0, "{round}");
+        id = agent_session_id;
+        daemon.prompt("a", r#"[{"say":"x"}]"#);
+        let said = daemon.until(|up| matches!(up, Up::Terminal { .. })).await;
+        let noticed = said.iter().filter(|up| matches!(up, Up::Said { what: Said::Notice { .. }, .. }));
+        assert_eq!(noticed.count(), notices, "{round}");
+    }
+}
+
+#[tokio::test]
 async fn a_secret_reaches_neither_the_daemon_nor_the_spool() {
     const CANARY: &str = "canary-5ecret/value";
     let (worker, mut daemon) = Worker::attached("script", |host| {
@@ -170,6 +240,18 @@ async fn sessions_that_share_a_worker_come_and_go_by_themselves() {
     assert_eq!(one.gone().await, Gone::Stopped);
     two.prompt("b", "still here");
     assert_eq!(two.ended("b").await.text, "still here");
+}
+
+#[tokio::test]
+async fn an_agent_that_refuses_to_begin_is_quoted_from_its_stderr() {
+    let (worker, spec) = Worker::with("script", |host| {
+        host.agents[0].env.insert("SCRIPT_READY_MS".to_owned(), "never".to_owned());
+    })
+    .await;
+    let mut daemon = worker.attach(&spec, 0, None);
+    let Gone::Failed(error) = daemon.gone().await else { panic!("it failed") };
+    assert_eq!(error.code, "agent_failed_to_start");
+    assert_eq!(error.stderr, ["SCRIPT_READY_MS must be a whole number of milliseconds"], "{error:?}");
 }
 
 #[tokio::test]

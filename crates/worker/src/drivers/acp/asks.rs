@@ -13,14 +13,13 @@ use agent_client_protocol::v1::schema::{
 use qd_link::Closed;
 use qd_protocol::AskId;
 use qd_protocol::event::{Answer, AskKind, Decision};
-use qd_protocol::limits::HEAD_MAX;
 use qd_protocol::link::AskRequest;
 use qd_protocol::policy::Risk;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::ear::{OURS, ours};
-use super::fit;
+use crate::fit::OPTIONS_BYTES;
 use crate::turn::Turn;
 
 /// Random bytes in the id of an ask, five bits of each of which count.
@@ -77,7 +76,7 @@ impl Asked {
         let ask = AskRequest {
             id: ask_id()?,
             kind: AskKind::Permission,
-            prompt: fit::name(prompt.unwrap_or_else(|| format!("May the agent use {tool}?"))),
+            prompt: prompt.unwrap_or_else(|| format!("May the agent use {tool}?")),
             tool: Some(tool),
             input,
             risk: ours(meta).map(|Word { risk }| risk),
@@ -114,7 +113,7 @@ impl Asked {
                 tool: None,
                 input: Value::Null,
                 risk: None,
-                prompt: fit::text(prompt),
+                prompt,
                 options: field.options(),
             };
             Ok((ask, field))
@@ -226,7 +225,7 @@ impl Field {
         match &self.takes {
             Takes::Truth => vec!["yes".to_owned(), "no".to_owned()],
             Takes::Choice { choices, many: false }
-                if choices.len() <= OPTIONS_MAX && choices.iter().all(|(word, _)| word.len() <= HEAD_MAX) =>
+                if choices.len() <= OPTIONS_MAX && bytes(choices) <= OPTIONS_BYTES =>
             {
                 choices.iter().map(|(word, _)| word.clone()).collect()
             }
@@ -255,6 +254,10 @@ impl Field {
             }
         })
     }
+}
+
+fn bytes(choices: &[(String, String)]) -> usize {
+    choices.iter().map(|(word, _)| word.len()).sum()
 }
 
 fn unknown(field: &str) -> Error {

@@ -1,25 +1,29 @@
 //! Turns an agent's session updates into what a session hears. It keeps what updates only hint at: which tool calls
-//! are open, and the totals of which the session wants the increments.
+//! are open, and the totals of which the session wants the increments. Nothing is cut here: that comes last, in `fit`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use agent_client_protocol::v1::schema::{
     ContentBlock, EmbeddedResourceResource, Meta, Notice, Plan, SessionUpdate, ToolCallContent, ToolCallId,
-    ToolCallStatus, ToolCallUpdate, ToolCallUpdateFields, Usage as TurnUsage, UsageUpdate,
+    ToolCallStatus, ToolCallUpdate, ToolCallUpdateFields, ToolKind, Usage as TurnUsage, UsageUpdate,
 };
 use qd_protocol::event::{PlanEntry, Usage};
 use qd_protocol::limits::INLINE_MAX;
 use qd_protocol::link::Said;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::fit;
-
-/// Tool calls that are remembered at once; an agent that opens more has its oldest forgotten with the turn.
+/// Tool calls that are remembered at once. When there are more, those that ended longest ago are forgotten, and only if
+/// all are open the oldest of them.
 const CALLS_MAX: usize = 4096;
 /// Costs are counted in billionths of a dollar, so that the difference of two totals is a figure that people know.
 const COST_UNIT: f64 = 1e9;
+/// The greatest total that is believed, in dollars.
+const COST_MAX: f64 = 1e9;
+/// The same in tokens; whoever reads JSON as floating point can still count them.
+const TOKENS_MAX: u64 = 1 << 50;
 
 /// Our corner of a `_meta`, if there is one and it is as expected.
 pub(super) fn ours<T: DeserializeOwned>(meta: Option<&Meta>) -> Option<T> {
@@ -33,16 +37,29 @@ pub(crate) const OURS: &str = "quarterdeck";
 #[derive(Debug, Default)]
 pub(super) struct Ear {
     calls: HashMap<ToolCallId, Call>,
+    /// The calls in the order in which they are forgotten: first those that ended, then those that did not.
+    ended: VecDeque<ToolCallId>,
+    begun: VecDeque<ToolCallId>,
     totals: Totals,
+}
+
+/// A tool call that the agent asks about.
+#[derive(Debug, PartialEq)]
+pub(super) struct Asking {
+    /// What is to be told first.
+    pub(super) said: Vec<Said>,
+    pub(super) tool: String,
+    pub(super) title: Option<String>,
+    pub(super) input: Value,
 }
 
 /// One tool call.
 #[derive(Debug, Default)]
 struct Call {
     name: String,
+    kind: Option<ToolKind>,
     input: Option<Value>,
-    /// What has been told as its output: agents repeat all of it each time.
-    shown: String,
+    shown: Shown,
     stage: Stage,
 }
 
@@ -66,6 +83,8 @@ impl Ear {
     /// Forgets the calls of the turn before.
     pub(super) fn begin_turn(&mut self) {
         self.calls.clear();
+        self.ended.clear();
+        self.begun.clear();
     }
 
     /// What an update says. Kinds that mean nothing to a session say nothing.
@@ -91,23 +110,54 @@ impl Ear {
         })
     }
 
-    /// A tool call that the agent asks about: what is to be told first, its name and its arguments.
-    pub(super) fn asked(&mut self, update: ToolCallUpdate) -> (Vec<Said>, String, Value) {
+    /// A tool call that the agent asks about. It is judged by what the request itself says; what is known of the call
+    /// only fills the gaps, and not even that if the call has ended and its id is merely used again.
+    pub(super) fn asked(&mut self, update: ToolCallUpdate) -> Asking {
+        let ToolCallUpdateFields { name, kind, title, raw_input, .. } = update.fields.clone();
         let id = update.tool_call_id.clone();
+        let before = self.calls.get(&id).map(|call| (call.stage, call.kind.and_then(tool_of)));
+        let own_kind = kind.and_then(tool_of);
         let said = self.tool(update);
-        match self.calls.get(&id) {
-            Some(call) => (said, call.name.clone(), call.input.clone().unwrap_or_else(fit::nothing)),
-            None => (said, UNNAMED.to_owned(), fit::nothing()),
-        }
+        let known = self.calls.get(&id).filter(|_| !matches!(before, Some((Stage::Finished, _))));
+        let is_another = matches!((own_kind, before), (Some(own), Some((_, Some(kind)))) if own != kind);
+        let known_name = known.filter(|_| !is_another).map(|call| call.name.clone());
+        let tool = name
+            .or_else(|| known_name.filter(|name| !name.is_empty()))
+            .or_else(|| own_kind.map(str::to_owned))
+            .or_else(|| title.clone())
+            .unwrap_or_else(|| UNNAMED.to_owned());
+        let input = raw_input.filter(|input| !is_empty(input));
+        let input = input.or_else(|| known.and_then(|call| call.input.clone())).unwrap_or_else(nothing);
+        Asking { said, tool, title, input }
     }
 
     fn tool(&mut self, update: ToolCallUpdate) -> Vec<Said> {
-        let ToolCallUpdate { tool_call_id, fields, .. } = update;
-        if self.calls.len() >= CALLS_MAX && !self.calls.contains_key(&tool_call_id) {
-            return Vec::new();
+        let ToolCallUpdate { tool_call_id: id, fields, .. } = update;
+        if !self.calls.contains_key(&id) {
+            if self.calls.len() >= CALLS_MAX {
+                self.forget_one();
+            }
+            self.begun.push_back(id.clone());
         }
-        let call_id = fit::name(tool_call_id.to_string());
-        self.calls.entry(tool_call_id).or_default().update(call_id, fields)
+        let call = self.calls.entry(id.clone()).or_default();
+        let was_finished = call.stage == Stage::Finished;
+        let said = call.update(&id, fields);
+        if call.stage == Stage::Finished && !was_finished {
+            self.ended.push_back(id);
+        }
+        said
+    }
+
+    fn forget_one(&mut self) {
+        // What has ended is in both lists, so that the second may name what is forgotten already.
+        while let Some(id) = self.ended.pop_front().or_else(|| self.begun.pop_front()) {
+            if self.calls.remove(&id).is_some() {
+                break;
+            }
+        }
+        if self.begun.len() > 2 * CALLS_MAX {
+            self.begun.retain(|id| self.calls.contains_key(id));
+        }
     }
 
     fn usage(&mut self, update: &UsageUpdate) -> Option<Said> {
@@ -121,13 +171,19 @@ impl Ear {
             totals = Totals { input_tokens, output_tokens, ..totals };
         }
         if let Some(cost) = update.cost.as_ref().filter(|cost| cost.currency.eq_ignore_ascii_case("USD")) {
-            totals.cost_usd = cost.amount.max(0.0);
+            totals.cost_usd = cost.amount;
         }
         self.count(totals)
     }
 
-    /// What was used since the last report. A total that fell has been counted anew from nothing.
+    /// What was used since the last report. A total that fell has been counted anew from nothing; one that no agent can
+    /// have used counts as the most that one could.
     fn count(&mut self, now: Totals) -> Option<Said> {
+        let now = Totals {
+            input_tokens: now.input_tokens.min(TOKENS_MAX),
+            output_tokens: now.output_tokens.min(TOKENS_MAX),
+            cost_usd: if now.cost_usd.is_nan() { 0.0 } else { now.cost_usd.clamp(0.0, COST_MAX) },
+        };
         let tokens = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
         let before = std::mem::replace(&mut self.totals, now);
         let more = if now.cost_usd < before.cost_usd { now.cost_usd } else { now.cost_usd - before.cost_usd };
@@ -143,58 +199,116 @@ impl Ear {
 /// The name of a tool whose agent gives none.
 const UNNAMED: &str = "tool";
 
+/// The name under which rules know the tools of a kind, for agents that give a title and no name.
+fn tool_of(kind: ToolKind) -> Option<&'static str> {
+    match kind {
+        ToolKind::Execute => Some("Bash"),
+        ToolKind::Read => Some("Read"),
+        ToolKind::Edit => Some("Edit"),
+        ToolKind::Delete => Some("Delete"),
+        ToolKind::Move => Some("Move"),
+        ToolKind::Search => Some("Search"),
+        ToolKind::Fetch => Some("WebFetch"),
+        ToolKind::Think => Some("Think"),
+        _ => None,
+    }
+}
+
 impl Call {
-    fn update(&mut self, call_id: String, fields: ToolCallUpdateFields) -> Vec<Said> {
+    fn update(&mut self, id: &ToolCallId, fields: ToolCallUpdateFields) -> Vec<Said> {
         if self.stage == Stage::Finished {
             return Vec::new();
         }
-        let ToolCallUpdateFields { status, title, name, content, raw_input, raw_output, .. } = fields;
-        if let Some(name) = name.or_else(|| title.filter(|_| self.name.is_empty())) {
-            self.name = fit::name(name);
+        let ToolCallUpdateFields { kind, status, title, name, content, raw_input, raw_output, .. } = fields;
+        self.kind = kind.filter(|kind| tool_of(*kind).is_some()).or(self.kind);
+        let named_by_kind = self.kind.and_then(tool_of).map(str::to_owned);
+        if let Some(name) = name.or_else(|| named_by_kind.or(title).filter(|_| self.name.is_empty())) {
+            self.name = name;
         }
-        if let Some(input) = raw_input.filter(|input| !is_empty(input)) {
-            self.input = Some(fit::value(input));
-        }
+        let mut input = raw_input.filter(|input| !is_empty(input));
         let output: String = content.unwrap_or_default().into_iter().map(output_of).collect();
         let goes_on = status.is_some_and(|status| status != ToolCallStatus::Pending);
 
+        let call_id = id.to_string();
         let mut said = Vec::new();
         // Some agents announce a call first and give its arguments later; then it starts when they are known.
-        if self.stage == Stage::Announced && (self.input.is_some() || goes_on || !output.is_empty()) {
+        if self.stage == Stage::Announced && (input.is_some() || goes_on || !output.is_empty()) {
             self.stage = Stage::Started;
             if self.name.is_empty() {
                 self.name = UNNAMED.to_owned();
             }
-            let input = self.input.clone().unwrap_or_else(fit::nothing);
+            let input = input.clone().unwrap_or_else(nothing);
             said.push(Said::ToolStarted { call_id: call_id.clone(), name: self.name.clone(), input });
         }
-        if let Some(text) = self.more(output) {
+        if let Some(input) = input.take() {
+            self.input = Some(short(input));
+        }
+        if let Some(text) = self.shown.more(output) {
             said.push(Said::ToolOutput { call_id: call_id.clone(), text });
         }
         if let Some(status @ (ToolCallStatus::Completed | ToolCallStatus::Failed)) = status {
             self.stage = Stage::Finished;
-            let shown = std::mem::take(&mut self.shown);
-            let output = raw_output.or_else(|| (!shown.is_empty()).then_some(Value::String(shown)));
+            self.input = None;
+            let shown = std::mem::take(&mut self.shown).whole();
             said.push(Said::ToolFinished {
                 call_id,
                 name: self.name.clone(),
-                output: fit::value(output.unwrap_or_default()),
+                output: raw_output.or(shown).unwrap_or_default(),
                 is_error: status == ToolCallStatus::Failed,
             });
         }
         said
     }
+}
 
+/// What has been told as a call's output: agents repeat all of it each time.
+#[derive(Debug, Default)]
+struct Shown {
+    bytes: usize,
+    hash: u64,
+    /// All of it while that fits an event: it is what the call gave if the agent does not say so itself.
+    text: String,
+}
+
+impl Shown {
     /// What of the output is new.
     fn more(&mut self, output: String) -> Option<String> {
-        let output = fit::text(output);
-        let new = output.strip_prefix(self.shown.as_str()).unwrap_or(&output).to_owned();
+        let known = output.get(..self.bytes).is_some_and(|start| hash(start) == self.hash);
+        let new = if known { &output[self.bytes..] } else { &output };
         if new.is_empty() {
             return None;
         }
-        self.shown = output;
+        let new = new.to_owned();
+        (self.bytes, self.hash) = (output.len(), hash(&output));
+        self.text = if output.len() <= INLINE_MAX { output } else { String::new() };
         Some(new)
     }
+
+    /// All of it, or that it was too much: then it was told piece by piece, and not again.
+    fn whole(self) -> Option<Value> {
+        match self.bytes {
+            0 => None,
+            bytes if self.text.is_empty() => Some(format!("[{bytes} bytes, as told before]").into()),
+            _ => Some(self.text.into()),
+        }
+    }
+}
+
+fn hash(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Arguments as they are remembered: whole or not at all, since a cut could go through a secret.
+fn short(input: Value) -> Value {
+    let size = input.to_string().len();
+    if size <= INLINE_MAX { input } else { format!("[{size} bytes, as told before]").into() }
+}
+
+/// Arguments that nobody gave.
+fn nothing() -> Value {
+    Value::Object(Map::new())
 }
 
 fn is_empty(input: &Value) -> bool {
@@ -225,13 +339,11 @@ fn output_of(content: ToolCallContent) -> String {
     }
 }
 
-/// As much of a plan as one event holds.
 fn entries(plan: Plan) -> Vec<PlanEntry> {
     #[derive(Deserialize)]
     struct Status {
         status: String,
     }
-    let mut left = INLINE_MAX;
     let entries = plan.entries.into_iter().map(|entry| {
         let status = match ours(entry.meta.as_ref()) {
             Some(Status { status }) => status,
@@ -242,21 +354,14 @@ fn entries(plan: Plan) -> Vec<PlanEntry> {
         };
         PlanEntry { content: entry.content, status }
     });
-    entries
-        .take_while(|entry| {
-            let size = serde_json::to_string(entry).map_or(usize::MAX, |json| json.len() + 1);
-            let fits = size <= left;
-            left = left.saturating_sub(size);
-            fits
-        })
-        .collect()
+    entries.collect()
 }
 
 fn notice_text(notice: Notice) -> String {
-    fit::text(match notice.description {
+    match notice.description {
         Some(description) => format!("{}: {description}", notice.title),
         None => notice.title,
-    })
+    }
 }
 
 #[cfg(test)]
@@ -341,5 +446,108 @@ mod tests {
         let mut ear = Ear::default();
         let update = UsageUpdate::new(0, 0).cost(Cost::new(3.0, "credits"));
         assert_eq!(ear.hear(SessionUpdate::UsageUpdate(update)), []);
+    }
+
+    #[test]
+    fn a_cost_that_nobody_can_have_is_finite_and_so_are_the_tokens() {
+        let mut ear = Ear::default();
+        let mut report = |tokens: u64, cost: f64| {
+            let meta = json!({OURS: {"input_tokens": tokens, "output_tokens": 0}});
+            let update = UsageUpdate::new(0, 0).cost(Cost::new(cost, "USD"));
+            let said = ear.hear(SessionUpdate::UsageUpdate(update.meta(meta.as_object().cloned())));
+            let [Said::Usage { usage }] = said[..] else { return None };
+            Some((usage.input_tokens, usage.cost_usd))
+        };
+        assert_eq!(report(u64::MAX, 1e300), Some((TOKENS_MAX, COST_MAX)));
+        assert_eq!(report(u64::MAX, f64::INFINITY), None);
+        assert_eq!(report(u64::MAX, f64::NAN), None);
+        assert_eq!(report(u64::MAX, -1e300), None);
+    }
+
+    #[test]
+    fn past_the_bound_every_call_is_told_and_the_oldest_that_ended_is_forgotten() {
+        let mut ear = Ear::default();
+        let call = |n: usize, status| {
+            let call = ToolCall::new(format!("c{n}"), "t").name("Bash".to_owned()).status(status);
+            SessionUpdate::ToolCall(call.raw_input(json!({"command": n})))
+        };
+        assert_eq!(ear.hear(call(0, ToolCallStatus::InProgress)).len(), 1);
+        for n in 1..3 * CALLS_MAX {
+            assert_eq!(ear.hear(call(n, ToolCallStatus::Completed)).len(), 2, "{n}");
+        }
+        assert!(ear.calls.len() <= CALLS_MAX && ear.begun.len() <= 2 * CALLS_MAX + 1);
+        let open = ear.asked(ToolCallUpdate::new("c0", ToolCallUpdateFields::new()));
+        assert_eq!((open.tool.as_str(), open.input), ("Bash", json!({"command": 0})), "it is still open");
+        for n in 0..2 * CALLS_MAX {
+            let said = ear.hear(call(100_000 + n, ToolCallStatus::InProgress));
+            assert_eq!(
+                said,
+                [started(&format!("c{}", 100_000 + n), "Bash", json!({"command": 100_000 + n}))]
+            );
+        }
+        assert_eq!(ear.calls.len(), CALLS_MAX);
+    }
+
+    #[test]
+    fn a_permission_is_judged_by_its_own_words() {
+        let mut ear = Ear::default();
+        let asks = |ear: &mut Ear, fields| {
+            let Asking { tool, input, .. } = ear.asked(ToolCallUpdate::new("c", fields));
+            (tool, input)
+        };
+        let fields = ToolCallUpdateFields::new;
+        ear.hear(update(
+            fields().name("Read".to_owned()).kind(ToolKind::Read).raw_input(json!({"path": "a"})),
+        ));
+        let own = fields().name("Bash".to_owned()).raw_input(json!({"command": "rm"}));
+        assert_eq!(asks(&mut ear, own), ("Bash".to_owned(), json!({"command": "rm"})));
+
+        ear.begin_turn();
+        ear.hear(update(
+            fields().name("Read".to_owned()).kind(ToolKind::Read).raw_input(json!({"path": "a"})),
+        ));
+        assert_eq!(asks(&mut ear, fields().title("Reading")), ("Read".to_owned(), json!({"path": "a"})));
+        let kind = fields().kind(ToolKind::Execute).raw_input(json!({"command": "rm"}));
+        assert_eq!(asks(&mut ear, kind), ("Bash".to_owned(), json!({"command": "rm"})));
+
+        ear.hear(update(fields().status(ToolCallStatus::Completed)));
+        let again = fields().title("rm").raw_input(json!({"command": "rm"}));
+        assert_eq!(
+            asks(&mut ear, again),
+            ("rm".to_owned(), json!({"command": "rm"})),
+            "its id is used again"
+        );
+        assert_eq!(asks(&mut ear, fields()), (UNNAMED.to_owned(), json!({})));
+    }
+
+    #[test]
+    fn a_tool_without_a_name_is_called_by_its_kind_and_only_then_by_its_title() {
+        let mut ear = Ear::default();
+        let call =
+            |id: &'static str, kind| ToolCall::new(id, "Run `ls`").kind(kind).raw_input(json!({"a": 1}));
+        let said = ear.hear(SessionUpdate::ToolCall(call("c", ToolKind::Execute)));
+        assert_eq!(said, [started("c", "Bash", json!({"a": 1}))]);
+        let said = ear.hear(SessionUpdate::ToolCall(call("d", ToolKind::Other)));
+        assert_eq!(said, [started("d", "Run `ls`", json!({"a": 1}))]);
+        let asking = ear.asked(ToolCallUpdate::new("c", ToolCallUpdateFields::new().title("Run `ls`")));
+        assert_eq!((asking.tool.as_str(), asking.title.as_deref()), ("Bash", Some("Run `ls`")));
+    }
+
+    #[test]
+    fn output_beyond_the_bound_is_told_once_however_often_it_is_repeated() {
+        let mut ear = Ear::default();
+        let (mut all, mut told) = ("x".repeat(INLINE_MAX), 0);
+        for _ in 0..5 {
+            all.push_str("more");
+            for said in ear.hear(update(ToolCallUpdateFields::new().content(content(&all)))) {
+                if let Said::ToolOutput { text, .. } = said {
+                    told += text.len();
+                }
+            }
+        }
+        assert_eq!(told, all.len());
+        let said = ear.hear(update(ToolCallUpdateFields::new().status(ToolCallStatus::Completed)));
+        let note = json!(format!("[{} bytes, as told before]", all.len()));
+        assert!(matches!(&said[..], [Said::ToolFinished { output, .. }] if *output == note), "{said:?}");
     }
 }

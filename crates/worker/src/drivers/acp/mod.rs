@@ -6,13 +6,12 @@
 //! - `opening`: the handshake, and a session new or old.
 //! - `talk`: turns and the time between them, in one loop each; `round`: what is open in one turn.
 //! - `compose`, `ear`, `asks`, `files`: prompts, updates, permissions and questions, files.
-//! - `wire`: lines of JSON-RPC; `fit`: what one event can hold.
+//! - `wire`: lines of JSON-RPC.
 
 mod asks;
 mod compose;
 mod ear;
 mod files;
-mod fit;
 mod opening;
 mod process;
 mod round;
@@ -74,40 +73,45 @@ impl Profile {
 pub(crate) struct Acp {
     process: Process,
     talk: Talk<pipe::Receiver, pipe::Sender>,
-    session_id: String,
     steers: bool,
     /// Held as long as the agent lives: without it the keeper ends everything.
     _keeper: Arc<Keeper>,
 }
 
 impl Acp {
-    /// Starts the agent's process and opens its session, the old one if the specification names it. The caller holds
-    /// the limit on how long that may take.
+    /// Starts the agent's process and opens its session, the old one if the specification names it, within the limit.
     pub(crate) async fn start(
         spec: &AgentSpec,
         profile: &Profile,
         keeper: Arc<Keeper>,
+        limit: Duration,
     ) -> Result<Self, RunError> {
-        let (mut process, stdin, stdout) = Process::start(&keeper, spec, profile).await?;
+        let late = || {
+            RunError::new("agent_not_ready", format!("the agent was not ready within {} s", limit.as_secs()))
+        };
+        let until = tokio::time::Instant::now() + limit;
+        let started = tokio::time::timeout_at(until, Process::start(&keeper, spec, profile)).await;
+        let (mut process, stdin, stdout) = started.map_err(|_| late())??;
         let mut peer = Peer::new(stdout, stdin, process.exited());
         let opening = Opening::of(spec);
-        let opened = match opening::open(&mut peer, &opening).await {
-            Ok(opened) => opened,
-            Err(Unopened::HungUp) => return Err(process.why("before it was ready").await),
-            Err(Unopened::Refused(told)) => {
-                let told = run_error(&told);
-                return Err(RunError { code: "agent_failed_to_start".to_owned(), ..told });
+        let opened = match tokio::time::timeout_at(until, opening::open(&mut peer, &opening)).await {
+            Ok(Ok(opened)) => opened,
+            Ok(Err(Unopened::HungUp)) => return Err(process.why("before it was ready").await),
+            Ok(Err(Unopened::Refused(told))) => {
+                let told = RunError { code: "agent_failed_to_start".to_owned(), ..run_error(&told) };
+                return Err(process.complains(told).await);
             }
+            Err(_) => return Err(process.complains(late()).await),
         };
         let talk = Talk::new(peer, opened, Files::below(&spec.cwd), profile.steer);
-        // A conversation that could not be gone on with is kept by its name: the next try may succeed.
-        let session_id = spec.agent_session_id.clone().unwrap_or_else(|| talk.session().to_string());
-        Ok(Self { process, talk, session_id, steers: profile.steer.is_some(), _keeper: keeper })
+        Ok(Self { process, talk, steers: profile.steer.is_some(), _keeper: keeper })
     }
 
-    /// The agent's name for the conversation, by which it can be resumed.
+    /// The agent's name for the conversation, by which it can be resumed: the one that it is in, also if that is new
+    /// because the old one could not be gone on with. Under the old name each later start would fail in the same way
+    /// and lose what has been said since.
     pub(crate) fn session_id(&self) -> Option<String> {
-        Some(self.session_id.clone())
+        Some(self.talk.session().to_string())
     }
 
     /// Whether a turn can be steered.

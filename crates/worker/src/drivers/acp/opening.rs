@@ -14,10 +14,11 @@ use agent_client_protocol::{
     Error, JsonRpcMessage, JsonRpcRequest, JsonRpcResponse, RawJsonRpcMessage, RawJsonRpcParams,
     RawJsonRpcResponse,
 };
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::ear::{Ear, OURS};
+use super::ear::{Ear, OURS, ours};
 use super::wire::Peer;
 
 /// What a conversation begins with.
@@ -65,7 +66,7 @@ where
     }
     let can = hello.agent_capabilities;
     let mut forgot = None;
-    if let Some(id) = opening.resume {
+    if let Some(id) = opening.resume.filter(|_| !is_stateless(&can)) {
         match resume(peer, &mut ear, &can, opening, id).await {
             Ok(()) => return Ok(Opened { session: SessionId::new(id), can, ear, forgot }),
             Err(Unopened::HungUp) => return Err(Unopened::HungUp),
@@ -134,6 +135,15 @@ where
         let message = "the agent cannot go on with an old conversation";
         Err(Unopened::Refused(Error::new(Error::method_not_found().code, message)))
     }
+}
+
+/// Whether each of the agent's prompts stands for itself, so that no conversation can be lost.
+fn is_stateless(can: &AgentCapabilities) -> bool {
+    #[derive(Deserialize)]
+    struct Word {
+        stateless: bool,
+    }
+    ours(can.meta.as_ref()).is_some_and(|Word { stateless }| stateless)
 }
 
 /// Asks and waits for the answer. What is said meanwhile is the past, of which only the totals are kept.

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use qd_keeper::{Exit, ExitWatch, Keeper, Kept, Launch};
 use qd_protocol::event::RunError;
-use qd_protocol::limits::HEAD_MAX;
 use qd_protocol::worker::AgentSpec;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::unix::pipe;
@@ -15,12 +14,12 @@ use tokio::task::JoinHandle;
 
 use super::Profile;
 use super::wire::Exited;
-use crate::turn::error;
+use crate::redact::Secrets;
 
 /// Lines of stderr that are kept.
 const LINES_MAX: usize = 20;
-/// Bytes that are kept of each.
-const LINE_MAX: usize = HEAD_MAX / 4;
+/// Bytes that are kept of each until somebody asks; then it is cut to what an error shows of a line.
+const LINE_KEPT: usize = 64 << 10;
 /// How long an agent that has closed its stdout may take to die before it counts as gone all the same.
 const EXIT_WAIT: Duration = Duration::from_secs(2);
 /// How long to wait for the last lines of a dead agent, whose stderr something else may hold open.
@@ -61,9 +60,9 @@ impl Process {
             Launch { argv: profile.argv.clone(), env: environment(spec, profile), cwd: spec.cwd.clone() };
         let Kept { stdin, stdout, stderr, exit, .. } = keeper.spawn(launch).await.map_err(|cause| {
             let program = profile.argv.first().map_or("", String::as_str);
-            error("agent_failed_to_start", &format!("cannot start {program}: {cause}"))
+            RunError::new("agent_failed_to_start", format!("cannot start {program}: {cause}"))
         })?;
-        Ok((Self { exit, stderr: Tail::of(stderr) }, stdin, stdout))
+        Ok((Self { exit, stderr: Tail::of(stderr, Secrets::of(&spec.env)) }, stdin, stdout))
     }
 
     /// Resolves when it is dead.
@@ -88,7 +87,12 @@ impl Process {
             None => format!("the agent closed its stdout {when}"),
         };
         let exit_status = exit.and_then(|exit| exit.status);
-        RunError { exit_status, stderr: self.stderr.lines().await, ..error("agent_exited", &message) }
+        RunError { exit_status, ..self.complains(RunError::new("agent_exited", message)).await }
+    }
+
+    /// The error with what the agent last wrote to stderr, which may say more.
+    pub(super) async fn complains(&mut self, error: RunError) -> RunError {
+        RunError { stderr: self.stderr.lines().await, ..error }
     }
 }
 
@@ -106,9 +110,9 @@ struct Tail {
 }
 
 impl Tail {
-    fn of(stream: impl AsyncRead + Unpin + Send + 'static) -> Self {
+    fn of(stream: impl AsyncRead + Unpin + Send + 'static, secrets: Secrets) -> Self {
         let lines = Arc::new(Mutex::new(VecDeque::new()));
-        let task = tokio::spawn(keep_last(stream, Arc::clone(&lines)));
+        let task = tokio::spawn(keep_last(stream, secrets, Arc::clone(&lines)));
         Self { lines, task }
     }
 
@@ -126,27 +130,36 @@ impl Drop for Tail {
     }
 }
 
-async fn keep_last(mut stream: impl AsyncRead + Unpin, lines: Arc<Mutex<VecDeque<String>>>) {
+async fn keep_last(
+    mut stream: impl AsyncRead + Unpin,
+    secrets: Secrets,
+    lines: Arc<Mutex<VecDeque<String>>>,
+) {
     let mut line = Vec::new();
     let mut buffer = [0; 4096];
     loop {
         let read = stream.read(&mut buffer).await.unwrap_or_default();
         for byte in &buffer[..read] {
             match byte {
-                b'\n' => keep(&lines, &mut line),
-                _ if line.len() < LINE_MAX => line.push(*byte),
+                b'\n' => keep(&lines, &secrets, &mut line),
+                // One more than is kept shows that there was more.
+                _ if line.len() <= LINE_KEPT => line.push(*byte),
                 _ => {}
             }
         }
         if read == 0 {
-            keep(&lines, &mut line);
+            keep(&lines, &secrets, &mut line);
             return;
         }
     }
 }
 
-fn keep(lines: &Mutex<VecDeque<String>>, line: &mut Vec<u8>) {
-    let text = String::from_utf8_lossy(line).trim_end().to_owned();
+fn keep(lines: &Mutex<VecDeque<String>>, secrets: &Secrets, line: &mut Vec<u8>) {
+    let mut text = String::from_utf8_lossy(line).trim_end().to_owned();
+    if line.len() > LINE_KEPT {
+        // The cut may go through a secret, whose head would not be known as one later.
+        text = secrets.clean_start(&text, None).clean;
+    }
     line.clear();
     if text.is_empty() {
         return;
@@ -165,20 +178,23 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_last_lines_are_kept_and_none_is_long() {
+    async fn the_last_lines_are_kept_and_none_without_bound_or_with_the_head_of_a_secret() {
+        let secrets = Secrets::of(&BTreeMap::from([("KEY".to_owned(), "hunter2hunter2".to_owned())]));
         let mut text: String = (0..50).map(|n| format!("line {n}\n")).collect();
-        text.push_str(&"x".repeat(LINE_MAX * 3));
-        let mut tail = Tail::of(Cursor::new(text.into_bytes()));
+        text.push_str(&"x".repeat(LINE_KEPT - 5));
+        text.push_str("hunter2hunter2");
+        text.push_str(&"y".repeat(LINE_KEPT));
+        let mut tail = Tail::of(Cursor::new(text.into_bytes()), secrets);
         let lines = tail.lines().await;
         assert_eq!(lines.len(), LINES_MAX);
         assert_eq!(lines[0], "line 31");
-        assert_eq!(lines[LINES_MAX - 1].len(), LINE_MAX);
+        assert_eq!(lines[LINES_MAX - 1], "x".repeat(LINE_KEPT - 5));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_stream_that_never_ends_does_not_hold_up_its_lines() {
         let (mut writer, reader) = tokio::io::duplex(64);
-        let mut tail = Tail::of(reader);
+        let mut tail = Tail::of(reader, Secrets::default());
         tokio::io::AsyncWriteExt::write_all(&mut writer, b"why\n").await.unwrap();
         assert_eq!(tail.lines().await, ["why"]);
     }

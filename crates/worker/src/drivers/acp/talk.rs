@@ -24,12 +24,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::asks::{Asked, Wanted};
 use super::compose;
-use super::ear::{Ear, ours};
+use super::ear::{Asking, Ear, ours};
 use super::files::Files;
 use super::opening::{Opened, words};
 use super::round::{Round, Telling, said, tell_first};
 use super::wire::Peer;
-use crate::turn::{Prompt, Steer, Turn, error};
+use crate::turn::{Prompt, Steer, Turn};
 
 /// A conversation.
 pub(super) struct Talk<R, W> {
@@ -215,8 +215,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
         let (said, asked) = match wanted {
             Wanted::Permission(request) => {
                 let RequestPermissionRequest { tool_call, options, meta, .. } = *request;
-                let title = tool_call.fields.title.clone();
-                let (said, tool, input) = self.ear.asked(tool_call);
+                let Asking { said, tool, title, input } = self.ear.asked(tool_call);
                 (said, Asked::permission(tool, title, input, &options, meta.as_ref()))
             }
             Wanted::Form(request) => (Vec::new(), Asked::form(*request)),
@@ -321,7 +320,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
             StopReason::Cancelled => Outcome::of(Stop::Cancelled),
             other => {
                 let message = format!("the agent stopped for a reason that we do not know: {other:?}");
-                Outcome::failed(error("agent_error", &message))
+                Outcome::failed(RunError::new("agent_error", message))
             }
         })
     }
@@ -388,5 +387,5 @@ pub(super) fn run_error(told: &Error) -> RunError {
         None if told.code == ErrorCode::AUTH_REQUIRED => "agent_not_signed_in",
         None => "agent_error",
     };
-    error(code, &words(told))
+    RunError::new(code, words(told))
 }

@@ -9,7 +9,7 @@ mod turns;
 use std::collections::BTreeMap;
 use std::future::pending;
 
-use qd_link::{AgentEnd, Closed, FromAgent, SessionEnd, host};
+use qd_link::{AgentEnd, Closed, FromAgent, SessionEnd, host_with};
 use qd_protocol::event::{Answer, Decision, RunError};
 use qd_protocol::link::{AskRequest, Down, Gone, Outcome, Reply, Said, Stop, TurnLimits, Up, UpNumber};
 use qd_protocol::worker::AgentSpec;
@@ -22,6 +22,7 @@ use super::files::Files;
 use super::opening::{Opening, Unopened, open};
 use super::talk::{Talk, run_error};
 use super::wire::Peer;
+use crate::redact::{Redactor, Secrets};
 use crate::script::{Setup, serve};
 use crate::turn::{Inbox, Prompt, Steer, Turn};
 
@@ -101,7 +102,8 @@ impl Stage {
         change(&mut spec);
         let (near, other) = tokio::io::duplex(PIPE);
         let far = far(other);
-        let end = host(UpNumber(0), |end| async move {
+        let filter = Redactor::filter(Secrets::of(&spec.env));
+        let end = host_with(UpNumber(0), Some(filter), |end| async move {
             let mut agent = tokio::task::JoinSet::new();
             agent.spawn(far);
             live(spec, end, near).await
@@ -235,7 +237,7 @@ async fn live(spec: AgentSpec, mut end: AgentEnd, near: DuplexStream) -> Gone {
         let Some(down) = down else { return Gone::Stopped };
         if let Down::Prompt { run, prompt, files, messages, limits, .. } = down {
             let prompt = Prompt { run, text: prompt, files, messages, limits };
-            match one_turn(&spec, &mut end, &mut talk, prompt).await {
+            match one_turn(&mut end, &mut talk, prompt).await {
                 Ok(true) => {}
                 Ok(false) => return hung_up(),
                 Err(Closed) => return Gone::Stopped,
@@ -245,14 +247,9 @@ async fn live(spec: AgentSpec, mut end: AgentEnd, near: DuplexStream) -> Gone {
 }
 
 /// False if the agent did not outlive its turn.
-async fn one_turn(
-    spec: &AgentSpec,
-    end: &mut AgentEnd,
-    talk: &mut Pipe,
-    prompt: Prompt,
-) -> Result<bool, Closed> {
+async fn one_turn(end: &mut AgentEnd, talk: &mut Pipe, prompt: Prompt) -> Result<bool, Closed> {
     let inbox = Inbox::default();
-    let turn = Turn::new(prompt.run.clone(), spec, end.voice(), &inbox);
+    let turn = Turn::new(prompt.run.clone(), end.voice(), &inbox);
     let mut work = Box::pin(talk.turn(&turn, &prompt));
     let outcome = loop {
         tokio::select! {

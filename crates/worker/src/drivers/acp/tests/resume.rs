@@ -35,13 +35,21 @@ async fn a_resumed_agents_past_is_thrown_away_and_its_totals_go_on() {
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_has_forgotten_begins_anew_and_the_first_turn_says_so() {
-    let forgets = |spec: &mut qd_protocol::worker::AgentSpec| spec.agent_session_id = Some("gone".to_owned());
-    let mut agent = Stage::script_with(Setup::default(), forgets).await;
+    let state = tempfile::tempdir().unwrap();
+    let setup = Setup { state: Some(state.path().to_owned()), ..Setup::default() };
+    let mut agent = Stage::script_with(setup, |spec| spec.agent_session_id = Some("gone".to_owned())).await;
     let said = agent.play("a", "hello").await.said();
     let [Said::Notice { text }, Said::Text { text: hello }] = &said[..] else { panic!("{said:?}") };
     assert!(text.starts_with("the agent could not go on with its old conversation"), "{text}");
     assert_eq!(hello, "hello");
     assert_eq!(agent.play("b", "again").await.said(), [Said::Text { text: "again".to_owned() }]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_script_that_remembers_nothing_raises_no_alarm_about_it() {
+    let old = |spec: &mut qd_protocol::worker::AgentSpec| spec.agent_session_id = Some("gone".to_owned());
+    let mut agent = Stage::script_with(Setup::default(), old).await;
+    assert_eq!(agent.play("a", "hello").await.said(), [Said::Text { text: "hello".to_owned() }]);
 }
 
 #[tokio::test(start_paused = true)]
