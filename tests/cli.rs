@@ -1,6 +1,6 @@
 //! Section 10: the verbs of `qd` from end to end, with their exit codes. A real terminal is in `cli_terminal.rs`.
 
-use qd_testkit::{Daemon, Home, Output, Running, script::*};
+use qd_testkit::{Daemon, Home, Output, Running, home::signal, script::*};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -358,6 +358,47 @@ async fn a_host_may_be_given_as_flag_or_variable() {
     command.env("QD_HOST", &host);
     assert!(Running::spawn(command).end().await.ok().contains(&session.id[..9]));
     assert_eq!(elsewhere.daemon_pid(), None, "and no daemon was started for it");
+}
+
+#[tokio::test]
+async fn verbs_that_watch_outlive_a_daemon_that_is_killed_and_start_the_next() {
+    let home = Home::new();
+    let script = steps(&[say("before "), sleep(3000), ask_bash("make"), say(" after")]);
+    let mut run = home.start(&["run", "--agent", "script", "--title", "t", &script]);
+    run.says("before").await;
+    let mut logs = home.start(&["logs", "-f", "t"]);
+    logs.says("before").await;
+    let mut asks = home.start(&["asks", "-f"]);
+    let wait = home.start(&["wait", "t"]);
+    let killed = home.daemon_pid().unwrap();
+    signal(killed, Signal::KILL);
+    asks.says("ask_").await;
+    assert!(home.daemon_pid().is_some_and(|pid| pid != killed), "one of them has started another");
+    let ask = home.qd(&["asks", "--json"]).await.json()[0]["id"].as_str().unwrap().to_owned();
+    home.qd(&["allow", &ask]).await.ok();
+    logs.says(" after").await;
+    let run = run.end().await;
+    assert!(run.stderr.contains("the daemon was gone"), "{run:?}");
+    assert_eq!(run.ok(), "before allowed after\n");
+    assert!(wait.end().await.ok().contains("end_turn"));
+}
+
+#[tokio::test]
+async fn a_daemon_that_is_stopped_is_not_started_again_by_those_who_watch() {
+    let home = Home::new();
+    let mut run =
+        home.start(&["run", "--agent", "script", "--title", "t", &steps(&[say("x"), await_steer(60_000)])]);
+    run.says("x").await;
+    let wait = home.start(&["wait", "t"]);
+    home.qd(&["stop"]).await.ok();
+    // Long enough for whoever would start one.
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    assert_eq!(home.daemon_pid(), None);
+    home.qd(&["send", "t", "--steer", "on"]).await.ok();
+    let run = run.end().await;
+    assert!(run.stderr.contains("the daemon was stopped"), "{run:?}");
+    assert_eq!(run.ok(), "xsteered: on\n");
+    assert!(wait.end().await.ok().contains("end_turn"));
 }
 
 #[tokio::test]

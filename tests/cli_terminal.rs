@@ -19,6 +19,16 @@ async fn run_shows_an_ask_and_takes_its_answer_in_place() {
 }
 
 #[tokio::test]
+async fn a_pause_in_the_middle_of_a_line_erases_nothing_of_it() {
+    let daemon = Daemon::start().await;
+    // Longer than the spinner's patience.
+    let script = steps(&[say("Hello dear "), sleep(1500), say("reader.")]);
+    let terminal = Terminal::qd(&daemon.home, &["run", "--agent", "script", &script]).await;
+    let screen = terminal.shows("exit 0").await;
+    assert!(screen.contains("Hello dear reader."), "{screen}");
+}
+
+#[tokio::test]
 async fn attach_replays_goes_live_and_sends_what_is_typed() {
     let daemon = Daemon::start().await;
     let session = daemon.session_with(json!({ "agent": "script", "title": "typed to" })).await;

@@ -94,7 +94,9 @@ fn skewed(frame: Message, skew: fn(&mut Value)) -> Vec<Message> {
         None => vec![frame],
         Some(hello) => {
             skew(hello);
-            [said, json!({ "weather": { "wind": "fair" } })].map(|frame| Message::text(frame.to_string())).into()
+            [said, json!({ "weather": { "wind": "fair" } })]
+                .map(|frame| Message::text(frame.to_string()))
+                .into()
         }
     }
 }
@@ -118,7 +120,9 @@ async fn nothing_is_lost_over(skew: Skew) {
     daemon.start_again().await;
     session.seen("the skewed daemon", |event| event.kind == "worker.reattached").await;
     let heard = session.events().await.last().unwrap().seq;
-    session.seen("words over the skewed link", |event| event.seq > heard && event.is(&run, "text.delta")).await;
+    session
+        .seen("words over the skewed link", |event| event.seq > heard && event.is(&run, "text.delta"))
+        .await;
     daemon.kill9().await;
     between.leave();
 

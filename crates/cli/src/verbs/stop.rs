@@ -23,7 +23,9 @@ pub(crate) async fn stop(context: &Context, workers: bool) -> Result<Exit> {
         Ok(client) => client,
         // Workers outlive their daemon, and only a daemon can end them with all that that means: it is journalled.
         Err(Failure::Unreachable(_)) if workers && context.whereabouts.has_workers() => {
-            context.client().await?
+            context.client().await?;
+            // Not the client of a verb that goes on: nothing may take the place of what we end.
+            context.whereabouts.find(&context.out).await?
         }
         Err(Failure::Unreachable(_)) if context.whereabouts.explicit.is_none() => {
             return stopped(context, None);
