@@ -22,7 +22,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::daemon::Successor;
-use crate::failure::{Failure, Refusal, Result};
+use crate::failure::{Failure, Refusal, Result, whole};
 use dial::Wire;
 use host::Host;
 
@@ -211,7 +211,7 @@ impl Client {
 
     async fn dial(&self) -> Result<Wire> {
         dial::dial(&self.shared.host).await.map_err(|error| {
-            Failure::Unreachable(format!("no daemon answers at {}: {error:#}", self.shared.host))
+            Failure::Unreachable(format!("no daemon answers at {}: {}", self.shared.host, whole(&error)))
         })
     }
 
@@ -245,6 +245,13 @@ impl Client {
     }
 
     fn broken(&self, error: hyper::Error) -> Failure {
+        if let Host::Tcp { authority, tls: false } = &self.shared.host
+            && error.is_parse()
+        {
+            return Failure::Unreachable(format!(
+                "{authority} does not speak HTTP; if this port speaks TLS, use https://{authority}"
+            ));
+        }
         Failure::Unreachable(format!("the connection to {} broke: {error}", self.shared.host))
     }
 }
