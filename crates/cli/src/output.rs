@@ -95,7 +95,13 @@ impl Output {
 
     /// One line for people, beside the data.
     pub(crate) fn note(&self, text: &str) {
+        self.new_line();
         self.aside(&format!("{}\n", self.err_style().dim(text)));
+    }
+
+    /// A person has ended the terminal's line by typing.
+    pub(crate) fn line_was_typed(&self) {
+        self.mid_line.store(false, Ordering::Relaxed);
     }
 
     /// The last word of a verb that failed.
@@ -103,6 +109,7 @@ impl Output {
         if failure.exit() == Exit::Well {
             return;
         }
+        self.new_line();
         if self.json {
             let text = serde_json::to_string(&failure.body()).unwrap_or_else(|error| error.to_string());
             self.aside(&format!("{text}\n"));
@@ -130,6 +137,13 @@ impl Output {
         if self.spinning.swap(false, Ordering::Relaxed) {
             let mut err = io::stderr().lock();
             let _ = err.write_all(CLEAR_LINE.as_bytes()).and_then(|()| err.flush());
+        }
+    }
+
+    /// Leaves an unfinished line of the terminal. The break is no data.
+    fn new_line(&self) {
+        if self.err_tty && self.mid_line.load(Ordering::Relaxed) {
+            self.aside("\n");
         }
     }
 
