@@ -1,6 +1,6 @@
 //! Section 10: the verbs of `qd` from end to end, with their exit codes. A real terminal is in `cli_terminal.rs`.
 
-use qd_testkit::{Daemon, Home, Output, Running, script::*};
+use qd_testkit::{Daemon, Home, Output, Running, home::signal, script::*};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -358,6 +358,137 @@ async fn a_host_may_be_given_as_flag_or_variable() {
     command.env("QD_HOST", &host);
     assert!(Running::spawn(command).end().await.ok().contains(&session.id[..9]));
     assert_eq!(elsewhere.daemon_pid(), None, "and no daemon was started for it");
+}
+
+#[tokio::test]
+async fn a_run_that_is_refused_leaves_no_session_behind() {
+    let daemon = Daemon::start().await;
+    for empty in ["", "  \n"] {
+        let refused = daemon.qd(&["run", "--agent", "echo", empty]).await;
+        assert!(refused.stderr.contains("empty"), "{refused:?}");
+        refused.exits(2);
+        daemon.qd(&["send", "whatever", empty]).await.exits(2);
+    }
+    daemon.qd(&["run", "--agent", "nobody", "x"]).await.exits(1);
+    let too_large = "x".repeat(9 << 20);
+    daemon.home.qd_with_input(&["run", "--agent", "echo", "-"], &too_large).await.exits(1);
+    assert_eq!(daemon.qd(&["ps", "-a", "--json"]).await.json(), json!([]));
+}
+
+#[tokio::test]
+async fn a_title_means_the_open_session_that_bears_it() {
+    let daemon = Daemon::start().await;
+    let settings = json!({ "agent": "script", "title": "par" });
+    let old = daemon.session_with(settings.clone()).await;
+    old.play(&[say("of old")]).await;
+    daemon.qd(&["rm", "par"]).await.ok();
+    old.seen("its end", |event| event.kind == "session.closed").await;
+    assert!(daemon.qd(&["logs", "par"]).await.ok().contains("of old"), "no other bears it");
+    let new = daemon.session_with(settings.clone()).await;
+    new.play(&[say("of now")]).await;
+    assert!(daemon.qd(&["logs", "par"]).await.ok().contains("of now"));
+    let third = daemon.session_with(settings).await;
+    let several = daemon.qd(&["logs", "par"]).await;
+    assert!(several.stderr.contains(&new.id) && several.stderr.contains(&third.id), "{several:?}");
+    assert!(!several.stderr.contains(&old.id), "{several:?}");
+    several.exits(2);
+}
+
+#[tokio::test]
+async fn what_fails_says_what_to_do_about_it() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session("script").await;
+    let run = session.script(&[ask_bash("make"), fail("no luck")]).await;
+    let ask = session.asked(&run).await;
+    daemon.qd(&["deny", &ask, "not now"]).await.ok();
+    let late = daemon.qd(&["allow", &ask]).await;
+    assert!(late.stderr.contains("denied: not now"), "{late:?}");
+    late.exits(1);
+    let unknown = daemon.qd(&["allow", "ask_zzzz"]).await;
+    assert!(unknown.stderr.contains("`qd asks`"), "{unknown:?}");
+    session.wait(&run).await;
+    let told = daemon.qd(&["logs", &run]).await.ok();
+    assert_eq!(told.matches("no luck").count(), 1 + 1, "in the prompt and at the end: {told}");
+    let path = daemon.qd(&["ps", "--host", "http://localhost:1/foo"]).await;
+    assert!(path.stderr.contains("no path after the port"), "{path:?}");
+    path.exits(2);
+    daemon.qd(&["help"]).await.ok();
+    assert!(daemon.qd(&["help", "run"]).await.ok().contains("--detach"));
+    assert!(daemon.qd(&["worker"]).await.stderr.contains("qd worker join"));
+}
+
+#[tokio::test]
+async fn ps_says_what_a_prompt_of_an_idle_session_waits_for() {
+    let home = Home::new();
+    home.configure("max_agents = 1\n");
+    let daemon = Daemon::start_in(home, |_| {}).await;
+    let first = daemon.session("script").await;
+    let run = first.script(&[say("x"), forever()]).await;
+    first.seen_of(&run, "text.delta").await;
+    let second = daemon.session("script").await;
+    second.script(&[say("x")]).await;
+    let shown = daemon.qd(&["ps"]).await.ok();
+    assert!(shown.contains("idle, 1 queued (no room)"), "{shown}");
+    daemon.qd(&["halt", "--cancel"]).await.ok();
+    second.script(&[say("x")]).await;
+    let shown = daemon.qd(&["ps"]).await.ok();
+    assert!(shown.contains("queued (halted)"), "{shown}");
+}
+
+#[tokio::test]
+async fn stop_says_how_many_agents_go_on_and_workers_when_there_are_none() {
+    let daemon = Daemon::start().await;
+    let none = daemon.qd(&["workers"]).await;
+    assert!(none.stderr.contains("no agents are alive"), "{none:?}");
+    assert_eq!(none.ok(), "");
+    let session = daemon.session("script").await;
+    session.play(&[say("x")]).await;
+    let stopped = daemon.qd(&["stop"]).await;
+    assert!(stopped.stderr.contains("1 agent goes on (`qd stop --workers` ends it)"), "{stopped:?}");
+    let ended = daemon.qd(&["stop", "--workers"]).await;
+    assert!(ended.stderr.contains("the daemon has ended\n"), "{ended:?}");
+    assert_eq!(daemon.home.worker_pids(), Vec::<u32>::new());
+}
+
+#[tokio::test]
+async fn verbs_that_watch_outlive_a_daemon_that_is_killed_and_start_the_next() {
+    let home = Home::new();
+    let script = steps(&[say("before "), sleep(3000), ask_bash("make"), say(" after")]);
+    let mut run = home.start(&["run", "--agent", "script", "--title", "t", &script]);
+    run.says("before").await;
+    let mut logs = home.start(&["logs", "-f", "t"]);
+    logs.says("before").await;
+    let mut asks = home.start(&["asks", "-f"]);
+    let wait = home.start(&["wait", "t"]);
+    let killed = home.daemon_pid().unwrap();
+    signal(killed, Signal::KILL);
+    asks.says("ask_").await;
+    assert!(home.daemon_pid().is_some_and(|pid| pid != killed), "one of them has started another");
+    let ask = home.qd(&["asks", "--json"]).await.json()[0]["id"].as_str().unwrap().to_owned();
+    home.qd(&["allow", &ask]).await.ok();
+    logs.says(" after").await;
+    let run = run.end().await;
+    assert!(run.stderr.contains("the daemon was gone"), "{run:?}");
+    assert_eq!(run.ok(), "before allowed after\n");
+    assert!(wait.end().await.ok().contains("end_turn"));
+}
+
+#[tokio::test]
+async fn a_daemon_that_is_stopped_is_not_started_again_by_those_who_watch() {
+    let home = Home::new();
+    let mut run =
+        home.start(&["run", "--agent", "script", "--title", "t", &steps(&[say("x"), await_steer(60_000)])]);
+    run.says("x").await;
+    let wait = home.start(&["wait", "t"]);
+    home.qd(&["stop"]).await.ok();
+    // Long enough for whoever would start one.
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    assert_eq!(home.daemon_pid(), None);
+    home.qd(&["send", "t", "--steer", "on"]).await.ok();
+    let run = run.end().await;
+    assert!(run.stderr.contains("the daemon was stopped"), "{run:?}");
+    assert_eq!(run.ok(), "xsteered: on\n");
+    assert!(wait.end().await.ok().contains("end_turn"));
 }
 
 #[tokio::test]

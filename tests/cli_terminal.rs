@@ -1,6 +1,7 @@
 //! Section 10 in a real terminal: what a person sees and types.
 
-use qd_testkit::{Daemon, Terminal, script::*};
+use qd_testkit::{Daemon, Terminal, home::signal, script::*};
+use rustix::process::Signal;
 use serde_json::json;
 
 #[tokio::test]
@@ -16,6 +17,29 @@ async fn run_shows_an_ask_and_takes_its_answer_in_place() {
     let screen = terminal.shows("exit 0").await;
     assert!(screen.contains("allowed"), "{screen}");
     assert!(daemon.client().asks().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_pause_in_the_middle_of_a_line_erases_nothing_of_it() {
+    let daemon = Daemon::start().await;
+    // Longer than the spinner's patience.
+    let script = steps(&[say("Hello dear "), sleep(1500), say("reader.")]);
+    let terminal = Terminal::qd(&daemon.home, &["run", "--agent", "script", &script]).await;
+    let screen = terminal.shows("exit 0").await;
+    assert!(screen.contains("Hello dear reader."), "{screen}");
+}
+
+#[tokio::test]
+async fn that_the_daemon_was_killed_is_said_on_a_line_of_its_own() {
+    let daemon = Daemon::start().await;
+    let script = steps(&[say("Half of it. "), sleep(3000), say("The other half.")]);
+    let terminal = Terminal::qd(&daemon.home, &["run", "--agent", "script", &script]).await;
+    terminal.shows("Half of it.").await;
+    signal(daemon.pid(), Signal::KILL);
+    let screen = terminal.shows("exit 0").await;
+    let lines: Vec<&str> = screen.lines().map(str::trim_end).take(3).collect();
+    let note = "the daemon was gone; another one has been started";
+    assert_eq!(lines, ["Half of it.", note, "The other half."], "{screen}");
 }
 
 #[tokio::test]

@@ -141,6 +141,47 @@ async fn a_session_runs_on_a_machine_that_has_joined() {
 }
 
 #[tokio::test]
+async fn the_line_that_a_token_comes_with_joins_a_machine_that_sessions_can_choose() {
+    let daemon = deck().await;
+    for (args, agent) in [(&["--name", "my box"][..], Some("script@my-box")), (&[], None)] {
+        let line = daemon.qd(&[&["workers", "token"], args].concat()).await.ok();
+        let words: Vec<&str> = line.trim().strip_prefix("qd ").unwrap().split(' ').collect();
+        let label = words[words.iter().position(|word| *word == "--label").unwrap() + 1];
+        let agent = agent.map_or_else(|| format!("script@{label}"), str::to_owned);
+        let home = Home::new();
+        let mut worker = home.start(&words);
+        worker.says("joined ").await;
+        connected(&daemon, label, true).await;
+        let listed = daemon.qd(&["agents"]).await.ok();
+        assert!(listed.contains(&agent), "{listed}");
+        assert_eq!(daemon.session(&agent).await.play(&[say("hi")]).await["text"], "hi");
+        let machines = daemon.qd(&["workers", "machines", "--json"]).await.json();
+        let ours = machines.as_array().unwrap().iter().find(|one| one["labels"] == json!([label]));
+        assert!(ours.is_some_and(|one| one["connected"] == true), "{machines}");
+        let shown = daemon.qd(&["workers", "machines"]).await.ok();
+        assert!(shown.contains(label), "{shown}");
+        assert!(daemon.qd(&["workers", "--json"]).await.json()[0]["pid"].is_number(), "workers, as before");
+        worker.signal(Signal::TERM);
+        let ended = worker.end().await;
+        assert!(ended.stderr.contains(&agent), "it says how it is chosen: {ended:?}");
+    }
+}
+
+#[tokio::test]
+async fn whoever_mistakes_tls_is_told() {
+    let daemon = deck().await;
+    let host = format!("http://{}", address(&daemon));
+    let plain = daemon.qd(&["ps", "--host", &host]).await;
+    assert!(plain.stderr.contains(&host.replace("http:", "https:")), "{plain:?}");
+    plain.exits(4);
+    let bare = Daemon::start_with(|options| _ = options.tcp()).await;
+    let line = bare.listening().iter().find_map(|line| line.strip_prefix("listening on http://")).unwrap();
+    let secure = bare.qd(&["ps", "--host", &format!("https://{line}")]).await;
+    assert!(secure.stderr.contains("does not speak TLS: use http://"), "{secure:?}");
+    secure.exits(4);
+}
+
+#[tokio::test]
 async fn only_the_certificate_of_the_fingerprint_is_accepted() {
     let daemon = deck().await;
     let made = token(&daemon).await;

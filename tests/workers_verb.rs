@@ -179,6 +179,20 @@ async fn announce_keeps_a_record_while_it_serves_and_removes_it_at_the_end() {
 }
 
 #[tokio::test]
+async fn what_is_no_address_is_wrong_usage() {
+    let home = Home::new();
+    for address in ["nonsense", "unix:/run/x.sock", "unix:", "127.0.0.1:99999", ":80"] {
+        let output = home.qd(&["worker", "--listen", address, "--agent", "echo"]).await;
+        assert_eq!(output.stderr.matches("HOST:PORT").count(), 1, "{output:?}");
+        output.exits(2);
+    }
+    // An address of nobody's: for documentation only.
+    let output = home.qd(&["worker", "--listen", "192.0.2.1:80", "--agent", "echo"]).await;
+    assert_eq!(output.stderr.matches("assign").count(), 1, "the cause is said once: {output:?}");
+    output.exits(1);
+}
+
+#[tokio::test]
 async fn an_unknown_agent_and_a_strange_origin_are_refused() {
     let home = Home::new();
     let output = home.qd(&["worker", "--listen", "127.0.0.1:0", "--agent", "nobody"]).await;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes terminals.svg, the picture in the README: two real terminals, one real daemon, real output.
+"""Makes terminals.svg and killed.svg, the pictures in the README: two real terminals, a real daemon, real output.
 
 Usage: docs/media/record.py PATH-OF-QD
 
@@ -62,8 +62,8 @@ class Terminal:
         return self.screen("-e").rstrip().split("\n")
 
 
-def play(one, two):
-    """What is typed, and what must be seen before the next line is."""
+def answer(one, two):
+    """A permission is asked for in one terminal and given in the other."""
     one.type("qd run --agent script --title tidy - < tidy.json")
     ask = one.wait(r"^ask (ask_\w+)")[1]
     two.type("qd ps")
@@ -75,6 +75,28 @@ def play(one, two):
     one.wait(r"works again[^$]*^\$ $")
     two.type("qd ps")
     two.wait(r"idle[^$]*\$0\.04")
+
+
+def kill(one, two):
+    """The daemon is killed in the middle of a turn. The agent goes on, and so does the one who watches."""
+    one.type("qd run --agent script --title night - < night.json")
+    one.wait(r"^Reading the tests")
+    two.type("qd ps")
+    two.wait(r"running")
+    two.type('kill -9 $(cat "$QD_HOME/lock")')
+    one.wait(r"the daemon was gone")
+    two.type("qd ps")
+    two.wait(r"running(?s:.*)running")
+    two.type("qd wait night")
+    one.wait(r"all pass\.[^$]*^\$ $")
+    two.wait(r"end_turn")
+
+
+# What is typed, and what must be seen before the next line is, by the picture's name; and what it shows.
+SCENES = {
+    "terminals": (answer, "qd run in one terminal waits for a permission that is given in another"),
+    "killed": (kill, "qd run in one terminal goes on while the daemon is killed in another"),
+}
 
 
 def runs(line, style):
@@ -124,7 +146,7 @@ def window(title, lines, top):
     return drawn, height
 
 
-def picture(windows):
+def picture(about, windows):
     drawn, top = [], 0
     for title, lines in windows:
         more, height = window(title, lines, top)
@@ -135,19 +157,20 @@ def picture(windows):
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-1 -1 {width + 2:g} {height + 2:g}" '
             f'width="{width + 2:g}" font-family="{FONT}" font-size="14" fill="{INK}" style="white-space: pre" xml:space="preserve">',
-            "<title>qd run in one terminal waits for a permission that is given in another</title>",
+            f"<title>{html.escape(about)}</title>",
             *drawn,
             "</svg>\n",
         ]
     )
 
 
-def main(qd):
+def record(qd, play, about):
     server = f"qd-record-{os.getpid()}"
     with tempfile.TemporaryDirectory(prefix="qd-") as home:
         shop = Path("/tmp/shop")
         shop.mkdir()
-        shutil.copy(HERE / "tidy.json", shop)
+        for script in HERE.glob("*.json"):
+            shutil.copy(script, shop)
         path = f"{Path(qd).resolve().parent}:{os.environ['PATH']}"
         env = {**os.environ, "QD_HOME": home, "PATH": path, "LANG": "C.UTF-8"}
         env.pop("NO_COLOR", None)
@@ -155,12 +178,16 @@ def main(qd):
         try:
             one, two = (Terminal(server, name, shop, env) for name in ("one", "two"))
             play(one, two)
-            drawn = picture([("terminal 1", one.lines()[:-1]), ("terminal 2", two.lines()[:-1])])
+            return picture(about, [("terminal 1", one.lines()[:-1]), ("terminal 2", two.lines()[:-1])])
         finally:
             subprocess.run(["tmux", "-L", server, "kill-server"], check=False)
-            subprocess.run([qd, "stop"], env=env, check=False, capture_output=True)
+            subprocess.run([qd, "stop", "--workers"], env=env, check=False, capture_output=True)
             shutil.rmtree(shop)
-    (HERE / "terminals.svg").write_text(drawn)
+
+
+def main(qd):
+    for name, (play, about) in SCENES.items():
+        (HERE / f"{name}.svg").write_text(record(qd, play, about))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ use crate::verbs::worker;
 
 /// Runs, watches, steers and recovers fleets of AI coding agents.
 #[derive(Debug, Parser)]
-#[command(name = "qd", version, propagate_version = true, disable_help_subcommand = true)]
+#[command(name = "qd", version, propagate_version = true)]
 #[command(after_help = "Examples:
   qd run 'explain this repository'      start a conversation and see the answer
   qd run --detach 'fix the tests'       leave it to itself; `qd ps`, `qd attach ID` find it again
@@ -182,6 +182,7 @@ The exit code is the greatest of those of the runs that were waited for.")]
     /// List live workers, and say who may join from other machines
     #[command(after_help = "Examples:
   qd workers
+  qd workers machines                  those that have joined
   qd workers token --name laptop       print the line with which another machine joins
   qd workers revoke laptop")]
     Workers {
@@ -192,6 +193,7 @@ The exit code is the greatest of those of the runs that were waited for.")]
     /// Serve an agent to any parent, or work for a daemon
     #[command(
         args_conflicts_with_subcommands = true,
+        override_usage = "qd worker --listen ADDR --agent A [OPTIONS]\n       qd worker join URL --token T --label L [OPTIONS]",
         after_help = "Examples:
   qd worker --listen 127.0.0.1:7778 --agent script
   qd worker --listen 127.0.0.1:0 --agent echo --serve one --accept-timeout-s 10
@@ -249,9 +251,11 @@ Where other machines reach it, it needs --token and --tls-cert with --tls-key."
 /// `qd workers`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum WorkersVerb {
+    /// List the machines that have joined
+    Machines,
     /// Make a worker token and print the line with which another machine joins
     Token {
-        /// A name for people
+        /// A name for people; the line that is printed gives it to the machine as its label
         #[arg(long, value_name = "N")]
         name: Option<String>,
     },
@@ -429,12 +433,24 @@ mod tests {
             &["run", "--session", "s", "--agent", "a", "x"],
             &["run", "--on-ask", "shrug", "x"],
             &["serve", "--tls-cert", "a"],
+            &["worker"],
+            &["worker", "--agent", "echo", "--listen", "nonsense"],
+            &["worker", "--agent", "echo", "--listen", "unix:/run/x.sock"],
+            &["worker", "--agent", "echo", "--listen", "127.0.0.1:99999"],
             &["serve", "--tls", "self", "--tls-cert", "a", "--tls-key", "b"],
             &["wait"],
             &["dance"],
         ] {
             assert_eq!(parse(line).unwrap_err().exit_code(), 2, "{line:?}");
         }
+    }
+
+    #[test]
+    fn help_is_a_verb_too_and_a_bare_worker_names_join() {
+        for line in [&["help"][..], &["help", "run"], &["help", "workers", "token"]] {
+            assert_eq!(parse(line).unwrap_err().kind(), clap::error::ErrorKind::DisplayHelp, "{line:?}");
+        }
+        assert!(parse(&["worker"]).unwrap_err().to_string().contains("qd worker join URL"));
     }
 
     #[test]

@@ -21,7 +21,8 @@ use qd_protocol::error::{ErrorBody, ErrorDoc};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::failure::{Failure, Refusal, Result};
+use crate::daemon::Successor;
+use crate::failure::{Failure, Refusal, Result, whole};
 use dial::Wire;
 use host::Host;
 
@@ -29,6 +30,10 @@ use host::Host;
 const TRIES: u32 = 5;
 /// Before the second try; doubled before each one after it.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// How long a daemon that was stopped on purpose may stay away: whoever restarts it needs less.
+pub(crate) const AWAY: Duration = Duration::from_secs(30);
+/// Between two looks whether it is back.
+const LOOK: Duration = Duration::from_millis(200);
 /// The longest list that is asked for at once.
 const PAGE: usize = qd_protocol::limits::PAGE_MAX;
 
@@ -44,6 +49,8 @@ struct Shared {
     token: Option<String>,
     /// A connection that nobody uses right now, so that a verb of two requests connects once.
     idle: Mutex<Option<Wire>>,
+    /// What takes the daemon's place if it dies; none where it is not ours to start.
+    successor: Option<Successor>,
 }
 
 /// An answer with its body, whatever its status.
@@ -57,7 +64,15 @@ struct Answer {
 impl Client {
     /// For this daemon; nothing is sent yet.
     pub(crate) fn new(host: Host, token: Option<String>) -> Self {
-        Self { shared: Arc::new(Shared { host, token, idle: Mutex::new(None) }) }
+        Self { shared: Arc::new(Shared { host, token, idle: Mutex::new(None), successor: None }) }
+    }
+
+    /// The same, for the daemon that comes after it too, should it die.
+    pub(crate) fn with_successor(self, successor: Successor) -> Self {
+        let Shared { host, token, .. } = &*self.shared;
+        let (host, token) = (host.clone(), token.clone());
+        let idle = Mutex::new(self.idle().take());
+        Self { shared: Arc::new(Shared { host, token, idle, successor: Some(successor) }) }
     }
 
     /// Whom it calls.
@@ -110,6 +125,34 @@ impl Client {
         if answer.body.is_empty() { Ok(serde_json::Value::Null) } else { decoded(&answer.body) }
     }
 
+    /// Waits until a daemon answers again after it was stopped on purpose. None is started: somebody wanted it gone.
+    pub(crate) async fn until_back(&self) -> Result<()> {
+        self.say_stopped();
+        let deadline = tokio::time::Instant::now() + AWAY;
+        loop {
+            match self.probe().await {
+                Ok(_) => return Ok(()),
+                Err(failure) if tokio::time::Instant::now() > deadline => return Err(failure),
+                Err(_) => tokio::time::sleep(LOOK).await,
+            }
+        }
+    }
+
+    /// Tells whoever waits why nothing comes.
+    fn say_stopped(&self) {
+        if let Some(successor) = &self.shared.successor {
+            successor.say_stopped(AWAY);
+        }
+    }
+
+    /// After a connection that broke: sees to it that a daemon answers, if it is ours to start.
+    async fn stand_in(&self) -> Result<()> {
+        match &self.shared.successor {
+            Some(successor) => successor.stand_in().await,
+            None => Ok(()),
+        }
+    }
+
     /// One request, sent again if its connection breaks.
     async fn call(&self, method: Method, path: &str, body: Option<Bytes>) -> Result<Answer> {
         let key = (method == Method::POST).then(|| random("key_")).transpose()?;
@@ -122,6 +165,7 @@ impl Client {
                 Err(_) => {}
             }
             tokio::time::sleep(pause).await;
+            self.stand_in().await?;
             pause *= 2;
             tries += 1;
         }
@@ -167,7 +211,7 @@ impl Client {
 
     async fn dial(&self) -> Result<Wire> {
         dial::dial(&self.shared.host).await.map_err(|error| {
-            Failure::Unreachable(format!("no daemon answers at {}: {error:#}", self.shared.host))
+            Failure::Unreachable(format!("no daemon answers at {}: {}", self.shared.host, whole(&error)))
         })
     }
 
@@ -201,6 +245,13 @@ impl Client {
     }
 
     fn broken(&self, error: hyper::Error) -> Failure {
+        if let Host::Tcp { authority, tls: false } = &self.shared.host
+            && error.is_parse()
+        {
+            return Failure::Unreachable(format!(
+                "{authority} does not speak HTTP; if this port speaks TLS, use https://{authority}"
+            ));
+        }
         Failure::Unreachable(format!("the connection to {} broke: {error}", self.shared.host))
     }
 }

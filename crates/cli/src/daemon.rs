@@ -29,7 +29,7 @@ const AGAIN: Duration = Duration::from_millis(100);
 const TAIL: u64 = 4096;
 
 /// Which daemon, and whether one may be started.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Whereabouts {
     /// Where its files are, if it is ours.
     pub(crate) home: Home,
@@ -56,13 +56,16 @@ impl Whereabouts {
         Ok(())
     }
 
-    /// A client of the daemon that is there, or of one that is started for it.
+    /// A client of the daemon that is there, or of one that is started for it; and of the next one, should it die.
     pub(crate) async fn reach(&self, out: &Output) -> Result<Client> {
-        match self.find(out).await {
-            Ok(client) => Ok(client),
-            Err(Failure::Unreachable(_)) if self.explicit.is_none() => self.start(out).await,
-            Err(failure) => Err(failure),
+        if self.explicit.is_some() {
+            return self.find(out).await;
         }
+        let client = match self.find(out).await {
+            Err(Failure::Unreachable(_)) => self.start(out).await?,
+            found => found?,
+        };
+        Ok(client.with_successor(Successor { whereabouts: self.clone(), out: out.clone() }))
     }
 
     /// A client of the daemon that is there; none is started.
@@ -127,6 +130,35 @@ impl Whereabouts {
                 Err(_) => sleep(LOOK).await,
             }
         }
+    }
+}
+
+/// Puts a daemon in the place of one that has died under a verb that is still at work.
+#[derive(Debug)]
+pub(crate) struct Successor {
+    whereabouts: Whereabouts,
+    out: Output,
+}
+
+impl Successor {
+    /// Sees to it that a daemon answers, and says so if it had to be started.
+    pub(crate) async fn stand_in(&self) -> Result<()> {
+        let Self { whereabouts, out } = self;
+        match whereabouts.find(out).await {
+            Err(Failure::Unreachable(_)) => {}
+            found => return found.map(drop),
+        }
+        whereabouts.start(out).await?;
+        out.note("the daemon was gone; another one has been started");
+        Ok(())
+    }
+
+    /// Says that the daemon was stopped on purpose.
+    pub(crate) fn say_stopped(&self, patience: Duration) {
+        let seconds = patience.as_secs();
+        self.out.note(&format!(
+            "the daemon was stopped; waiting {seconds} s for the next (any `qd` verb starts one)"
+        ));
     }
 }
 

@@ -134,9 +134,24 @@ impl fmt::Display for Failure {
                 }
             }
             Self::Output(error) => write!(f, "stdout cannot be written: {error}"),
-            Self::Other(error) => write!(f, "{error:#}"),
+            Self::Other(error) => f.write_str(&whole(error)),
         }
     }
+}
+
+/// An error with its causes. Many say their cause themselves; it is not said again.
+pub(crate) fn whole(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string).filter(|cause| !cause.is_empty()) {
+        if text.ends_with(&cause) {
+            continue;
+        }
+        if !text.is_empty() {
+            text.push_str(": ");
+        }
+        text.push_str(&cause);
+    }
+    text
 }
 
 impl From<std::io::Error> for Failure {
@@ -178,6 +193,14 @@ mod tests {
     fn a_reader_that_went_away_is_no_failure() {
         assert_eq!(Failure::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe)).exit(), Exit::Well);
         assert_eq!(Failure::from(std::io::Error::from(std::io::ErrorKind::StorageFull)).exit(), Exit::Failed);
+    }
+
+    #[test]
+    fn a_cause_that_was_said_is_not_said_again() {
+        let cause = anyhow::anyhow!("the port is taken");
+        let error = cause.context("failed to listen: the port is taken").context("[::1]:80");
+        assert_eq!(whole(&error), "[::1]:80: failed to listen: the port is taken");
+        assert_eq!(whole(&anyhow::anyhow!("a").context("b")), "b: a");
     }
 
     #[test]

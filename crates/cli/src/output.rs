@@ -1,19 +1,20 @@
 //! The only place that prints. Data goes to stdout and everything else to stderr; colour and the spinner appear on a
 //! terminal only. No other file may touch the standard streams for writing.
 
-use std::cell::Cell;
 use std::io::{self, IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Serialize;
 
 use crate::failure::{Exit, Failure};
-use crate::render::style::Style;
+use crate::render::style::{RESET, Style};
 
 /// Clears the line that the spinner stands on.
 const CLEAR_LINE: &str = "\r\x1b[2K";
 
-/// The two streams and what is known about them.
-#[derive(Debug)]
+/// The two streams and what is known about them. Clones share what stands on the terminal.
+#[derive(Debug, Clone)]
 pub(crate) struct Output {
     /// Whether programs read us: one JSON value, or one per line.
     pub(crate) json: bool,
@@ -24,7 +25,9 @@ pub(crate) struct Output {
     /// Whether colour is unwanted even there.
     no_colour: bool,
     /// Whether the spinner's line stands on the terminal and must be cleared before anything else.
-    spinning: Cell<bool>,
+    spinning: Arc<AtomicBool>,
+    /// Whether the terminal's last line is unfinished: the spinner would clear its words.
+    mid_line: Arc<AtomicBool>,
 }
 
 impl Output {
@@ -38,7 +41,8 @@ impl Output {
             out_tty: io::stdout().is_terminal(),
             err_tty: io::stderr().is_terminal(),
             no_colour,
-            spinning: Cell::new(false),
+            spinning: Arc::default(),
+            mid_line: Arc::default(),
         }
     }
 
@@ -64,6 +68,7 @@ impl Output {
     /// Data, as it is.
     pub(crate) fn data(&self, text: &str) -> io::Result<()> {
         self.clear_spinner();
+        self.stands(text, self.out_tty);
         let mut out = io::stdout().lock();
         out.write_all(text.as_bytes())?;
         out.flush()
@@ -83,13 +88,20 @@ impl Output {
     /// Something beside the data, as it is. That nobody reads stderr is nobody's failure.
     pub(crate) fn aside(&self, text: &str) {
         self.clear_spinner();
+        self.stands(text, self.err_tty);
         let mut err = io::stderr().lock();
         let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
     }
 
     /// One line for people, beside the data.
     pub(crate) fn note(&self, text: &str) {
+        self.new_line();
         self.aside(&format!("{}\n", self.err_style().dim(text)));
+    }
+
+    /// A person has ended the terminal's line by typing.
+    pub(crate) fn line_was_typed(&self) {
+        self.mid_line.store(false, Ordering::Relaxed);
     }
 
     /// The last word of a verb that failed.
@@ -97,6 +109,7 @@ impl Output {
         if failure.exit() == Exit::Well {
             return;
         }
+        self.new_line();
         if self.json {
             let text = serde_json::to_string(&failure.body()).unwrap_or_else(|error| error.to_string());
             self.aside(&format!("{text}\n"));
@@ -105,9 +118,10 @@ impl Output {
         }
     }
 
-    /// Puts one line on the terminal that the next output replaces. Only for a stderr that is a terminal.
+    /// Puts one line on the terminal that the next output replaces. Only for a stderr that is a terminal, and where
+    /// no line is unfinished.
     pub(crate) fn spin(&self, text: &str) {
-        if !self.err_tty {
+        if !self.err_tty || self.mid_line.load(Ordering::Relaxed) {
             return;
         }
         let width = rustix::termios::tcgetwinsize(io::stderr()).map_or(80, |size| usize::from(size.ws_col));
@@ -115,14 +129,29 @@ impl Output {
         let line = format!("{CLEAR_LINE}{}", self.err_style().dim(&text));
         let mut err = io::stderr().lock();
         let _ = err.write_all(line.as_bytes()).and_then(|()| err.flush());
-        self.spinning.set(true);
+        self.spinning.store(true, Ordering::Relaxed);
     }
 
     /// Takes the spinner away.
     pub(crate) fn clear_spinner(&self) {
-        if self.spinning.replace(false) {
+        if self.spinning.swap(false, Ordering::Relaxed) {
             let mut err = io::stderr().lock();
             let _ = err.write_all(CLEAR_LINE.as_bytes()).and_then(|()| err.flush());
+        }
+    }
+
+    /// Leaves an unfinished line of the terminal. The break is no data.
+    fn new_line(&self) {
+        if self.err_tty && self.mid_line.load(Ordering::Relaxed) {
+            self.aside("\n");
+        }
+    }
+
+    /// Keeps whether what is about to be printed leaves a line of the terminal unfinished.
+    fn stands(&self, text: &str, on_tty: bool) {
+        if on_tty && !text.is_empty() {
+            let open = !text.trim_end_matches(RESET).ends_with('\n');
+            self.mid_line.store(open, Ordering::Relaxed);
         }
     }
 }

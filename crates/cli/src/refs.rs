@@ -1,7 +1,9 @@
 //! What a person means by an id, a beginning of one, or a title. The daemon knows what exists; here is decided what
 //! one answer, several or none mean for a verb.
 
-use qd_protocol::api::{Match, MatchKind};
+use std::collections::HashSet;
+
+use qd_protocol::api::{Match, MatchKind, Session};
 use qd_protocol::{RunId, SessionId};
 
 use crate::client::{Client, encode};
@@ -88,8 +90,24 @@ async fn one(client: &Client, text: &str, kinds: &[MatchKind]) -> Result<Match> 
     if text.trim().is_empty() {
         return Err(Failure::Usage("an empty id means nothing".to_owned()));
     }
-    let found = client.get(&format!("/v1/resolve?ref={}", encode(text))).await?;
+    let mut found: Vec<Match> = client.get(&format!("/v1/resolve?ref={}", encode(text))).await?;
+    let sessions = found.iter().filter(|one| one.kind == MatchKind::Session).count();
+    if sessions > 1 && kinds.contains(&MatchKind::Session) {
+        let open: Vec<Session> = client.list(&format!("/v1/sessions?open=true&ref={}", encode(text))).await?;
+        found = without_closed(found, &open.into_iter().map(|session| session.id.to_string()).collect());
+    }
     choose(text, found, kinds)
+}
+
+/// A session that is closed keeps its title, but gives way to one that is open.
+fn without_closed(found: Vec<Match>, open: &HashSet<String>) -> Vec<Match> {
+    match open.is_empty() {
+        true => found,
+        false => {
+            let stays = |one: &Match| one.kind != MatchKind::Session || open.contains(&one.id);
+            found.into_iter().filter(stays).collect()
+        }
+    }
 }
 
 /// The one that is meant, among those that it may mean.
@@ -102,7 +120,8 @@ fn choose(text: &str, found: Vec<Match>, kinds: &[MatchKind]) -> Result<Match> {
             Err(Failure::NotFound(format!("{text} is {other}, and {} is needed here", nouns(kinds))))
         }
         (0, None) => {
-            Err(Failure::NotFound(format!("nothing is called {text}; `qd ps -a` lists what there is")))
+            let list = if kinds == [MatchKind::Ask] { "qd asks" } else { "qd ps -a" };
+            Err(Failure::NotFound(format!("nothing is called {text}; `{list}` lists what there is")))
         }
         _ => {
             let list: String = fitting.iter().map(|one| format!("\n    {}", one.id)).collect();
@@ -163,9 +182,21 @@ mod tests {
     }
 
     #[test]
+    fn what_is_closed_gives_way_to_what_is_open() {
+        let all = || vec![found(MatchKind::Session, "ses_1"), found(MatchKind::Session, "ses_2")];
+        let open = HashSet::from(["ses_2".to_owned()]);
+        let meant = choose("par", without_closed(all(), &open), &[MatchKind::Session]).unwrap();
+        assert_eq!(meant.id, "ses_2");
+        assert_eq!(without_closed(all(), &HashSet::new()), all(), "none is open");
+    }
+
+    #[test]
     fn no_match_is_not_found_and_another_kind_is_named() {
         let none = choose("x", Vec::new(), &[MatchKind::Session]).unwrap_err();
         assert_eq!(none.exit(), Exit::NotFound);
+        assert!(none.to_string().contains("`qd ps -a`"), "{none}");
+        let ask = choose("x", Vec::new(), &[MatchKind::Ask]).unwrap_err();
+        assert!(ask.to_string().contains("`qd asks`"), "{ask}");
         let run = choose("run_1", vec![found(MatchKind::Run, "run_1")], &[MatchKind::Session]).unwrap_err();
         assert_eq!(run.exit(), Exit::NotFound);
         assert_eq!(run.to_string(), "run_1 is a run, and a session is needed here");

@@ -67,7 +67,7 @@ pub(crate) async fn perform(context: &Context, verb: Verb) -> Result<Exit> {
         Verb::Unhalt => halt::unhalt(context).await,
         Verb::Agents => agents::agents(context).await,
         Verb::Workers { verb: None } => workers::workers(context).await,
-        Verb::Workers { verb: Some(verb) } => workers::tokens(context, verb).await,
+        Verb::Workers { verb: Some(verb) } => workers::joining(context, verb).await,
         Verb::Worker { verb: Some(WorkerVerb::Join(flags)), .. } => join::join(context, flags).await,
         Verb::Worker { serve: Some(flags), verb: None } => worker::worker(context, flags).await,
         Verb::Worker { serve: None, verb: None } => {

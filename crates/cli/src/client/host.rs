@@ -50,9 +50,12 @@ impl FromStr for Host {
             (None, None) => return Err(FORMS.to_owned()),
         };
         let authority = rest.trim_end_matches('/');
+        if authority.contains('/') {
+            return Err(format!("{FORMS}, with no path after the port"));
+        }
         let port = authority.rsplit_once(':').filter(|(name, _)| !name.is_empty()).map(|(_, port)| port);
         match port {
-            Some(port) if port.parse::<u16>().is_ok_and(|port| port > 0) && !authority.contains('/') => {
+            Some(port) if port.parse::<u16>().is_ok_and(|port| port > 0) => {
                 Ok(Self::Tcp { authority: authority.to_owned(), tls })
             }
             _ => Err(FORMS.to_owned()),
@@ -100,6 +103,12 @@ mod tests {
         ] {
             assert!(text.parse::<Host>().unwrap_err().contains("unix:PATH"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_path_after_the_port_is_named() {
+        let refused = "http://localhost:7821/foo".parse::<Host>().unwrap_err();
+        assert!(refused.ends_with("no path after the port"), "{refused}");
     }
 
     #[test]

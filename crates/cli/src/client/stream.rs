@@ -1,5 +1,6 @@
 //! Events as they happen. A task of its own reads the stream and, when the connection breaks, opens it again after the
-//! last event that it gave: the reader sees every event once, in order.
+//! last event that it gave: the reader sees every event once, in order. A daemon that died is replaced; one that was
+//! stopped on purpose ends its streams properly, and is only waited for.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,8 +12,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::Client;
 use super::sse::{Frame, Parser};
+use super::{AWAY, Client};
 use crate::failure::{Failure, Result};
 
 /// Events that may wait for the reader; beyond them the daemon waits, and nobody else.
@@ -21,8 +22,6 @@ const WINDOW: usize = 256;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Between two attempts at most.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// How long a daemon may stay away before we give up.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// Silence after which a connection counts as broken: three heartbeats missed.
 const SILENCE: Duration = Duration::from_secs(3 * limits::HEARTBEAT_S);
 
@@ -137,6 +136,8 @@ struct Reader {
 enum Stop {
     /// It broke; another one may go on.
     Broken(Failure),
+    /// The daemon ended it: it is being stopped.
+    Goodbye,
     /// Nobody listens any more, or nothing can be done.
     Ended,
 }
@@ -145,15 +146,24 @@ impl Reader {
     async fn read(mut self) {
         let mut pause = FIRST_PAUSE;
         let mut away_since = Instant::now();
+        let mut stopped = false;
         loop {
             let mut heard = false;
-            let failure = match self.connection(&mut heard).await {
-                Stop::Ended => return,
-                Stop::Broken(failure) => failure,
-            };
+            let stop = self.connection(&mut heard).await;
             if heard {
                 (pause, away_since) = (FIRST_PAUSE, Instant::now());
-            } else if away_since.elapsed() > PATIENCE {
+                stopped = matches!(stop, Stop::Goodbye);
+                if stopped {
+                    self.client.say_stopped();
+                }
+            }
+            let failure = match stop {
+                Stop::Ended => return,
+                Stop::Broken(failure) => failure,
+                Stop::Goodbye => lost(),
+            };
+            let hopeless = if stopped { None } else { self.client.stand_in().await.err() };
+            if let Some(failure) = hopeless.or_else(|| (away_since.elapsed() > AWAY).then_some(failure)) {
                 let _ = self.queue.send(Item::Failed(failure)).await;
                 return;
             }
@@ -179,7 +189,8 @@ impl Reader {
         let stop = loop {
             let frame = match timeout(SILENCE, body.frame()).await {
                 Ok(Some(Ok(frame))) => frame,
-                Ok(Some(Err(_)) | None) | Err(_) => break Stop::Broken(lost()),
+                Ok(None) => break Stop::Goodbye,
+                Ok(Some(Err(_))) | Err(_) => break Stop::Broken(lost()),
             };
             let Some(bytes) = frame.data_ref() else { continue };
             if let Err(stop) = self.give(parser.feed(bytes)).await {

@@ -61,6 +61,9 @@ impl Trust {
         let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
         stream.map_err(|error| match is_about_trust(&error) {
             true => Unshaken::Untrusted(anyhow::Error::from(error).context(self.advice())),
+            false if is_about_tls(&error) => {
+                Unshaken::Failed(anyhow!("this port does not speak TLS: use http://{}", host.header()))
+            }
             false => Unshaken::Failed(error.into()),
         })
     }
@@ -110,6 +113,12 @@ impl From<Unshaken> for anyhow::Error {
 fn is_about_trust(error: &std::io::Error) -> bool {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
     matches!(inner, Some(rustls::Error::InvalidCertificate(_)))
+}
+
+/// Whether the other side answered with something that is no TLS at all.
+fn is_about_tls(error: &std::io::Error) -> bool {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
+    matches!(inner, Some(rustls::Error::InvalidMessage(_)))
 }
 
 /// The certificates that the system trusts; none, if it keeps them where we do not look.

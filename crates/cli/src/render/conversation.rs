@@ -131,6 +131,8 @@ impl Conversation {
                 self.aside(out, &style.dim(&format!("stopping, {}{reason}", stop_cause(cancel.by))));
             }
             Body::RunFinished(finished) => self.finished(out, run, &finished),
+            // The end of its run follows, and says it.
+            Body::ErrorRaised(_) if run.is_some() => {}
             Body::ErrorRaised(error) => {
                 self.aside(out, &style.red(&format!("error: {}", text::clean(&error.message))))
             }
@@ -271,7 +273,10 @@ pub(crate) fn reason(reason: FinishReason) -> &'static str {
 
 /// Why a run did not end well, with what the agent said last.
 fn ending(why: FinishReason, finished: &RunFinished) -> String {
-    let Some(error) = &finished.error else { return format!("run ended: {}", reason(why)) };
+    let Some(error) = &finished.error else {
+        let lost = if why == FinishReason::Interrupted { " (its worker was lost)" } else { "" };
+        return format!("run ended: {}{lost}", reason(why));
+    };
     let mut line = format!("run ended: {}: {}", reason(why), text::clean(&error.message));
     if let Some(status) = error.exit_status {
         line.push_str(&format!(" (exit status {status})"));

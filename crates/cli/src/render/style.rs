@@ -1,5 +1,8 @@
 //! Colour, or none. A style is asked for by meaning and decides by itself whether to emit an escape sequence.
 
+/// Ends a colour.
+pub(crate) const RESET: &str = "\x1b[0m";
+
 /// Whether and how to colour one stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Style {
@@ -43,7 +46,7 @@ impl Style {
     }
 
     fn paint(self, code: &str, text: &str) -> String {
-        if self.colour && !text.is_empty() { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+        if self.colour && !text.is_empty() { format!("\x1b[{code}m{text}{RESET}") } else { text.to_owned() }
     }
 }
 

@@ -1,10 +1,11 @@
 //! `qd allow`, `qd deny` and `qd answer`, and the one call by which anything here answers an ask.
 
 use qd_protocol::api::{AnswerRequest, Resolved};
+use qd_protocol::event::Ask;
 
 use super::Context;
 use crate::client::Client;
-use crate::failure::{Exit, Result};
+use crate::failure::{Exit, Failure, Result};
 use crate::refs;
 use crate::render::ask;
 
@@ -26,9 +27,18 @@ pub(crate) async fn answer(context: &Context, id: &str, value: String) -> Result
     settle(context, id, AnswerRequest { value: Some(value), ..AnswerRequest::default() }).await
 }
 
-/// Answers an ask by its whole id.
+/// Answers an ask by its whole id. Whoever is too late is told what the answer was.
 pub(super) async fn post(client: &Client, id: &str, request: &AnswerRequest) -> Result<Resolved> {
-    client.post(&format!("/v1/asks/{id}/answer"), request).await
+    let mut answered = client.post(&format!("/v1/asks/{id}/answer"), request).await;
+    if let Err(Failure::Refused(refusal)) = &mut answered
+        && refusal.error.code == "already_resolved"
+        && let Some(ask) = refusal.error.details.get("ask")
+        && let Ok(ask) = serde_json::from_value::<Ask>(ask.clone())
+    {
+        let outcome = ask::outcome(ask.state, ask.answer.as_ref());
+        refusal.error.message = format!("it was answered before: {outcome}");
+    }
+    answered
 }
 
 async fn settle(context: &Context, id: &str, request: AnswerRequest) -> Result<Exit> {

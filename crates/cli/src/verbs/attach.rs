@@ -180,6 +180,9 @@ impl Attached<'_> {
 
     /// Does what a line says; true if it says to leave. A refusal is told and ends nothing.
     async fn line(&mut self, line: &str) -> Result<bool> {
+        if self.typed.tty {
+            self.out.line_was_typed();
+        }
         let done = match said(line) {
             Said::Nothing => Ok(()),
             Said::Detach => return Ok(true),

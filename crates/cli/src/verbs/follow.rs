@@ -232,6 +232,7 @@ impl<'a> Follow<'a> {
             }
             return Ok(());
         };
+        self.out.line_was_typed();
         let Some(ask) = self.open.first().cloned() else { return Ok(()) };
         match ask::reply(&ask, &line) {
             Ok(request) => self.post(&ask, &request).await,

@@ -18,7 +18,7 @@ use super::Context;
 use crate::args::Join;
 use crate::client::host::Host;
 use crate::client::tls::{Trust, Unshaken};
-use crate::failure::{Exit, Failure, Result};
+use crate::failure::{Exit, Failure, Result, whole};
 
 /// How long a connection may take to be made.
 const DIAL: Duration = Duration::from_secs(10);
@@ -28,10 +28,11 @@ pub(crate) async fn join(context: &Context, flags: Join) -> Result<Exit> {
     let Join { url, token, label, root, fingerprint, agent } = flags;
     let host = daemon(&url)?;
     let trust = Trust::of(fingerprint.as_deref(), "--fingerprint");
-    let trust = trust.map_err(|error| Failure::Usage(format!("{error:#}")))?;
+    let trust = trust.map_err(|error| Failure::Usage(whole(&error)))?;
     let home = &context.whereabouts.home;
     home.prepare().map_err(anyhow::Error::from)?;
     crate::serve::start_log(&home.log().join("joined.log"), "warn")?;
+    let choices = choices(&label, &offered(&agent)?);
     let options = JoinOptions {
         token: Secret(token),
         name: machine(),
@@ -53,6 +54,9 @@ pub(crate) async fn join(context: &Context, flags: Join) -> Result<Exit> {
         let first = !joined;
         joined |= matches!(news, News::Joined(_));
         report(context, &url, news, first);
+        if first && joined {
+            context.out.note(&choices);
+        }
     };
     let line = Line { host, trust: Arc::new(trust) };
     qd_worker::join::join(options, line, stop, tell).await.map_err(anyhow::Error::from)?;
@@ -68,6 +72,16 @@ fn report(context: &Context, url: &str, news: News, first: bool) {
         News::Joined(name) => out.note(&format!("back at {url} as {name}")),
         News::Away(why) if first => out.note(&format!("{url} is not there yet: {why}; trying again")),
         News::Away(why) => out.note(&format!("lost {url}: {why}; trying again")),
+    }
+}
+
+/// What a session has to name to run here.
+fn choices(labels: &[String], agents: &[Agent]) -> String {
+    let each =
+        labels.iter().flat_map(|label| agents.iter().map(move |agent| format!("{}@{label}", agent.name)));
+    match labels.is_empty() {
+        true => "no session can choose this machine: it has no --label".to_owned(),
+        false => format!("sessions run here by: {}", each.collect::<Vec<_>>().join(", ")),
     }
 }
 
@@ -145,7 +159,7 @@ impl Dial for Line {
 
 impl Line {
     async fn connect(&self) -> Result<Box<dyn Wire>, DialError> {
-        let unreachable = |error: anyhow::Error| DialError::Unreachable(format!("{error:#}"));
+        let unreachable = |error: anyhow::Error| DialError::Unreachable(whole(&error));
         let Host::Tcp { authority, tls } = &self.host else {
             return Err(DialError::Untrusted("a socket of this machine is no place to join".to_owned()));
         };
@@ -157,7 +171,7 @@ impl Line {
         }
         match self.trust.shake_hands(&self.host, stream).await {
             Ok(stream) => Ok(Box::new(stream)),
-            Err(Unshaken::Untrusted(error)) => Err(DialError::Untrusted(format!("{error:#}"))),
+            Err(Unshaken::Untrusted(error)) => Err(DialError::Untrusted(whole(&error))),
             Err(Unshaken::Failed(error)) => Err(unreachable(error)),
         }
     }
@@ -187,6 +201,14 @@ mod tests {
         ] {
             assert_eq!(daemon(url).unwrap_err().exit(), Exit::Usage, "{url}");
         }
+    }
+
+    #[test]
+    fn a_machine_says_how_it_is_chosen() {
+        let script = offered(&["script".to_owned()]).unwrap();
+        let labels = ["gpu".to_owned(), "big".to_owned()];
+        assert_eq!(choices(&labels, &script), "sessions run here by: script@gpu, script@big");
+        assert!(choices(&[], &script).contains("--label"));
     }
 
     #[test]

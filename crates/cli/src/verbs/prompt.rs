@@ -13,6 +13,9 @@ use crate::refs::SessionRef;
 
 /// The words of a prompt; `-` stands for all of stdin.
 pub(crate) fn words(given: &str) -> Result<String> {
+    if given.trim().is_empty() {
+        return Err(Failure::Usage("the prompt is empty; say something".to_owned()));
+    }
     if given != "-" {
         return Ok(given.to_owned());
     }

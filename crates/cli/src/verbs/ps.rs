@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use qd_protocol::api::{Session, SessionState, Workspace};
+use qd_protocol::api::{Halt, Session, SessionState, Workspace};
 use qd_protocol::event::Ask;
 use qd_protocol::{Millis, SessionId, WorkspaceId};
 
@@ -28,12 +28,21 @@ pub(crate) async fn ps(context: &Context, all: bool) -> Result<Exit> {
     if sessions.iter().any(|session| session.state == SessionState::Waiting) {
         asks = client.list("/v1/asks?state=pending").await?;
     }
-    let table = table(&sessions, &workspaces, &asks, Millis::now());
+    let mut why = "no room";
+    if sessions.iter().any(is_held) && client.get::<Halt>("/v1/halt").await?.halted {
+        why = "halted";
+    }
+    let table = table(&sessions, &workspaces, &asks, why, Millis::now());
     context.out.data(&table.render(context.out.out_style(), context.out.width()))?;
     Ok(Exit::Well)
 }
 
-fn table(sessions: &[Session], workspaces: &[Workspace], asks: &[Ask], now: Millis) -> Table {
+/// Whether prompts of a session wait though nothing of its own is before them: for the end of a halt, or for room.
+fn is_held(session: &Session) -> bool {
+    session.state == SessionState::Idle && session.queued > 0
+}
+
+fn table(sessions: &[Session], workspaces: &[Workspace], asks: &[Ask], held: &str, now: Millis) -> Table {
     let paths: HashMap<&WorkspaceId, &str> =
         workspaces.iter().map(|workspace| (&workspace.id, workspace.path.as_str())).collect();
     let mut waiting: HashMap<&SessionId, usize> = HashMap::new();
@@ -46,7 +55,7 @@ fn table(sessions: &[Session], workspaces: &[Workspace], asks: &[Ask], now: Mill
         table.row([
             session.id.to_string(),
             session.agent.clone(),
-            state(session, waiting.get(&session.id).copied().unwrap_or(0)),
+            state(session, waiting.get(&session.id).copied().unwrap_or(0), held),
             text::age(session.created_at, now),
             text::dollars(session.usage.cost_usd),
             session.title.as_deref().map_or_else(|| "-".to_owned(), |title| text::cut(title, TITLE)),
@@ -56,8 +65,8 @@ fn table(sessions: &[Session], workspaces: &[Workspace], asks: &[Ask], now: Mill
     table
 }
 
-/// The state, with how many asks and prompts wait.
-fn state(session: &Session, asks: usize) -> String {
+/// The state, with how many asks and prompts wait; prompts of one that is held, for what.
+fn state(session: &Session, asks: usize, held: &str) -> String {
     let mut state = match session.state {
         SessionState::Idle => "idle",
         SessionState::Starting => "starting",
@@ -71,6 +80,9 @@ fn state(session: &Session, asks: usize) -> String {
     }
     if session.queued > 0 {
         state.push_str(&format!(", {} queued", session.queued));
+    }
+    if is_held(session) {
+        state.push_str(&format!(" ({held})"));
     }
     if session.closing && session.state != SessionState::Closed {
         state.push_str(", closing");
@@ -106,7 +118,7 @@ mod tests {
             name: "app".to_owned(),
             created_at: Millis(0),
         };
-        let table = table(&[session()], &[workspace], &[permission(Risk::Low)], Millis(120_000));
+        let table = table(&[session()], &[workspace], &[permission(Risk::Low)], "halted", Millis(120_000));
         assert_eq!(
             table.render(Style::new(false), None),
             "ID     AGENT  STATE                     AGE  COST   TITLE    WORKSPACE\n\
@@ -116,7 +128,15 @@ mod tests {
 
     #[test]
     fn a_workspace_that_is_gone_is_shown_by_its_id() {
-        let table = table(&[session()], &[], &[], Millis(0));
+        let table = table(&[session()], &[], &[], "", Millis(0));
         assert!(table.render(Style::new(false), None).contains("ws_1"));
+    }
+
+    #[test]
+    fn a_prompt_that_waits_for_nothing_of_its_session_says_for_what() {
+        let idle = Session { state: SessionState::Idle, ..session() };
+        assert_eq!(state(&idle, 0, "no room"), "idle, 2 queued (no room)");
+        let running = Session { state: SessionState::Running, ..session() };
+        assert_eq!(state(&running, 0, "no room"), "running, 2 queued");
     }
 }

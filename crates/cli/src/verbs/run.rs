@@ -31,14 +31,23 @@ pub(crate) async fn run(context: &Context, flags: Run) -> Result<Exit> {
     let client = context.client().await?;
     let (session, agent) = session(context, &client, &flags).await?;
     if flags.detach {
-        let receipt = prompt::post(&client, &session, words).await?;
+        let receipt = begin(&client, &session, &flags, words).await?;
         return detached(&context.out, &session, &receipt);
     }
     // The stream first: whatever the run does from its first moment on is then on it.
     let stream = EventStream::from_now(&client, &session.stream_path()).await?;
-    let receipt = prompt::post(&client, &session, words).await?;
+    let receipt = begin(&client, &session, &flags, words).await?;
     let watched = Watched { session, receipt, agent, on_ask: flags.on_ask, timeout: flags.timeout };
     Follow::new(&context.out, &client, watched).watch(stream).await
+}
+
+/// Gives the session its prompt. One that was made for a prompt that is refused is not left behind.
+async fn begin(client: &Client, session: &SessionRef, flags: &Run, words: String) -> Result<Receipt> {
+    let accepted = prompt::post(client, session, words).await;
+    if matches!(accepted, Err(Failure::Refused(_))) && flags.session.is_none() {
+        client.delete(&format!("{}?purge=true", session.path())).await?;
+    }
+    accepted
 }
 
 /// The session that was named, or a new one, and the name of its agent.
@@ -100,7 +109,7 @@ fn choose(configured: Option<String>, agents: &[Agent], out: &Output) -> String 
             "echo".to_owned()
         }
         (None, _) => {
-            out.note("no agent is installed: using echo, which repeats your words; `qd agents` says how to get one");
+            out.note("no agent is installed: using echo, which repeats your words; `qd agents` lists those that are known");
             "echo".to_owned()
         }
     }

@@ -64,6 +64,8 @@ async fn run_end(client: &Client, path: &str) -> Result<Option<FinishReason>> {
         match client.get::<Run>(&format!("{path}/wait?timeout_s={SLICE_S}")).await {
             Ok(run) => return Ok(run.finish_reason),
             Err(failure) if failure.code() == Some("wait_timeout") => {}
+            // Somebody stops the daemon. The run goes on without it, and may end under the next.
+            Err(failure) if failure.code() == Some("stopping") => client.until_back().await?,
             Err(failure) => return Err(failure),
         }
     }

@@ -36,7 +36,7 @@ const NAME_BYTES: usize = 16;
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     /// Where to listen: HOST:PORT; port 0 is any free one
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = address)]
     listen: String,
     /// The agent to serve; each run gets a fresh one
     #[arg(long, value_name = "A")]
@@ -84,7 +84,7 @@ pub(crate) async fn worker(context: &Context, flags: Flags) -> Result<Exit> {
         return Err(Failure::Usage(message));
     };
     let server = Server::bind(flags.listen.as_str()).await;
-    let server = server.with_context(|| format!("{} cannot be listened on", flags.listen))?;
+    let server = server.with_context(|| flags.listen.clone())?;
     // Not by clap: a variable that counts as a flag of this verb would get in the way of `qd worker join`.
     let token = flags.token.clone().or_else(|| std::env::var(TOKEN).ok().filter(|token| !token.is_empty()));
     let server = match token {
@@ -149,6 +149,14 @@ async fn told_to_end(
         stop.cancel();
     }
     Ok(())
+}
+
+/// What can be listened on. Whether the host is one of this machine's, only the kernel knows.
+fn address(text: &str) -> std::result::Result<String, String> {
+    match text.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(text.to_owned()),
+        _ => Err("a worker listens on HOST:PORT; port 0 is any free one".to_owned()),
+    }
 }
 
 /// What is said of a mode that was not chosen is a mistake, and not ignored.

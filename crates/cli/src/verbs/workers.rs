@@ -10,6 +10,12 @@ use crate::failure::{Exit, Failure, Result};
 use crate::render::table::Table;
 use crate::render::text;
 
+const JOINED: &str = "/v1/workers/joined";
+/// Characters of a label.
+const LABEL: usize = 64;
+/// Characters of a token's id that name a machine when nothing else does.
+const SHORT: usize = 6;
+
 /// Lists live workers, and the machines that have joined.
 pub(crate) async fn workers(context: &Context) -> Result<Exit> {
     let client = context.client().await?;
@@ -18,8 +24,38 @@ pub(crate) async fn workers(context: &Context) -> Result<Exit> {
         context.out.value(&workers)?;
         return Ok(Exit::Well);
     }
-    let joined: Vec<JoinedWorker> = client.list("/v1/workers/joined").await?;
-    let (style, width, now) = (context.out.out_style(), context.out.width(), Millis::now());
+    let joined: Vec<JoinedWorker> = client.list(JOINED).await?;
+    if workers.is_empty() {
+        context.out.note("no agents are alive");
+    } else {
+        show(context, &table(workers))?;
+    }
+    if !joined.is_empty() {
+        context.out.line("")?;
+        show(context, &machines_table(joined))?;
+    }
+    Ok(Exit::Well)
+}
+
+/// Lists the machines that have joined.
+async fn machines(context: &Context, client: &Client) -> Result<Exit> {
+    let joined: Vec<JoinedWorker> = client.list(JOINED).await?;
+    if context.out.json {
+        context.out.value(&joined)?;
+    } else if joined.is_empty() {
+        context.out.note("no machine has joined; `qd workers token` prints the line with which one does");
+    } else {
+        show(context, &machines_table(joined))?;
+    }
+    Ok(Exit::Well)
+}
+
+fn show(context: &Context, table: &Table) -> Result<()> {
+    Ok(context.out.data(&table.render(context.out.out_style(), context.out.width()))?)
+}
+
+fn table(workers: Vec<Worker>) -> Table {
+    let now = Millis::now();
     let mut table = Table::new(&["ID", "SESSION", "AGENT", "WHERE", "PID", "AGE", "PROCESSES"]);
     for worker in workers {
         let processes: Vec<String> =
@@ -34,28 +70,31 @@ pub(crate) async fn workers(context: &Context) -> Result<Exit> {
             processes.join(" "),
         ]);
     }
-    context.out.data(&table.render(style, width))?;
-    if !joined.is_empty() {
-        let mut table = Table::new(&["JOINED", "LABELS", "AGENTS", "SESSIONS", "STATE", "AGE"]);
-        for machine in joined {
-            table.row([
-                machine.name,
-                machine.labels.join(","),
-                machine.agents.join(","),
-                machine.sessions.len().to_string(),
-                if machine.connected { "connected" } else { "away" }.to_owned(),
-                text::age(machine.joined_at, now),
-            ]);
-        }
-        context.out.data(&format!("\n{}", table.render(style, width)))?;
-    }
-    Ok(Exit::Well)
+    table
 }
 
-/// Makes, lists and revokes worker tokens.
-pub(crate) async fn tokens(context: &Context, verb: WorkersVerb) -> Result<Exit> {
+fn machines_table(joined: Vec<JoinedWorker>) -> Table {
+    let now = Millis::now();
+    let mut table = Table::new(&["JOINED", "LABELS", "AGENTS", "SESSIONS", "STATE", "AGE", "VERSION"]);
+    for machine in joined {
+        table.row([
+            machine.name,
+            machine.labels.join(","),
+            machine.agents.join(","),
+            machine.sessions.len().to_string(),
+            if machine.connected { "connected" } else { "away" }.to_owned(),
+            text::age(machine.joined_at, now),
+            machine.version,
+        ]);
+    }
+    table
+}
+
+/// Lists machines; makes, lists and revokes the tokens with which they join.
+pub(crate) async fn joining(context: &Context, verb: WorkersVerb) -> Result<Exit> {
     let client = context.client().await?;
     match verb {
+        WorkersVerb::Machines => machines(context, &client).await,
         WorkersVerb::Token { name } => make(context, &client, name).await,
         WorkersVerb::Tokens => list(context, &client).await,
         WorkersVerb::Revoke { id } => revoke(context, &client, &id).await,
@@ -69,7 +108,7 @@ async fn make(context: &Context, client: &Client, name: Option<String>) -> Resul
         return Ok(Exit::Well);
     }
     let url = made.url.as_deref().unwrap_or("URL");
-    let mut line = format!("qd worker join {url} --token {}", made.token);
+    let mut line = format!("qd worker join {url} --token {} --label {}", made.token, label(&made));
     if let Some(fingerprint) = &made.fingerprint {
         line.push_str(&format!(" --fingerprint {fingerprint}"));
     }
@@ -85,6 +124,17 @@ async fn make(context: &Context, client: &Client, name: Option<String>) -> Resul
         Some(_) => {}
     }
     Ok(Exit::Well)
+}
+
+/// What sessions can choose the machine by: the token's name as far as a label can be that, else its id shortened.
+fn label(made: &MadeWorkerToken) -> String {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+    let name = made.name.as_deref().unwrap_or_default();
+    let label: String = name.trim().chars().map(|c| if fits(c) { c } else { '-' }).take(LABEL).collect();
+    if label.chars().any(|c| c.is_ascii_alphanumeric()) {
+        return label;
+    }
+    made.id.as_str().trim_start_matches(qd_protocol::TokenId::PREFIX).chars().take(SHORT).collect()
 }
 
 /// Whether the daemon listens on all addresses and so names none.
@@ -162,6 +212,23 @@ mod tests {
         assert_eq!(meant(&tokens, "ac").unwrap().id.as_str(), "tok_ac");
         assert_eq!(meant(&tokens, "tok_a").unwrap_err().exit(), Exit::Usage);
         assert_eq!(meant(&tokens, "x").unwrap_err().exit(), Exit::NotFound);
+    }
+
+    #[test]
+    fn a_machine_joins_under_a_label_that_can_be_said() {
+        let made = |name: Option<&str>| MadeWorkerToken {
+            id: TokenId::parse("tok_abcdefghij").unwrap(),
+            name: name.map(str::to_owned),
+            created_at: Millis(0),
+            token: String::new(),
+            url: None,
+            fingerprint: None,
+        };
+        assert_eq!(label(&made(Some("box_1.lan"))), "box_1.lan");
+        assert_eq!(label(&made(Some("my big box"))), "my-big-box");
+        for name in [None, Some("  "), Some("…")] {
+            assert_eq!(label(&made(name)), "abcdef", "{name:?}");
+        }
     }
 
     #[test]
