@@ -290,3 +290,18 @@ async fn limits_that_were_raised_in_mid_turn_count_while_no_daemon_lives() {
     assert_eq!(session.wait(&run).await["finish_reason"], "end_turn");
     rules::check(&session.events().await);
 }
+
+#[tokio::test]
+async fn a_model_that_was_changed_before_the_kill_is_the_next_run_s() {
+    let mut daemon = Daemon::start().await;
+    let session = daemon.session_with(json!({ "agent": "script", "model": "m1" })).await;
+    let run = session.script(&[say("busy"), await_steer(600_000)]).await;
+    session.seen_of(&run, "text.delta").await;
+    session.patch(json!({ "model": "m2" })).await;
+    daemon.restart().await;
+    session.steer("go").await;
+    assert_eq!(session.wait(&run).await["finish_reason"], "end_turn");
+    let said = session.play(&[config()]).await;
+    assert!(said["text"].as_str().unwrap().contains("m2"), "{said}");
+    rules::check(&session.events().await);
+}

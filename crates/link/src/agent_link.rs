@@ -73,6 +73,8 @@ pub enum Heard {
         pid: u32,
         /// How long the turn under way has run, as the worker counts it.
         run_time_ms: Option<u64>,
+        /// The model that the agent was started with.
+        model: Option<String>,
         /// Whether the link was attached before.
         again: bool,
     },

@@ -22,6 +22,8 @@ const SEGMENT_BYTES: u64 = 1 << 20;
 const FOLDER: &str = "spool";
 /// How a segment's name ends.
 const SUFFIX: &str = ".jsonl";
+/// How often a folder is made that is gone again before it is whole.
+const TRIES: usize = 16;
 
 /// A spool that is being written.
 #[derive(Debug)]
@@ -70,7 +72,7 @@ impl FileSpool {
     /// An empty spool in this folder. What an earlier one left there is removed: its numbers would be given again.
     pub fn create(folder: &Path) -> io::Result<Self> {
         Self::remove(folder)?;
-        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        make(folder)?;
         Ok(Self {
             dir: folder.to_owned(),
             segments: VecDeque::new(),
@@ -128,12 +130,17 @@ impl FileSpool {
         Ok(read.map(|Line { n, up }| Numbered { number: n, up }))
     }
 
-    /// Removes a spool with all that is in it.
+    /// Removes a spool with all that is in it, and the folder of all spools with the last of them.
     pub fn remove(folder: &Path) -> io::Result<()> {
         match fs::remove_dir_all(folder) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
         }
+        if let Some(all) = folder.parent() {
+            // Fails while there are others, which is the point.
+            let _others: io::Result<()> = fs::remove_dir(all);
+        }
+        Ok(())
     }
 
     /// The segment that is written to, with room in it.
@@ -272,6 +279,20 @@ fn split(line: &[u8]) -> Option<(UpNumber, &[u8])> {
 
 fn damaged(path: &Path) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("{} is damaged", path.display()))
+}
+
+/// Makes a spool's folder, also if the last other one takes the folder of all of them with it meanwhile.
+fn make(folder: &Path) -> io::Result<()> {
+    let make = || DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    let gone = |made: &io::Result<()>| made.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    let mut made = make();
+    for _ in 0..TRIES {
+        if !gone(&made) {
+            break;
+        }
+        made = make();
+    }
+    made
 }
 
 /// The files of a spool, oldest first.

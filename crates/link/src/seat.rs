@@ -90,6 +90,7 @@ impl Seat {
             run: None,
             limits: None,
             clock: None,
+            model: None,
         };
         let shared = Arc::new(Shared {
             options,
@@ -172,6 +173,11 @@ impl Seat {
         self.owner.shared.shown.subscribe()
     }
 
+    /// Says with which model the agent was started.
+    pub fn set_model(&self, model: Option<String>) {
+        self.owner.shared.lock().model = model;
+    }
+
     /// Says how the time of turns is told. Without it a daemon that comes back counts by its own clock.
     pub fn set_clock(&self, clock: Clock) {
         self.owner.shared.lock().clock = Some(clock);
@@ -226,6 +232,7 @@ struct State {
     run: Option<RunId>,
     limits: Option<(RunId, TurnLimits)>,
     clock: Option<Clock>,
+    model: Option<String>,
 }
 
 /// An agent in its seat.
@@ -321,6 +328,7 @@ impl Shared {
             last: state.store.last(),
             applied: state.commands.floor(),
             run_time: state.clock.as_ref().and_then(|clock| clock()),
+            model: state.model.clone(),
         })
     }
 }

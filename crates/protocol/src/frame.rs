@@ -138,6 +138,9 @@ pub mod v1 {
         /// Milliseconds that the turn under way has run, without its waits for people.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub run_time_ms: Option<u64>,
+        /// The model that the agent was started with, in its words.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub model: Option<String>,
     }
 
     /// What a worker has for a session.

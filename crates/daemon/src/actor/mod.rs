@@ -16,6 +16,7 @@ use std::time::Duration;
 use qd_core::session::{Command, Input, Phase, State, World, deadline, step};
 use qd_journal::SessionKey;
 use qd_link::{Heard, Numbered};
+use qd_protocol::frame::v1::Seat;
 use qd_protocol::link::{Gone, Up, UpNumber};
 use qd_protocol::{ApiError, Body, Millis, RunId};
 use tokio::sync::oneshot;
@@ -337,7 +338,9 @@ impl Actor {
     fn note(&mut self, command: &Command) {
         match command {
             Command::Accept(prompt) => self.prompts.keep(prompt),
-            Command::Update(change) if change.model.is_some() => self.agent.outdate(),
+            Command::Update(change) if change.model.is_some() && self.state.closing.is_none() => {
+                self.agent.outdate()
+            }
             _ => {}
         }
     }
@@ -354,9 +357,13 @@ impl Actor {
                 self.agent.lost();
                 self.judge(&mut batch, Input::Lost);
             }
-            Heard::Attached { applied, seat, pid, run_time_ms, again } => {
+            Heard::Attached { applied, seat, pid, run_time_ms, model, again } => {
                 self.daemon.workers.met(&self.session.id, pid);
                 let again = self.agent.attached(seat, again);
+                // It may have been changed by a daemon that did not live to see it through.
+                if again && matches!(seat, Seat::Ready { .. }) && model != self.state.settings.model {
+                    self.agent.outdate();
+                }
                 let attached = Input::Attached { applied, again, run_time_ms };
                 self.judge(&mut batch, attached.clone());
                 batch.attached = Some(attached);

@@ -180,8 +180,9 @@ async fn a_handler_learns_who_asks() {
     let house = House::new().await;
     let mut wire = house.unix().await;
     wire.send("GET /peer HTTP/1.1\r\n\r\n").await;
-    let expected =
-        format!("Unix {{ pid: Some({}), uid: {} }}", std::process::id(), rustix::process::geteuid().as_raw());
+    let (pid, uid) = (std::process::id(), rustix::process::geteuid().as_raw());
+    let start = qd_keeper::proc::start_ticks(pid).unwrap();
+    let expected = format!("Unix {{ process: Some(({pid}, {start})), uid: {uid} }}");
     assert_eq!(wire.answer().await.body, expected);
     let mut wire = house.tcp().await;
     let from = wire.0.local_addr().unwrap();

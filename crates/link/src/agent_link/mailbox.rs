@@ -99,6 +99,7 @@ impl Mailbox {
                 seat: hello.seat,
                 pid: hello.pid,
                 run_time_ms: hello.run_time_ms,
+                model: hello.model.clone(),
                 again: self.was_attached,
             },
             0,
@@ -210,11 +211,12 @@ mod tests {
             applied: Number(0),
             pid: 1,
             run_time_ms: None,
+            model: None,
         }
     }
 
     fn attached(again: bool) -> Heard {
-        Heard::Attached { applied: Number(0), seat: Seat::Starting, pid: 1, run_time_ms: None, again }
+        Heard::Attached { applied: Number(0), seat: Seat::Starting, pid: 1, run_time_ms: None, model: None, again }
     }
 
     fn said(numbers: impl IntoIterator<Item = u64>) -> Heard {

@@ -45,7 +45,7 @@ pub async fn offer_empty<W: Wire>(
     software: &str,
 ) -> Result<Started<W>, SocketError> {
     let nothing =
-        Having { seat: v1::Seat::Empty, last: hello.taken, applied: Number::default(), run_time: None };
+        Having { seat: v1::Seat::Empty, last: hello.taken, applied: Number::default(), run_time: None, model: None };
     prove(&mut socket, &hello, secret, software, nothing).await?;
     let spec = loop {
         if let ToWorker::Start(spec) = frame(&mut socket).await? {
@@ -65,6 +65,7 @@ pub(super) struct Having {
     pub(super) last: UpNumber,
     pub(super) applied: Number,
     pub(super) run_time: Option<Duration>,
+    pub(super) model: Option<String>,
 }
 
 /// Answers a hello with ours, and returns when the daemon has proven itself.
@@ -76,7 +77,7 @@ pub(super) async fn prove<W: Wire>(
     having: Having,
 ) -> Result<(), SocketError> {
     let nonce = proof::nonce();
-    let Having { seat, last, applied, run_time } = having;
+    let Having { seat, last, applied, run_time, model } = having;
     let ours = WorkerHello {
         version: Versions::OURS.meet(theirs.versions).unwrap_or(v1::VERSION_MAX),
         software: software.to_owned(),
@@ -88,6 +89,7 @@ pub(super) async fn prove<W: Wire>(
         applied,
         pid: std::process::id(),
         run_time_ms: run_time.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
+        model,
     };
     let right = proof::of_daemon(secret, &ours.nonce, &theirs.nonce);
     socket.send(&ToDaemon::Hello(ours)).await?;

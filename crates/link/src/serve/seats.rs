@@ -82,6 +82,7 @@ impl<E: Executor> Seats<E> {
             software: SOFTWARE.to_owned(),
         };
         let seat = Seat::new(options, Box::new(MemorySpool::default()));
+        seat.set_model(spec.model.clone());
         let (seated, executor) = (seat.clone(), Arc::clone(&self.executor));
         let (all, name) = (Arc::clone(&self.held), key.clone());
         let task = tokio::spawn(async move {

@@ -146,6 +146,7 @@ impl Place {
             leash: Arc::clone(&self.leash),
         };
         let leash = Arc::clone(&self.leash);
+        self.seat.set_model(self.spec.model.clone());
         self.seat.set_clock(Box::new(move || leash.run_time()));
         let filter = Redactor::filter(Secrets::of(&self.spec.env));
         let spec = self.spec.clone();
