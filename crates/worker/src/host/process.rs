@@ -77,7 +77,10 @@ fn run() -> Result<(), HostError> {
     // No directory is kept from being removed by a worker that once was started there.
     std::env::set_current_dir("/")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(host(spec))
+    let ended = runtime.block_on(host(spec));
+    // A thread that waits for a file of somebody's workspace is not waited for.
+    runtime.shutdown_background();
+    ended
 }
 
 /// All of standard input, to its end.
