@@ -81,6 +81,40 @@ async fn what_a_turn_left_on_purpose_survives_the_daemon_and_dies_with_the_worke
 }
 
 #[tokio::test]
+async fn what_a_turn_left_on_purpose_outlives_a_killed_run_a_crash_and_an_agent_that_dies_idle() {
+    let daemon = Daemon::start().await;
+    let mut settings = remembering(&daemon);
+    settings["cancel_grace_s"] = json!(0.2);
+    let session = daemon.session_with(settings).await;
+    let server = spawned(&session.play(&[spawn_away(&["sleep", "600"])]).await);
+    let run = session.script(&[ignore_cancel(), spawn_away(&["sleep", "601"]), forever()]).await;
+    let next = session.script(&[say("next")]).await;
+    session.seen_of(&run, "text.delta").await;
+    session.cancel_run(&run).await;
+    let ended = session.wait(&run).await;
+    assert_eq!(ended["finish_reason"], "cancelled");
+    let finished = session.seen_of(&run, "run.finished").await;
+    assert_eq!(finished.data["processes"], json!({ "killed": 1, "survivors": 0 }), "what it started");
+    assert!(server.is_alive());
+    assert_eq!(session.wait(&next).await["text"], "next", "the queue goes on");
+
+    let ended = session.play(&[spawn_away(&["sleep", "601"]), exit(3)]).await;
+    assert_eq!((&ended["finish_reason"], &ended["error"]["exit_status"]), (&json!("error"), &json!(3)));
+    assert!(server.is_alive());
+    assert_eq!(session.play(&[say("again")]).await["text"], "again");
+
+    daemon.home.playing("__script")[0].kill9().await;
+    session.seen("a word about it", |event| event.kind == "notice.shown").await;
+    assert_eq!(session.play(&[say("and again")]).await["text"], "and again");
+    assert!(server.is_alive());
+    assert!(!daemon.home.of_agents().iter().any(|one| one.args.contains(&"601".to_owned())));
+    session.close().await;
+    session.seen("session.closed", |event| event.kind == "session.closed").await;
+    assert!(!server.is_alive());
+    rules::check(&session.events().await);
+}
+
+#[tokio::test]
 async fn an_idle_agent_is_stopped_and_its_session_sleeps_and_is_woken_with_its_conversation() {
     let daemon = impatient().await;
     let session = daemon.session_with(remembering(&daemon)).await;

@@ -131,3 +131,38 @@ async fn what_an_agent_writes_to_stderr_before_it_dies_is_redacted_too() {
     assert_eq!(ended["error"]["stderr"], json!([format!("the key is {MARK}")]), "{ended}");
     nothing_shows_it(&daemon);
 }
+
+#[tokio::test]
+async fn nothing_that_an_agent_says_is_too_large_too_deep_or_too_dear_for_the_journal() {
+    let daemon = Daemon::start().await;
+    let env = json!({ "K": "aaaaaa", "L": "bcbcbc" });
+    let session = daemon.session_with(json!({ "agent": "script", "env": env })).await;
+    let much = "aaaaaabcbcbc".repeat(50_000);
+    let deep = (0..100).fold(json!(1), |inner, _| json!([inner]));
+    let script = [
+        tool("Bash", json!({ "command": much }), &much),
+        tool("Bash", json!({ "deep": deep }), "x"),
+        plan(&much, "pending"),
+        cost(1e300),
+        say("done"),
+    ];
+    let ended = session.play(&script).await;
+    assert_eq!((&ended["finish_reason"], &ended["text"]), (&json!("end_turn"), &json!("done")));
+    assert_eq!(ended["usage"]["cost_usd"], json!(1e9));
+    let events = session.events().await;
+    assert!(events.iter().all(|event| event.data.to_string().len() <= 1 << 20));
+    assert_eq!(events.iter().filter(|event| event.kind == "tool.finished").count(), 2);
+}
+
+#[tokio::test]
+async fn a_script_that_remembers_nothing_says_nothing_of_it_when_it_is_woken() {
+    let home = qd_testkit::Home::new();
+    home.configure("idle_s = 1\n");
+    let daemon = Daemon::start_in(home, |_| {}).await;
+    let session = daemon.session("script").await;
+    assert_eq!(session.play(&[say("first")]).await["text"], "first");
+    session.seen("its rest", |event| event.kind == "worker.exited").await;
+    assert_eq!(session.play(&[say("second")]).await["text"], "second");
+    let events = session.events().await;
+    assert!(events.iter().all(|event| event.kind != "notice.shown"), "{events:#?}");
+}

@@ -87,7 +87,7 @@ async fn start() -> Duration {
 
 fn launch(argv: &[&str]) -> Launch {
     let env = [("PATH".to_owned(), std::env::var("PATH").unwrap())].into();
-    Launch { argv: argv.iter().map(|&word| word.to_owned()).collect(), env, cwd: "/".into() }
+    Launch { argv: argv.iter().map(|&word| word.to_owned()).collect(), env, cwd: "/".into(), called: None }
 }
 
 fn print(what: &str, mut times: Vec<Duration>) {

@@ -6,6 +6,7 @@ use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
 
@@ -18,6 +19,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::MARK;
+use crate::own::PROGRAM;
 use crate::proc::Process;
 use crate::wire::{Answer, Command, DESCRIPTORS, Exit, Launch, Lines, Numbered, Sweep, Swept};
 
@@ -64,6 +66,7 @@ impl Keeper {
         let (ours, theirs) = StdStream::pair().map_err(KeeperError::NotStarted)?;
         // Its environment is empty: it needs none, and what lies in a worker's may be secret.
         let child = std::process::Command::new(exe)
+            .arg0(PROGRAM)
             .arg("__keeper")
             .env_clear()
             .stdin(Stdio::from(OwnedFd::from(theirs)))
@@ -87,7 +90,8 @@ impl Keeper {
         self.spawn_as(launch, false).await
     }
 
-    /// Starts a program that is a process of the turn like those that the agent starts: a terminal served to it.
+    /// Starts a program that is a process of the turn like those that the agent starts. It is for terminals, which are
+    /// served to agents that would rather have their client run commands.
     pub async fn spawn_in_turn(&self, launch: Launch) -> Result<Kept, KeeperError> {
         self.spawn_as(launch, true).await
     }
@@ -142,16 +146,13 @@ impl Keeper {
         let Pipes { ours: [stdin, stdout, stderr], theirs } = Pipes::open().map_err(KeeperError::NoPipe)?;
         let (exited, exit) = watch::channel(None);
         let start = Start { descriptors: theirs, exited };
-        let (id, answer) = request(&self.requests, Command::Start { launch, in_turn }, Some(start)).await?;
-        match answer {
+        match request(&self.requests, Command::Start { launch, in_turn }, Some(start)).await? {
             Answer::Started { pid } => Ok(Kept {
-                id,
                 pid,
                 stdin: pipe::Sender::from_owned_fd(stdin).map_err(KeeperError::NoPipe)?,
                 stdout: pipe::Receiver::from_owned_fd(stdout).map_err(KeeperError::NoPipe)?,
                 stderr: pipe::Receiver::from_owned_fd(stderr).map_err(KeeperError::NoPipe)?,
                 exit: ExitWatch(exit),
-                requests: self.requests.downgrade(),
             }),
             Answer::Failed { message, not_found: true } => Err(KeeperError::NotFound(message)),
             Answer::Failed { message, not_found: false } => Err(KeeperError::Refused(message)),
@@ -163,8 +164,6 @@ impl Keeper {
 /// A child that a keeper started and keeps.
 #[derive(Debug)]
 pub struct Kept {
-    /// Its number with its keeper.
-    pub id: u64,
     /// Its pid.
     pub pid: u32,
     /// What it reads.
@@ -175,16 +174,6 @@ pub struct Kept {
     pub stderr: pipe::Receiver,
     /// Its end.
     pub exit: ExitWatch,
-    /// Weak, so that a child does not keep its keeper.
-    requests: mpsc::WeakSender<Request>,
-}
-
-impl Kept {
-    /// Sends it a signal, unless it has ended.
-    pub async fn signal(&self, signal: Signal) -> Result<(), KeeperError> {
-        let requests = self.requests.upgrade().ok_or(KeeperError::Lost)?;
-        ask(&requests, Command::Signal { child: self.id, signal: signal.as_raw() }).await.map(drop)
-    }
 }
 
 /// The end of a child, for as many as want to wait for it.
@@ -198,11 +187,6 @@ impl ExitWatch {
         let exit = ended.wait_for(Option::is_some).await.ok().and_then(|exit| *exit);
         exit.unwrap_or_default()
     }
-
-    /// How it ended, if it has.
-    pub fn now(&self) -> Option<Exit> {
-        *self.0.borrow()
-    }
 }
 
 /// Something to be done, and who waits for it.
@@ -210,7 +194,7 @@ impl ExitWatch {
 struct Request {
     command: Command,
     start: Option<Start>,
-    answer: oneshot::Sender<(u64, Answer)>,
+    answer: oneshot::Sender<Answer>,
 }
 
 /// What comes with a command to start something.
@@ -221,15 +205,15 @@ struct Start {
 }
 
 async fn ask(requests: &mpsc::Sender<Request>, command: Command) -> Result<Answer, KeeperError> {
-    request(requests, command, None).await.map(|(_, answer)| answer)
+    request(requests, command, None).await
 }
 
-/// Has something done; gives the request's number with the answer.
+/// Has something done, with what comes with it.
 async fn request(
     requests: &mpsc::Sender<Request>,
     command: Command,
     start: Option<Start>,
-) -> Result<(u64, Answer), KeeperError> {
+) -> Result<Answer, KeeperError> {
     let (answer, answered) = oneshot::channel();
     requests.send(Request { command, start, answer }).await.map_err(|_| KeeperError::Lost)?;
     answered.await.map_err(|_| KeeperError::Lost)
@@ -263,7 +247,7 @@ struct Conversation {
     /// The number of the last request.
     last: u64,
     /// Who waits for an answer.
-    waiting: HashMap<u64, oneshot::Sender<(u64, Answer)>>,
+    waiting: HashMap<u64, oneshot::Sender<Answer>>,
     /// Who wants to know the end of a child.
     children: HashMap<u64, watch::Sender<Option<Exit>>>,
     keeper: Child,
@@ -356,7 +340,7 @@ impl Conversation {
             self.children.remove(&id);
         }
         let Some(waits) = self.waiting.remove(&id) else { return Ok(()) };
-        if let Err((_, Answer::Started { .. })) = waits.send((id, answer)) {
+        if let Err(Answer::Started { .. }) = waits.send(answer) {
             // Whoever wanted it has gone, and nobody else will ever end it.
             self.last += 1;
             let kill = Command::Signal { child: id, signal: Signal::KILL.as_raw() };

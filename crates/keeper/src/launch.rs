@@ -40,7 +40,7 @@ pub(crate) fn launch(launch: &Launch, descriptors: [OwnedFd; DESCRIPTORS]) -> Re
     let [stdin, stdout, stderr] = descriptors.map(Stdio::from);
     // The program by its whole path: a search in a changed `PATH` would cost us the fast way to start it.
     let child = Command::new(program)
-        .arg0(name)
+        .arg0(launch.called.as_ref().unwrap_or(name))
         .args(arguments)
         .env_clear()
         .envs(&launch.env)

@@ -9,13 +9,15 @@
 //! - `ladder`: how processes are ended: asked, given time, frozen, killed, looked for again.
 //! - `orphans`: the same ladder where there is no keeper any more.
 //! - `proc`: what the kernel says about processes.
-//! - `launch`: how a child is started. `wire`: what worker and keeper say to each other.
+//! - `launch`: how a child is started. `wire`: what worker and keeper say to each other. `own`: how our own processes
+//!   begin.
 
 mod handle;
 mod ladder;
 mod launch;
 mod ledger;
 mod orphans;
+pub mod own;
 pub mod proc;
 pub mod process;
 mod wire;

@@ -84,11 +84,6 @@ pub fn name(pid: u32) -> Option<String> {
     Stat::read(pid).map(|stat| stat.name)
 }
 
-/// Whether a process has ended and its parent has not been told.
-pub fn is_zombie(pid: u32) -> bool {
-    Stat::read(pid).is_some_and(|stat| stat.is_dead())
-}
-
 /// Whether this very process runs, or is stopped; a zombie is not alive.
 pub fn alive(process: &Process) -> bool {
     Process::find(process.pid).is_some_and(|now| now == *process)
@@ -500,7 +495,7 @@ mod tests {
         child.kill().unwrap();
         rustix::event::poll(&mut [rustix::event::PollFd::new(&ended, rustix::event::PollFlags::IN)], None)
             .unwrap();
-        assert!(is_zombie(process.pid) && !alive(&process));
+        assert!(Stat::read(process.pid).unwrap().is_dead() && !alive(&process));
         assert!(children(std::process::id()).contains(&process.pid));
         assert!(!descendants(std::process::id()).contains(&process));
         child.wait().unwrap();

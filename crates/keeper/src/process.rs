@@ -24,6 +24,7 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use crate::ladder::{DEAD_MAX, Ladder, Seen, Step, poll};
 use crate::launch::{LaunchError, launch};
 use crate::ledger::Ledger;
+use crate::own::{close_inherited, take_name};
 use crate::proc::{self, Process};
 use crate::wire::{Answer, Command, DESCRIPTORS, Exit, Lines, Numbered, Sweep, What};
 
@@ -37,6 +38,7 @@ const READ: usize = 64 << 10;
 /// Keeps whatever the worker at the other end of standard input has started, until that end is closed and nothing is
 /// left. To be called before anything else of the program has begun: it wants to be the only thread.
 pub fn main() -> ExitCode {
+    take_name(c"qd-keeper");
     match Keeper::take_over() {
         Ok(mut keeper) => {
             keeper.keep();
@@ -330,21 +332,7 @@ fn leave_the_worker() -> io::Result<()> {
     // It fails only for a leader of its group, who has nobody to leave.
     let _ = rustix::process::setsid();
     std::env::set_current_dir("/")?;
-    let listed: Vec<i32> = std::fs::read_dir("/proc/self/fd")?
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .filter(|number| *number > 2)
-        .collect();
-    for number in listed {
-        // The folder itself was among them while it was read.
-        if std::fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_ok() {
-            #[expect(unsafe_code, reason = "no safe call closes a descriptor that somebody else opened")]
-            // SAFETY: nothing of ours is open yet: this is the first thing that the process does.
-            unsafe {
-                rustix::io::close(number);
-            }
-        }
-    }
-    Ok(())
+    close_inherited()
 }
 
 /// Forgets how often it was told of a death: one look reaps all.

@@ -25,16 +25,20 @@ pub struct Launch {
     pub env: BTreeMap<String, String>,
     /// Where it begins.
     pub cwd: PathBuf,
+    /// What it is called instead of its program's name, as its first word.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub called: Option<String>,
 }
 
 impl fmt::Debug for Launch {
     /// Shows the names in `env` and none of the values: they may be secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { argv, env, cwd } = self;
+        let Self { argv, env, cwd, called } = self;
         f.debug_struct("Launch")
             .field("argv", argv)
             .field("env", &env.keys().collect::<Vec<_>>())
             .field("cwd", cwd)
+            .field("called", called)
             .finish()
     }
 }

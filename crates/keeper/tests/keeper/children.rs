@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use qd_keeper::{Exit, Keeper, KeeperError, Launch, Signal, proc};
+use qd_keeper::{Exit, Keeper, KeeperError, Launch, Process, Signal, proc};
 use tokio::io::AsyncWriteExt;
 
 use crate::{PROGRAM, assert_nothing_below, command, new_mark, output, shell, start, until_ready};
@@ -25,6 +25,7 @@ async fn a_child_has_the_folder_the_environment_and_the_arguments_it_was_given_a
             .to_vec(),
         env: BTreeMap::from([("KEY".to_owned(), "a \"value\"\tof two\nlines".to_owned())]),
         cwd: cwd.clone(),
+        called: None,
     };
     let said = output(keeper.spawn(launch).await.unwrap()).await;
     let expected =
@@ -58,13 +59,26 @@ async fn a_child_can_be_spoken_with_and_signalled_and_its_end_is_told() {
     assert_eq!(proc::parent(cat.pid), Some(keeper.pid()));
     cat.stdin.write_all(b"hello\nready\n").await.unwrap();
     assert_eq!(until_ready(&mut cat).await, ["hello"]);
-    assert_eq!(cat.exit.now(), None);
-    cat.signal(Signal::INT).await.unwrap();
+    assert!(proc::signal(&Process::find(cat.pid).unwrap(), Signal::INT));
     assert_eq!(cat.exit.wait().await, Exit { status: None, signal: Some(2) });
-    cat.signal(Signal::INT).await.unwrap();
 
     let seven = keeper.spawn(shell("exit 7")).await.unwrap();
     assert_eq!(seven.exit.wait().await, Exit { status: Some(7), signal: None });
+}
+
+#[tokio::test]
+async fn processes_are_called_by_names_that_people_know() {
+    let keeper = start(&new_mark()).await;
+    let words = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
+    keeper.begin_turn().await.unwrap();
+    assert_eq!(proc::name(keeper.pid()).as_deref(), Some("qd-keeper"));
+    assert_eq!(words(keeper.pid()), "qd\0__keeper\0");
+    let called = Launch { called: Some("an agent".to_owned()), ..command(&["sleep", "1000"]) };
+    let kept = keeper.spawn(called).await.unwrap();
+    while proc::name(kept.pid).as_deref() != Some("sleep") {
+        keeper.begin_turn().await.unwrap();
+    }
+    assert_eq!(words(kept.pid), "an agent\x001000\x00");
 }
 
 #[tokio::test]

@@ -34,7 +34,7 @@ async fn start(mark: &str) -> Keeper {
 
 fn command(argv: &[&str]) -> Launch {
     let env = BTreeMap::from([("PATH".to_owned(), std::env::var("PATH").unwrap())]);
-    Launch { argv: argv.iter().map(|&word| word.to_owned()).collect(), env, cwd: "/".into() }
+    Launch { argv: argv.iter().map(|&word| word.to_owned()).collect(), env, cwd: "/".into(), called: None }
 }
 
 fn shell(script: &str) -> Launch {
@@ -58,6 +58,11 @@ async fn until_ready(kept: &mut Kept) -> Vec<String> {
 async fn processes_of(kept: &mut Kept) -> Vec<Process> {
     let said = until_ready(kept).await;
     said.iter().map(|pid| Process::find(pid.parse().unwrap()).unwrap()).collect()
+}
+
+/// Whether nothing has been told of its end.
+async fn has_not_ended(kept: &Kept) -> bool {
+    tokio::time::timeout(Duration::ZERO, kept.exit.wait()).await.is_err()
 }
 
 /// All that a child says until it ends.

@@ -52,7 +52,7 @@ async fn bereft(mark: &str, command: &[&str]) {
 async fn keep(mark: &str, command: &[&str]) -> (Keeper, Kept) {
     let keeper = Keeper::start(Path::new("/proc/self/exe"), mark).await.unwrap();
     let argv = command.iter().map(|&word| word.to_owned()).collect();
-    let launch = Launch { argv, env: BTreeMap::new(), cwd: "/".into() };
+    let launch = Launch { argv, env: BTreeMap::new(), cwd: "/".into(), called: None };
     let mut kept = keeper.spawn(launch).await.unwrap();
     let mut lines = BufReader::new(&mut kept.stdout).lines();
     while lines.next_line().await.unwrap().is_some_and(|line| line != "ready") {}

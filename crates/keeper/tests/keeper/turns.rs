@@ -6,7 +6,8 @@ use qd_keeper::{Sweep, Swept, What, proc};
 use tokio::io::AsyncWriteExt;
 
 use crate::{
-    FOR_EVER, assert_nothing_below, command, new_mark, processes_of, shell, start, sweep, until_ready,
+    FOR_EVER, assert_nothing_below, command, has_not_ended, new_mark, processes_of, shell, start, sweep,
+    until_ready,
 };
 
 /// An agent that, at every line it is sent, starts something in another session and says its pid.
@@ -87,7 +88,7 @@ async fn a_terminal_is_ended_with_its_turn() {
     let terminal = keeper.spawn_in_turn(command(&["sleep", "1000"])).await.unwrap();
     assert_eq!(sweep(&keeper, What::Turn, Duration::ZERO).await.killed, 1);
     assert_eq!(terminal.exit.wait().await.signal, Some(9));
-    assert_eq!(agent.exit.now(), None);
+    assert!(has_not_ended(&agent).await);
     assert_eq!(sweep(&keeper, What::All, Duration::ZERO).await.killed, 1);
     assert_nothing_below(&keeper, &mark);
 }
@@ -138,8 +139,8 @@ async fn a_kill_cuts_the_grace_of_an_earlier_cancel_short() {
     };
     let (cancelled, killed) = tokio::join!(cancel, kill);
     assert_eq!((cancelled.survivors, killed.survivors), (Vec::new(), Vec::new()));
-    assert!(cancelled.killed > 0 && stubborn.exit.now().is_some());
-    assert_eq!(agent.exit.now(), None);
+    assert!(cancelled.killed > 0 && !has_not_ended(&stubborn).await);
+    assert!(has_not_ended(&agent).await);
 
     let cancel = sweep(&keeper, What::Agent, FOR_EVER);
     let close = async {

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use qd_keeper::own;
 use qd_link::socket::Socket;
 use qd_protocol::frame::v1;
 use qd_protocol::worker::HostSpec;
@@ -48,8 +49,11 @@ enum HostError {
     Io(#[from] std::io::Error),
 }
 
-/// Runs a worker process to its end.
+/// Runs a worker process to its end. To be called before anything else of the program has begun.
 pub fn main() -> ExitCode {
+    own::take_name(c"qd-worker");
+    // It outlives the daemon, whose listeners and clients must not live on in it.
+    let closed = own::close_inherited();
     // The daemon has pointed stderr at a file; a worker that is well writes nothing into it.
     let log = tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
@@ -58,7 +62,7 @@ pub fn main() -> ExitCode {
         .finish();
     // It is set already only where somebody else wants to see what we say.
     let _ours = tracing::subscriber::set_global_default(log);
-    match run() {
+    match closed.map_err(HostError::from).and_then(|()| run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
@@ -77,7 +81,10 @@ fn run() -> Result<(), HostError> {
     // No directory is kept from being removed by a worker that once was started there.
     std::env::set_current_dir("/")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(host(spec))
+    let ended = runtime.block_on(host(spec));
+    // A thread that waits for a file of somebody's workspace is not waited for.
+    runtime.shutdown_background();
+    ended
 }
 
 /// All of standard input, to its end.

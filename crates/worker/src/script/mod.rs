@@ -37,6 +37,7 @@ pub fn main() -> ExitCode {
     if args.next().is_some_and(|arg| arg == spawn::VERB) {
         return spawn::main(args);
     }
+    qd_keeper::own::take_name(c"qd-script");
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(_) => return ExitCode::FAILURE,

@@ -34,6 +34,7 @@ pub(super) async fn start(exe: &Path, cwd: &Path, spawn: &Spawn) -> io::Result<u
 /// Through the process in between.
 async fn start_far(exe: &Path, cwd: &Path, spawn: &Spawn) -> io::Result<u32> {
     let mut between = tokio::process::Command::new(exe);
+    between.arg0(qd_keeper::own::PROGRAM);
     between.args(["__script", VERB]).args(spawn.setsid.then_some(SETSID));
     between.args(spawn.double_fork.then_some(DOUBLE_FORK)).args(&spawn.argv).current_dir(cwd);
     between.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());

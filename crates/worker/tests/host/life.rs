@@ -1,5 +1,7 @@
 //! While a worker lives: turns, breaks of the connection, processes, rest.
 
+use std::os::fd::AsRawFd;
+
 use qd_keeper::{Signal, proc};
 use qd_protocol::link::{Gone, Said, Stop, TurnLimits, Up};
 use qd_protocol::worker::AgentSpec;
@@ -219,6 +221,24 @@ async fn a_run_over_its_time_is_stopped_while_no_daemon_lives() {
     let ended = daemon.ended("a").await;
     assert_eq!((ended.outcome.stop, ended.outcome.processes.survivors), (Stop::Timeout, 0));
     assert_eq!(daemon.gone().await, Gone::Stopped);
+}
+
+#[tokio::test]
+async fn a_worker_keeps_nothing_open_that_its_daemon_had_and_all_are_called_by_their_parts() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::empty()).unwrap();
+    let socket = std::fs::read_link(format!("/proc/self/fd/{}", listener.as_raw_fd())).unwrap();
+    let (worker, _daemon) = Worker::attached("script", |_| {}).await;
+    let family = [vec![worker.pid()], proc::descendants(worker.pid()).iter().map(|one| one.pid).collect()];
+    for (pid, name) in family.concat().into_iter().zip(["qd-worker", "qd-keeper", "qd-script"]) {
+        let held = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+        let held: Vec<_> =
+            held.map(|fd| std::fs::read_link(fd.unwrap().path()).unwrap_or_default()).collect();
+        assert!(!held.contains(&socket), "{name}: {held:?}");
+        assert_eq!(proc::name(pid).as_deref(), Some(name));
+        let words = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
+        assert!(pid == worker.pid() || words.starts_with("qd\0__"), "{words}");
+    }
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use agent_client_protocol::v1::schema::{
 use qd_link::Closed;
 use qd_protocol::AskId;
 use qd_protocol::event::{Answer, AskKind, Decision};
-use qd_protocol::link::AskRequest;
+use qd_protocol::link::{AskRequest, Said};
 use qd_protocol::policy::Risk;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -36,7 +36,7 @@ pub(super) enum Wanted {
 }
 
 impl Wanted {
-    /// What the agent is told when nobody can be asked.
+    /// What the agent is told when nobody can be asked, or its turn is stopped before anybody has answered.
     pub(super) fn cancelled(&self) -> Value {
         match self {
             Self::Permission(_) => permission_answer(None, None),
@@ -52,9 +52,11 @@ pub(super) enum Asked {
     Permission {
         ask: AskRequest,
         /// The agent's names for a yes and a no that hold this once.
-        allow: Option<PermissionOptionId>,
+        allow: PermissionOptionId,
         deny: Option<PermissionOptionId>,
     },
+    /// The same of an agent that would take no yes that holds this once.
+    Refused { tool: String, deny: Option<PermissionOptionId> },
     /// A form: one question after the other, each with the name of its field.
     Form(Vec<(AskRequest, Field)>),
 }
@@ -82,15 +84,16 @@ impl Asked {
             risk: ours(meta).map(|Word { risk }| risk),
             options: Vec::new(),
         };
-        // By kind only: names and order differ from agent to agent. A yes for ever is never given, since the session
-        // decides that itself; a no for ever is better than none.
+        // By kind only: names and order differ from agent to agent. A no for ever is better than none.
         let named =
             |kind| options.iter().find(|option| option.kind == kind).map(|option| option.option_id.clone());
-        Ok(Self::Permission {
-            ask,
-            allow: named(PermissionOptionKind::AllowOnce),
-            deny: named(PermissionOptionKind::RejectOnce)
-                .or_else(|| named(PermissionOptionKind::RejectAlways)),
+        let deny =
+            named(PermissionOptionKind::RejectOnce).or_else(|| named(PermissionOptionKind::RejectAlways));
+        Ok(match named(PermissionOptionKind::AllowOnce) {
+            Some(allow) => Self::Permission { ask, allow, deny },
+            // A yes for ever is never given, whatever is decided: the agent would not ask again, and so get around
+            // every later rule and every high risk. Nobody is asked for a yes that could not be passed on.
+            None => Self::Refused { tool: ask.tool.unwrap_or_default(), deny },
         })
     }
 
@@ -125,15 +128,8 @@ impl Asked {
     pub(super) fn ids(&self) -> Vec<AskId> {
         match self {
             Self::Permission { ask, .. } => vec![ask.id.clone()],
+            Self::Refused { .. } => Vec::new(),
             Self::Form(questions) => questions.iter().map(|(ask, _)| ask.id.clone()).collect(),
-        }
-    }
-
-    /// What the agent is told when its turn is stopped before anybody has answered.
-    pub(super) fn cancelled(&self) -> Value {
-        match self {
-            Self::Permission { .. } => permission_answer(None, None),
-            Self::Form(_) => form_answer(ElicitationAction::Cancel),
         }
     }
 
@@ -143,9 +139,16 @@ impl Asked {
             Self::Permission { ask, allow, deny } => {
                 let Some(answer) = turn.ask(ask).await? else { return Ok(permission_answer(None, None)) };
                 Ok(match answer.decision {
-                    Some(Decision::AllowOnce | Decision::AllowAlways) => permission_answer(allow, None),
+                    Some(Decision::AllowOnce | Decision::AllowAlways) => permission_answer(Some(allow), None),
                     Some(Decision::Deny) | None => permission_answer(deny, answer.reason),
                 })
+            }
+            Self::Refused { tool, deny } => {
+                let text = format!(
+                    "the agent asked to use {tool} and would only take a yes for ever, which is not given; it was refused"
+                );
+                turn.tell(Said::Notice { text }).await?;
+                Ok(permission_answer(deny, Some("a yes must hold for once only".to_owned())))
             }
             Self::Form(questions) => {
                 let mut content = BTreeMap::new();
@@ -304,7 +307,11 @@ mod tests {
         use PermissionOptionKind::{AllowAlways, AllowOnce, RejectAlways, RejectOnce};
         let permission = |options: &[PermissionOption]| {
             let asked = Asked::permission("Bash".to_owned(), None, json!({}), options, None).unwrap();
-            let Asked::Permission { allow, deny, .. } = asked else { panic!("a permission") };
+            let (allow, deny) = match asked {
+                Asked::Permission { allow, deny, .. } => (Some(allow), deny),
+                Asked::Refused { deny, .. } => (None, deny),
+                Asked::Form(_) => panic!("a permission"),
+            };
             (allow.map(|id| id.to_string()), deny.map(|id| id.to_string()))
         };
         let all = [
@@ -321,7 +328,9 @@ mod tests {
     #[test]
     fn the_agents_word_on_the_risk_is_passed_on_and_nonsense_is_not() {
         let risk = |meta: Value| {
-            let asked = Asked::permission("T".to_owned(), None, json!({}), &[], meta.as_object()).unwrap();
+            let options = [option("a", PermissionOptionKind::AllowOnce)];
+            let asked =
+                Asked::permission("T".to_owned(), None, json!({}), &options, meta.as_object()).unwrap();
             let Asked::Permission { ask, .. } = asked else { panic!("a permission") };
             ask.risk
         };

@@ -12,8 +12,10 @@ use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use qd_protocol::limits::BODY_MAX;
+use rustix::fs::OFlags;
 use serde_json::Value;
-use tokio::io::AsyncReadExt;
+use tokio::fs::{File, OpenOptions};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// The longest file that is read to an agent.
 const READ_MAX: usize = BODY_MAX;
@@ -79,7 +81,7 @@ async fn read(root: &Path, request: &ReadTextFileRequest) -> Result<String, Erro
     let path = request.path.as_path();
     let cannot = |why: &dyn std::fmt::Display| failed("read", path, why);
     let real = inside(root, path).await.map_err(|cause| cannot(&cause))?;
-    let file = tokio::fs::File::open(&real).await.map_err(|cause| cannot(&cause))?;
+    let file = open(OpenOptions::new().read(true), &real).await.map_err(|cause| cannot(&cause))?;
     let mut content = String::new();
     file.take(READ_MAX as u64 + 1).read_to_string(&mut content).await.map_err(|cause| cannot(&cause))?;
     if content.len() > READ_MAX {
@@ -94,7 +96,22 @@ async fn write(root: &Path, path: &Path, content: &str) -> Result<(), Error> {
     if let Some(folder) = real.parent() {
         tokio::fs::create_dir_all(folder).await.map_err(cannot)?;
     }
-    tokio::fs::write(&real, content).await.map_err(cannot)
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true);
+    let mut file = open(&mut options, &real).await.map_err(cannot)?;
+    file.write_all(content.as_bytes()).await.map_err(cannot)?;
+    // What is not flushed is lost without a word.
+    file.flush().await.map_err(cannot)
+}
+
+/// Opens a file, and nothing else: a pipe or a terminal could keep a thread waiting for ever.
+async fn open(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = options.custom_flags(flags.bits().cast_signed()).open(path).await?;
+    match file.metadata().await?.is_file() {
+        true => Ok(file),
+        false => Err(refused("it is not a file")),
+    }
 }
 
 /// The lines from `line` on, which counts from 1, and at most `limit` of them.
@@ -181,5 +198,15 @@ mod tests {
         std::os::unix::fs::symlink(home.path().join("real"), home.path().join("alias")).unwrap();
         write(home.path(), &home.path().join("alias"), "y").await.unwrap();
         assert_eq!(std::fs::read_to_string(home.path().join("real")).unwrap(), "y");
+    }
+
+    #[tokio::test]
+    async fn a_pipe_is_refused_and_keeps_nobody_waiting() {
+        let home = tempfile::tempdir().unwrap();
+        let pipe = home.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        assert!(read_all(home.path(), &pipe).await.unwrap_err().contains("not a file"));
+        assert!(write(home.path(), &pipe, "x").await.is_err(), "nobody reads");
+        assert!(read_all(home.path(), home.path()).await.unwrap_err().contains("not a file"));
     }
 }

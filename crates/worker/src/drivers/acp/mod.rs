@@ -49,6 +49,8 @@ pub(crate) const STEERING: &str = "_session/steering";
 pub(crate) struct Profile {
     /// The program and its arguments.
     pub(crate) argv: Vec<String>,
+    /// What it is called among the processes, if not by its program's name.
+    pub(crate) called: Option<&'static str>,
     /// Variables that it needs besides those of its session.
     pub(crate) env: BTreeMap<String, String>,
     /// The method by which a turn is steered, if it can be.
@@ -62,6 +64,7 @@ impl Profile {
     pub(crate) fn script(exe: &Path) -> Self {
         Self {
             argv: vec![exe.to_string_lossy().into_owned(), "__script".to_owned()],
+            called: Some(qd_keeper::own::PROGRAM),
             env: BTreeMap::new(),
             steer: Some(STEERING),
             spare: Vec::new(),

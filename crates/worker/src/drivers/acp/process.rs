@@ -56,8 +56,12 @@ impl Process {
         spec: &AgentSpec,
         profile: &Profile,
     ) -> Result<(Self, pipe::Sender, pipe::Receiver), RunError> {
-        let launch =
-            Launch { argv: profile.argv.clone(), env: environment(spec, profile), cwd: spec.cwd.clone() };
+        let launch = Launch {
+            argv: profile.argv.clone(),
+            env: environment(spec, profile),
+            cwd: spec.cwd.clone(),
+            called: profile.called.map(str::to_owned),
+        };
         let Kept { stdin, stdout, stderr, exit, .. } = keeper.spawn(launch).await.map_err(|cause| {
             let program = profile.argv.first().map_or("", String::as_str);
             RunError::new("agent_failed_to_start", format!("cannot start {program}: {cause}"))

@@ -25,7 +25,7 @@ pub(super) struct Round<'t> {
     /// What is being said; the agent is not listened to meanwhile, which is how a slow journal slows it down.
     pub(super) telling: Option<Telling<'t>>,
     /// Asked when that has been said.
-    pub(super) next_ask: Option<(RawJsonRpcId, Asked)>,
+    pub(super) next_ask: Option<(Open, Asked)>,
     pub(super) asks: FuturesUnordered<Waiting<'t>>,
     /// The asks that the agent waits for.
     pub(super) open: Vec<Open>,
@@ -73,19 +73,19 @@ impl<'t> Round<'t> {
     /// It has been said.
     pub(super) fn told(&mut self) {
         self.telling = None;
-        if let Some((id, asked)) = self.next_ask.take() {
-            self.ask(id, asked);
+        if let Some((open, asked)) = self.next_ask.take() {
+            self.ask(open, asked);
         }
     }
 
     /// Asks, after what is being said.
-    pub(super) fn ask(&mut self, id: RawJsonRpcId, asked: Asked) {
+    pub(super) fn ask(&mut self, open: Open, asked: Asked) {
         if self.telling.is_some() {
-            self.next_ask = Some((id, asked));
+            self.next_ask = Some((open, asked));
             return;
         }
-        self.open.push(Open { id: id.clone(), asks: asked.ids(), cancelled: asked.cancelled() });
-        let turn = self.turn;
+        let (turn, id) = (self.turn, open.id.clone());
+        self.open.push(open);
         self.asks.push(Box::pin(async move { asked.put(turn).await.map(|answer| (id, answer)) }));
     }
 

@@ -27,7 +27,7 @@ use super::compose;
 use super::ear::{Asking, Ear, ours};
 use super::files::Files;
 use super::opening::{Opened, words};
-use super::round::{Round, Telling, said, tell_first};
+use super::round::{Open, Round, Telling, said, tell_first};
 use super::wire::Peer;
 use crate::turn::{Prompt, Steer, Turn};
 
@@ -145,8 +145,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
         for open in round.open.drain(..) {
             self.peer.answer(open.id, Ok(open.cancelled));
         }
-        if let Some((id, asked)) = round.next_ask.take() {
-            self.peer.answer(id, Ok(asked.cancelled()));
+        if let Some((open, _)) = round.next_ask.take() {
+            self.peer.answer(open.id, Ok(open.cancelled));
         }
     }
 
@@ -212,6 +212,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
     }
 
     fn ask<'t>(&mut self, round: &mut Round<'t>, id: RawJsonRpcId, wanted: Wanted) {
+        let cancelled = wanted.cancelled();
         let (said, asked) = match wanted {
             Wanted::Permission(request) => {
                 let RequestPermissionRequest { tool_call, options, meta, .. } = *request;
@@ -222,8 +223,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
         };
         round.tell(said);
         match asked {
-            Ok(asked) if round.cancelled => self.peer.answer(id, Ok(asked.cancelled())),
-            Ok(asked) => round.ask(id, asked),
+            Ok(_) if round.cancelled => self.peer.answer(id, Ok(cancelled)),
+            Ok(asked) => round.ask(Open { id, asks: asked.ids(), cancelled }, asked),
             Err(error) => self.peer.answer(id, Err(error)),
         }
     }

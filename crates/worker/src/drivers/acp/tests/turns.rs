@@ -203,6 +203,34 @@ async fn two_asks_wait_at_once_and_each_gets_its_own_answer() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_agent_that_would_only_take_a_yes_for_ever_is_refused_with_a_notice() {
+    let mut agent = Stage::with(
+        |_| {},
+        async |far| {
+            let mut hand = Hand::new(far);
+            hand.open().await;
+            let prompt = hand.prompted().await;
+            let options = json!([
+                {"optionId": "for-ever", "name": "Always", "kind": "allow_always"},
+                {"optionId": "never", "name": "No", "kind": "reject_once"},
+            ]);
+            let call = json!({"toolCallId": "c", "title": "rm", "rawInput": {"command": "rm"}});
+            let params = json!({"sessionId": "s", "toolCall": call, "options": options});
+            hand.send(json!({"id": 1, "method": "session/request_permission", "params": params})).await;
+            assert_eq!(hand.hear().await["result"]["outcome"]["optionId"], "never");
+            hand.end(prompt, "end_turn").await;
+            hand.idle().await;
+        },
+    );
+    agent.hear().await;
+    let ended = agent.play("a", "x").await;
+    assert_well(&ended);
+    let said = ended.said();
+    assert!(matches!(&said[..], [Said::ToolStarted { .. }, Said::Notice { .. }]), "{said:?}");
+    assert!(!ended.ups.iter().any(|up| matches!(up, Up::Ask { .. })), "nobody is asked");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_cancel_answers_every_open_ask_with_cancelled_and_those_that_come_later_too() {
     let mut agent = Stage::with(
         |_| {},
