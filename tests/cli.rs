@@ -429,10 +429,11 @@ async fn ps_says_what_a_prompt_of_an_idle_session_waits_for() {
     second.script(&[say("x")]).await;
     let shown = daemon.qd(&["ps"]).await.ok();
     assert!(shown.contains("idle, 1 queued (no room)"), "{shown}");
-    daemon.qd(&["halt", "--cancel"]).await.ok();
-    second.script(&[say("x")]).await;
-    let shown = daemon.qd(&["ps"]).await.ok();
-    assert!(shown.contains("queued (halted)"), "{shown}");
+    let halted = Daemon::start().await;
+    halted.qd(&["halt"]).await.ok();
+    halted.session("script").await.script(&[say("x")]).await;
+    let shown = halted.qd(&["ps"]).await.ok();
+    assert!(shown.contains("idle, 1 queued (halted)"), "{shown}");
 }
 
 #[tokio::test]
@@ -480,6 +481,8 @@ async fn a_daemon_that_is_stopped_is_not_started_again_by_those_who_watch() {
         home.start(&["run", "--agent", "script", "--title", "t", &steps(&[say("x"), await_steer(60_000)])]);
     run.says("x").await;
     let wait = home.start(&["wait", "t"]);
+    // Nobody can see that it has asked and waits; were it still on its way, it would rightly start a daemon.
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
     home.qd(&["stop"]).await.ok();
     // Long enough for whoever would start one.
     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
