@@ -429,10 +429,11 @@ async fn ps_says_what_a_prompt_of_an_idle_session_waits_for() {
     second.script(&[say("x")]).await;
     let shown = daemon.qd(&["ps"]).await.ok();
     assert!(shown.contains("idle, 1 queued (no room)"), "{shown}");
-    daemon.qd(&["halt", "--cancel"]).await.ok();
-    second.script(&[say("x")]).await;
-    let shown = daemon.qd(&["ps"]).await.ok();
-    assert!(shown.contains("queued (halted)"), "{shown}");
+    let halted = Daemon::start().await;
+    halted.qd(&["halt"]).await.ok();
+    halted.session("script").await.script(&[say("x")]).await;
+    let shown = halted.qd(&["ps"]).await.ok();
+    assert!(shown.contains("idle, 1 queued (halted)"), "{shown}");
 }
 
 #[tokio::test]

@@ -130,10 +130,12 @@ impl Client {
         self.say_stopped();
         let deadline = tokio::time::Instant::now() + AWAY;
         loop {
+            // First: the one that ends may still say that it lives.
+            tokio::time::sleep(LOOK).await;
             match self.probe().await {
                 Ok(_) => return Ok(()),
                 Err(failure) if tokio::time::Instant::now() > deadline => return Err(failure),
-                Err(_) => tokio::time::sleep(LOOK).await,
+                Err(_) => {}
             }
         }
     }
