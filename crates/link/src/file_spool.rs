@@ -284,7 +284,8 @@ fn damaged(path: &Path) -> io::Error {
 /// Makes a spool's folder, also if the last other one takes the folder of all of them with it meanwhile.
 fn make(folder: &Path) -> io::Result<()> {
     let make = || DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    let gone = |made: &io::Result<()>| made.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    let gone =
+        |made: &io::Result<()>| made.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
     let mut made = make();
     for _ in 0..TRIES {
         if !gone(&made) {

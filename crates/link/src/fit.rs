@@ -1,122 +1,238 @@
-//! What a worker says becomes one event, and an event has a size. Our own workers keep to it; whatever another sends is
-//! cut to it here, before a session judges it: an event that cannot be kept could never be acknowledged, and would be
-//! sent for ever.
+//! Bounds for what an agent gives as one piece: it becomes one event, and an event has a size and a depth. They are
+//! applied last, to what leaves for the journal: what is cut before its secrets are taken out may end with the head of
+//! one, and what they are taken out of may grow. Streamed text may take as many events as it likes and is not cut here.
 
-use qd_protocol::event::RunError;
-use qd_protocol::limits::INLINE_MAX;
-use qd_protocol::link::{AskRequest, Gone, Said, Up};
+use qd_protocol::event::{PlanEntry, RunError};
+use qd_protocol::limits::{HEAD_MAX, INLINE_MAX};
+use qd_protocol::link::{AskRequest, Gone, Outcome, Said, Stop, Up};
+use qd_protocol::text::{escaped_len, head};
 use serde_json::Value;
 
-/// What a text or a value is cut to if the whole does not fit. Small, because one thing may hold several.
-const KEPT: usize = 4 << 10;
-/// Entries of a plan and options of a question that are kept then.
-const KEPT_ENTRIES: usize = 64;
+/// Levels that a value may have. Whoever reads it back stops at 128, and it lies some levels down in a frame.
+const DEPTH_MAX: usize = 64;
+/// Bytes that the options of one question may take together.
+pub const OPTIONS_BYTES: usize = 64 << 10;
+/// Bytes of one line of stderr.
+const LINE_MAX: usize = HEAD_MAX / 4;
+/// Lines of stderr that an error may have.
+const STDERR_MAX: usize = 64;
+/// Room for the note behind something that was cut.
+const NOTE_MAX: usize = 64;
 
-/// The same, cut if it could not be kept as it is. A turn's result and transcript have ways of their own to be kept.
-pub(crate) fn fit(mut up: Up) -> Up {
-    if size(&up) <= INLINE_MAX {
-        return up;
+/// The same for what another end sent. Ours have cut what is streamed, too; whoever has not is cut short, since an event
+/// that cannot be kept could never be acknowledged, and would be sent for ever.
+pub(crate) fn heard(mut up: Up) -> Up {
+    self::up(&mut up);
+    if let Up::Said {
+        what: Said::Text { text } | Said::Thought { text } | Said::ToolOutput { text, .. },
+        ..
+    } = &mut up
+    {
+        self::text(text, INLINE_MAX);
     }
-    match &mut up {
-        Up::Said { what, .. } => match what {
-            Said::Text { text }
-            | Said::Thought { text }
-            | Said::ToolOutput { text, .. }
-            | Said::Notice { text } => {
-                cut(text);
-            }
-            Said::ToolStarted { call_id, name, input: value } => {
-                cut(call_id);
-                cut(name);
-                cut_value(value);
-            }
-            Said::ToolFinished { call_id, name, output: value, .. } => {
-                cut(call_id);
-                cut(name);
-                cut_value(value);
-            }
-            Said::Plan { entries } => {
-                entries.truncate(KEPT_ENTRIES);
-                for entry in entries {
-                    cut(&mut entry.content);
-                    cut(&mut entry.status);
-                }
-            }
-            Said::Usage { .. } | Said::Turn => {}
-        },
-        Up::Ask { ask: AskRequest { tool, input, prompt, options, .. }, .. } => {
-            tool.iter_mut().for_each(cut);
-            cut_value(input);
-            cut(prompt);
-            options.truncate(KEPT_ENTRIES);
-            options.iter_mut().for_each(cut);
+    up
+}
+
+/// Makes it fit the events that it will become.
+pub fn up(up: &mut Up) {
+    match up {
+        Up::Ready { agent_session_id, .. } => {
+            // With a hole in it, it would name nothing.
+            agent_session_id.take_if(|id| escaped_len(id) > HEAD_MAX);
         }
-        Up::Ready { agent_session_id, .. } => *agent_session_id = None,
-        Up::Terminal { outcome, .. } => outcome.error.iter_mut().for_each(cut_error),
-        Up::Gone(Gone::Failed(error)) => cut_error(error),
+        Up::Said { what, .. } => said(what),
+        Up::Ask { ask, .. } => self::ask(ask),
+        Up::Terminal { outcome, .. } => self::outcome(outcome),
+        Up::Gone(Gone::Failed(error)) => self::error(error),
         Up::AskWithdrawn { .. }
         | Up::AskDelivered { .. }
         | Up::SteerTaken { .. }
         | Up::SteerMissed { .. }
         | Up::Rested
-        | Up::Gone(_) => {}
-    }
-    up
-}
-
-fn size(up: &Up) -> usize {
-    serde_json::to_vec(up).map_or(usize::MAX, |json| json.len())
-}
-
-fn cut_error(error: &mut RunError) {
-    cut(&mut error.code);
-    cut(&mut error.message);
-}
-
-fn cut(text: &mut String) {
-    if text.len() > KEPT {
-        let all = text.len();
-        text.truncate(text.floor_char_boundary(KEPT));
-        text.push_str(&format!("\n[cut: {all} bytes]"));
+        | Up::Gone(Gone::Lost | Gone::Stopped) => {}
     }
 }
 
-fn cut_value(value: &mut Value) {
-    let mut json = value.to_string();
-    if json.len() > KEPT {
-        cut(&mut json);
+fn said(said: &mut Said) {
+    match said {
+        Said::ToolStarted { call_id, name, input: value }
+        | Said::ToolFinished { call_id, name, output: value, .. } => {
+            text(call_id, HEAD_MAX);
+            text(name, HEAD_MAX);
+            self::value(value, INLINE_MAX);
+        }
+        Said::ToolOutput { call_id, .. } => text(call_id, HEAD_MAX),
+        Said::Plan { entries } => plan(entries),
+        Said::Notice { text: notice } => text(notice, INLINE_MAX),
+        Said::Text { .. } | Said::Thought { .. } | Said::Usage { .. } | Said::Turn => {}
+    }
+}
+
+/// As much of a plan as there is room for.
+fn plan(entries: &mut Vec<PlanEntry>) {
+    let mut left = INLINE_MAX;
+    let fitting = entries.iter().take_while(|entry| {
+        let size = serde_json::to_string(entry).map_or(usize::MAX, |json| json.len() + 1);
+        let fits = size <= left;
+        left = left.saturating_sub(size);
+        fits
+    });
+    entries.truncate(fitting.count());
+}
+
+/// The options first, since one that is cut cannot be chosen, then the question, then what the tool is given.
+fn ask(ask: &mut AskRequest) {
+    let mut left = INLINE_MAX;
+    let options: usize = ask.options.iter().map(|option| escaped_len(option) + 3).sum();
+    if options > OPTIONS_BYTES {
+        ask.options.clear();
+    } else {
+        left -= options;
+    }
+    if let Some(tool) = &mut ask.tool {
+        text(tool, HEAD_MAX);
+        text(&mut ask.prompt, HEAD_MAX);
+    }
+    text(&mut ask.prompt, left);
+    value(&mut ask.input, left.saturating_sub(escaped_len(&ask.prompt)).max(2 * NOTE_MAX));
+}
+
+/// Its text is not cut: the daemon keeps a long one as a file.
+fn outcome(outcome: &mut Outcome) {
+    if let Some(error) = &mut outcome.error {
+        self::error(error);
+    }
+    outcome.transcript.iter_mut().for_each(|message| value(message, INLINE_MAX));
+    let size: usize = outcome.transcript.iter().map(|message| message.to_string().len() + 1).sum();
+    if size > INLINE_MAX {
+        // Half a conversation cannot be gone on with.
+        let message = format!("the agent's conversation is too long to be suspended: {size} bytes as JSON");
+        outcome.transcript.clear();
+        outcome.stop = Stop::Error;
+        outcome.error = Some(RunError::new("transcript_too_large", message));
+    }
+}
+
+fn error(error: &mut RunError) {
+    text(&mut error.code, LINE_MAX);
+    text(&mut error.message, HEAD_MAX);
+    error.stderr.truncate(STDERR_MAX);
+    error.stderr.iter_mut().for_each(|line| text(line, LINE_MAX));
+}
+
+/// Leaves the value if it fits, else makes it as much of its text as does and a note of its size.
+fn value(value: &mut Value, limit: usize) {
+    if let Value::String(whole) = value {
+        return text(whole, limit);
+    }
+    let deep = is_deeper(value, DEPTH_MAX);
+    let json = value.to_string();
+    if deep || json.len() > limit {
+        let mut json = json;
+        text(&mut json, limit);
         *value = Value::String(json);
+    }
+}
+
+/// The same for text.
+fn text(text: &mut String, limit: usize) {
+    if escaped_len(text) > limit {
+        let kept = head(text, limit.saturating_sub(NOTE_MAX));
+        *text = format!("{kept}\n[cut: {} bytes in all]", text.len());
+    }
+}
+
+fn is_deeper(value: &Value, levels: usize) -> bool {
+    match value {
+        Value::Array(items) => levels == 0 || items.iter().any(|item| is_deeper(item, levels - 1)),
+        Value::Object(fields) => levels == 0 || fields.values().any(|field| is_deeper(field, levels - 1)),
+        _ => false,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use qd_protocol::RunId;
+    use qd_protocol::event::AskKind;
     use qd_protocol::limits::EVENT_MAX;
+    use qd_protocol::{AskId, RunId};
     use serde_json::json;
 
     use super::*;
 
+    fn fitted(value: Value) -> Value {
+        let mut value = value;
+        super::value(&mut value, INLINE_MAX);
+        value
+    }
+
     #[test]
-    fn what_fits_is_left_alone_and_what_does_not_is_made_to() {
-        let said = |what| Up::Said { run: RunId::parse("r").unwrap(), what };
-        let large = "\u{1}".repeat(EVENT_MAX);
-        let tool = |input| Said::ToolStarted { call_id: large.clone(), name: large.clone(), input };
-        for what in [
-            Said::Notice { text: large.clone() },
-            tool(json!([[large.clone()]])),
-            Said::ToolFinished {
-                call_id: String::new(),
-                name: String::new(),
-                output: json!({ "a": large.clone() }),
-                is_error: false,
-            },
-        ] {
-            let kept = fit(said(what));
-            assert!(size(&kept) <= INLINE_MAX);
-            assert_eq!(fit(kept.clone()), kept);
+    fn what_does_not_fit_is_cut_with_a_note_of_its_size() {
+        assert_eq!(fitted(json!({"a": 1})), json!({"a": 1}));
+        for large in [json!("\"".repeat(INLINE_MAX)), json!(["ä".repeat(INLINE_MAX)])] {
+            let Value::String(text) = fitted(large) else { panic!("it became text") };
+            assert!(escaped_len(&text) <= INLINE_MAX);
+            assert!(text.ends_with(" bytes in all]"), "{}", &text[text.len() - 40..]);
         }
-        let small = said(Said::Text { text: "x".repeat(INLINE_MAX / 2) });
-        assert_eq!(fit(small.clone()), small);
+    }
+
+    #[test]
+    fn what_is_nested_too_deep_to_be_read_back_becomes_text() {
+        let nest = |levels: usize| (0..levels).fold(json!(1), |inner, _| json!([inner]));
+        assert!(fitted(nest(DEPTH_MAX)).is_array());
+        assert_eq!(fitted(nest(DEPTH_MAX + 1)), json!(nest(DEPTH_MAX + 1).to_string()));
+    }
+
+    #[test]
+    fn whatever_a_question_brings_it_fits_one_event() {
+        let question = |prompt: usize, options: usize, length: usize| {
+            let mut ask = AskRequest {
+                id: AskId::from_random(&[1; 8]),
+                kind: AskKind::Question,
+                tool: None,
+                input: Value::Null,
+                risk: None,
+                prompt: "\"".repeat(prompt),
+                options: vec!["o".repeat(length); options],
+            };
+            super::ask(&mut ask);
+            assert!(serde_json::to_string(&ask).unwrap().len() < EVENT_MAX - HEAD_MAX);
+            ask.options.len()
+        };
+        assert_eq!(question(EVENT_MAX, 128, 400), 128);
+        assert_eq!(question(EVENT_MAX, 128, HEAD_MAX), 0, "rather any answer than half an option");
+    }
+
+    #[test]
+    fn a_permission_keeps_its_argument_and_has_a_short_title() {
+        let mut ask = AskRequest {
+            id: AskId::from_random(&[1; 8]),
+            kind: AskKind::Permission,
+            tool: Some("\n".repeat(EVENT_MAX)),
+            input: json!({"content": "x".repeat(EVENT_MAX)}),
+            risk: None,
+            prompt: "p".repeat(EVENT_MAX),
+            options: Vec::new(),
+        };
+        super::ask(&mut ask);
+        assert!(escaped_len(&ask.prompt) <= HEAD_MAX);
+        assert!(serde_json::to_string(&ask).unwrap().len() < EVENT_MAX - HEAD_MAX);
+        assert!(ask.input.as_str().is_some_and(|input| input.starts_with("{\"content\":\"xx")));
+    }
+
+    #[test]
+    fn an_error_a_name_and_a_conversation_that_are_too_long_are_not_passed_on() {
+        let stderr = vec!["e".repeat(EVENT_MAX); 20];
+        let mut failed =
+            Up::Gone(Gone::Failed(RunError { stderr, ..RunError::new("c", "m".repeat(EVENT_MAX)) }));
+        up(&mut failed);
+        assert!(serde_json::to_string(&failed).unwrap().len() < EVENT_MAX / 8);
+        let mut ready = Up::Ready { agent_session_id: Some("i".repeat(EVENT_MAX)), steers: false };
+        up(&mut ready);
+        assert_eq!(ready, Up::Ready { agent_session_id: None, steers: false });
+        let outcome = Outcome::suspended(vec![json!("t".repeat(INLINE_MAX / 2)); 3]);
+        let mut suspended = Up::Terminal { run: RunId::parse("r").unwrap(), outcome };
+        up(&mut suspended);
+        let Up::Terminal { outcome, .. } = suspended else { panic!("a terminal") };
+        assert_eq!((outcome.stop, outcome.transcript.len()), (Stop::Error, 0));
     }
 }

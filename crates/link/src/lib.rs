@@ -7,7 +7,7 @@
 //! - `down`: the order of commands and each of them once, without a transport.
 //! - `seat`: the worker's end of a session's link over a socket, which outlives its connections.
 //! - `agent_link`: the daemon's end of it.
-//! - `fit`: what it hears, cut to what can be kept.
+//! - [`fit`]: bounds for what becomes one event.
 //! - `spool`: where a seat keeps what the daemon has not acknowledged.
 //! - `proof`: how both ends show that they know the same secret.
 //! - `line`: one connection, as both ends use it.
@@ -24,7 +24,7 @@ pub mod announce;
 mod down;
 pub mod executor;
 mod file_spool;
-mod fit;
+pub mod fit;
 mod line;
 mod local;
 pub mod plain;

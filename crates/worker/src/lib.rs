@@ -7,7 +7,7 @@
 //! - `agent`: the life of one agent, from its start to its end; `below`: what it started.
 //! - `turn`: what a turn may say and hear, and the commands that wait for it; `meter`: what it has used.
 //! - `drivers`: one room per way to reach an agent; `kinds`: which agents there are.
-//! - `redact`: secrets are taken out before anything is kept; `fit`: what one event can hold; `record`: how the process
+//! - `redact`: secrets are taken out before anything is kept; `record`: how the process
 //!   is found.
 //! - `executor`: the same agents behind a worker that anybody may talk to.
 //! - [`script`]: the scripted agent, a process of its own.
@@ -16,7 +16,6 @@ mod agent;
 mod below;
 mod drivers;
 mod executor;
-mod fit;
 pub mod host;
 pub mod join;
 mod kinds;

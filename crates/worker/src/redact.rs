@@ -14,7 +14,7 @@ use qd_protocol::link::{AskRequest, Gone, Outcome, Said, Up};
 use qd_protocol::text::{escaped_len, head};
 use serde_json::Value;
 
-use crate::fit;
+use qd_link::fit;
 use secrets::Mark;
 pub(crate) use secrets::Secrets;
 

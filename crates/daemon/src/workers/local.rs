@@ -188,6 +188,7 @@ impl Hosts {
         let log =
             OpenOptions::new().append(true).create(true).mode(0o600).open(self.log.join("workers.log"))?;
         let mut child = Command::new(&self.exe)
+            .arg0("qd")
             .arg("__worker")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())

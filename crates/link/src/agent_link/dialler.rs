@@ -11,7 +11,7 @@ use qd_protocol::link::{Gone, UpNumber};
 use tokio::time::Instant;
 
 use super::{LinkOptions, Route, Shared, Unreachable};
-use crate::fit::fit;
+use crate::fit;
 use crate::line::{Line, Step, frame};
 use crate::proof;
 use crate::socket::{Socket, SocketError, Wire};
@@ -206,7 +206,7 @@ impl<R: Route> Dialler<R> {
             Ok(ToDaemon::Said { first, mut ups }) => {
                 // One that is too large makes its frame too large as well.
                 if text.len() > INLINE_MAX {
-                    ups = ups.into_iter().map(fit).collect();
+                    ups = ups.into_iter().map(fit::heard).collect();
                 }
                 self.shared.lock().said(first, ups, text.len()).map_err(unreadable)?;
                 self.shared.news.notify_one();
@@ -236,7 +236,7 @@ impl<R: Route> Dialler<R> {
             }
             let first = some[0].number;
             let bytes = some.iter().map(|thing| weight(&thing.up)).sum();
-            let ups = some.into_iter().map(|thing| fit(thing.up)).collect();
+            let ups = some.into_iter().map(|thing| fit::heard(thing.up)).collect();
             if let Err(hole) = self.shared.lock().said(first, ups, bytes) {
                 tracing::error!(session = %self.options.session, %hole, "a spool has a hole; what follows is not used");
                 break;

@@ -216,7 +216,14 @@ mod tests {
     }
 
     fn attached(again: bool) -> Heard {
-        Heard::Attached { applied: Number(0), seat: Seat::Starting, pid: 1, run_time_ms: None, model: None, again }
+        Heard::Attached {
+            applied: Number(0),
+            seat: Seat::Starting,
+            pid: 1,
+            run_time_ms: None,
+            model: None,
+            again,
+        }
     }
 
     fn said(numbers: impl IntoIterator<Item = u64>) -> Heard {

@@ -44,8 +44,13 @@ pub async fn offer_empty<W: Wire>(
     secret: &Secret,
     software: &str,
 ) -> Result<Started<W>, SocketError> {
-    let nothing =
-        Having { seat: v1::Seat::Empty, last: hello.taken, applied: Number::default(), run_time: None, model: None };
+    let nothing = Having {
+        seat: v1::Seat::Empty,
+        last: hello.taken,
+        applied: Number::default(),
+        run_time: None,
+        model: None,
+    };
     prove(&mut socket, &hello, secret, software, nothing).await?;
     let spec = loop {
         if let ToWorker::Start(spec) = frame(&mut socket).await? {

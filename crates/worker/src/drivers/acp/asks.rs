@@ -19,8 +19,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::ear::{OURS, ours};
-use crate::fit::OPTIONS_BYTES;
 use crate::turn::Turn;
+use qd_link::fit::OPTIONS_BYTES;
 
 /// Random bytes in the id of an ask, five bits of each of which count.
 const ASK_RANDOM: usize = 26;
