@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use qd_testkit::{Daemon, Event, Random, Session, poll, rules, script::*};
+use qd_testkit::{Daemon, Event, Home, Random, Session, poll, rules, script::*};
 use serde_json::{Value, json};
 
 const SESSIONS: usize = 10;
@@ -304,4 +304,23 @@ async fn a_model_that_was_changed_before_the_kill_is_the_next_run_s() {
     let said = session.play(&[config()]).await;
     assert!(said["text"].as_str().unwrap().contains("m2"), "{said}");
     rules::check(&session.events().await);
+}
+
+#[tokio::test]
+async fn an_agent_for_which_no_daemon_comes_is_ended_after_the_time_that_is_set() {
+    let home = Home::new();
+    home.configure("orphan_busy_s = 1\norphan_idle_s = 1\n");
+    let mut daemon = Daemon::start_in(home, |_| {}).await;
+    let (busy, idle) = (daemon.session("script").await, daemon.session("script").await);
+    let run = busy.script(&[spawn_away(&["sleep", "600"]), forever()]).await;
+    busy.seen_of(&run, "text.delta").await;
+    idle.play(&[spawn_away(&["sleep", "601"])]).await;
+    daemon.kill9().await;
+    daemon.home.no_agents().await;
+    daemon.start_again().await;
+    assert_eq!(busy.wait(&run).await["finish_reason"], "interrupted");
+    for session in [&busy, &idle] {
+        assert_eq!(session.play(&[say("again")]).await["text"], "again");
+        rules::check(&session.events().await);
+    }
 }

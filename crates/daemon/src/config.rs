@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use qd_protocol::limits::REMOTE_LEASE_S;
+use qd_protocol::limits::{ORPHAN_BUSY_S, ORPHAN_IDLE_S, REMOTE_LEASE_S};
 use qd_protocol::policy::Policy;
 use serde::Serialize;
 use serde::de::{DeserializeOwned, Error as _};
@@ -25,6 +25,8 @@ const MAX_AGENTS: usize = 256;
 const MIN_FREE_MB: u64 = 256;
 /// Who has not come back after a day is not coming back.
 const REMOTE_LEASE_MAX_S: u64 = 24 * 3600;
+/// Nobody who comes back after a year wants what was under way then.
+const ORPHAN_MAX_S: u64 = 365 * 24 * 3600;
 /// No settings file is larger; one that is was meant to be something else.
 const FILE_MAX: u64 = 1 << 20;
 
@@ -47,6 +49,10 @@ pub struct Config {
     pub min_free_mb: Setting<u64>,
     /// Seconds that a joined worker which has gone silent is waited for before its sessions count as lost.
     pub remote_lease_s: Setting<u64>,
+    /// Seconds that a worker keeps an agent in mid-turn while no daemon comes.
+    pub orphan_busy_s: Setting<u64>,
+    /// Seconds that a worker keeps an agent without a turn while no daemon comes.
+    pub orphan_idle_s: Setting<u64>,
     /// What is logged: a level, or a filter of levels by module.
     pub log: Setting<String>,
 }
@@ -129,7 +135,7 @@ pub enum ConfigError {
     },
 }
 
-const KEYS: [&str; 9] = [
+const KEYS: [&str; 11] = [
     "agent",
     "policy",
     "listen",
@@ -138,6 +144,8 @@ const KEYS: [&str; 9] = [
     "max_agents",
     "min_free_mb",
     "remote_lease_s",
+    "orphan_busy_s",
+    "orphan_idle_s",
     "log",
 ];
 
@@ -174,6 +182,8 @@ impl Config {
             entry("max_agents", &self.max_agents),
             entry("min_free_mb", &self.min_free_mb),
             entry("remote_lease_s", &self.remote_lease_s),
+            entry("orphan_busy_s", &self.orphan_busy_s),
+            entry("orphan_idle_s", &self.orphan_idle_s),
             entry("log", &self.log),
         ]
     }
@@ -191,6 +201,8 @@ impl Config {
             max_agents: default(MAX_AGENTS),
             min_free_mb: default(MIN_FREE_MB),
             remote_lease_s: default(REMOTE_LEASE_S),
+            orphan_busy_s: default(ORPHAN_BUSY_S),
+            orphan_idle_s: default(ORPHAN_IDLE_S),
             log: default("info".to_owned()),
         }
     }
@@ -223,12 +235,16 @@ impl Config {
                     self.min_free_mb = Setting { value: read_value(value).map_err(failed)?, origin };
                 }
                 "remote_lease_s" => {
-                    let value = read_value(value).map_err(failed)?;
-                    if !(1..=REMOTE_LEASE_MAX_S).contains(&value) {
-                        let message = format!("a number of seconds from 1 to {REMOTE_LEASE_MAX_S}");
-                        return Err(failed(toml::de::Error::custom(message)));
-                    }
+                    let value = seconds(value, REMOTE_LEASE_MAX_S).map_err(failed)?;
                     self.remote_lease_s = Setting { value, origin };
+                }
+                "orphan_busy_s" => {
+                    let value = seconds(value, ORPHAN_MAX_S).map_err(failed)?;
+                    self.orphan_busy_s = Setting { value, origin };
+                }
+                "orphan_idle_s" => {
+                    let value = seconds(value, ORPHAN_MAX_S).map_err(failed)?;
+                    self.orphan_idle_s = Setting { value, origin };
                 }
                 "log" => self.log = Setting { value: read_value(value).map_err(failed)?, origin },
                 unknown => {
@@ -239,6 +255,14 @@ impl Config {
             }
         }
         Ok(())
+    }
+}
+
+fn seconds(value: Spanned<DeValue<'_>>, most: u64) -> Result<u64, toml::de::Error> {
+    let value = read_value(value)?;
+    match (1..=most).contains(&value) {
+        true => Ok(value),
+        false => Err(toml::de::Error::custom(format!("a number of seconds from 1 to {most}"))),
     }
 }
 

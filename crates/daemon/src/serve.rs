@@ -15,7 +15,7 @@ use crate::daemon::Daemon;
 use crate::edge::{self, Address, Certificate, EdgeError};
 use crate::home::{Home, HomeError};
 use crate::http;
-use crate::workers::{Program, Workers};
+use crate::workers::{Program, Waits, Workers};
 
 /// Descriptors that are wanted.
 const DESCRIPTORS: u64 = 65_536;
@@ -108,8 +108,12 @@ async fn run(
 
     let journal = Journal::open(home.path(), JournalOptions::default())?;
     let halt = Daemon::read_halt(&journal).await?;
-    let lease = Duration::from_secs(config.remote_lease_s.value);
-    let workers = Workers::new(&home, program, lease)?;
+    let waits = Waits {
+        lease: Duration::from_secs(config.remote_lease_s.value),
+        orphan_busy: Duration::from_secs(config.orphan_busy_s.value),
+        orphan_idle: Duration::from_secs(config.orphan_idle_s.value),
+    };
+    let workers = Workers::new(&home, program, waits)?;
     let daemon = Daemon::new(journal, home, workers, &config, halt);
     daemon.load_places().await?;
 

@@ -18,14 +18,14 @@ use qd_link::{AgentLink, FileSpool, LinkOptions, Numbered, Route, Unreachable};
 use qd_protocol::WorkerId;
 use qd_protocol::event::RunError;
 use qd_protocol::frame::v1::SUBPROTOCOL;
-use qd_protocol::limits::{ORPHAN_BUSY_S, ORPHAN_IDLE_S};
 use qd_protocol::link::UpNumber;
 use qd_protocol::worker::{AgentSpec, HostSpec};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 use tokio::sync::watch;
 
-use super::{Had, Keys, whereabouts};
+use super::{Had, Keys, Waits, whereabouts};
+use crate::home::Home;
 use crate::random;
 
 /// How long a new process may take until it listens.
@@ -46,6 +46,7 @@ pub(super) struct Hosts {
     exe: PathBuf,
     shares_worker: fn(&str) -> bool,
     keys: Keys,
+    waits: Waits,
     /// The processes that we started and that have not ended.
     children: Arc<Mutex<HashMap<String, watch::Receiver<bool>>>>,
     /// The one that sessions share whose agents cost next to nothing.
@@ -54,13 +55,15 @@ pub(super) struct Hosts {
 
 impl Hosts {
     pub(super) fn new(
-        dir: PathBuf,
-        log: PathBuf,
+        home: &Home,
         exe: PathBuf,
         shares_worker: fn(&str) -> bool,
         keys: Keys,
+        waits: Waits,
     ) -> Self {
-        Self { dir, log, exe, shares_worker, keys, children: Arc::default(), shared: Default::default() }
+        let (dir, log) = (home.workers(), home.log());
+        let (children, shared) = Default::default();
+        Self { dir, log, exe, shares_worker, keys, waits, children, shared }
     }
 
     /// Starts a worker with this agent, or puts the agent into the shared one.
@@ -181,8 +184,8 @@ impl Hosts {
             id: host.to_owned(),
             dir: self.dir.clone(),
             secret: self.keys.secret(host),
-            orphan_busy_ms: ORPHAN_BUSY_S * 1000,
-            orphan_idle_ms: ORPHAN_IDLE_S * 1000,
+            orphan_busy_ms: milliseconds(self.waits.orphan_busy),
+            orphan_idle_ms: milliseconds(self.waits.orphan_idle),
             agents,
         };
         let log =
@@ -216,6 +219,10 @@ impl Hosts {
     fn children(&self) -> MutexGuard<'_, HashMap<String, watch::Receiver<bool>>> {
         self.children.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn write_private(path: &Path, text: &str) -> io::Result<()> {

@@ -41,6 +41,17 @@ pub struct Program {
     pub shares_worker: fn(&str) -> bool,
 }
 
+/// How long who waits for whom.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Waits {
+    /// The daemon for a worker on another machine that is silent.
+    pub(crate) lease: Duration,
+    /// A worker for a daemon, with an agent in mid-turn.
+    pub(crate) orphan_busy: Duration,
+    /// A worker for a daemon, with an agent that has no turn.
+    pub(crate) orphan_idle: Duration,
+}
+
 /// How many processes are remembered as strangers.
 const STRANGERS_MAX: usize = 4096;
 
@@ -93,13 +104,12 @@ pub(crate) enum Kin {
 }
 
 impl Workers {
-    /// `lease` is how long one on another machine is waited for when it is silent.
-    pub(crate) fn new(home: &Home, program: Program, lease: Duration) -> Result<Self, HomeError> {
+    pub(crate) fn new(home: &Home, program: Program, waits: Waits) -> Result<Self, HomeError> {
         let keys = Keys(home.worker_key()?);
         let Program { exe, agents, shares_worker } = program;
-        let hosts = Hosts::new(home.workers(), home.log(), exe, shares_worker, keys.clone());
+        let hosts = Hosts::new(home, exe, shares_worker, keys.clone(), waits);
         let tokens = Arc::new(Tokens::open(home, keys.clone())?);
-        let joined = Arc::new(Joined::new(home.workers(), keys.clone(), Arc::clone(&tokens), lease));
+        let joined = Arc::new(Joined::new(home.workers(), keys.clone(), Arc::clone(&tokens), waits.lease));
         let door = OnceLock::new();
         Ok(Self {
             agents,
