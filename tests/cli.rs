@@ -468,9 +468,7 @@ async fn verbs_that_watch_outlive_a_daemon_that_is_killed_and_start_the_next() {
     let ask = home.qd(&["asks", "--json"]).await.json()[0]["id"].as_str().unwrap().to_owned();
     home.qd(&["allow", &ask]).await.ok();
     logs.says(" after").await;
-    let run = run.end().await;
-    assert!(run.stderr.contains("the daemon was gone"), "{run:?}");
-    assert_eq!(run.ok(), "before allowed after\n");
+    assert_eq!(run.end().await.ok(), "before allowed after\n");
     assert!(wait.end().await.ok().contains("end_turn"));
 }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use qd_daemon::home::Home;
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
 use tokio::time::{Instant, sleep};
 
@@ -98,8 +99,7 @@ impl Whereabouts {
     /// Starts a daemon, unless somebody else just did.
     async fn start(&self, out: &Output) -> Result<Client> {
         self.home.prepare().context("the daemon has no home")?;
-        let lock = private(&self.home.path().join("start.lock"))?;
-        flock(&lock, FlockOperation::LockExclusive).context("the start cannot be locked")?;
+        let _turn = turn(&self.home.path().join("start.lock")).await?;
         let deadline = Instant::now() + START;
         loop {
             if let Ok(client) = self.find(out).await {
@@ -196,6 +196,21 @@ fn token(home: &Home) -> Option<String> {
     said.or_else(|| std::fs::read_to_string(home.token_file()).ok().map(|text| text.trim().to_owned()))
 }
 
+/// Waits for our turn to start a daemon, which is over when the file is dropped. Another task of this process may have
+/// its turn, so the thread must not be kept from it.
+async fn turn(path: &Path) -> Result<File> {
+    let lock = private(path)?;
+    loop {
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(lock),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => sleep(LOOK).await,
+            Err(error) => {
+                return Err(anyhow::Error::from(error).context("the start cannot be locked").into());
+            }
+        }
+    }
+}
+
 /// Starts our own executable as a daemon, and gives where its output begins.
 fn spawn(home: &Home) -> Result<(Child, File, u64)> {
     let exe = std::env::current_exe().context("this program's own file is not known")?;
@@ -254,6 +269,18 @@ mod tests {
         assert_eq!(tail(private(&path).unwrap(), before), "it said nothing");
         std::io::Write::write_all(&mut &file, b"the port is taken\n").unwrap();
         assert_eq!(tail(file, before), "the port is taken");
+    }
+
+    #[tokio::test]
+    async fn two_tasks_of_one_thread_start_a_daemon_one_after_the_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("start.lock");
+        let first = turn(&path).await.unwrap();
+        let second = tokio::spawn(async move { turn(&path).await.map(drop) });
+        tokio::task::yield_now().await;
+        assert!(!second.is_finished());
+        drop(first);
+        second.await.unwrap().unwrap();
     }
 
     #[test]
