@@ -26,6 +26,7 @@ fn attempts(home: &Home, own: &Session, other: &Session) -> String {
         at answer -X POST -H 'content-type: application/json' -d '{{"decision":"allow_once"}}' "http://localhost/v1/asks/$ask/answer"
         at asks 'http://localhost/v1/asks?state=pending'
         at own 'http://localhost{own_path}'
+        at found 'http://localhost/v1/resolve?ref={own_id}'
         at other 'http://localhost{other_path}'
         at prompt -X POST -H 'content-type: application/json' -d '{own_prompt}' 'http://localhost{prompt}'
         at steer -X POST -H 'content-type: application/json' -d '{{"text":"x"}}' 'http://localhost{steer}'
@@ -35,6 +36,7 @@ fn attempts(home: &Home, own: &Session, other: &Session) -> String {
         QD_HOME={home} {qd} allow "$ask" >"$OUT.qd" 2>&1; echo "qd $?" >>"$OUT"
         mv "$OUT" "$OUT.done"
         "#,
+        own_id = own.id,
         home = home.path().display(),
         qd = qd.display(),
     )
@@ -68,13 +70,13 @@ async fn nothing_below_an_agent_can_answer_its_ask() {
         let tried = poll("the attempts", async || std::fs::read_to_string(&done).ok()).await;
         for line in tried.lines() {
             let expected = match line.split(' ').next().unwrap() {
-                "own" => "own 200 ".to_owned(),
+                own @ ("own" | "found") => format!("{own} 200 "),
                 "qd" => "qd 1".to_owned(),
                 name => format!(r#"{name} 403 "code":"agent_not_allowed""#),
             };
             assert_eq!(line, expected, "{out}: {tried}");
         }
-        assert_eq!(tried.lines().count(), 10, "{out}: {tried}");
+        assert_eq!(tried.lines().count(), 11, "{out}: {tried}");
         let told = std::fs::read_to_string(work.join(format!("{out}.qd"))).unwrap();
         assert!(told.contains("agent"), "`qd` says why: {told}");
     }

@@ -238,3 +238,22 @@ async fn without_memory_an_idle_agent_gives_way_and_a_prompt_is_answered_at_once
         rules::check(&session.events().await);
     }
 }
+
+#[tokio::test]
+async fn a_halt_over_those_who_wait_for_room_keeps_nobody_from_an_answer() {
+    let home = Home::new();
+    home.configure("max_agents = 1\n");
+    let daemon = Daemon::start_in(home, |_| {}).await;
+    let (one, two) = (daemon.session("script").await, daemon.session("script").await);
+    let first = works(&one).await;
+    let second = two.script(&[say("second")]).await;
+    is_queued_for_capacity(&two, &second).await;
+    daemon.qd(&["halt", "--cancel", "enough"]).await.ok();
+    assert_eq!(one.wait(&first).await["finish_reason"], "cancelled");
+    let third = two.script(&[say("third")]).await;
+    daemon.qd(&["unhalt"]).await.ok();
+    assert_eq!(two.wait(&third).await["text"], "third");
+    for session in [&one, &two] {
+        rules::check(&session.events().await);
+    }
+}

@@ -278,7 +278,10 @@ impl Actor {
     /// sessions does not count.
     fn tell_need(&self) {
         match self.state.phase() {
-            Phase::Queued => self.daemon.make_room(|room| room.wait(&self.session.id)),
+            // Who may not start anyway holds up nobody.
+            Phase::Queued if !self.daemon.halted() => {
+                self.daemon.make_room(|room| room.wait(&self.session.id))
+            }
             _ => self.daemon.make_room(|room| room.leave(&self.session.id)),
         }
         let need = match self.state.phase() {

@@ -15,7 +15,7 @@ const OPEN: [&str; 3] = ["/healthz", "/v1/version", "/openapi.json"];
 /// Lets a request through unless it comes from below an agent and wants more than that agent's session may.
 pub(super) fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
     let Some(Peer::Unix { process, .. }) = request.extensions().get::<Peer>() else { return Ok(()) };
-    let (method, path) = (request.method(), request.uri().path());
+    let (method, path, query) = (request.method(), request.uri().path(), request.uri().query());
     let (pid, kin) = match *process {
         Some((pid, start)) => (pid, daemon.workers.kin(pid, start)),
         None => (0, Kin::Unknown),
@@ -23,7 +23,7 @@ pub(super) fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> 
     match kin {
         Kin::Stranger => Ok(()),
         _ if OPEN.contains(&path) => Ok(()),
-        Kin::Agent(session) if looks_at(method, path, &session) => Ok(()),
+        Kin::Agent(session) if looks_at(method, path, query, &session) => Ok(()),
         Kin::Agent(session) => {
             let message = format!(
                 "process {pid} belongs to the agent of {session}, which can look at its own session and do nothing else here"
@@ -37,10 +37,12 @@ pub(super) fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> 
     }
 }
 
-/// Whether a request only reads what belongs to this session.
-fn looks_at(method: &Method, path: &str, session: &SessionId) -> bool {
+/// Whether a request only reads what belongs to this session, or where that is.
+fn looks_at(method: &Method, path: &str, query: Option<&str>, session: &SessionId) -> bool {
     let mut segments = path.split('/').skip_while(|segment| *segment != "sessions").skip(1);
-    matches!(*method, Method::GET | Method::HEAD) && segments.next() == Some(session.as_str())
+    let finds =
+        path == "/v1/resolve" && query.and_then(|query| query.strip_prefix("ref=")) == Some(session.as_str());
+    matches!(*method, Method::GET | Method::HEAD) && (finds || segments.next() == Some(session.as_str()))
 }
 
 #[cfg(test)]
@@ -50,7 +52,9 @@ mod tests {
     #[test]
     fn an_agent_may_look_at_its_own_session_alone() {
         let own = SessionId::from_random(&[1; 4]);
-        let at = |method, path: &str| looks_at(&method, path, &own);
+        let at = |method, path: &str| looks_at(&method, path, None, &own);
+        let finds = |query: &str| looks_at(&Method::GET, "/v1/resolve", Some(query), &own);
+        assert!(finds(&format!("ref={own}")) && !finds("ref=ses_") && !finds(&format!("ref=x&ref={own}")));
         for path in
             ["sessions/OWN", "sessions/OWN/messages", "sessions/OWN/events", "agent/sessions/OWN/queue"]
         {

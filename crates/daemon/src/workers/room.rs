@@ -59,12 +59,13 @@ impl Room {
         self.fits(&state, place)
     }
 
-    /// Puts a session in line.
+    /// Puts a session in line. One that is there already is told nothing: it would ask again, and be told again.
     pub(crate) fn wait(&self, session: &SessionId) -> Told {
         let mut state = self.lock();
-        if !state.line.contains(session) {
-            state.line.push_back(session.clone());
+        if state.line.contains(session) {
+            return Told::default();
         }
+        state.line.push_back(session.clone());
         self.consequences(&state)
     }
 
@@ -193,6 +194,7 @@ mod tests {
         room.set(&session(1), Need::Busy);
         assert!(!room.has(&session(2)));
         assert_eq!(room.wait(&session(2)), Told::default(), "nobody is woken in vain");
+        assert_eq!(room.wait(&session(2)), Told::default());
         let told = room.set(&session(1), Need::Idle);
         assert_eq!(told, Told { wake: vec![], rest: Some(session(1)) });
         let told = room.set(&session(1), Need::Nothing);

@@ -52,7 +52,8 @@ impl Joined {
             Ok(mut guest) => {
                 tracing::info!(name = guest.name, "a worker has joined");
                 let ended = self.converse(&mut socket, &mut guest, stop).await;
-                tracing::info!(name = guest.name, why = ?ended.err(), "a joined worker is away");
+                let why = ended.err().map_or_else(|| "it was let go".to_owned(), |error| error.to_string());
+                tracing::info!(name = guest.name, why, "a joined worker is away");
                 self.part(&guest);
             }
             Err((code, message)) => {
