@@ -75,7 +75,8 @@ async fn processes_are_called_by_names_that_people_know() {
     assert_eq!(words(keeper.pid()), "qd\0__keeper\0");
     let called = Launch { called: Some("an agent".to_owned()), ..command(&["sleep", "1000"]) };
     let kept = keeper.spawn(called).await.unwrap();
-    while proc::name(kept.pid).as_deref() != Some("sleep") {
+    // The kernel gives it its name a moment before its words.
+    while proc::name(kept.pid).as_deref() != Some("sleep") || words(kept.pid).is_empty() {
         keeper.begin_turn().await.unwrap();
     }
     assert_eq!(words(kept.pid), "an agent\x001000\x00");
