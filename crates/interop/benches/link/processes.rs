@@ -188,7 +188,12 @@ impl Ours {
 
     async fn end(mut self) {
         self.link.close();
-        self.until(|up| matches!(up, Up::Gone(_)).then_some(())).await;
+        // One whose turn was killed has said its last word already.
+        while let Heard::Said(said) = self.link.hear().await {
+            if let Some(last) = said.last() {
+                self.link.ack(last.number);
+            }
+        }
         // One for echo would wait a little for more sessions.
         self.child.kill().await.expect("it was ours to end");
         self.dir.close().expect("it was ours to remove");
