@@ -46,6 +46,20 @@ mod workers_versions;
 mod workspaces;
 
 #[test]
+fn cargo_run_means_qd() {
+    let told = std::process::Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
+        .output()
+        .unwrap();
+    let told: serde_json::Value = serde_json::from_slice(&told.stdout).unwrap();
+    let by_default = told["workspace_default_members"].as_array().unwrap();
+    let packages = told["packages"].as_array().unwrap().iter().filter(|one| by_default.contains(&one["id"]));
+    let targets = packages.flat_map(|one| one["targets"].as_array().unwrap());
+    let binaries: Vec<_> = targets.filter(|one| one["kind"][0] == "bin").map(|one| &one["name"]).collect();
+    assert_eq!(binaries, ["qd"], "the README's first command has one program to run");
+}
+
+#[test]
 fn the_suites_drive_the_binary_that_was_built_with_them() {
     if std::env::var_os("QD_BIN").is_none() {
         assert_eq!(qd_testkit::home::binary(), std::path::Path::new(env!("CARGO_BIN_EXE_qd")));
