@@ -4,7 +4,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use rustix::process::{Pid, Signal, getsid, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 /// A scripted agent with a session.
@@ -86,8 +86,18 @@ impl Drop for Agent {
 }
 
 fn parent(pid: Pid) -> Option<i32> {
+    stat(pid, 1)
+}
+
+/// The leader of its session: 0 where that is a process outside of this pid namespace, as it can be of a test run.
+fn session(pid: Pid) -> Option<i32> {
+    stat(pid, 3)
+}
+
+/// A field of the process's line in `/proc`, counted from the one after its name.
+fn stat(pid: Pid, field: usize) -> Option<i32> {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+    stat.rsplit_once(") ")?.1.split(' ').nth(field)?.parse().ok()
 }
 
 #[test]
@@ -95,7 +105,7 @@ fn spawned_processes_leave_their_session_and_their_parent_as_they_are_told() {
     let mut agent = Agent::start();
     for (leaves_session, leaves_parent) in [(false, false), (true, false), (false, true), (true, true)] {
         let pid = agent.spawn(leaves_session, leaves_parent);
-        let in_its_own = getsid(Some(pid)).unwrap() != getsid(Some(agent.pid())).unwrap();
+        let in_its_own = session(pid).unwrap() != session(agent.pid()).unwrap();
         let orphaned = parent(pid) != Some(agent.pid().as_raw_nonzero().get());
         kill_process(pid, Signal::KILL).unwrap();
         assert_eq!((in_its_own, orphaned), (leaves_session, leaves_parent));
