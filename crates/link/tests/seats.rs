@@ -72,18 +72,8 @@ async fn serve() -> String {
 
 fn open(host: &str, taken: u64) -> AgentLink {
     let (session, worker) = (SessionId::from_random(&[1; 8]), WorkerId::from_random(&[2; 8]));
-    let spec = AgentSpec {
-        session: session.clone(),
-        worker: worker.clone(),
-        agent: "test".to_owned(),
-        cwd: "/".into(),
-        model: None,
-        system_prompt: None,
-        env: Default::default(),
-        agent_session_id: None,
-        after: UpNumber(taken),
-        mark: String::new(),
-    };
+    let spec =
+        AgentSpec { after: UpNumber(taken), ..AgentSpec::new(session.clone(), worker.clone(), "test", "/") };
     let options = LinkOptions {
         session,
         worker,

@@ -56,6 +56,24 @@ pub struct AgentSpec {
     pub mark: String,
 }
 
+impl AgentSpec {
+    /// An agent of a session that has heard nothing, with nothing beyond what every agent needs.
+    pub fn new(session: SessionId, worker: WorkerId, agent: &str, cwd: impl Into<PathBuf>) -> Self {
+        Self {
+            session,
+            worker,
+            agent: agent.to_owned(),
+            cwd: cwd.into(),
+            model: None,
+            system_prompt: None,
+            env: BTreeMap::new(),
+            agent_session_id: None,
+            after: UpNumber(0),
+            mark: String::new(),
+        }
+    }
+}
+
 impl fmt::Debug for AgentSpec {
     /// Shows the names in `env` and none of the values: this ends up in logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use qd_core::policy::main_argument;
 use qd_keeper::{Keeper, become_subreaper, end_orphans};
 use qd_link::executor::Approval;
 use qd_link::{Executor, FromAgent, Job, SessionEnd, Turn, host_with};
@@ -262,9 +263,9 @@ async fn approve(turn: &Turn, ask: AskRequest) -> (AskId, Answer) {
         AskKind::Question => "question",
     };
     let approval = Approval {
+        resource: resource(tool.as_deref().unwrap_or_default(), &input),
         tool_name: tool.unwrap_or_default(),
         permission_type: permission_type.to_owned(),
-        resource: main_argument(&input),
         question: prompt,
     };
     let answer = match (turn.approve(approval).await, kind) {
@@ -278,30 +279,12 @@ async fn approve(turn: &Turn, ask: AskRequest) -> (AskId, Answer) {
     (id, answer)
 }
 
-/// What a tool is to work on, where its arguments say so under one of the usual names; else all of them.
-fn main_argument(input: &Value) -> String {
-    const NAMES: [&str; 15] = [
-        "command",
-        "cmd",
-        "path",
-        "file_path",
-        "filePath",
-        "filepath",
-        "absolute_path",
-        "notebook_path",
-        "target_file",
-        "directory",
-        "dir_path",
-        "url",
-        "uri",
-        "pattern",
-        "query",
-    ];
-    match (input, NAMES.iter().find_map(|name| input.get(name))) {
-        (_, Some(Value::String(text))) | (Value::String(text), _) => text.clone(),
-        (_, Some(other)) => other.to_string(),
-        (Value::Null, None) => String::new(),
-        (_, None) => input.to_string(),
+/// What a tool is to work on, as rules see it, where its arguments say so; else all of them.
+fn resource(tool: &str, input: &Value) -> String {
+    match (main_argument(tool, input), input) {
+        (Some(argument), _) => argument.into_owned(),
+        (None, Value::Null) => String::new(),
+        (None, input) => input.to_string(),
     }
 }
 
@@ -315,14 +298,14 @@ mod tests {
     fn the_resource_of_an_approval_is_what_the_tool_works_on() {
         for (input, resource) in [
             (json!({"description": "list", "command": "ls -l"}), "ls -l"),
-            (json!({"command": ["ls", "-l"]}), r#"["ls","-l"]"#),
+            (json!({"command": ["ls", "-l"]}), "ls -l"),
             (json!({"file_path": "a.rs", "content": "x"}), "a.rs"),
             (json!({"url": "https://x.org", "prompt": "p"}), "https://x.org"),
             (json!({"n": 1}), r#"{"n":1}"#),
             (json!("words"), "words"),
             (Value::Null, ""),
         ] {
-            assert_eq!(main_argument(&input), resource);
+            assert_eq!(super::resource("Tool", &input), resource);
         }
     }
 }

@@ -23,7 +23,7 @@ use qd_protocol::{AskId, Millis, Number, RunId, SessionId, Text, WorkerId};
 
 pub use evolve::evolve;
 pub use state::{AskEntry, Mark, Phase, Run, Started, State, Steer, Suspended};
-pub use timers::deadline;
+pub use timers::{deadline, milliseconds};
 
 use crate::rows::Row;
 use draft::Draft;

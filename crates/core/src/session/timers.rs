@@ -50,7 +50,8 @@ fn next_of_run(limits: &Limits, started: &Started, link: Link) -> Option<(Millis
     }
 }
 
-pub(super) fn milliseconds(seconds: f64) -> u64 {
+/// A limit in seconds as everything else counts time.
+pub fn milliseconds(seconds: f64) -> u64 {
     (seconds * 1000.0).clamp(0.0, 1e15) as u64
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use qd_core::session::{Command, Effect};
+use qd_core::session::{Command, Effect, milliseconds};
 use qd_protocol::event::{Attachment, RunError};
 use qd_protocol::link::{Down, File, Gone, TurnLimits};
 use qd_protocol::worker::AgentSpec;
@@ -163,7 +163,6 @@ impl Actor {
     /// What is left to the run, for a worker that is alone.
     async fn limits(&self) -> TurnLimits {
         let limits = &self.state.settings.limits;
-        let milliseconds = |seconds: f64| (seconds * 1000.0).clamp(0.0, 1e15) as u64;
         let started = self.state.active().map(|(_, started)| started);
         let ran = started.map_or(0, |started| started.run_time(Millis::now()));
         let turns = started.map_or(0, |started| started.turns);

@@ -22,18 +22,7 @@ pub(crate) struct Session {
 impl Session {
     pub(crate) async fn open(endpoint: &str) -> Self {
         let (session, worker) = (SessionId::from_random(&[1; 16]), WorkerId::from_random(&[2; 16]));
-        let spec = AgentSpec {
-            session: session.clone(),
-            worker: worker.clone(),
-            agent: "words".to_owned(),
-            cwd: "/".into(),
-            model: None,
-            system_prompt: None,
-            env: Default::default(),
-            agent_session_id: None,
-            after: UpNumber(0),
-            mark: String::new(),
-        };
+        let spec = AgentSpec::new(session.clone(), worker.clone(), "words", "/");
         let options = LinkOptions {
             session,
             worker,

@@ -137,16 +137,8 @@ impl Ours {
         let (session, worker) = (SessionId::from_random(&[1; 16]), WorkerId::from_random(&[2; 16]));
         let secret = Secret("between us".to_owned());
         let spec = AgentSpec {
-            session: session.clone(),
-            worker: worker.clone(),
-            agent: agent.to_owned(),
-            cwd: dir.path().to_owned(),
-            model: None,
-            system_prompt: None,
-            env: Default::default(),
-            agent_session_id: None,
-            after: UpNumber(0),
             mark: "bench".to_owned(),
+            ..AgentSpec::new(session.clone(), worker.clone(), agent, dir.path())
         };
         let host = HostSpec {
             id: worker.to_string(),

@@ -184,18 +184,7 @@ mod tests {
     }
 
     fn spec() -> Box<AgentSpec> {
-        Box::new(AgentSpec {
-            session: SessionId::from_random(&[1]),
-            worker: WorkerId::from_random(&[2]),
-            agent: "a".to_owned(),
-            cwd: "/".into(),
-            model: None,
-            system_prompt: None,
-            env: Default::default(),
-            agent_session_id: None,
-            after: UpNumber(0),
-            mark: String::new(),
-        })
+        Box::new(AgentSpec::new(SessionId::from_random(&[1]), WorkerId::from_random(&[2]), "a", "/"))
     }
 
     fn all(outbox: &mut Outbox) -> Vec<ToWorker> {

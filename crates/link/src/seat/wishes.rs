@@ -85,24 +85,17 @@ impl Wishes {
 
 #[cfg(test)]
 mod tests {
-    use qd_protocol::link::UpNumber;
     use qd_protocol::{SessionId, WorkerId};
 
     use super::*;
 
     fn start() -> Wanted {
-        Wanted::Start(Box::new(AgentSpec {
-            session: SessionId::from_random(&[1]),
-            worker: WorkerId::from_random(&[2]),
-            agent: "a".to_owned(),
-            cwd: "/".into(),
-            model: None,
-            system_prompt: None,
-            env: Default::default(),
-            agent_session_id: None,
-            after: UpNumber(0),
-            mark: String::new(),
-        }))
+        Wanted::Start(Box::new(AgentSpec::new(
+            SessionId::from_random(&[1]),
+            WorkerId::from_random(&[2]),
+            "a",
+            "/",
+        )))
     }
 
     #[test]

@@ -271,18 +271,7 @@ pub(crate) fn secret() -> Secret {
 
 pub(crate) fn spec() -> Box<AgentSpec> {
     let LinkOptions { session, worker, .. } = link_options();
-    Box::new(AgentSpec {
-        session,
-        worker,
-        agent: "test".to_owned(),
-        cwd: "/".into(),
-        model: None,
-        system_prompt: None,
-        env: Default::default(),
-        agent_session_id: None,
-        after: UpNumber(0),
-        mark: String::new(),
-    })
+    Box::new(AgentSpec::new(session, worker, "test", "/"))
 }
 
 pub(crate) fn seat_options() -> SeatOptions {

@@ -1,6 +1,5 @@
 //! A worker process and a daemon's side of it: what the suites start, attach, kill and look at.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -45,16 +44,13 @@ pub(crate) fn host_spec(home: &TempDir, id: &str, agents: Vec<AgentSpec>) -> Hos
 pub(crate) fn agent_spec(home: &TempDir, agent: &str, name: &str) -> AgentSpec {
     let inode = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(home.path()).unwrap());
     AgentSpec {
-        session: SessionId::parse(&format!("ses_{name}")).unwrap(),
-        worker: WorkerId::parse(&format!("wrk_{name}")).unwrap(),
-        agent: agent.to_owned(),
-        cwd: home.path().to_owned(),
-        model: None,
-        system_prompt: None,
-        env: BTreeMap::new(),
-        agent_session_id: None,
-        after: UpNumber(0),
         mark: format!("test-{}-{inode}-{name}", std::process::id()),
+        ..AgentSpec::new(
+            SessionId::parse(&format!("ses_{name}")).unwrap(),
+            WorkerId::parse(&format!("wrk_{name}")).unwrap(),
+            agent,
+            home.path().to_owned(),
+        )
     }
 }
 

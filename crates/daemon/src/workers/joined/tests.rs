@@ -1,7 +1,6 @@
 //! Who is chosen, who is believed and for how long, without a connection: frames are read from the outbox of each.
 
 use qd_protocol::frame::v1::Versions;
-use qd_protocol::link::UpNumber;
 
 use super::control::Guest;
 use super::route::Way;
@@ -41,18 +40,7 @@ impl World {
         let wanted = Elsewhere { agent: "echo".to_owned(), label: label.to_owned() };
         let placement = Placement::new(session.clone(), wanted, None);
         self.joined.lock().placements.insert(worker.clone(), placement);
-        let spec = AgentSpec {
-            session: session.clone(),
-            worker: worker.clone(),
-            agent: "echo".to_owned(),
-            cwd: "/".into(),
-            model: None,
-            system_prompt: None,
-            env: Default::default(),
-            agent_session_id: None,
-            after: UpNumber(0),
-            mark: String::new(),
-        };
+        let spec = AgentSpec::new(session.clone(), worker.clone(), "echo", "/");
         (SeatName { session, worker }, spec)
     }
 

@@ -6,7 +6,6 @@ mod script;
 mod strangers;
 mod turns;
 
-use std::collections::BTreeMap;
 use std::future::pending;
 
 use qd_link::{AgentEnd, Closed, FromAgent, SessionEnd, host_with};
@@ -87,18 +86,12 @@ impl Stage {
         A: Future<Output = ()> + Send + 'static,
     {
         let home = TempDir::new().expect("a temporary folder");
-        let mut spec = AgentSpec {
-            session: SessionId::from_random(&[7; 8]),
-            worker: WorkerId::from_random(&[8; 8]),
-            agent: "script".to_owned(),
-            cwd: home.path().to_owned(),
-            model: None,
-            system_prompt: None,
-            env: BTreeMap::new(),
-            agent_session_id: None,
-            after: UpNumber(0),
-            mark: String::new(),
-        };
+        let mut spec = AgentSpec::new(
+            SessionId::from_random(&[7; 8]),
+            WorkerId::from_random(&[8; 8]),
+            "script",
+            home.path().to_owned(),
+        );
         change(&mut spec);
         let (near, other) = tokio::io::duplex(PIPE);
         let far = far(other);
