@@ -4,12 +4,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use qd_daemon::{Program, ServeOptions};
+use qd_daemon::ServeOptions;
 use qd_link::record::{self, Files, Life};
 use qd_link::socket::Socket;
 use qd_link::{AgentEnd, Closed, MemorySpool, Seat, SeatOptions, greet, host};
 use qd_protocol::RunId;
-use qd_protocol::api::Agent;
 use qd_protocol::frame::v1::SUBPROTOCOL;
 use qd_protocol::limits::SPOOL_MAX;
 use qd_protocol::link::{Down, Gone, Outcome, Said, Stop, Up};
@@ -21,8 +20,8 @@ use tokio::time::MissedTickBehavior;
 pub(crate) const ROLE: &str = "--as-stamping-daemon";
 /// The argument with which the daemon starts it as a worker.
 pub(crate) const WORKER: &str = "__worker";
-/// The agent's name.
-pub(crate) const AGENT: &str = "stamp";
+/// The agent's name: of any program that is here, since our worker does not look at it.
+pub(crate) const AGENT: &str = "acp:true";
 /// Makes an event about as large as one with a line of an answer.
 const LINE: &str = "The quick brown fox jumps over the lazy dog, and then it goes on to do something else.";
 /// Stands on both sides of a stamp and nowhere else.
@@ -32,12 +31,8 @@ const MARK: char = '@';
 pub(crate) fn serve() {
     let home = std::env::var_os("QD_HOME").map(PathBuf::from);
     let options = ServeOptions { home, ..ServeOptions::default() };
-    let program = Program {
-        exe: std::env::current_exe().expect("a process knows its own file"),
-        agents: vec![agent()],
-        shares_worker: |_| false,
-    };
-    let ended = qd_daemon::serve(options, program, &mut |line| println!("{line}"));
+    let exe = std::env::current_exe().expect("a process knows its own file");
+    let ended = qd_daemon::serve(options, exe, &mut |line| println!("{line}"));
     ended.expect("the daemon starts in a fresh home");
 }
 
@@ -84,19 +79,6 @@ impl Pace {
         if let Some(ticks) = &mut self.0 {
             ticks.tick().await;
         }
-    }
-}
-
-fn agent() -> Agent {
-    Agent {
-        name: AGENT.to_owned(),
-        description: "Says what time it is.".to_owned(),
-        driver: "built-in".to_owned(),
-        available: true,
-        install: None,
-        steers: false,
-        settings: Vec::new(),
-        env: Vec::new(),
     }
 }
 

@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use qd_daemon::config::Config;
 use qd_daemon::edge::Certificate;
 use qd_daemon::home::Home;
-use qd_daemon::{Program, ServeError, ServeOptions};
+use qd_daemon::{ServeError, ServeOptions};
 use serde::Serialize;
 use serde_json::json;
 use tracing_subscriber::EnvFilter;
@@ -44,13 +44,9 @@ pub(crate) fn serve(context: &Context, flags: Serve) -> Result<Exit> {
         allow_host: flags.allow_host,
         tls,
     };
-    let program = Program {
-        exe: std::env::current_exe()
-            .context("our own binary cannot be found, and so no worker be started")?,
-        agents: qd_worker::agents(),
-        shares_worker: qd_worker::shares_worker,
-    };
-    match qd_daemon::serve(options, program, &mut |line| announce(&context.out, line)) {
+    let exe =
+        std::env::current_exe().context("our own binary cannot be found, and so no worker be started")?;
+    match qd_daemon::serve(options, exe, &mut |line| announce(&context.out, line)) {
         Ok(()) => Ok(Exit::Well),
         Err(error @ ServeError::Address(_)) => Err(Failure::Usage(error.to_string())),
         Err(error) => Err(Failure::Other(error.into())),

@@ -2,12 +2,14 @@
 //! that `qd config` can say what counts and why. This reads two files and nothing else; flags are laid over it by
 //! whoever has them.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use qd_protocol::limits::{ORPHAN_BUSY_S, ORPHAN_IDLE_S, REMOTE_LEASE_S};
+use qd_protocol::manifest::Price;
 use qd_protocol::policy::Policy;
 use serde::Serialize;
 use serde::de::{DeserializeOwned, Error as _};
@@ -53,6 +55,8 @@ pub struct Config {
     pub orphan_busy_s: Setting<u64>,
     /// Seconds that a worker keeps an agent without a turn while no daemon comes.
     pub orphan_idle_s: Setting<u64>,
+    /// What tokens cost, by model, for agents that tell only how many they used.
+    pub prices: Setting<BTreeMap<String, Price>>,
     /// What is logged: a level, or a filter of levels by module.
     pub log: Setting<String>,
 }
@@ -135,7 +139,7 @@ pub enum ConfigError {
     },
 }
 
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 12] = [
     "agent",
     "policy",
     "listen",
@@ -146,6 +150,7 @@ const KEYS: [&str; 11] = [
     "remote_lease_s",
     "orphan_busy_s",
     "orphan_idle_s",
+    "prices",
     "log",
 ];
 
@@ -184,6 +189,7 @@ impl Config {
             entry("remote_lease_s", &self.remote_lease_s),
             entry("orphan_busy_s", &self.orphan_busy_s),
             entry("orphan_idle_s", &self.orphan_idle_s),
+            entry("prices", &self.prices),
             entry("log", &self.log),
         ]
     }
@@ -203,6 +209,7 @@ impl Config {
             remote_lease_s: default(REMOTE_LEASE_S),
             orphan_busy_s: default(ORPHAN_BUSY_S),
             orphan_idle_s: default(ORPHAN_IDLE_S),
+            prices: default(BTreeMap::new()),
             log: default("info".to_owned()),
         }
     }
@@ -246,6 +253,7 @@ impl Config {
                     let value = seconds(value, ORPHAN_MAX_S).map_err(failed)?;
                     self.orphan_idle_s = Setting { value, origin };
                 }
+                "prices" => self.prices = Setting { value: prices(value).map_err(failed)?, origin },
                 "log" => self.log = Setting { value: read_value(value).map_err(failed)?, origin },
                 unknown => {
                     let (path, key) = (path.to_owned(), unknown.to_owned());
@@ -263,6 +271,17 @@ fn seconds(value: Spanned<DeValue<'_>>, most: u64) -> Result<u64, toml::de::Erro
     match (1..=most).contains(&value) {
         true => Ok(value),
         false => Err(toml::de::Error::custom(format!("a number of seconds from 1 to {most}"))),
+    }
+}
+
+fn prices(value: Spanned<DeValue<'_>>) -> Result<BTreeMap<String, Price>, toml::de::Error> {
+    let prices: BTreeMap<String, Price> = read_value(value)?;
+    let is_price = |amount: f64| amount.is_finite() && amount >= 0.0;
+    match prices.iter().find(|(_, price)| !is_price(price.input) || !is_price(price.output)) {
+        None => Ok(prices),
+        Some((model, _)) => Err(toml::de::Error::custom(format!(
+            "the price of {model} is no amount of dollars for a million tokens"
+        ))),
     }
 }
 

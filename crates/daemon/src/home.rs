@@ -180,6 +180,22 @@ impl Home {
         self.path.join("joined")
     }
 
+    /// The folders with the user's own manifests of agents, of which later ones win.
+    pub fn agent_folders(&self) -> Vec<PathBuf> {
+        let user = crate::config::user_file().map(|file| file.with_file_name(qd_catalog::AGENTS));
+        user.into_iter().chain([self.path.join(qd_catalog::AGENTS)]).collect()
+    }
+
+    /// Which projects may bring agents of their own.
+    pub fn trust_file(&self) -> PathBuf {
+        self.path.join("trust.json")
+    }
+
+    /// Where agents that are kept from the user's own settings have theirs.
+    pub fn isolated(&self) -> PathBuf {
+        self.path.join("isolated")
+    }
+
     /// The settings of this home.
     pub fn config_file(&self) -> PathBuf {
         self.path.join("config.toml")

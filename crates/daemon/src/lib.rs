@@ -13,6 +13,7 @@
 //! - `serve`: all of it, from start to end.
 
 mod actor;
+mod agents;
 mod budget;
 pub mod config;
 mod daemon;
@@ -32,4 +33,3 @@ mod sync;
 mod workers;
 
 pub use serve::{ServeError, ServeOptions, serve};
-pub use workers::Program;

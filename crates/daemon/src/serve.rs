@@ -10,12 +10,13 @@ use qd_protocol::limits::STOP_S;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::agents::Agents;
 use crate::config::{Config, ConfigError};
 use crate::daemon::Daemon;
 use crate::edge::{self, Address, Certificate, EdgeError};
 use crate::home::{Home, HomeError};
 use crate::http;
-use crate::workers::{Program, Waits, Workers};
+use crate::workers::{Waits, Workers};
 
 /// Descriptors that are wanted.
 const DESCRIPTORS: u64 = 65_536;
@@ -62,15 +63,11 @@ pub enum ServeError {
 }
 
 /// Runs the daemon until SIGTERM, SIGINT or `POST /v1/shutdown`. `announce` gets one line per address once
-/// connections are taken there. `program` says what our own binary can do as a worker.
-pub fn serve(
-    options: ServeOptions,
-    program: Program,
-    announce: &mut dyn FnMut(&str),
-) -> Result<(), ServeError> {
+/// connections are taken there. `exe` is our own binary, which is also the worker's.
+pub fn serve(options: ServeOptions, exe: PathBuf, announce: &mut dyn FnMut(&str)) -> Result<(), ServeError> {
     raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("qd").build()?;
-    let ended = runtime.block_on(run(options, program, announce));
+    let ended = runtime.block_on(run(options, exe, announce));
     // What is left can only be reads that nobody waits for.
     runtime.shutdown_timeout(Duration::from_millis(100));
     ended
@@ -87,11 +84,7 @@ fn raise_descriptor_limit() {
     }
 }
 
-async fn run(
-    options: ServeOptions,
-    program: Program,
-    announce: &mut dyn FnMut(&str),
-) -> Result<(), ServeError> {
+async fn run(options: ServeOptions, exe: PathBuf, announce: &mut dyn FnMut(&str)) -> Result<(), ServeError> {
     let home = Home::resolve(options.home);
     home.prepare()?;
     let config = Config::load(&home)?;
@@ -113,7 +106,8 @@ async fn run(
         orphan_busy: Duration::from_secs(config.orphan_busy_s.value),
         orphan_idle: Duration::from_secs(config.orphan_idle_s.value),
     };
-    let workers = Workers::new(&home, program, waits)?;
+    let agents = Agents::new(&home, config.prices.value.clone());
+    let workers = Workers::new(&home, exe, agents, waits)?;
     let daemon = Daemon::new(journal, home, workers, &config, halt);
     daemon.load_places().await?;
 

@@ -2,6 +2,7 @@
 //! that cannot be wrong. A session below another is created by that one's actor, so that spawn and cancel have one
 //! order.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use qd_core::policy;
@@ -28,7 +29,7 @@ impl Daemon {
         new: NewSession,
         key: Option<IdempotencyKey>,
     ) -> Result<Session, ApiError> {
-        self.check_agent(&new)?;
+        self.check_agent(&new, &place.path)?;
         let limits = Limits {
             budget_usd: new.budget_usd,
             max_turns: new.max_turns,
@@ -134,10 +135,10 @@ impl Daemon {
         }
     }
 
-    fn check_agent(&self, new: &NewSession) -> Result<(), ApiError> {
-        let agent = self.workers.agent(&new.agent)?;
+    fn check_agent(&self, new: &NewSession, project: &Path) -> Result<(), ApiError> {
+        let agent = self.workers.agent(&new.agent, project)?;
         if !agent.available {
-            let how = agent.install.as_deref().unwrap_or("see `qd doctor`");
+            let how = agent.install.as_deref().unwrap_or("put its program on the PATH");
             let message = format!("{} cannot start here; to install it: {how}", agent.name);
             return Err(ApiError::new(Code::AgentUnavailable, message).with("install", how));
         }
@@ -161,7 +162,7 @@ impl Daemon {
         if let Some(model) = &patch.model {
             let new =
                 NewSession { agent: now.agent.clone(), model: Some(model.clone()), ..NewSession::default() };
-            self.check_agent(&new)?;
+            self.check_agent(&new, &self.places.get(&now.workspace_id)?.path)?;
         }
         if let Some(policy) = &patch.policy {
             check_policy(policy)?;

@@ -442,7 +442,7 @@ pub struct Halt {
 }
 
 /// `GET /v1/agents`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Agent {
     /// What `agent` takes.
     pub name: String,
@@ -454,12 +454,49 @@ pub struct Agent {
     pub available: bool,
     /// How to install it, if it cannot.
     pub install: Option<String>,
+    /// The version of its program here, if that is known.
+    #[serde(default)]
+    pub version: Option<String>,
+    /// The version that it was last tried with.
+    #[serde(default)]
+    pub tested: Option<String>,
+    /// Its program here.
+    #[serde(default)]
+    pub program: Option<String>,
     /// Whether its turns can be steered.
     pub steers: bool,
+    /// Whether another process of it can go on with a conversation.
+    #[serde(default)]
+    pub resumes: bool,
+    /// Whether it asks before it uses tools.
+    #[serde(default)]
+    pub approvals: bool,
+    /// Whether it asks people questions.
+    #[serde(default)]
+    pub questions: bool,
+    /// What it tells of its cost.
+    #[serde(default)]
+    pub cost: CostReport,
     /// The settings of a session that it can take beyond those that we enforce ourselves.
     pub settings: Vec<String>,
-    /// Variables that `qd run` sends along from the caller's environment.
+    /// Variables that `qd run` sends along from the caller's environment; `*` at the end of a name stands for the rest.
     pub env: Vec<String>,
+    /// `built-in`, or the file that describes it.
+    #[serde(default)]
+    pub origin: String,
+}
+
+/// What an agent tells of its cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CostReport {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// How many tokens it used; what they cost is for the settings to say.
+    Tokens,
+    /// What it cost.
+    Money,
 }
 
 /// One thing that a shortened id or a title may mean: `GET /v1/resolve?ref=`.

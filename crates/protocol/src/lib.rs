@@ -8,6 +8,7 @@
 //! - [`event`]: everything that can be in the journal.
 //! - [`link`]: what a session says to its agent, and what it hears from it.
 //! - [`frame`]: how a worker's socket carries that, with the subprotocol and without.
+//! - [`manifest`]: how an agent is found, started and understood.
 //! - [`worker`]: what a worker is started with and how it is found again.
 //! - [`api`]: requests and answers of the HTTP API.
 //! - [`error`]: the one shape of every refusal, and the stable codes.
@@ -22,6 +23,7 @@ pub mod frame;
 pub mod ids;
 pub mod limits;
 pub mod link;
+pub mod manifest;
 pub mod policy;
 pub mod text;
 pub mod time;

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{SessionId, WorkerId};
 use crate::link::UpNumber;
+use crate::manifest::{Manifest, Price};
 use crate::time::Millis;
 
 /// What a worker process of the daemon reads from its standard input, as one JSON value up to the end of the file.
@@ -36,6 +37,12 @@ pub struct AgentSpec {
     pub worker: WorkerId,
     /// Which agent, without `@label`.
     pub agent: String,
+    /// How it is started and understood, its program found; none if whoever starts it is to know by its name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub manifest: Option<Box<Manifest>>,
+    /// What its tokens cost, by model, where it does not say so itself.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub prices: BTreeMap<String, Price>,
     /// Where it works.
     pub cwd: PathBuf,
     /// Which model, in the agent's words.
@@ -63,6 +70,8 @@ impl AgentSpec {
             session,
             worker,
             agent: agent.to_owned(),
+            manifest: None,
+            prices: BTreeMap::new(),
             cwd: cwd.into(),
             model: None,
             system_prompt: None,
@@ -77,12 +86,14 @@ impl AgentSpec {
 impl fmt::Debug for AgentSpec {
     /// Shows the names in `env` and none of the values: this ends up in logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { session, worker, agent, cwd, model, system_prompt, env, agent_session_id, after, mark } =
-            self;
+        let Self { session, worker, agent, manifest, prices, cwd, .. } = self;
+        let Self { model, system_prompt, env, agent_session_id, after, mark, .. } = self;
         f.debug_struct("AgentSpec")
             .field("session", session)
             .field("worker", worker)
             .field("agent", agent)
+            .field("manifest", manifest)
+            .field("prices", prices)
             .field("cwd", cwd)
             .field("model", model)
             .field("system_prompt", system_prompt)
@@ -137,17 +148,10 @@ mod tests {
 
     #[test]
     fn a_specification_never_shows_the_values_of_its_variables() {
+        let session = SessionId::from_random(&[1; 4]);
         let spec = AgentSpec {
-            session: SessionId::from_random(&[1; 4]),
-            worker: WorkerId::from_random(&[2; 4]),
-            agent: "echo".to_owned(),
-            cwd: "/".into(),
-            model: None,
-            system_prompt: None,
             env: BTreeMap::from([("API_KEY".to_owned(), "hunter2".to_owned())]),
-            agent_session_id: None,
-            after: UpNumber(0),
-            mark: "m".to_owned(),
+            ..AgentSpec::new(session, WorkerId::from_random(&[2; 4]), "echo", "/")
         };
         let shown = format!("{spec:?} {spec:#?} {:?}", Secret("hunter2".to_owned()));
         assert!(shown.contains("API_KEY") && !shown.contains("hunter2"), "{shown}");

@@ -10,6 +10,7 @@ use qd_protocol::RunId;
 use qd_protocol::event::{Processes, RunError};
 use qd_protocol::limits::{CANCEL_GRACE_S, START_S};
 use qd_protocol::link::{Down, Gone, Outcome, Said, Stop, TurnLimits, Up};
+use qd_protocol::manifest::Driver;
 use qd_protocol::worker::AgentSpec;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -101,12 +102,21 @@ impl Agent {
     async fn start(kind: Kind, spec: &AgentSpec, below: Option<&Arc<Below>>) -> Result<Self, RunError> {
         match (kind, below) {
             (Kind::Echo, _) => Ok(Self::Echo),
-            (Kind::Acp(profile), Some(below)) => {
-                let limit = Duration::from_secs(START_S);
-                let acp = Acp::start(spec, &profile, Arc::clone(below.keeper()), limit).await?;
-                Ok(Self::Acp(Box::new(acp)))
+            (Kind::Driven(manifest), Some(below)) => {
+                let limit = Duration::from_secs(manifest.startup.init_timeout_seconds.unwrap_or(START_S));
+                let keeper = Arc::clone(below.keeper());
+                match manifest.driver() {
+                    Driver::Acp => {
+                        let acp = Acp::start(spec, &manifest, keeper, limit).await?;
+                        Ok(Self::Acp(Box::new(acp)))
+                    }
+                    other => {
+                        let message = format!("there is no driver {other} in this version");
+                        Err(RunError::new("agent_failed_to_start", message))
+                    }
+                }
             }
-            (Kind::Acp(_), None) => Err(RunError::new("agent_failed_to_start", "the agent has no keeper")),
+            (Kind::Driven(_), None) => Err(RunError::new("agent_failed_to_start", "the agent has no keeper")),
         }
     }
 

@@ -2,7 +2,7 @@
 //! It stands where a daemon would, between the agent's end of a local link and a turn of the SDK, and where a place
 //! would: it sees to the end of all that the agent started before it tells how the run ended.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +16,7 @@ use qd_link::{Executor, FromAgent, Job, SessionEnd, Turn, host_with};
 use qd_protocol::event::{Answer, AskKind, Decision, RunError};
 use qd_protocol::limits::CANCEL_GRACE_S;
 use qd_protocol::link::{AskRequest, Down, Gone, Outcome, Reply, Stop, TurnLimits, Up, UpNumber};
+use qd_protocol::manifest::Manifest;
 use qd_protocol::worker::AgentSpec;
 use qd_protocol::{AskId, Number, RunId, SessionId, WorkerId};
 use serde_json::Value;
@@ -34,19 +35,16 @@ const STOP_GRACE: Duration = Duration::from_secs(CANCEL_GRACE_S - 1);
 /// How long what a dead keeper lost has to end by itself.
 const CLOSE: Duration = Duration::from_millis(500);
 
-/// An agent of this build as an executor; `None` if there is none of this name. Once it has run an agent that is a
-/// process, what a dead child leaves behind falls to this process, and is ended if it was a keeper's: no other
-/// children should be started here.
-pub fn executor(agent: &str) -> Option<impl Executor> {
-    let keepers = tokio::sync::Mutex::default();
-    Some(Fresh { agent: agent.to_owned(), kind: Kind::named(agent)?, keepers })
+/// An agent as an executor. Once it has run one that is a process, what a dead child leaves behind falls to this
+/// process, and is ended if it was a keeper's: no other children should be started here.
+pub fn executor(manifest: Manifest) -> impl Executor {
+    Fresh { manifest, keepers: tokio::sync::Mutex::default() }
 }
 
 /// A fresh agent for every run.
 #[derive(Debug)]
 struct Fresh {
-    agent: String,
-    kind: Kind,
+    manifest: Manifest,
     /// The keepers, by pid. Locked also while one is started or lost, since children that belong to no keeper are then
     /// told from a keeper that is not in here yet.
     keepers: tokio::sync::Mutex<HashSet<u32>>,
@@ -109,29 +107,20 @@ impl Fresh {
             RunError::new("agent_failed_to_start", format!("the working directory is not there: {cause}"))
         })?;
         let run = run.cloned().unwrap_or_else(|| RunId::from_random(&random));
-        let spec = AgentSpec {
-            session: SessionId::from_random(&random),
-            worker: WorkerId::from_random(&random),
-            agent: self.agent.clone(),
-            cwd,
-            model: None,
-            system_prompt: None,
-            env: BTreeMap::new(),
-            agent_session_id: None,
-            after: UpNumber(0),
-            mark: WorkerId::from_random(&random).as_str().to_owned(),
-        };
-        let below = match &self.kind {
-            Kind::Echo => None,
-            Kind::Acp(profile) => {
-                Some(Arc::new(Below::new(self.keeper(&spec.mark).await?, profile.spare.clone())))
-            }
+        let (session, worker) = (SessionId::from_random(&random), WorkerId::from_random(&random));
+        let mark = worker.as_str().to_owned();
+        let manifest = Some(Box::new(self.manifest.clone()));
+        let about = AgentSpec::new(session, worker, &self.manifest.agent.name, cwd);
+        let spec = AgentSpec { manifest, mark, ..about };
+        let kind = Kind::of(&spec)?;
+        let below = match kind.helpers() {
+            None => None,
+            Some(helpers) => Some(Arc::new(Below::new(self.keeper(&spec.mark).await?, helpers))),
         };
         let leash = Arc::<Leash>::default();
         let around = Around { below: below.clone(), seat: None, leash: Arc::clone(&leash) };
         let filter = Redactor::filter(Secrets::of(&spec.env));
-        let agent =
-            host_with(UpNumber(0), Some(filter), |end| live(self.kind.clone(), Box::new(spec), around, end));
+        let agent = host_with(UpNumber(0), Some(filter), |end| live(kind, Box::new(spec), around, end));
         Ok(Started { run, agent, below, leash })
     }
 

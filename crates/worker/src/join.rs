@@ -16,6 +16,7 @@ use qd_protocol::api::Agent;
 use qd_protocol::frame::join::{SeatName, ToDaemon};
 use qd_protocol::frame::v1::SUBPROTOCOL;
 use qd_protocol::limits::{ORPHAN_BUSY_S, ORPHAN_IDLE_S};
+use qd_protocol::manifest::Manifest;
 use qd_protocol::worker::{AgentSpec, Secret};
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -41,11 +42,20 @@ pub struct JoinOptions {
     /// What it can be chosen by.
     pub labels: Vec<String>,
     /// The agents that it offers.
-    pub agents: Vec<Agent>,
+    pub offers: Vec<Offer>,
     /// Where sessions work whose directory is not here.
     pub root: Option<PathBuf>,
     /// Where spools are kept, below a folder of this process's own.
     pub dir: PathBuf,
+}
+
+/// An agent that a worker offers.
+#[derive(Debug, Clone)]
+pub struct Offer {
+    /// What the daemon is told of it.
+    pub about: Agent,
+    /// How it is started here.
+    pub manifest: Manifest,
 }
 
 /// How the daemon is reached.
@@ -173,10 +183,12 @@ impl<D: Dial> Worker<D> {
     /// Holds an agent, or says why not.
     fn open(&mut self, mut spec: Box<AgentSpec>, secret: Secret) -> Option<ToDaemon> {
         let seat = SeatName { session: spec.session.clone(), worker: spec.worker.clone() };
-        if !self.options.agents.iter().any(|agent| agent.name == spec.agent) {
+        let Some(offer) = self.options.offers.iter().find(|offer| offer.about.name == spec.agent) else {
             let message = format!("this worker does not offer the agent {}", spec.agent);
             return Some(refused(seat, "unknown_agent", message));
-        }
+        };
+        // Never another's: what is started on this machine is for this machine to say.
+        spec.manifest = Some(Box::new(offer.manifest.clone()));
         match settle(&spec.cwd, self.options.root.as_deref()) {
             Ok(here) => spec.cwd = here,
             Err(message) => return Some(refused(seat, "path_not_found", message)),

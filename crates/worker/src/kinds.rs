@@ -1,28 +1,42 @@
-//! The agents that this build knows, by name: how each is reached, and what is said of it in the list of agents. Adding
-//! an agent begins here.
+//! What kind of agent a session is to have: in this process, or one of its own that is driven as its manifest says.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use qd_protocol::api;
-
-use crate::drivers::acp::Profile;
+use qd_catalog::Catalog;
+use qd_protocol::event::RunError;
+use qd_protocol::manifest::{Driver, Manifest};
+use qd_protocol::worker::AgentSpec;
 
 /// How an agent is reached.
 #[derive(Debug, Clone)]
 pub(crate) enum Kind {
     /// In this process.
     Echo,
-    /// A process that speaks the Agent Client Protocol.
-    Acp(Arc<Profile>),
+    /// By a driver, below a keeper.
+    Driven(Arc<Manifest>),
 }
 
 impl Kind {
-    pub(crate) fn named(agent: &str) -> Option<Self> {
-        match agent {
-            "echo" => Some(Self::Echo),
-            "script" => Some(Self::Acp(Arc::new(Profile::script(&own_program())))),
-            _ => None,
+    /// As the specification says, and if it says nothing, as its name does to everybody.
+    pub(crate) fn of(spec: &AgentSpec) -> Result<Self, RunError> {
+        let manifest = match &spec.manifest {
+            Some(manifest) => manifest.as_ref().clone(),
+            None => Catalog::built_in().get(&spec.agent).ok_or_else(|| {
+                RunError::new("unknown_agent", format!("this worker has no agent `{}`", spec.agent))
+            })?,
+        };
+        Ok(match manifest.driver() {
+            Driver::Echo => Self::Echo,
+            _ => Self::Driven(Arc::new(manifest)),
+        })
+    }
+
+    /// What a keeper must spare; `None` if the agent needs none.
+    pub(crate) fn helpers(&self) -> Option<Vec<String>> {
+        match self {
+            Self::Echo => None,
+            Self::Driven(manifest) => Some(manifest.turn.helpers.clone()),
         }
     }
 }
@@ -36,47 +50,23 @@ pub(crate) fn own_program() -> PathBuf {
     }
 }
 
-/// The agents that can be started here.
-pub fn agents() -> Vec<api::Agent> {
-    vec![
-        api::Agent {
-            name: "echo".to_owned(),
-            description: "Says the prompt again, word by word.".to_owned(),
-            driver: "built-in".to_owned(),
-            available: true,
-            install: None,
-            steers: false,
-            settings: Vec::new(),
-            env: Vec::new(),
-        },
-        api::Agent {
-            name: "script".to_owned(),
-            description: "Does the steps that its prompt lists, for tests.".to_owned(),
-            driver: "acp".to_owned(),
-            available: true,
-            install: None,
-            steers: true,
-            settings: vec!["model".to_owned(), "system_prompt".to_owned()],
-            env: Vec::new(),
-        },
-    ]
-}
-
-/// Whether the sessions of this agent live in one worker process: it needs no process of its own, and starts none.
-pub fn shares_worker(agent: &str) -> bool {
-    matches!(Kind::named(agent), Some(Kind::Echo))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use qd_protocol::{SessionId, WorkerId};
 
     #[test]
-    fn every_agent_that_is_listed_can_be_started() {
-        for agent in agents() {
-            assert!(Kind::named(&agent.name).is_some(), "{}", agent.name);
-        }
-        assert!(Kind::named("nobody").is_none());
-        assert!(shares_worker("echo") && !shares_worker("script") && !shares_worker("nobody"));
+    fn an_agent_is_what_its_specification_says_and_else_what_its_name_does() {
+        let spec = |agent: &str| {
+            AgentSpec::new(SessionId::from_random(&[1]), WorkerId::from_random(&[1]), agent, "/")
+        };
+        assert!(matches!(Kind::of(&spec("echo")), Ok(Kind::Echo)));
+        assert!(matches!(Kind::of(&spec("script")), Ok(Kind::Driven(_))));
+        assert_eq!(Kind::of(&spec("nobody")).unwrap_err().code, "unknown_agent");
+        let mut named = spec("nobody");
+        named.manifest = Catalog::built_in().get("claude").map(Box::new);
+        assert!(
+            matches!(Kind::of(&named), Ok(Kind::Driven(manifest)) if manifest.driver() == Driver::Claude)
+        );
     }
 }

@@ -6,7 +6,7 @@
 //! - [`join`]: the same on another machine, which dials the daemon instead.
 //! - `agent`: the life of one agent, from its start to its end; `below`: what it started.
 //! - `turn`: what a turn may say and hear, and the commands that wait for it; `meter`: what it has used.
-//! - `drivers`: one room per way to reach an agent; `kinds`: which agents there are.
+//! - `drivers`: one room per way to reach an agent; `kinds`: which of them an agent is reached by.
 //! - `redact`: secrets are taken out before anything is kept; `record`: how the process
 //!   is found.
 //! - `executor`: the same agents behind a worker that anybody may talk to.
@@ -26,4 +26,3 @@ pub mod script;
 mod turn;
 
 pub use executor::executor;
-pub use kinds::{agents, shares_worker};

@@ -7,9 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use qd_protocol::api::Agent;
+use qd_catalog::Catalog;
+use qd_catalog::find::{self, Versions};
+use qd_daemon::home::Home;
 use qd_protocol::worker::Secret;
-use qd_worker::join::{Dial, DialError, JoinOptions, News, Wire};
+use qd_worker::join::{Dial, DialError, JoinOptions, News, Offer, Wire};
 use serde_json::json;
 use tokio::net::TcpStream;
 use tokio::signal::unix::{SignalKind, signal};
@@ -32,12 +34,13 @@ pub(crate) async fn join(context: &Context, flags: Join) -> Result<Exit> {
     let home = &context.whereabouts.home;
     home.prepare().map_err(anyhow::Error::from)?;
     crate::serve::start_log(&home.log().join("joined.log"), "warn")?;
-    let choices = choices(&label, &offered(&agent)?);
+    let offers = offered(home, &agent)?;
+    let choices = choices(&label, &offers);
     let options = JoinOptions {
         token: Secret(token),
         name: machine(),
         labels: label,
-        agents: offered(&agent)?,
+        offers,
         root: root.as_deref().map(directory).transpose()?,
         dir: home.joined(),
     };
@@ -76,9 +79,10 @@ fn report(context: &Context, url: &str, news: News, first: bool) {
 }
 
 /// What a session has to name to run here.
-fn choices(labels: &[String], agents: &[Agent]) -> String {
-    let each =
-        labels.iter().flat_map(|label| agents.iter().map(move |agent| format!("{}@{label}", agent.name)));
+fn choices(labels: &[String], offers: &[Offer]) -> String {
+    let each = labels
+        .iter()
+        .flat_map(|label| offers.iter().map(move |offer| format!("{}@{label}", offer.about.name)));
     match labels.is_empty() {
         true => "no session can choose this machine: it has no --label".to_owned(),
         false => format!("sessions run here by: {}", each.collect::<Vec<_>>().join(", ")),
@@ -110,19 +114,21 @@ fn daemon(url: &str) -> Result<Host> {
 }
 
 /// The agents to offer: those that were named, or all that can start here.
-fn offered(named: &[String]) -> Result<Vec<Agent>> {
-    let known = qd_worker::agents();
-    if named.is_empty() {
-        return Ok(known.into_iter().filter(|agent| agent.available).collect());
-    }
-    let find = |name: &String| {
-        let found = known.iter().find(|agent| agent.name == *name).cloned();
-        found.ok_or_else(|| {
-            let names: Vec<&str> = known.iter().map(|agent| agent.name.as_str()).collect();
+fn offered(home: &Home, named: &[String]) -> Result<Vec<Offer>> {
+    let catalog = Catalog::of_user(&home.agent_folders());
+    let names: Vec<String> =
+        catalog.entries().iter().map(|entry| entry.manifest.agent.name.clone()).collect();
+    let offer = |name: &String| {
+        let manifest = catalog.get(name).ok_or_else(|| {
             Failure::Usage(format!("there is no agent {name}; known are: {}", names.join(", ")))
-        })
+        })?;
+        let about = qd_catalog::agent(&manifest, "", &Versions::default());
+        let manifest = find::isolated(find::located(manifest), &home.isolated());
+        Ok(Offer { about, manifest })
     };
-    named.iter().map(find).collect()
+    let offers: Vec<Offer> =
+        if named.is_empty() { &names } else { named }.iter().map(offer).collect::<Result<_>>()?;
+    Ok(offers.into_iter().filter(|offer| !named.is_empty() || offer.about.available).collect())
 }
 
 fn directory(root: &Path) -> Result<PathBuf> {
@@ -181,6 +187,11 @@ impl Line {
 mod tests {
     use super::*;
 
+    /// One in which nobody has put anything.
+    fn home() -> Home {
+        Home::resolve(Some(PathBuf::from("/nowhere")))
+    }
+
     #[test]
     fn a_daemon_elsewhere_is_joined_over_tls_alone() {
         for (url, host) in [
@@ -205,7 +216,7 @@ mod tests {
 
     #[test]
     fn a_machine_says_how_it_is_chosen() {
-        let script = offered(&["script".to_owned()]).unwrap();
+        let script = offered(&home(), &["script".to_owned()]).unwrap();
         let labels = ["gpu".to_owned(), "big".to_owned()];
         assert_eq!(choices(&labels, &script), "sessions run here by: script@gpu, script@big");
         assert!(choices(&[], &script).contains("--label"));
@@ -213,8 +224,8 @@ mod tests {
 
     #[test]
     fn only_agents_that_there_are_can_be_offered() {
-        assert!(offered(&[]).unwrap().iter().any(|agent| agent.name == "echo"));
-        assert_eq!(offered(&["script".to_owned()]).unwrap().len(), 1);
-        assert_eq!(offered(&["nobody".to_owned()]).unwrap_err().exit(), Exit::Usage);
+        assert!(offered(&home(), &[]).unwrap().iter().any(|offer| offer.about.name == "echo"));
+        assert_eq!(offered(&home(), &["script".to_owned()]).unwrap().len(), 1);
+        assert_eq!(offered(&home(), &["nobody".to_owned()]).unwrap_err().exit(), Exit::Usage);
     }
 }

@@ -1,7 +1,7 @@
 //! `qd run`: a prompt for an agent, in a new session or an old one. What is said before the run exists lives here;
 //! watching it to its end is `follow.rs`.
 
-use std::collections::BTreeMap;
+use std::ffi::OsString;
 
 use anyhow::Context as _;
 use qd_daemon::config::Config;
@@ -59,7 +59,7 @@ async fn session(context: &Context, client: &Client, flags: &Run) -> Result<(Ses
     }
     let policy = flags.policy.as_deref().map(prompt::policy).transpose()?;
     let workspace = workspace(client, flags).await?;
-    let agents: Vec<Agent> = client.list("/v1/agents").await?;
+    let agents: Vec<Agent> = client.list(&format!("/v1/agents?workspace={}", workspace.id)).await?;
     let name = match &flags.agent {
         Some(name) => name.clone(),
         None => {
@@ -75,7 +75,7 @@ async fn session(context: &Context, client: &Client, flags: &Run) -> Result<(Ses
         policy,
         // Attached, we keep the time ourselves; a run that is left alone is timed by the daemon.
         run_timeout_s: flags.timeout.filter(|_| flags.detach),
-        env: passed_on(listed, |name| std::env::var(name).ok()),
+        env: qd_catalog::passed(listed, texts(std::env::vars_os())),
         ..NewSession::default()
     };
     let session: Session = client.post(&format!("/v1/workspaces/{}/sessions", workspace.id), &new).await?;
@@ -115,9 +115,9 @@ fn choose(configured: Option<String>, agents: &[Agent], out: &Output) -> String 
     }
 }
 
-/// The variables that the agent's manifest lists and the caller has.
-fn passed_on(listed: &[String], var: impl Fn(&str) -> Option<String>) -> BTreeMap<String, String> {
-    listed.iter().filter_map(|name| Some((name.clone(), var(name)?))).collect()
+/// The variables that JSON can carry.
+fn texts(vars: impl Iterator<Item = (OsString, OsString)>) -> impl Iterator<Item = (String, String)> {
+    vars.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
 fn detached(out: &Output, session: &SessionRef, receipt: &Receipt) -> Result<Exit> {
@@ -139,16 +139,7 @@ mod tests {
     use super::*;
 
     fn agent(name: &str, available: bool) -> Agent {
-        Agent {
-            name: name.to_owned(),
-            description: String::new(),
-            driver: "acp".to_owned(),
-            available,
-            install: None,
-            steers: false,
-            settings: Vec::new(),
-            env: Vec::new(),
-        }
+        Agent { name: name.to_owned(), available, ..Agent::default() }
     }
 
     #[test]
@@ -161,15 +152,5 @@ mod tests {
         assert_eq!(choose(None, &one, &out), "claude");
         assert_eq!(choose(None, &two, &out), "echo");
         assert_eq!(choose(None, &built_in, &out), "echo");
-    }
-
-    #[test]
-    fn only_listed_variables_that_are_set_are_sent() {
-        let listed = ["API_KEY".to_owned(), "OTHER".to_owned()];
-        let env = passed_on(&listed, |name| (name != "OTHER").then(|| format!("value of {name}")));
-        assert_eq!(
-            env.into_iter().collect::<Vec<_>>(),
-            [("API_KEY".to_owned(), "value of API_KEY".to_owned())]
-        );
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
+use qd_catalog::{Catalog, find};
 use qd_link::announce::{Announcement, record_of_this_process};
 use qd_link::{Executor, Serve, ServeError, Server, Transport};
 use qd_protocol::WorkerId;
@@ -78,11 +79,14 @@ enum Mode {
 /// Serves until it is done or told to end.
 pub(crate) async fn worker(context: &Context, flags: Flags) -> Result<Exit> {
     let mode = mode(&flags)?;
-    let Some(executor) = qd_worker::executor(&flags.agent) else {
-        let known: Vec<String> = qd_worker::agents().into_iter().map(|agent| agent.name).collect();
+    let catalog = Catalog::of_user(&context.whereabouts.home.agent_folders());
+    let Some(manifest) = catalog.get(&flags.agent) else {
+        let known: Vec<&str> =
+            catalog.entries().iter().map(|entry| entry.manifest.agent.name.as_str()).collect();
         let message = format!("there is no agent {}; known are: {}", flags.agent, known.join(", "));
         return Err(Failure::Usage(message));
     };
+    let executor = qd_worker::executor(find::located(manifest));
     let server = Server::bind(flags.listen.as_str()).await;
     let server = server.with_context(|| flags.listen.clone())?;
     // Not by clap: a variable that counts as a flag of this verb would get in the way of `qd worker join`.

@@ -83,17 +83,14 @@ impl Actor {
             }
         };
         let settings = &self.state.settings;
+        let id = self.state.id.clone();
         let spec = AgentSpec {
-            session: self.state.id.clone(),
-            worker,
-            agent: settings.agent.clone(),
-            cwd,
             model: settings.model.clone(),
             system_prompt: settings.system_prompt.clone(),
             env,
             agent_session_id: self.state.agent_session_id.clone(),
             after: self.state.taken,
-            mark: String::new(),
+            ..AgentSpec::new(id, worker, &settings.agent, cwd)
         };
         if !fresh {
             return self.agent.start(self.daemon.workers.marked(spec));

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
-use qd_protocol::ApiError;
 use qd_protocol::api::{Agent, Health, Match, Version, Worker};
 use qd_protocol::error::ErrorBody;
+use qd_protocol::{ApiError, WorkspaceId};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -16,9 +16,9 @@ use utoipa_axum::routes;
 
 use super::describe::{self, BadBody, BadQuery, Guarded, KeyHeader, Missing};
 use super::extract::{Ids, Keyed, Query};
-use super::invalid;
 use super::list::{List, ListQuery, limit};
 use super::once::{Kept, once};
+use super::{fault, invalid};
 use crate::daemon::{Daemon, blob_failed, read_failed};
 use crate::edge::{Json, OptionalJson, Refusal};
 use crate::metrics;
@@ -77,15 +77,38 @@ async fn openapi() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], describe::document())
 }
 
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct AgentsQuery {
+    /// Also those that this project brings and that the user trusts.
+    workspace: Option<WorkspaceId>,
+    /// Whether each program that is here is asked for its version, which may take seconds.
+    #[serde(default)]
+    versions: bool,
+    /// How many at most.
+    limit: Option<usize>,
+    /// Those after this one.
+    after: Option<String>,
+}
+
 /// The agents that are known, and whether each can start here.
-#[utoipa::path(get, path = "/v1/agents", tag = "daemon", params(ListQuery), responses(
-    (status = 200, description = "All of them", body = [Agent]), BadQuery, Guarded,
+#[utoipa::path(get, path = "/v1/agents", tag = "daemon", params(AgentsQuery), responses(
+    (status = 200, description = "All of them", body = [Agent]), BadQuery, Missing, Guarded,
 ))]
 async fn agents(
     State(daemon): State<Arc<Daemon>>,
-    Query(query): Query<ListQuery>,
+    Query(query): Query<AgentsQuery>,
 ) -> Result<List<Agent>, Refusal> {
-    Ok(List::slice(daemon.workers.agents().to_vec(), &query, |agent| &agent.name)?)
+    let AgentsQuery { workspace, versions, limit, after } = query;
+    let project = workspace.map(|id| daemon.places.get(&id)).transpose()?;
+    // It reads files, and may wait for programs.
+    let list = move || {
+        let (agents, project) = (daemon.workers.agents(), project.as_ref().map(|place| place.path.as_path()));
+        if versions { agents.list_versions(project) } else { agents.list(project) }
+    };
+    let list = tokio::task::spawn_blocking(list).await.map_err(|_| fault())?;
+    Ok(List::slice(list, &ListQuery { limit, after }, |agent| &agent.name)?)
 }
 
 /// The live workers, with what runs below them.

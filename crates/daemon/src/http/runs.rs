@@ -193,8 +193,8 @@ async fn steer(
     }
     let deed = |key| async {
         let now = sessions::view(&daemon, &row)?;
-        let agents = daemon.workers.agents();
-        let steers = agents.iter().find(|agent| agent.name == now.agent).is_none_or(|agent| agent.steers);
+        let place = daemon.places.get(&workspace)?;
+        let steers = daemon.workers.agent(&now.agent, &place.path).map_or(true, |agent| agent.steers);
         // Also while it is starting and has not said so itself. What does not run is left to the session to say.
         if !steers && now.state != SessionState::Idle && now.state != SessionState::Closed {
             let message = "this agent cannot be steered; send a prompt, which waits its turn";

@@ -19,6 +19,7 @@ use qd_protocol::WorkerId;
 use qd_protocol::event::RunError;
 use qd_protocol::frame::v1::SUBPROTOCOL;
 use qd_protocol::link::UpNumber;
+use qd_protocol::manifest::Driver;
 use qd_protocol::worker::{AgentSpec, HostSpec};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
@@ -44,7 +45,6 @@ pub(super) struct Hosts {
     dir: PathBuf,
     log: PathBuf,
     exe: PathBuf,
-    shares_worker: fn(&str) -> bool,
     keys: Keys,
     waits: Waits,
     /// The processes that we started and that have not ended.
@@ -54,22 +54,18 @@ pub(super) struct Hosts {
 }
 
 impl Hosts {
-    pub(super) fn new(
-        home: &Home,
-        exe: PathBuf,
-        shares_worker: fn(&str) -> bool,
-        keys: Keys,
-        waits: Waits,
-    ) -> Self {
+    pub(super) fn new(home: &Home, exe: PathBuf, keys: Keys, waits: Waits) -> Self {
         let (dir, log) = (home.workers(), home.log());
         let (children, shared) = Default::default();
-        Self { dir, log, exe, shares_worker, keys, waits, children, shared }
+        Self { dir, log, exe, keys, waits, children, shared }
     }
 
     /// Starts a worker with this agent, or puts the agent into the shared one.
     pub(super) async fn launch(&self, spec: AgentSpec, options: LinkOptions) -> Result<AgentLink, RunError> {
         let worker = spec.worker.clone();
-        let launched = match (self.shares_worker)(&spec.agent) {
+        // It needs no process of its own, and starts none.
+        let shares = spec.manifest.as_ref().is_some_and(|manifest| manifest.driver() == Driver::Echo);
+        let launched = match shares {
             true => self.share().await.map(|host| (host, Some(Box::new(spec)))),
             false => {
                 let host = worker.to_string();

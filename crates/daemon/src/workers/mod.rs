@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use hmac::{Hmac, KeyInit, Mac};
+use qd_catalog::NamedError;
 use qd_keeper::proc;
 use qd_link::{AgentLink, LinkOptions};
 use qd_protocol::api::{Agent, Worker};
@@ -23,23 +24,13 @@ use qd_protocol::worker::{AgentSpec, Secret};
 use qd_protocol::{ApiError, Code, Millis, SessionId, WorkerId};
 use sha2::Sha256;
 
+use crate::agents::Agents;
 use crate::home::{Home, HomeError, Token};
 use joined::Elsewhere;
 pub(crate) use joined::Joined;
 use local::Hosts;
 pub(crate) use room::{Need, Room, Told};
 pub(crate) use tokens::{Door, Tokens};
-
-/// What the binary that we are part of can do as a worker.
-#[derive(Debug, Clone)]
-pub struct Program {
-    /// The binary, executed again as `exe __worker`.
-    pub exe: PathBuf,
-    /// The agents that its workers can start.
-    pub agents: Vec<Agent>,
-    /// Whether sessions of this agent share one worker, since they cost next to nothing.
-    pub shares_worker: fn(&str) -> bool,
-}
 
 /// How long who waits for whom.
 #[derive(Debug, Clone, Copy)]
@@ -58,7 +49,7 @@ const STRANGERS_MAX: usize = 4096;
 /// All workers of this daemon.
 #[derive(Debug)]
 pub(crate) struct Workers {
-    agents: Vec<Agent>,
+    agents: Agents,
     hosts: Hosts,
     joined: Arc<Joined>,
     tokens: Arc<Tokens>,
@@ -104,10 +95,10 @@ pub(crate) enum Kin {
 }
 
 impl Workers {
-    pub(crate) fn new(home: &Home, program: Program, waits: Waits) -> Result<Self, HomeError> {
+    /// Those of a home, which are this binary executed again as `exe __worker`.
+    pub(crate) fn new(home: &Home, exe: PathBuf, agents: Agents, waits: Waits) -> Result<Self, HomeError> {
         let keys = Keys(home.worker_key()?);
-        let Program { exe, agents, shares_worker } = program;
-        let hosts = Hosts::new(home, exe, shares_worker, keys.clone(), waits);
+        let hosts = Hosts::new(home, exe, keys.clone(), waits);
         let tokens = Arc::new(Tokens::open(home, keys.clone())?);
         let joined = Arc::new(Joined::new(home.workers(), keys.clone(), Arc::clone(&tokens), waits.lease));
         let door = OnceLock::new();
@@ -144,20 +135,15 @@ impl Workers {
         let _second = self.door.set(door);
     }
 
-    /// The agents that can be named, whether or not they can start here.
-    pub(crate) fn agents(&self) -> &[Agent] {
+    /// The agents of this machine.
+    pub(crate) fn agents(&self) -> &Agents {
         &self.agents
     }
 
-    /// The agent that a session is to have: one of this machine, or `NAME@LABEL` of one that has joined.
-    pub(crate) fn agent(&self, name: &str) -> Result<Agent, ApiError> {
-        if let Some(agent) = self.agents.iter().find(|agent| agent.name == name) {
-            return Ok(agent.clone());
-        }
+    /// The agent that a session of a project is to have: one of this machine, or `NAME@LABEL` of one that has joined.
+    pub(crate) fn agent(&self, name: &str, project: &Path) -> Result<Agent, ApiError> {
         let Some(wanted) = self.elsewhere(name) else {
-            let names: Vec<&str> = self.agents.iter().map(|agent| agent.name.as_str()).collect();
-            let message = format!("there is no agent {name}; known are: {}", names.join(", "));
-            return Err(ApiError::new(Code::UnknownAgent, message));
+            return self.agents.find(name, Some(project)).ok_or_else(|| self.unknown(name, project));
         };
         self.joined.offer(&wanted).ok_or_else(|| {
             let Elsewhere { agent, label } = wanted;
@@ -170,15 +156,34 @@ impl Workers {
         })
     }
 
+    fn unknown(&self, name: &str, project: &Path) -> ApiError {
+        let message = match qd_catalog::described(name) {
+            Err(error) if error != NamedError::Plain => format!("{name} describes no agent: {error}"),
+            _ => {
+                let list = self.agents.list(Some(project));
+                let names: Vec<&str> = list.iter().map(|agent| agent.name.as_str()).collect();
+                let problems = self.agents.problems(Some(project));
+                let problems = problems
+                    .iter()
+                    .map(|problem| format!("; {}: {}", problem.path.display(), problem.message));
+                format!(
+                    "there is no agent {name}; known are: {}{}",
+                    names.join(", "),
+                    problems.collect::<String>()
+                )
+            }
+        };
+        ApiError::new(Code::UnknownAgent, message)
+    }
+
     /// Whether an agent of this name lives on this machine.
     pub(crate) fn is_here(&self, name: &str) -> bool {
         self.elsewhere(name).is_none()
     }
 
-    /// What an agent's name says of another machine.
+    /// What an agent's name says of another machine. A command may have an `@` of its own.
     fn elsewhere(&self, name: &str) -> Option<Elsewhere> {
-        let is_here = self.agents.iter().any(|agent| agent.name == name);
-        Elsewhere::parse(name).filter(|_| !is_here)
+        Elsewhere::parse(name).filter(|_| !qd_catalog::is_described(name))
     }
 
     /// A new worker for a session, which has it since then. It starts its agent at once.
@@ -214,8 +219,11 @@ impl Workers {
     /// What an agent is started with again in the worker that its session has.
     pub(crate) fn marked(&self, mut spec: AgentSpec) -> Box<AgentSpec> {
         spec.mark = self.keys.mark(&spec.worker);
-        if let Some(Elsewhere { agent, .. }) = self.elsewhere(&spec.agent) {
-            spec.agent = agent;
+        spec.prices = self.agents.prices().clone();
+        match self.elsewhere(&spec.agent) {
+            // How it is started there is not ours to say.
+            Some(Elsewhere { agent, .. }) => spec.agent = agent,
+            None => spec.manifest = self.agents.manifest(&spec.agent, &spec.cwd).map(Box::new),
         }
         Box::new(spec)
     }

@@ -1,8 +1,6 @@
 //! Promises of the task that owns an agent, shown with `echo`, which needs no process. Time stands still in these
 //! tests: it moves on when everybody waits for it.
 
-use std::collections::BTreeMap;
-
 use qd_link::{FromAgent, SessionEnd, host};
 use qd_protocol::frame::v1;
 use qd_protocol::link::{Said, UpNumber};
@@ -23,16 +21,9 @@ struct Agent {
 
 fn spec() -> AgentSpec {
     AgentSpec {
-        session: SessionId::from_random(&[7; 8]),
-        worker: WorkerId::from_random(&[7; 8]),
-        agent: "echo".to_owned(),
-        cwd: "/".into(),
-        model: None,
-        system_prompt: None,
-        env: BTreeMap::new(),
         agent_session_id: Some("conversation".to_owned()),
-        after: UpNumber(0),
         mark: "m".to_owned(),
+        ..AgentSpec::new(SessionId::from_random(&[7; 8]), WorkerId::from_random(&[7; 8]), "echo", "/")
     }
 }
 

@@ -122,16 +122,14 @@ impl Place {
     }
 
     async fn begin(&mut self) -> Result<(), RunError> {
-        let kind = Kind::named(&self.spec.agent).ok_or_else(|| {
-            RunError::new("unknown_agent", format!("this worker has no agent `{}`", self.spec.agent))
-        })?;
-        if let Kind::Acp(profile) = &kind {
+        let kind = Kind::of(&self.spec)?;
+        if let Some(helpers) = kind.helpers() {
             let mut keepers = self.host.keepers.lock().await;
             let keeper = Keeper::start(&own_program(), &self.spec.mark).await.map_err(|cause| {
                 RunError::new("keeper_failed", format!("the keeper could not be started: {cause}"))
             })?;
             keepers.insert(keeper.pid());
-            self.below = Some(Arc::new(Below::new(keeper, profile.spare.clone())));
+            self.below = Some(Arc::new(Below::new(keeper, helpers)));
         }
         self.start(kind);
         Ok(())
@@ -186,10 +184,14 @@ impl Place {
             (Wanted::Close, _) => Err(Leaving::Ended),
             (Wanted::Start(spec), v1::Seat::Resting) => {
                 // It stays where it is: a session's directory never changes, and on another machine it has another name.
-                *self.spec = AgentSpec { cwd: self.spec.cwd.clone(), ..*spec };
-                match Kind::named(&self.spec.agent) {
-                    Some(kind) => self.start(kind),
-                    None => tracing::warn!(agent = %self.spec.agent, "there is no such agent to start"),
+                // So has its program, and what is started on a machine is for that machine to say.
+                let manifest = self.spec.manifest.take().or_else(|| spec.manifest.clone());
+                *self.spec = AgentSpec { cwd: self.spec.cwd.clone(), manifest, ..*spec };
+                match Kind::of(&self.spec) {
+                    Ok(kind) => self.start(kind),
+                    Err(error) => {
+                        tracing::warn!(agent = %self.spec.agent, error = error.message, "it cannot be started")
+                    }
                 }
                 Ok(())
             }

@@ -18,7 +18,7 @@ use tokio_tungstenite::tungstenite::http::StatusCode;
 use tokio_tungstenite::tungstenite::http::header::SEC_WEBSOCKET_PROTOCOL;
 
 use super::{Host, HostOptions};
-use crate::kinds::shares_worker;
+use crate::kinds::Kind;
 use crate::record::{AnnounceError, Announcement};
 
 /// How long the daemon may take to say what this process is to be.
@@ -121,7 +121,11 @@ async fn host(spec: HostSpec) -> Result<(), HostError> {
         orphan_busy: Duration::from_millis(orphan_busy_ms),
         orphan_idle: Duration::from_millis(orphan_idle_ms),
     });
-    let linger = if agents.iter().all(|spec| shares_worker(&spec.agent)) { LINGER } else { Duration::ZERO };
+    let linger = if agents.iter().all(|spec| matches!(Kind::of(spec), Ok(Kind::Echo))) {
+        LINGER
+    } else {
+        Duration::ZERO
+    };
     for spec in agents {
         if let Err(error) = host.open(Box::new(spec)) {
             tracing::warn!(%error, "an agent could not be started");

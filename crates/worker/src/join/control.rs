@@ -96,7 +96,7 @@ impl<D: Dial> Worker<D> {
             host: self.name.clone(),
             name: self.options.name.clone(),
             labels: self.options.labels.clone(),
-            agents: self.options.agents.clone(),
+            agents: self.options.offers.iter().map(|offer| offer.about.clone()).collect(),
             seats: seats.collect(),
         }
     }

@@ -19,7 +19,7 @@ fn main() -> ExitCode {
 
 /// Serves an agent to anybody, says where, and ends with the first connection.
 fn serve(agent: &str) -> Option<()> {
-    let executor = qd_worker::executor(agent)?;
+    let executor = qd_worker::executor(qd_catalog::Catalog::built_in().get(agent)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
     runtime.block_on(async {
         let server = Server::bind("127.0.0.1:0").await.ok()?;

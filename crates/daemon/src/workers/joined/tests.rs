@@ -58,16 +58,7 @@ impl World {
 }
 
 fn hello(host: &str, labels: &[&str], seats: Vec<SeatName>) -> Hello {
-    let agent = Agent {
-        name: "echo".to_owned(),
-        description: String::new(),
-        driver: "built-in".to_owned(),
-        available: true,
-        install: None,
-        steers: false,
-        settings: Vec::new(),
-        env: Vec::new(),
-    };
+    let agent = Agent { name: "echo".to_owned(), available: true, ..Agent::default() };
     Hello {
         versions: Versions::OURS,
         software: "test".to_owned(),

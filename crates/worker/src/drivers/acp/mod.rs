@@ -2,7 +2,6 @@
 //! It turns prompts into what the agent says; queueing, deadlines and killing are its caller's.
 //!
 //! Layout, in reading order:
-//! - `process`: the agent's process, below the keeper.
 //! - `opening`: the handshake, and a session new or old.
 //! - `talk`: turns and the time between them, in one loop each; `round`: what is open in one turn.
 //! - `compose`, `ear`, `asks`, `files`: prompts, updates, permissions and questions, files.
@@ -13,65 +12,32 @@ mod compose;
 mod ear;
 mod files;
 mod opening;
-mod process;
 mod round;
 mod talk;
 #[cfg(test)]
 mod tests;
 mod wire;
 
-use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use qd_keeper::Keeper;
 use qd_link::{Closed, Voice};
 use qd_protocol::event::RunError;
+use qd_protocol::manifest::Manifest;
 use qd_protocol::worker::AgentSpec;
 use tokio::net::unix::pipe;
 
 pub(crate) use self::ear::OURS;
 use self::files::Files;
 use self::opening::{Opening, Unopened};
-use self::process::Process;
 use self::talk::{Talk, run_error};
 use self::wire::Peer;
+use super::process::{Process, Program};
 use crate::turn::{End, Prompt, Turn};
 
 /// How long an agent whose stdin was closed may take to leave by itself.
 const LEAVE: Duration = Duration::from_secs(2);
-/// The method by which the scripted agent and the adapters for Claude and Codex are steered.
-pub(crate) const STEERING: &str = "_session/steering";
-
-/// How an agent is started and what is peculiar to it.
-#[derive(Debug, Clone)]
-pub(crate) struct Profile {
-    /// The program and its arguments.
-    pub(crate) argv: Vec<String>,
-    /// What it is called among the processes, if not by its program's name.
-    pub(crate) called: Option<&'static str>,
-    /// Variables that it needs besides those of its session.
-    pub(crate) env: BTreeMap<String, String>,
-    /// The method by which a turn is steered, if it can be.
-    pub(crate) steer: Option<&'static str>,
-    /// Names of processes that are the agent's own helpers and outlive a turn.
-    pub(crate) spare: Vec<String>,
-}
-
-impl Profile {
-    /// The scripted agent, which is part of this binary.
-    pub(crate) fn script(exe: &Path) -> Self {
-        Self {
-            argv: vec![exe.to_string_lossy().into_owned(), "__script".to_owned()],
-            called: Some(qd_keeper::own::PROGRAM),
-            env: BTreeMap::new(),
-            steer: Some(STEERING),
-            spare: Vec::new(),
-        }
-    }
-}
-
 /// One live agent.
 pub(crate) struct Acp {
     process: Process,
@@ -85,7 +51,7 @@ impl Acp {
     /// Starts the agent's process and opens its session, the old one if the specification names it, within the limit.
     pub(crate) async fn start(
         spec: &AgentSpec,
-        profile: &Profile,
+        manifest: &Manifest,
         keeper: Arc<Keeper>,
         limit: Duration,
     ) -> Result<Self, RunError> {
@@ -93,7 +59,8 @@ impl Acp {
             RunError::new("agent_not_ready", format!("the agent was not ready within {} s", limit.as_secs()))
         };
         let until = tokio::time::Instant::now() + limit;
-        let started = tokio::time::timeout_at(until, Process::start(&keeper, spec, profile)).await;
+        let started =
+            tokio::time::timeout_at(until, Process::start(&keeper, spec, Program::of(manifest, spec))).await;
         let (mut process, stdin, stdout) = started.map_err(|_| late())??;
         let mut peer = Peer::new(stdout, stdin, process.exited());
         let opening = Opening::of(spec);
@@ -106,8 +73,8 @@ impl Acp {
             }
             Err(_) => return Err(process.complains(late()).await),
         };
-        let talk = Talk::new(peer, opened, Files::below(&spec.cwd), profile.steer);
-        Ok(Self { process, talk, steers: profile.steer.is_some(), _keeper: keeper })
+        let talk = Talk::new(peer, opened, Files::below(&spec.cwd), manifest.turn.steer.clone());
+        Ok(Self { process, talk, steers: manifest.steers(), _keeper: keeper })
     }
 
     /// The agent's name for the conversation, by which it can be resumed: the one that it is in, also if that is new

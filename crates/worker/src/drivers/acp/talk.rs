@@ -18,6 +18,7 @@ use qd_link::{Closed, Voice};
 use qd_protocol::RunId;
 use qd_protocol::event::RunError;
 use qd_protocol::link::{Outcome, Said, Stop, Up};
+use qd_protocol::manifest::Steer as Verb;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -36,8 +37,8 @@ pub(super) struct Talk<R, W> {
     peer: Peer<R, W>,
     session: SessionId,
     takes: PromptCapabilities,
-    /// The method by which a turn is steered.
-    steer: Option<&'static str>,
+    /// The agent's verb for a word on the way.
+    steer: Verb,
     files: Files,
     ear: Ear,
     /// The turn that words between turns belong to.
@@ -50,7 +51,7 @@ pub(super) struct Talk<R, W> {
 
 impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
     /// Goes on after the opening.
-    pub(super) fn new(peer: Peer<R, W>, opened: Opened, files: Files, steer: Option<&'static str>) -> Self {
+    pub(super) fn new(peer: Peer<R, W>, opened: Opened, files: Files, steer: Verb) -> Self {
         let forgot =
             |why| format!("the agent could not go on with its old conversation and began a new one: {why}");
         Self {
@@ -104,7 +105,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
                         self.peer.answer(id, Ok(answer));
                     }
                 }
-                steer = turn.next_steer(), if self.steer.is_some() && !round.cancelled => {
+                steer = turn.next_steer(), if self.steer != Verb::None && !round.cancelled => {
                     self.steer(&mut round, steer);
                 }
                 (id, served) = self.files.next() => self.peer.answer(id, served),
@@ -151,7 +152,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
     }
 
     fn steer(&mut self, round: &mut Round<'_>, steer: Steer) {
-        let Some(method) = self.steer else { return };
+        let Verb::Request(method) = &self.steer else { return };
         let prompt = json!([{"type": "text", "text": steer.text}]);
         let id = self.peer.request_by_name(method, json!({"sessionId": self.session, "prompt": prompt}));
         round.steers.push((id, steer.number));

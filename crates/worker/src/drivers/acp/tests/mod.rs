@@ -11,12 +11,12 @@ use std::future::pending;
 use qd_link::{AgentEnd, Closed, FromAgent, SessionEnd, host_with};
 use qd_protocol::event::{Answer, Decision, RunError};
 use qd_protocol::link::{AskRequest, Down, Gone, Outcome, Reply, Said, Stop, TurnLimits, Up, UpNumber};
+use qd_protocol::manifest::Steer as Verb;
 use qd_protocol::worker::AgentSpec;
 use qd_protocol::{Number, RunId, SessionId, WorkerId};
 use tempfile::TempDir;
 use tokio::io::{DuplexStream, ReadHalf, WriteHalf};
 
-use super::STEERING;
 use super::files::Files;
 use super::opening::{Opening, Unopened, open};
 use super::talk::{Talk, run_error};
@@ -216,7 +216,8 @@ async fn live(spec: AgentSpec, mut end: AgentEnd, near: DuplexStream) -> Gone {
         Err(Unopened::HungUp) => return hung_up(),
         Err(Unopened::Refused(told)) => return Gone::Failed(run_error(&told)),
     };
-    let mut talk = Talk::new(peer, opened, Files::below(&spec.cwd), Some(STEERING));
+    let mut talk =
+        Talk::new(peer, opened, Files::below(&spec.cwd), Verb::Request("_session/steering".to_owned()));
     let hello = Up::Ready { agent_session_id: Some(talk.session().to_string()), steers: true };
     if end.say(hello).await.is_err() {
         return Gone::Stopped;

@@ -5,15 +5,17 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use qd_catalog::find::OURSELVES;
 use qd_keeper::{Exit, ExitWatch, Keeper, Kept, Launch};
 use qd_protocol::event::RunError;
+use qd_protocol::manifest::Manifest;
 use qd_protocol::worker::AgentSpec;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::unix::pipe;
 use tokio::task::JoinHandle;
 
-use super::Profile;
-use super::wire::Exited;
+use super::lines::Exited;
+use crate::kinds::own_program;
 use crate::redact::Secrets;
 
 /// Lines of stderr that are kept.
@@ -42,35 +44,77 @@ const INHERITED: [&str; 13] = [
     "XDG_RUNTIME_DIR",
 ];
 
+/// A program as an agent is started: what its manifest says of every session, and what this one adds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Program {
+    /// The program and its arguments.
+    pub(crate) argv: Vec<String>,
+    /// What it is called among the processes, if not by its program's name.
+    pub(crate) called: Option<String>,
+    /// Its variables besides those that every agent gets.
+    pub(crate) env: BTreeMap<String, String>,
+}
+
+impl Program {
+    /// With the model and the system prompt as its manifest takes them; a driver may have other ways to say them.
+    pub(crate) fn of(manifest: &Manifest, spec: &AgentSpec) -> Self {
+        let mut argv = manifest.command();
+        let mut called = None;
+        if argv.first().is_some_and(|program| program == OURSELVES) {
+            argv[0] = own_program().to_string_lossy().into_owned();
+            called = Some(qd_keeper::own::PROGRAM.to_owned());
+        }
+        let startup = &manifest.startup;
+        let cwd = spec.cwd.to_string_lossy();
+        let said = [
+            (&startup.model_arg, spec.model.as_deref()),
+            (&startup.system_prompt_arg, spec.system_prompt.as_deref()),
+            (&startup.cwd_arg, Some(cwd.as_ref())),
+        ];
+        for (flag, value) in said {
+            if let (Some(flag), Some(value)) = (flag, value) {
+                argv.extend([flag.clone(), value.to_owned()]);
+            }
+        }
+        let mut env = startup.env.clone();
+        if let Some(name) = &startup.session_id_env {
+            env.insert(name.clone(), spec.session.to_string());
+        }
+        // What comes with the session wins over what every session gets.
+        env.extend(spec.env.clone());
+        Self { argv, called, env }
+    }
+}
+
 /// A running agent's process, without its stdin and stdout.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(crate) struct Process {
     exit: ExitWatch,
     stderr: Tail,
 }
 
 impl Process {
     /// Starts it; gives what it reads from and what it writes to.
-    pub(super) async fn start(
+    pub(crate) async fn start(
         keeper: &Keeper,
         spec: &AgentSpec,
-        profile: &Profile,
+        program: Program,
     ) -> Result<(Self, pipe::Sender, pipe::Receiver), RunError> {
+        let name = program.argv.first().cloned().unwrap_or_default();
         let launch = Launch {
-            argv: profile.argv.clone(),
-            env: environment(spec, profile),
+            argv: program.argv,
+            env: environment(program.env),
             cwd: spec.cwd.clone(),
-            called: profile.called.map(str::to_owned),
+            called: program.called,
         };
         let Kept { stdin, stdout, stderr, exit, .. } = keeper.spawn(launch).await.map_err(|cause| {
-            let program = profile.argv.first().map_or("", String::as_str);
-            RunError::new("agent_failed_to_start", format!("cannot start {program}: {cause}"))
+            RunError::new("agent_failed_to_start", format!("cannot start {name}: {cause}"))
         })?;
         Ok((Self { exit, stderr: Tail::of(stderr, Secrets::of(&spec.env)) }, stdin, stdout))
     }
 
     /// Resolves when it is dead.
-    pub(super) fn exited(&self) -> Exited {
+    pub(crate) fn exited(&self) -> Exited {
         let exit = self.exit.clone();
         Box::pin(async move {
             exit.wait().await;
@@ -78,7 +122,7 @@ impl Process {
     }
 
     /// Why it is gone: called when its stdout is over.
-    pub(super) async fn why(&mut self, when: &str) -> RunError {
+    pub(crate) async fn why(&mut self, when: &str) -> RunError {
         let exit = tokio::time::timeout(EXIT_WAIT, self.exit.wait()).await.ok();
         let message = match exit {
             Some(Exit { status: Some(status), .. }) => {
@@ -95,14 +139,14 @@ impl Process {
     }
 
     /// The error with what the agent last wrote to stderr, which may say more.
-    pub(super) async fn complains(&mut self, error: RunError) -> RunError {
+    pub(crate) async fn complains(&mut self, error: RunError) -> RunError {
         RunError { stderr: self.stderr.lines().await, ..error }
     }
 }
 
-fn environment(spec: &AgentSpec, profile: &Profile) -> BTreeMap<String, String> {
+/// What an agent's process gets: what every agent does, and these.
+pub(crate) fn environment(added: BTreeMap<String, String>) -> BTreeMap<String, String> {
     let inherited = INHERITED.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
-    let added = profile.env.iter().chain(&spec.env).map(|(name, value)| (name.clone(), value.clone()));
     inherited.chain(added).collect()
 }
 

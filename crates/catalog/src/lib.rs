@@ -1,0 +1,349 @@
+//! Which agents there are here. Manifests come with the program, from the user's own files, and from a project that the
+//! user trusts; each later one adds to or overrides those before. Reads files and looks for programs; starts nothing but
+//! a program that is asked for its version.
+//!
+//! Layout, in reading order:
+//! - [`Catalog`]: the manifests that count, by name.
+//! - `read`: one manifest, from text to a checked type.
+//! - `named`: agents that are described by their name alone, as `acp:CMD`.
+//! - [`find`]: where a program is, and which version it is.
+//! - [`trust`]: what a project brings counts only after somebody has looked at it.
+
+pub mod find;
+mod named;
+mod read;
+pub mod trust;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use qd_protocol::api;
+use qd_protocol::manifest::{Driver, Manifest, ResumeBy};
+use toml::Table;
+
+pub use named::{NamedError, described, is_described, words};
+pub use read::ManifestError;
+
+/// Manifests that come with the program, in the order of the list of agents.
+const BUILT_IN: [&str; 10] = [
+    include_str!("../../../manifests/echo.toml"),
+    include_str!("../../../manifests/script.toml"),
+    include_str!("../../../manifests/claude.toml"),
+    include_str!("../../../manifests/codex.toml"),
+    include_str!("../../../manifests/gemini.toml"),
+    include_str!("../../../manifests/copilot.toml"),
+    include_str!("../../../manifests/opencode.toml"),
+    include_str!("../../../manifests/qwen.toml"),
+    include_str!("../../../manifests/claude-acp.toml"),
+    include_str!("../../../manifests/codex-acp.toml"),
+];
+
+/// The folder of a project with what it brings for us.
+pub const PROJECT: &str = ".quarterdeck";
+/// The folder with manifests, in a project's folder and in the user's configuration.
+pub const AGENTS: &str = "agents";
+/// Manifests that are read of one folder; nobody has more, and a folder of something else is not read whole.
+const FILES_MAX: usize = 256;
+/// The longest manifest.
+const FILE_MAX: u64 = 256 << 10;
+
+/// The agents that can be named.
+#[derive(Debug, Clone, Default)]
+pub struct Catalog {
+    /// In the order of the list.
+    entries: Vec<Entry>,
+    problems: Vec<Problem>,
+}
+
+/// One agent.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// How it is found, started and understood.
+    pub manifest: Manifest,
+    /// Who says so; the last, if several do.
+    pub origin: Origin,
+    table: Table,
+}
+
+/// Where a manifest came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// It is part of this program.
+    BuiltIn,
+    /// A file of the user's.
+    User(PathBuf),
+    /// A file of a project that the user trusts.
+    Project(PathBuf),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BuiltIn => f.write_str("built-in"),
+            Self::User(path) | Self::Project(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// A manifest that does not count, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// The file.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub message: String,
+}
+
+impl Catalog {
+    /// What comes with the program.
+    pub fn built_in() -> Self {
+        static CATALOG: LazyLock<Catalog> = LazyLock::new(|| {
+            let mut catalog = Catalog::default();
+            for text in BUILT_IN {
+                catalog.lay_over(text, Origin::BuiltIn).expect("the manifests of this program are tested");
+            }
+            catalog
+        });
+        CATALOG.clone()
+    }
+
+    /// The same with the manifests of the user's own folders, of which later ones win. A bad file harms only the agent
+    /// that it speaks of, and is told among the problems.
+    pub fn of_user(folders: &[PathBuf]) -> Self {
+        let mut catalog = Self::built_in();
+        for folder in folders {
+            catalog.lay_over_folder(folder, Origin::User);
+        }
+        catalog
+    }
+
+    /// The same with what a project brings, if the user trusts it as it is.
+    #[must_use]
+    pub fn with_project(&self, project: &Path, trust: &trust::Trust) -> Self {
+        let folder = project.join(PROJECT);
+        let mut catalog = self.clone();
+        match trust.stands(project) {
+            trust::Standing::Trusted => catalog.lay_over_folder(&folder.join(AGENTS), Origin::Project),
+            trust::Standing::Nothing => {}
+            trust::Standing::Unknown | trust::Standing::Changed => {
+                let message = format!(
+                    "the project's own agents do not count until `qd trust {}` has been said of them as they are now",
+                    project.display()
+                );
+                catalog.problems.push(Problem { path: folder, message });
+            }
+        }
+        catalog
+    }
+
+    /// The agents, in the order of the list.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// What was wrong with files that do not count.
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+
+    /// The agent of this name, or the one that the name describes.
+    pub fn get(&self, name: &str) -> Option<Manifest> {
+        let listed = self.entries.iter().find(|entry| entry.manifest.agent.name == name);
+        listed.map(|entry| entry.manifest.clone()).or_else(|| described(name).ok())
+    }
+
+    /// The same as lists show them, with what is known of their programs here.
+    pub fn agents(&self, versions: &find::Versions) -> Vec<api::Agent> {
+        self.entries.iter().map(|entry| agent(&entry.manifest, &entry.origin.to_string(), versions)).collect()
+    }
+
+    fn lay_over_folder(&mut self, folder: &Path, origin: fn(PathBuf) -> Origin) {
+        for path in manifests(folder) {
+            let read =
+                read::file(&path, FILE_MAX).and_then(|text| self.lay_over(&text, origin(path.clone())));
+            if let Err(error) = read {
+                self.problems.push(Problem { path, message: error.to_string() });
+            }
+        }
+    }
+
+    fn lay_over(&mut self, text: &str, origin: Origin) -> Result<(), ManifestError> {
+        let table = read::table(text)?;
+        let name = read::name(&table, text)?;
+        let before = self.entries.iter().position(|entry| entry.manifest.agent.name == name);
+        let (table, manifest) = match before {
+            // Alone, so that a mistake is told by its line.
+            None => (table, read::manifest(text)?),
+            Some(at) => {
+                let below = &self.entries[at];
+                let table = read::merge(below.table.clone(), table);
+                let mut manifest = read::merged(&table, text)?;
+                // A project may make an agent ask more, and never less.
+                if matches!(origin, Origin::Project(_)) && below.manifest.turn.ask_mode.is_some() {
+                    manifest.turn.ask_mode.clone_from(&below.manifest.turn.ask_mode);
+                }
+                (table, manifest)
+            }
+        };
+        let entry = Entry { manifest, origin, table };
+        match before {
+            Some(at) => self.entries[at] = entry,
+            None => self.entries.push(entry),
+        }
+        Ok(())
+    }
+}
+
+/// An agent as lists show it.
+pub fn agent(manifest: &Manifest, origin: &str, versions: &find::Versions) -> api::Agent {
+    let driver = manifest.driver();
+    let found = find::program(manifest);
+    let available = matches!(driver, Driver::Echo | Driver::A2a) || found.is_some();
+    let can = &manifest.capabilities;
+    let settings = [("model", can.models), ("system_prompt", can.system_prompts)];
+    api::Agent {
+        name: manifest.agent.name.clone(),
+        description: manifest.agent.description.clone(),
+        driver: driver.name().to_owned(),
+        available,
+        install: manifest.agent.install.clone().filter(|_| !available),
+        version: found.as_deref().and_then(|program| versions.known(program)),
+        tested: manifest.agent.tested.clone(),
+        program: found.map(|program| program.display().to_string()),
+        steers: manifest.steers(),
+        resumes: manifest.resume.by == ResumeBy::Driver && !matches!(driver, Driver::Exec | Driver::Pty),
+        approvals: can.approvals,
+        questions: can.ask_user.any(),
+        cost: match (manifest.cost.metered, manifest.cost.tokens) {
+            (true, _) => api::CostReport::Money,
+            (false, true) => api::CostReport::Tokens,
+            (false, false) => api::CostReport::Nothing,
+        },
+        settings: settings.iter().filter(|(_, takes)| *takes).map(|(name, _)| (*name).to_owned()).collect(),
+        env: manifest.startup.pass_env.clone(),
+        origin: origin.to_owned(),
+    }
+}
+
+/// The manifests of a folder, by name.
+fn manifests(folder: &Path) -> Vec<PathBuf> {
+    let Ok(files) = std::fs::read_dir(folder) else { return Vec::new() };
+    let paths = files.filter_map(|file| Some(file.ok()?.path()));
+    let mut paths: Vec<PathBuf> =
+        paths.filter(|path| path.extension().is_some_and(|kind| kind == "toml")).take(FILES_MAX).collect();
+    paths.sort();
+    paths
+}
+
+/// What may stand for an agent's variables: a name, or the beginning of one before `*`.
+pub fn passes(pattern: &str, name: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(start) => name.starts_with(start),
+        None => pattern == name,
+    }
+}
+
+/// The values of the variables that an agent is sent from its caller's environment.
+pub fn passed(patterns: &[String], vars: impl Iterator<Item = (String, String)>) -> BTreeMap<String, String> {
+    vars.filter(|(name, _)| patterns.iter().any(|pattern| passes(pattern, name))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(folder: &Path, name: &str, text: &str) {
+        std::fs::create_dir_all(folder).unwrap();
+        std::fs::write(folder.join(name), text).unwrap();
+    }
+
+    #[test]
+    fn every_manifest_of_the_program_is_whole_and_stands_under_its_name() {
+        let catalog = Catalog::built_in();
+        assert_eq!(catalog.entries().len(), BUILT_IN.len());
+        let files = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../manifests")).unwrap();
+        for file in files {
+            let path = file.unwrap().path();
+            let name = path.file_stem().unwrap().to_str().unwrap();
+            let manifest = catalog.get(name).unwrap_or_else(|| panic!("{name} is not built in"));
+            assert!(!manifest.agent.description.is_empty(), "{name}");
+            let is_ours = matches!(name, "echo" | "script");
+            assert_eq!(manifest.agent.install.is_some(), !is_ours, "{name}: how to install it");
+            assert_eq!(manifest.agent.tested.is_some(), !is_ours, "{name}: the version that was tried");
+            assert_eq!(manifest.command().is_empty(), name == "echo", "{name}: how to start it");
+        }
+    }
+
+    #[test]
+    fn a_users_file_changes_what_it_names_and_adds_what_is_new() {
+        let home = tempfile::tempdir().unwrap();
+        write(home.path(), "claude.toml", "[agent]\nname = 'claude'\n[startup]\nisolated = true\n");
+        write(
+            home.path(),
+            "mine.toml",
+            "[agent]\nname = 'mine'\nbinary = 'mine'\n[fast_path]\nacp_stdio = true\n",
+        );
+        write(home.path(), "notes.md", "not a manifest");
+        let catalog = Catalog::of_user(&[home.path().to_owned()]);
+        assert_eq!(catalog.problems(), []);
+        let claude = catalog.get("claude").unwrap();
+        assert!(claude.startup.isolated && claude.command().len() > 5, "{claude:?}");
+        assert_eq!(catalog.get("mine").unwrap().driver(), Driver::Acp);
+        assert_eq!(catalog.get("mine").unwrap().command(), ["mine"]);
+        assert_eq!(catalog.entries().last().unwrap().origin, Origin::User(home.path().join("mine.toml")));
+    }
+
+    #[test]
+    fn a_bad_file_is_told_with_its_line_and_harms_nobody_else() {
+        let home = tempfile::tempdir().unwrap();
+        write(home.path(), "a.toml", "[agent]\nname = 'a'\nbinary = 'a'\n[startup]\ncomand = ['a']\n");
+        write(home.path(), "b.toml", "[agent]\nname = 'b'\nbinary = 'b'\n");
+        let catalog = Catalog::of_user(&[home.path().to_owned()]);
+        assert!(catalog.get("a").is_none() && catalog.get("b").is_some());
+        let [problem] = catalog.problems() else { panic!("{:?}", catalog.problems()) };
+        assert_eq!(problem.path, home.path().join("a.toml"));
+        assert!(
+            problem.message.contains("line 5") && problem.message.contains("comand"),
+            "{}",
+            problem.message
+        );
+    }
+
+    #[test]
+    fn what_a_project_brings_counts_once_it_is_trusted_and_only_as_it_was() {
+        let (home, project) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let agents = project.path().join(PROJECT).join(AGENTS);
+        write(
+            &agents,
+            "qwen.toml",
+            "[agent]\nname = 'qwen'\n[turn]\nask_mode = 'yolo'\nrefused = 'goes_on'\n",
+        );
+        write(&agents, "ours.toml", "[agent]\nname = 'ours'\nbinary = './ours'\n");
+        let mut trust = trust::Trust::open(&home.path().join("trust.json")).unwrap();
+        let before = Catalog::built_in().with_project(project.path(), &trust);
+        assert!(before.get("ours").is_none());
+        assert!(before.problems()[0].message.contains("qd trust"), "{:?}", before.problems());
+
+        trust.trust(project.path()).unwrap();
+        let trusted = Catalog::built_in().with_project(project.path(), &trust);
+        assert!(trusted.get("ours").is_some());
+        let qwen = trusted.get("qwen").unwrap();
+        assert_eq!(qwen.turn.ask_mode.as_deref(), Some("default"), "a project makes nobody ask less");
+
+        write(&agents, "more.toml", "[agent]\nname = 'more'\nbinary = 'more'\n");
+        let trust = trust::Trust::open(&home.path().join("trust.json")).unwrap();
+        let changed = Catalog::built_in().with_project(project.path(), &trust);
+        assert!(changed.get("ours").is_none() && changed.get("more").is_none());
+    }
+
+    #[test]
+    fn variables_are_named_or_begin_as_named() {
+        let vars = [("OPENAI_API_KEY", "k"), ("OPENAI", "x"), ("HOME", "/h"), ("GH_TOKEN", "t")];
+        let vars = vars.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let patterns = ["OPENAI_*".to_owned(), "GH_TOKEN".to_owned()];
+        let names: Vec<String> = passed(&patterns, vars).into_keys().collect();
+        assert_eq!(names, ["GH_TOKEN", "OPENAI_API_KEY"]);
+    }
+}

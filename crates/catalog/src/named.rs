@@ -1,0 +1,169 @@
+//! Agents that are described by their name alone: `acp:CMD`, `pty:CMD`, `exec:CMD` and `a2a:URL`.
+
+use qd_protocol::manifest::{
+    About, Capabilities, Cost, Driver, FastPath, IdleRules, Manifest, Offer, ResumeBy, ResumeRules, Startup,
+    TurnRules,
+};
+
+/// Why a name describes nobody.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NamedError {
+    /// It is a plain name.
+    #[error("it begins with none of acp:, pty:, exec: and a2a:")]
+    Plain,
+    /// Nothing stands behind the colon.
+    #[error(
+        "nothing stands behind the colon: say a command, as in `acp:my-agent --flag`, or the URL of an a2a agent"
+    )]
+    Empty,
+    /// A quote has no end.
+    #[error("a quote in the command has no end")]
+    Quote,
+    /// It is no address.
+    #[error("`{0}` is no address: an a2a agent has one that begins with http:// or https://")]
+    Address(String),
+}
+
+/// Whether a name describes its agent.
+pub fn is_described(name: &str) -> bool {
+    split(name).is_some()
+}
+
+/// The agent that a name describes. Nothing is known of it, so nothing is promised for it.
+pub fn described(name: &str) -> Result<Manifest, NamedError> {
+    let (driver, rest) = split(name).ok_or(NamedError::Plain)?;
+    let about = |binary: String| About {
+        name: name.to_owned(),
+        description: "As its name says.".to_owned(),
+        binary,
+        driver: Some(driver),
+        ..About::default()
+    };
+    if rest.trim().is_empty() {
+        return Err(NamedError::Empty);
+    }
+    if driver == Driver::A2a {
+        let url = rest.trim();
+        if !(url.starts_with("http://") || url.starts_with("https://")) {
+            return Err(NamedError::Address(url.to_owned()));
+        }
+        return Ok(Manifest {
+            agent: about(String::new()),
+            fast_path: FastPath { a2a_serve_at: Some(Offer::At(url.to_owned())), ..FastPath::default() },
+            capabilities: Capabilities {
+                streaming_output: true,
+                mid_turn_cancel: true,
+                ..Capabilities::default()
+            },
+            ..Manifest::default()
+        });
+    }
+    let command = words(rest).ok_or(NamedError::Quote)?;
+    let binary = command.first().cloned().ok_or(NamedError::Empty)?;
+    let by = match driver {
+        Driver::Exec => ResumeBy::Stateless,
+        Driver::Pty => ResumeBy::Nothing,
+        _ => ResumeBy::Driver,
+    };
+    Ok(Manifest {
+        agent: about(binary),
+        startup: Startup { command, ..Startup::default() },
+        turn: TurnRules::default(),
+        resume: ResumeRules { by, ..ResumeRules::default() },
+        idle: IdleRules::default(),
+        capabilities: Capabilities {
+            streaming_output: true,
+            mid_turn_cancel: true,
+            approvals: driver == Driver::Acp,
+            models: driver == Driver::Acp,
+            ..Capabilities::default()
+        },
+        cost: Cost { tokens: driver == Driver::Acp, ..Cost::default() },
+        ..Manifest::default()
+    })
+}
+
+fn split(name: &str) -> Option<(Driver, &str)> {
+    let (kind, rest) = name.split_once(':')?;
+    let driver = match kind {
+        "acp" => Driver::Acp,
+        "pty" => Driver::Pty,
+        "exec" => Driver::Exec,
+        "a2a" => Driver::A2a,
+        _ => return None,
+    };
+    Some((driver, rest))
+}
+
+/// The words of a command as a shell would part them, of which only quotes and backslashes mean anything: there is no
+/// shell, so nothing is expanded. `None` if a quote has no end.
+pub fn words(line: &str) -> Option<Vec<String>> {
+    let mut words = Vec::new();
+    let mut word: Option<String> = None;
+    let mut chars = line.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '\'' => {
+                let word = word.get_or_insert_default();
+                loop {
+                    match chars.next()? {
+                        '\'' => break,
+                        c => word.push(c),
+                    }
+                }
+            }
+            '"' => {
+                let word = word.get_or_insert_default();
+                loop {
+                    match chars.next()? {
+                        '"' => break,
+                        '\\' => match chars.next()? {
+                            c @ ('"' | '\\' | '$' | '`') => word.push(c),
+                            c => word.extend(['\\', c]),
+                        },
+                        c => word.push(c),
+                    }
+                }
+            }
+            '\\' => word.get_or_insert_default().push(chars.next()?),
+            c if c.is_whitespace() => words.extend(word.take()),
+            c => word.get_or_insert_default().push(c),
+        }
+    }
+    words.extend(word);
+    Some(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_parted_as_a_shell_would_and_nothing_in_it_is_expanded() {
+        let parted = |line: &str| words(line).unwrap();
+        assert_eq!(parted("  my-agent  --acp "), ["my-agent", "--acp"]);
+        assert_eq!(
+            parted(r#"a 'b c' "d \"e\" $F" g\ h '' x"y"z"#),
+            ["a", "b c", "d \"e\" $F", "g h", "", "xyz"]
+        );
+        assert_eq!(words("a 'b"), None);
+        assert_eq!(words("a \"b"), None);
+        assert_eq!(words("a \\"), None);
+    }
+
+    #[test]
+    fn a_name_with_a_command_is_an_agent() {
+        let agent = described("acp:node /x/agent.js --acp").unwrap();
+        assert_eq!(
+            (agent.driver(), agent.command()),
+            (Driver::Acp, vec!["node".into(), "/x/agent.js".into(), "--acp".into()])
+        );
+        assert_eq!(described("pty:bash -i").unwrap().resume.by, ResumeBy::Nothing);
+        assert_eq!(described("a2a:https://h:1/x").unwrap().address(), Some("https://h:1/x"));
+        assert_eq!(described("claude"), Err(NamedError::Plain));
+        assert_eq!(described("acp: "), Err(NamedError::Empty));
+        assert_eq!(described("exec:a 'b"), Err(NamedError::Quote));
+        assert!(matches!(described("a2a:ftp://x"), Err(NamedError::Address(_))));
+        assert!(!is_described("box:thing") && is_described("exec:"));
+    }
+}

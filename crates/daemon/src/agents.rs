@@ -1,0 +1,92 @@
+//! The agents of this machine, as the daemon knows them: the program's own manifests under the user's and a trusted
+//! project's. Files are read again each time that somebody asks, so that what is changed counts at once; what lives
+//! elsewhere is the workers' business.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use qd_catalog::find::{self, Versions};
+use qd_catalog::trust::Trust;
+use qd_catalog::{Catalog, Problem};
+use qd_protocol::api::Agent;
+use qd_protocol::manifest::{Manifest, Price};
+
+use crate::home::Home;
+
+/// Which agents there are here.
+#[derive(Debug)]
+pub(crate) struct Agents {
+    /// The user's own manifests; later ones win.
+    folders: Vec<PathBuf>,
+    trust: PathBuf,
+    /// Where agents that are to be isolated have their settings.
+    isolated: PathBuf,
+    versions: Arc<Versions>,
+    prices: BTreeMap<String, Price>,
+}
+
+impl Agents {
+    pub(crate) fn new(home: &Home, prices: BTreeMap<String, Price>) -> Self {
+        Self {
+            folders: home.agent_folders(),
+            trust: home.trust_file(),
+            isolated: home.isolated(),
+            versions: Arc::default(),
+            prices,
+        }
+    }
+
+    /// Those that can be named, whether or not they can start here.
+    pub(crate) fn list(&self, project: Option<&Path>) -> Vec<Agent> {
+        self.catalog(project).agents(&self.versions)
+    }
+
+    /// The same with the version of each that is here, which takes as long as the slowest needs to tell it. Blocks.
+    pub(crate) fn list_versions(&self, project: Option<&Path>) -> Vec<Agent> {
+        let catalog = self.catalog(project);
+        let manifests: Vec<Manifest> = catalog.entries().iter().map(|entry| entry.manifest.clone()).collect();
+        self.versions.ask(&manifests);
+        catalog.agents(&self.versions)
+    }
+
+    /// Manifests that do not count, and why.
+    pub(crate) fn problems(&self, project: Option<&Path>) -> Vec<Problem> {
+        self.catalog(project).problems().to_vec()
+    }
+
+    /// One of them, also one that only its name describes.
+    pub(crate) fn find(&self, name: &str, project: Option<&Path>) -> Option<Agent> {
+        let catalog = self.catalog(project);
+        let listed = catalog.entries().iter().find(|entry| entry.manifest.agent.name == name);
+        match listed {
+            Some(entry) => {
+                Some(qd_catalog::agent(&entry.manifest, &entry.origin.to_string(), &self.versions))
+            }
+            None => Some(qd_catalog::agent(&qd_catalog::described(name).ok()?, "its name", &self.versions)),
+        }
+    }
+
+    /// How an agent is started, its program found and its own folders made.
+    pub(crate) fn manifest(&self, name: &str, project: &Path) -> Option<Manifest> {
+        let manifest = find::located(self.catalog(Some(project)).get(name)?);
+        Some(find::isolated(manifest, &self.isolated))
+    }
+
+    /// What tokens cost, by model.
+    pub(crate) fn prices(&self) -> &BTreeMap<String, Price> {
+        &self.prices
+    }
+
+    fn catalog(&self, project: Option<&Path>) -> Catalog {
+        let catalog = Catalog::of_user(&self.folders);
+        let Some(project) = project else { return catalog };
+        match Trust::open(&self.trust) {
+            Ok(trust) => catalog.with_project(project, &trust),
+            Err(error) => {
+                tracing::warn!(%error, "no project is trusted");
+                catalog.with_project(project, &Trust::default())
+            }
+        }
+    }
+}

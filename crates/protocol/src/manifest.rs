@@ -1,0 +1,548 @@
+//! How an agent is found, started and understood: one TOML file each. Everything that is peculiar to an agent stands
+//! here, so that drivers need to know none by name. CAP's fields keep their names and meaning; the others are ours.
+//! Nothing here looks at a disk: which manifests count, and which agents are there, is the catalogue's business.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// An agent, described.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// Who it is.
+    pub agent: About,
+    /// How its version is asked for.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub probe: Probe,
+    /// How it is started.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub startup: Startup,
+    /// What better than a terminal it offers to be driven by.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub fast_path: FastPath,
+    /// How its turns are steered, judged and stopped.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub turn: TurnRules,
+    /// How its conversation is gone on with.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub resume: ResumeRules,
+    /// How an idle one is treated.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub idle: IdleRules,
+    /// The terminal it is given, where it wants one.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub pty: Pty,
+    /// What its words look like, where it has only words.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub parse: Parse,
+    /// What it can do.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub capabilities: Capabilities,
+    /// What it tells of its cost.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub cost: Cost,
+}
+
+/// Who an agent is.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct About {
+    /// What `--agent` takes.
+    pub name: String,
+    /// For people, in one sentence.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub description: String,
+    /// Its program: a name that is looked for on the `PATH`, or a path. Built-in agents have none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub binary: String,
+    /// Other places where its program may be; `~` is the home directory.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub places: Vec<String>,
+    /// How it is driven; by the best of its `fast_path` if that is not said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<Driver>,
+    /// The command that installs it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub install: Option<String>,
+    /// The version that it was last tried with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tested: Option<String>,
+    /// CAP: a pattern that its version should match.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version_match: Option<String>,
+    /// CAP: the profiles that it follows. Of no meaning here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub profiles: Vec<String>,
+}
+
+/// How an agent is driven.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Driver {
+    /// Part of this program: says its prompt again.
+    Echo,
+    /// The Agent Client Protocol on stdio.
+    Acp,
+    /// Claude Code's own lines of JSON and its control protocol.
+    Claude,
+    /// Codex's own server on stdio.
+    Codex,
+    /// A terminal, as a person would.
+    Pty,
+    /// A command for each prompt.
+    Exec,
+    /// A remote agent that speaks the Agent2Agent protocol.
+    A2a,
+}
+
+impl Driver {
+    /// Its name in manifests and lists.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Echo => "built-in",
+            Self::Acp => "acp",
+            Self::Claude => "claude",
+            Self::Codex => "codex",
+            Self::Pty => "pty",
+            Self::Exec => "exec",
+            Self::A2a => "a2a",
+        }
+    }
+}
+
+impl fmt::Display for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// How an agent's version is asked for.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Probe {
+    /// The command; `BINARY --version` if empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub command: Vec<String>,
+    /// A pattern whose first group, or else all of it, is the version; the first number with dots if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version_pattern: Option<String>,
+}
+
+/// How an agent is started.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Startup {
+    /// The program and its arguments; of `fast_path`, or else the program alone, if empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub command: Vec<String>,
+    /// The flag before the model. Agents that take one without a flag say so in `capabilities.models`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model_arg: Option<String>,
+    /// The flag before the system prompt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub system_prompt_arg: Option<String>,
+    /// The flag before the working directory, for agents that do not take the one they are started in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cwd_arg: Option<String>,
+    /// CAP: the variable that tells the agent the session's id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session_id_env: Option<String>,
+    /// Variables that it is always given.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Variables that `qd run` sends along from its caller's environment, where they are set; `*` at the end of a name
+    /// stands for the rest of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pass_env: Vec<String>,
+    /// Whether it is kept from the user's own login and settings.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub isolated: bool,
+    /// The variables that then point into a folder of the daemon's, and where in there.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub isolation: BTreeMap<String, String>,
+    /// What it shows when it takes a prompt; only a terminal is looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_when: Option<ReadyWhen>,
+    /// Seconds within which it must be ready.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub init_timeout_seconds: Option<u64>,
+}
+
+/// What an agent shows when it is ready.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReadyWhen {
+    /// A pattern that a line of its screen matches.
+    pub pattern: String,
+}
+
+/// What an agent offers to be driven by. The first that is there is taken.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FastPath {
+    /// Claude Code's lines of JSON.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream_json: Option<Offer>,
+    /// The Agent Client Protocol.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub acp_stdio: Option<Offer>,
+    /// The Agent2Agent protocol.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub a2a_serve_at: Option<Offer>,
+    /// CAP's own protocol, which nothing here speaks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grpc: Option<Offer>,
+}
+
+/// One thing that an agent offers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Offer {
+    /// Whether it does.
+    Given(bool),
+    /// By this command.
+    By(Vec<String>),
+    /// At this address.
+    At(String),
+}
+
+impl Offer {
+    /// Whether it is offered at all.
+    pub fn is_made(&self) -> bool {
+        *self != Self::Given(false)
+    }
+}
+
+/// How turns are steered, judged and stopped.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TurnRules {
+    /// The agent's own verb for a word on the way.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub steer: Steer,
+    /// What a turn that is to be stopped needs besides being asked to.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub kill: KillRule,
+    /// What it does when a tool is refused.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub refused: Refused,
+    /// The mode in which it asks, if it does not begin in that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ask_mode: Option<String>,
+    /// Names of its own helpers, which outlive a turn and are not counted among what the turn started.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub helpers: Vec<String>,
+    /// How a one-prompt command gets its prompt.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub prompt: PromptBy,
+    /// What such a command writes.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub output: Output,
+}
+
+/// An agent's verb for a word in the middle of a turn.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Steer {
+    /// It has none.
+    #[default]
+    None,
+    /// Its driver knows.
+    Native,
+    /// A request of this name.
+    Request(String),
+    /// Another prompt, which it takes as a steer; both are answered when the turn ends.
+    Prompt,
+    /// It asks for what there is by a request of this name.
+    Pull(String),
+}
+
+/// What a turn that is to be stopped needs besides being asked to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KillRule {
+    /// Nothing: it ends its tools as well. What it forgets, the keeper ends.
+    #[default]
+    Asked,
+    /// Its tools go on; the keeper ends them at once.
+    Tools,
+}
+
+/// What an agent does when a tool is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Refused {
+    /// The model is told and goes on.
+    #[default]
+    GoesOn,
+    /// The turn ends there, whatever it calls that.
+    Stops,
+}
+
+/// How a one-prompt command gets its prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PromptBy {
+    /// On standard input, which is then closed.
+    #[default]
+    Stdin,
+    /// In place of `{prompt}` among its arguments, or as the last of them.
+    Argument,
+}
+
+/// What a one-prompt command writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Output {
+    /// Text.
+    #[default]
+    Text,
+    /// One JSON value a line.
+    Json,
+}
+
+/// How an agent's conversation is gone on with.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResumeRules {
+    /// Whether it can be, and what stands in the way.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub by: ResumeBy,
+    /// Do not resume a conversation in the minute of the clock in which it was last used: the agent would lose it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub next_minute: bool,
+}
+
+/// Whether a conversation can be gone on with by another process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ResumeBy {
+    /// As its driver finds out.
+    #[default]
+    Driver,
+    /// It cannot: with its process its memory is gone.
+    Nothing,
+    /// There is nothing to remember: each prompt stands for itself.
+    Stateless,
+}
+
+/// How an idle agent is treated.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct IdleRules {
+    /// Seconds after which it is put to rest, if not those of the settings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rest_after_s: Option<u64>,
+}
+
+/// The terminal that an agent is given.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Pty {
+    /// Its width.
+    pub cols: u16,
+    /// Its height.
+    pub rows: u16,
+    /// Whether prompts are pasted as one piece, so that line breaks in them do not send them off.
+    pub bracketed_paste: bool,
+    /// What ^C does.
+    pub sigint_cancels_turn: SigintRule,
+    /// Whether it takes what is typed while it works.
+    pub queued_input_supported: bool,
+    /// What sends a prompt off.
+    pub submit: String,
+}
+
+impl Default for Pty {
+    fn default() -> Self {
+        Self {
+            cols: 120,
+            rows: 40,
+            bracketed_paste: false,
+            sigint_cancels_turn: SigintRule::Hard,
+            queued_input_supported: false,
+            submit: "\r".to_owned(),
+        }
+    }
+}
+
+/// What ^C does to an agent at a terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SigintRule {
+    /// It ends the turn, and the agent is ready for the next.
+    Graceful,
+    /// It ends the agent.
+    #[default]
+    Hard,
+    /// Nothing.
+    None,
+}
+
+/// What an agent's words look like. Patterns are tried on single lines.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Parse {
+    /// The line in which it waits for a prompt.
+    pub idle: Vec<String>,
+    /// The line that is only there while it works.
+    pub busy: Vec<String>,
+    /// Where a tool call begins.
+    pub tool_call_start: Vec<String>,
+    /// Where it ends.
+    pub tool_call_end: Vec<String>,
+    /// Where a plan begins.
+    pub plan_section: Vec<String>,
+    /// Where a thought begins.
+    pub thought_section: Vec<String>,
+    /// A question that takes yes or no.
+    pub ask_yes_no: Vec<String>,
+    /// A question that takes one of several numbered answers.
+    pub ask_options: Vec<String>,
+    /// Words that mean that the turn failed, whatever the agent says of how it ended.
+    pub error_lines: Vec<String>,
+}
+
+impl Default for Parse {
+    fn default() -> Self {
+        let none = Vec::new;
+        Self {
+            idle: vec![r"^>\s*$".to_owned(), r"^❯\s*$".to_owned()],
+            busy: none(),
+            tool_call_start: none(),
+            tool_call_end: none(),
+            plan_section: none(),
+            thought_section: none(),
+            ask_yes_no: none(),
+            ask_options: none(),
+            error_lines: none(),
+        }
+    }
+}
+
+/// What an agent can do, as far as it is known before it is started.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Capabilities {
+    /// Whether its text comes while it is made.
+    pub streaming_output: bool,
+    /// CAP: whether it takes what is typed while it works.
+    pub queued_input: bool,
+    /// CAP: whether a turn can be cancelled.
+    pub mid_turn_cancel: bool,
+    /// CAP: whether one process can have several conversations.
+    pub multi_session: bool,
+    /// CAP: whether the output of tools comes while they run.
+    pub streaming_tool_output: bool,
+    /// CAP: what it takes.
+    pub input_modalities: Vec<String>,
+    /// CAP: what it gives.
+    pub output_modalities: Vec<String>,
+    /// What it can ask people.
+    pub ask_user: AskUser,
+    /// Whether it asks before it uses tools.
+    pub approvals: bool,
+    /// Whether it can be told which model to use.
+    pub models: bool,
+    /// Whether it can be given a system prompt.
+    pub system_prompts: bool,
+}
+
+/// What an agent can ask people.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AskUser {
+    /// Yes or no.
+    pub yes_no: bool,
+    /// One of several answers.
+    pub options: bool,
+    /// Anything.
+    pub free_text: bool,
+}
+
+impl AskUser {
+    /// Whether it can ask anything at all.
+    pub fn any(&self) -> bool {
+        self.yes_no || self.options || self.free_text
+    }
+}
+
+/// What an agent tells of its cost.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Cost {
+    /// Whether it tells what it cost. If not, tokens are priced by the settings.
+    pub metered: bool,
+    /// In what.
+    pub currency: String,
+    /// Whether it tells how many tokens it used.
+    pub tokens: bool,
+}
+
+impl Default for Cost {
+    fn default() -> Self {
+        Self { metered: false, currency: "USD".to_owned(), tokens: false }
+    }
+}
+
+/// What tokens cost, in dollars for a million.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Price {
+    /// Of the prompt.
+    pub input: f64,
+    /// Of the answer.
+    pub output: f64,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+impl Manifest {
+    /// How it is driven: as it says, else by the best that it offers, else by a terminal.
+    pub fn driver(&self) -> Driver {
+        let made = |offer: &Option<Offer>| offer.as_ref().is_some_and(Offer::is_made);
+        self.agent.driver.unwrap_or({
+            if made(&self.fast_path.stream_json) {
+                Driver::Claude
+            } else if made(&self.fast_path.acp_stdio) {
+                Driver::Acp
+            } else if made(&self.fast_path.a2a_serve_at) {
+                Driver::A2a
+            } else {
+                Driver::Pty
+            }
+        })
+    }
+
+    /// The program and its arguments, before anything of a session is added; empty if it has none.
+    pub fn command(&self) -> Vec<String> {
+        let offered = match self.driver() {
+            Driver::Acp => self.fast_path.acp_stdio.as_ref(),
+            Driver::Claude => self.fast_path.stream_json.as_ref(),
+            _ => None,
+        };
+        match offered {
+            Some(Offer::By(argv)) if !argv.is_empty() => argv.clone(),
+            _ if !self.startup.command.is_empty() => self.startup.command.clone(),
+            _ if self.agent.binary.is_empty() => Vec::new(),
+            _ => vec![self.agent.binary.clone()],
+        }
+    }
+
+    /// Where it listens, for one that is elsewhere.
+    pub fn address(&self) -> Option<&str> {
+        match &self.fast_path.a2a_serve_at {
+            Some(Offer::At(url)) => Some(url),
+            _ => None,
+        }
+    }
+
+    /// Whether a turn of it can be told something on its way.
+    pub fn steers(&self) -> bool {
+        self.turn.steer != Steer::None
+    }
+}
