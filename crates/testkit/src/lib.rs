@@ -11,6 +11,7 @@
 //! - [`rules`]: what must hold of any journal.
 //! - [`processes`]: what `/proc` says of a home's daemon, workers and agents.
 //! - [`escapees`]: programs that do not want to die.
+//! - [`model`]: a model for real agents, scripted by their prompts.
 //! - [`proxy`]: a network that breaks when told to.
 //! - [`random`]: numbers from a printed seed.
 //! - [`terminal`]: a real terminal, by tmux.
@@ -21,6 +22,7 @@ pub mod daemon;
 pub mod escapees;
 pub mod figures;
 pub mod home;
+pub mod model;
 pub mod processes;
 pub mod proxy;
 pub mod random;
@@ -38,6 +40,7 @@ pub use client::{Answer, Client};
 pub use daemon::{Daemon, Options};
 pub use figures::Table;
 pub use home::{Home, Output, Running};
+pub use model::Model;
 pub use processes::Process;
 pub use proxy::Proxy;
 pub use random::Random;
