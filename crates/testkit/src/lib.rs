@@ -11,6 +11,7 @@
 //! - [`rules`]: what must hold of any journal.
 //! - [`processes`]: what `/proc` says of a home's daemon, workers and agents.
 //! - [`escapees`]: programs that do not want to die.
+//! - [`clis`]: the real agents, installed and isolated.
 //! - [`model`]: a model for real agents, scripted by their prompts.
 //! - [`proxy`]: a network that breaks when told to.
 //! - [`random`]: numbers from a printed seed.
@@ -18,6 +19,7 @@
 //! - [`figures`], [`raw_log`], [`wire`]: what the benchmarks are made of: tables, the disk as a limit, one connection.
 
 pub mod client;
+pub mod clis;
 pub mod daemon;
 pub mod escapees;
 pub mod figures;
@@ -37,6 +39,7 @@ pub mod wire;
 use std::time::Duration;
 
 pub use client::{Answer, Client};
+pub use clis::{Cli, Clis};
 pub use daemon::{Daemon, Options};
 pub use figures::Table;
 pub use home::{Home, Output, Running};
