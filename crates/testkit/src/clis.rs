@@ -176,6 +176,8 @@ pub fn isolated(cli: Cli, home: &Path, model: &Model) -> BTreeMap<String, String
             set("ANTHROPIC_API_KEY", "scripted");
             set("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1");
             set("DISABLE_AUTOUPDATER", "1");
+            // Else it asks the model after a turn what the user may say next.
+            set("CLAUDE_CODE_ENABLE_PROMPT_SUGGESTION", "false");
         }
         Cli::Codex | Cli::CodexAcp => {
             set("SCRIPTED_KEY", "scripted");
@@ -219,7 +221,7 @@ pub fn isolated(cli: Cli, home: &Path, model: &Model) -> BTreeMap<String, String
 /// `on-request`: only what leaves the sandbox is asked for. Without plugins and analytics nobody else is called.
 fn codex(url: &str) -> String {
     format!(
-        r#"model = "scripted"
+        r#"model = "gpt-5.5"
 model_provider = "scripted"
 approval_policy = "on-request"
 check_for_update_on_startup = false
@@ -275,6 +277,9 @@ fn qwen() -> Value {
         "privacy": { "usageStatisticsEnabled": false },
         "telemetry": { "enabled": false },
         "general": { "enableAutoUpdate": false },
+        // Else it asks the model after a turn what the user may say next, and what to remember of it.
+        "ui": { "enableFollowupSuggestions": false },
+        "memory": { "enableManagedAutoMemory": false, "enableManagedAutoDream": false },
     })
 }
 

@@ -72,9 +72,15 @@ impl Heard {
         results
     }
 
-    /// No turn of a conversation goes without tools, and none wants JSON.
+    /// No turn of a conversation goes without tools, and none wants JSON. Some side calls do offer the tools of the
+    /// conversation that they look back on: those are known by how they begin.
     pub(super) fn is_side(&self) -> bool {
-        self.tools.is_empty() || self.form.is_some()
+        let newest = self.said.iter().rev().find_map(|said| match said {
+            Said::User(text) => Some(text),
+            Said::Result(_) => None,
+        });
+        let is_aside = newest.is_some_and(|text| ASIDES.iter().any(|start| text.starts_with(start)));
+        self.tools.is_empty() || self.form.is_some() || is_aside
     }
 }
 
@@ -107,6 +113,9 @@ pub(super) fn list(value: &Value) -> &[Value] {
 /// What agents begin their own messages with, where a user would speak.
 const NOT_THE_USER: [&str; 5] =
     ["<", "# AGENTS", "SYSTEM:", "This is the Gemini CLI", "This is the Qwen Code"];
+
+/// What Claude and Qwen begin with when they want to know what the user may say next.
+const ASIDES: [&str; 1] = ["[SUGGESTION MODE"];
 
 /// What agents put between tags beside the user's words, before or after them.
 const WRAPPERS: [&str; 3] = ["<system-reminder>", "<reminder>", "<current_datetime>"];
@@ -155,6 +164,16 @@ mod tests {
         );
         assert_eq!(user("<environment_context><cwd>/</cwd></environment_context>"), "");
         assert_eq!(user("# AGENTS.md instructions"), "");
+    }
+
+    #[test]
+    fn what_looks_back_on_a_conversation_is_no_turn_of_it() {
+        let mut heard = Heard::default();
+        heard.tool(&"Bash".into(), &Value::Null);
+        heard.user("hello");
+        assert!(!heard.is_side());
+        heard.user("[SUGGESTION MODE: Suggest what the user might naturally type next.]");
+        assert!(heard.is_side());
     }
 
     #[test]
