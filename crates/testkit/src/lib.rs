@@ -11,16 +11,20 @@
 //! - [`rules`]: what must hold of any journal.
 //! - [`processes`]: what `/proc` says of a home's daemon, workers and agents.
 //! - [`escapees`]: programs that do not want to die.
+//! - [`clis`]: the real agents, installed and isolated.
+//! - [`model`]: a model for real agents, scripted by their prompts.
 //! - [`proxy`]: a network that breaks when told to.
 //! - [`random`]: numbers from a printed seed.
 //! - [`terminal`]: a real terminal, by tmux.
 //! - [`figures`], [`raw_log`], [`wire`]: what the benchmarks are made of: tables, the disk as a limit, one connection.
 
 pub mod client;
+pub mod clis;
 pub mod daemon;
 pub mod escapees;
 pub mod figures;
 pub mod home;
+pub mod model;
 pub mod processes;
 pub mod proxy;
 pub mod random;
@@ -35,9 +39,11 @@ pub mod wire;
 use std::time::Duration;
 
 pub use client::{Answer, Client};
+pub use clis::{Cli, Clis};
 pub use daemon::{Daemon, Options};
 pub use figures::Table;
 pub use home::{Home, Output, Running};
+pub use model::Model;
 pub use processes::Process;
 pub use proxy::Proxy;
 pub use random::Random;

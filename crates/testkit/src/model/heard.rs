@@ -1,0 +1,190 @@
+//! What a request says, whichever API it came by: who said what, which tools are offered, and in which form the answer
+//! is wanted. Agents wrap what the user says in much of their own; here it is unwrapped.
+
+use serde_json::Value;
+
+/// One request, read.
+#[derive(Debug, Default)]
+pub(super) struct Heard {
+    /// The model that is asked for.
+    pub(super) model: String,
+    /// The conversation, oldest first. What the model itself said is left out.
+    pub(super) said: Vec<Said>,
+    /// What it may call.
+    pub(super) tools: Vec<Tool>,
+    /// Whether the answer is wanted piece by piece.
+    pub(super) stream: bool,
+    /// The schema of the JSON that is wanted instead of text; null where any JSON will do.
+    pub(super) form: Option<Value>,
+}
+
+/// One part of a conversation.
+#[derive(Debug, PartialEq)]
+pub(super) enum Said {
+    User(String),
+    Result(String),
+}
+
+/// A tool, with the JSON schema of its arguments.
+#[derive(Debug)]
+pub(super) struct Tool {
+    pub(super) name: String,
+    pub(super) schema: Value,
+}
+
+impl Heard {
+    /// Adds what came in the place of the user's words, if a user can have said it.
+    pub(super) fn user(&mut self, text: &str) {
+        if let Some(text) = unwrapped(text) {
+            self.said.push(Said::User(text));
+        }
+    }
+
+    pub(super) fn result(&mut self, text: String) {
+        self.said.push(Said::Result(text));
+    }
+
+    pub(super) fn tool(&mut self, name: &Value, schema: &Value) {
+        if let Some(name) = name.as_str() {
+            self.tools.push(Tool { name: name.to_owned(), schema: schema.clone() });
+        }
+    }
+
+    /// What the user said, oldest first.
+    pub(super) fn texts(&self) -> Vec<String> {
+        let text = |said: &Said| match said {
+            Said::User(text) => Some(text.clone()),
+            Said::Result(_) => None,
+        };
+        self.said.iter().filter_map(text).collect()
+    }
+
+    /// The results since the user spoke last.
+    pub(super) fn results(&self) -> Vec<&str> {
+        fn result(said: &Said) -> Option<&str> {
+            match said {
+                Said::Result(text) => Some(text),
+                Said::User(_) => None,
+            }
+        }
+        let mut results: Vec<&str> = self.said.iter().rev().map_while(result).collect();
+        results.reverse();
+        results
+    }
+
+    /// No turn of a conversation goes without tools, and none wants JSON. Some side calls do offer the tools of the
+    /// conversation that they look back on: those are known by how they begin.
+    pub(super) fn is_side(&self) -> bool {
+        let newest = self.said.iter().rev().find_map(|said| match said {
+            Said::User(text) => Some(text),
+            Said::Result(_) => None,
+        });
+        let is_aside = newest.is_some_and(|text| ASIDES.iter().any(|start| text.starts_with(start)));
+        self.tools.is_empty() || self.form.is_some() || is_aside
+    }
+}
+
+/// The text of a content that may be a string, a part or a list of parts.
+pub(super) fn flat(content: &Value) -> String {
+    match content {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => parts.iter().map(flat).collect::<Vec<_>>().join("\n"),
+        Value::Object(part) => {
+            let text = ["text", "content", "output"].iter().find_map(|key| part.get(*key));
+            text.map(flat).unwrap_or_default()
+        }
+        _ => String::new(),
+    }
+}
+
+/// The parts of a content, each as text.
+pub(super) fn parts(content: &Value) -> Vec<String> {
+    match content {
+        Value::Array(parts) => parts.iter().map(flat).collect(),
+        other => vec![flat(other)],
+    }
+}
+
+/// The items of a list, or none.
+pub(super) fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// What agents begin their own messages with, where a user would speak.
+const NOT_THE_USER: [&str; 5] =
+    ["<", "# AGENTS", "SYSTEM:", "This is the Gemini CLI", "This is the Qwen Code"];
+
+/// What Claude and Qwen begin with when they want to know what the user may say next.
+const ASIDES: [&str; 1] = ["[SUGGESTION MODE"];
+
+/// What agents put between tags beside the user's words, before or after them.
+const WRAPPERS: [&str; 3] = ["<system-reminder>", "<reminder>", "<current_datetime>"];
+
+fn unwrapped(text: &str) -> Option<String> {
+    let is_wrapped = text.trim_start().starts_with('<') || WRAPPERS.iter().any(|tag| text.contains(tag));
+    let text = if is_wrapped { without_elements(text) } else { text.to_owned() };
+    let text = text.trim();
+    let is_the_user = !text.is_empty() && !NOT_THE_USER.iter().any(|start| text.starts_with(start));
+    is_the_user.then(|| text.to_owned())
+}
+
+/// `text` without every `<name ...>...</name>` in it.
+fn without_elements(text: &str) -> String {
+    let (mut kept, mut rest) = (String::new(), text);
+    while let Some(start) = rest.find('<') {
+        let (before, from) = rest.split_at(start);
+        kept.push_str(before);
+        let name: String =
+            from[1..].chars().take_while(|c| c.is_ascii_alphanumeric() || "-_".contains(*c)).collect();
+        let close = format!("</{name}>");
+        match from.find(&close) {
+            Some(end) if !name.is_empty() => rest = &from[end + close.len()..],
+            _ => {
+                kept.push('<');
+                rest = &from[1..];
+            }
+        }
+    }
+    kept + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_users_words_are_found_in_what_agents_wrap_around_them() {
+        let user = |text| unwrapped(text).unwrap_or_default();
+        assert_eq!(user("hello"), "hello");
+        assert_eq!(user("a < b and <b>c</b>"), "a < b and <b>c</b>");
+        assert_eq!(user("<system-reminder>be good</system-reminder>\nhello"), "hello");
+        assert_eq!(
+            user("<current_datetime>now</current_datetime>\n\nhello\n\n<reminder>x</reminder>"),
+            "hello"
+        );
+        assert_eq!(user("<environment_context><cwd>/</cwd></environment_context>"), "");
+        assert_eq!(user("# AGENTS.md instructions"), "");
+    }
+
+    #[test]
+    fn what_looks_back_on_a_conversation_is_no_turn_of_it() {
+        let mut heard = Heard::default();
+        heard.tool(&"Bash".into(), &Value::Null);
+        heard.user("hello");
+        assert!(!heard.is_side());
+        heard.user("[SUGGESTION MODE: Suggest what the user might naturally type next.]");
+        assert!(heard.is_side());
+    }
+
+    #[test]
+    fn only_results_after_the_users_last_words_count() {
+        let mut heard = Heard::default();
+        heard.user("one");
+        heard.result("a".into());
+        heard.user("two");
+        heard.result("b".into());
+        heard.result("c".into());
+        assert_eq!(heard.results(), ["b", "c"]);
+        assert_eq!(heard.texts(), ["one", "two"]);
+    }
+}

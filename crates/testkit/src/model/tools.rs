@@ -1,0 +1,172 @@
+//! Which of an agent's own tools a script means, and what it is called with. Tools are known by the names that agents
+//! give them; what else a tool requires is filled in from its schema.
+
+use serde_json::{Map, Value, json};
+
+use super::heard::Tool;
+
+/// One call of a tool.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Call {
+    pub(super) name: String,
+    pub(super) args: Value,
+}
+
+/// The names of tools that run a line of shell, the likeliest first.
+const SHELLS: [&str; 8] = [
+    "Bash",
+    "bash",
+    "run_shell_command",
+    "exec_command",
+    "shell_command",
+    "shell",
+    "execute_command",
+    "terminal",
+];
+
+/// The names of tools that read a file.
+const READS: [&str; 5] = ["Read", "read", "read_file", "view", "cat"];
+
+/// The names of tools that put a question to the user.
+const ASKS: [&str; 5] =
+    ["AskUserQuestion", "request_user_input", "question", "ask_user_question", "ask_user"];
+
+/// What a shell call asks for beside its command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rights {
+    /// More than the sandbox gives, where the tool can say so: it is what makes Codex ask.
+    Escalated,
+    /// Nothing more.
+    Plain,
+}
+
+/// A line of shell.
+pub(super) fn shell(tools: &[Tool], command: &str, rights: Rights) -> Option<Call> {
+    let tool = find(tools, &SHELLS)?;
+    let properties = &tool.schema["properties"];
+    let mut args = Map::new();
+    let key = if properties.get("cmd").is_some() { "cmd" } else { "command" };
+    let words = properties[key]["type"] == "array";
+    args.insert(key.into(), if words { json!(["bash", "-lc", command]) } else { json!(command) });
+    if properties.get("description").is_some() {
+        args.insert("description".into(), json!("scripted"));
+    }
+    if rights == Rights::Escalated && properties.get("sandbox_permissions").is_some() {
+        args.insert("sandbox_permissions".into(), json!("require_escalated"));
+        args.insert("justification".into(), json!("the script wants it"));
+    }
+    Some(tool.call(args))
+}
+
+/// A file is read, by the shell where there is no tool for it.
+pub(super) fn read(tools: &[Tool], path: &str) -> Option<Call> {
+    let Some(tool) = find(tools, &READS) else {
+        return shell(tools, &format!("cat {path}"), Rights::Plain);
+    };
+    let keys = ["file_path", "filePath", "absolute_path", "path"];
+    let key = keys.iter().find(|key| tool.schema["properties"].get(**key).is_some()).unwrap_or(&"path");
+    Some(tool.call(Map::from_iter([((*key).to_owned(), json!(path))])))
+}
+
+/// The user is asked `Which colour?`, and may choose `Red` or `Blue`.
+pub(super) fn ask(tools: &[Tool]) -> Option<Call> {
+    let tool = find(tools, &ASKS)?;
+    let properties = &tool.schema["properties"];
+    let mut args = Map::new();
+    if properties.get("questions").is_none() && properties.get("question").is_some() {
+        args.insert("question".into(), json!("Which colour?"));
+        args.insert("choices".into(), json!(["Red", "Blue"]));
+    } else {
+        let mut question = filled(&properties["questions"]["items"]);
+        question["question"] = json!("Which colour?");
+        question["header"] = json!("Colour");
+        question["options"] =
+            json!([{ "label": "Red", "description": "warm" }, { "label": "Blue", "description": "cold" }]);
+        args.insert("questions".into(), json!([question]));
+    }
+    Some(tool.call(args))
+}
+
+fn find<'a>(tools: &'a [Tool], names: &[&str]) -> Option<&'a Tool> {
+    names.iter().find_map(|name| tools.iter().find(|tool| tool.name == *name))
+}
+
+impl Tool {
+    fn call(&self, args: Map<String, Value>) -> Call {
+        let mut all = filled(&self.schema);
+        for (name, value) in args {
+            all[name] = value;
+        }
+        Call { name: self.name.clone(), args: all }
+    }
+}
+
+/// The least that a JSON schema accepts.
+pub(super) fn filled(schema: &Value) -> Value {
+    if let Some(constant) = schema.get("const") {
+        return constant.clone();
+    }
+    if let Some(choices) = schema["enum"].as_array() {
+        // Who speaks next is a question of Gemini's; that it is the user ends a turn.
+        let user = choices.iter().find(|choice| **choice == "user");
+        return user.or(choices.first()).cloned().unwrap_or_default();
+    }
+    let kind = match &schema["type"] {
+        Value::Array(kinds) => kinds.first().and_then(Value::as_str),
+        kind => kind.as_str(),
+    };
+    match kind.map(str::to_ascii_lowercase).as_deref() {
+        Some("string") => json!("scripted"),
+        Some("boolean") => json!(false),
+        Some("number" | "integer") => schema.get("minimum").cloned().unwrap_or(json!(1)),
+        Some("array") => json!([]),
+        Some("null") => Value::Null,
+        _ => {
+            let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+            required.map(|name| (name.to_owned(), filled(&schema["properties"][name]))).collect()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tool(name: &str, schema: Value) -> Tool {
+        Tool { name: name.into(), schema }
+    }
+
+    #[test]
+    fn what_a_tool_requires_is_filled_in() {
+        let schema = json!({
+            "properties": {
+                "command": { "type": "string" }, "is_background": { "type": "boolean" }, "timeout": { "type": "number" }
+            },
+            "required": ["command", "is_background"],
+        });
+        let call = shell(&[tool("run_shell_command", schema)], "true", Rights::Escalated).unwrap();
+        assert_eq!(call.args, json!({ "command": "true", "is_background": false }));
+    }
+
+    #[test]
+    fn codex_is_asked_for_more_rights_only_where_the_script_wants_that() {
+        let schema = json!({ "properties": { "cmd": {}, "sandbox_permissions": {} }, "required": ["cmd"] });
+        let tools = [tool("exec_command", schema)];
+        let call = |rights| shell(&tools, "true", rights).unwrap().args;
+        assert_eq!(call(Rights::Escalated)["sandbox_permissions"], "require_escalated");
+        assert_eq!(call(Rights::Plain), json!({ "cmd": "true" }));
+    }
+
+    #[test]
+    fn a_question_has_what_its_schema_requires() {
+        let item = json!({
+            "properties": { "multiSelect": { "type": "boolean" }, "id": { "type": "string" } },
+            "required": ["multiSelect", "id"],
+        });
+        let schema = json!({ "properties": { "questions": { "type": "array", "items": item } } });
+        let call = ask(&[tool("AskUserQuestion", schema)]).unwrap();
+        let question = &call.args["questions"][0];
+        assert_eq!((&question["multiSelect"], &question["id"]), (&json!(false), &json!("scripted")));
+        assert_eq!(question["options"][1]["label"], "Blue");
+    }
+}
