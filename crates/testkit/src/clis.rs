@@ -160,6 +160,8 @@ pub fn isolated(cli: Cli, home: &Path, model: &Model) -> BTreeMap<String, String
     let mut set = |name: &str, value: &str| env.insert(name.to_owned(), value.to_owned());
     set("PATH", &path);
     set("HOME", &text(home));
+    // What the model has the shell do is meant for this one.
+    set("SHELL", "/bin/bash");
     set("TMPDIR", &text(&tmp));
     set("XDG_CONFIG_HOME", &text(&home.join(".config")));
     set("XDG_DATA_HOME", &text(&home.join(".local/share")));
