@@ -111,7 +111,7 @@ pub(super) fn list(value: &Value) -> &[Value] {
 }
 
 /// What agents begin their own messages with, where a user would speak.
-const NOT_THE_USER: [&str; 6] = [
+const NOT_THE_USER: [&str; 7] = [
     "<",
     "# AGENTS",
     "SYSTEM:",
@@ -119,6 +119,8 @@ const NOT_THE_USER: [&str; 6] = [
     "This is the Qwen Code",
     // So Claude remembers that it was cancelled.
     "[Request interrupted",
+    // So Qwen asks for the rest of a stream that was cut.
+    "The connection dropped mid-response",
 ];
 
 /// What Claude and Qwen begin with when they want to know what the user may say next.
