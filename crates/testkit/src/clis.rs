@@ -147,7 +147,12 @@ impl Clis {
 /// The environment of an agent that knows nobody but `model`, and a `home` with the settings that it reads there. The
 /// home is made if it is missing. The environment is all that the agent needs: it may be the only one it gets.
 ///
-/// Whatever an agent sends elsewhere goes to the model as a proxy, and is in [`Model::phone_home`].
+/// Whatever an agent sends elsewhere goes to the model as a proxy, and is in [`Model::phone_home`]: nothing, but for two
+/// lookups of a package by OpenCode when it starts.
+///
+/// Which of them can put a question to the user: Claude does (a control request), and so does its adapter to a client
+/// that declares `elicitation`; Qwen does (a permission request with `qwenInteractionKind`); Codex does with `--enable
+/// default_mode_request_user_input` alone. The others do not offer the tool.
 pub fn isolated(cli: Cli, home: &Path, model: &Model) -> BTreeMap<String, String> {
     let (url, v1) = (model.url(), format!("{}/v1", model.url()));
     let text = |path: &Path| path.to_str().expect("the home's path is text").to_owned();
@@ -160,6 +165,8 @@ pub fn isolated(cli: Cli, home: &Path, model: &Model) -> BTreeMap<String, String
     let mut set = |name: &str, value: &str| env.insert(name.to_owned(), value.to_owned());
     set("PATH", &path);
     set("HOME", &text(home));
+    // What the model has the shell do is meant for this one.
+    set("SHELL", "/bin/bash");
     set("TMPDIR", &text(&tmp));
     set("XDG_CONFIG_HOME", &text(&home.join(".config")));
     set("XDG_DATA_HOME", &text(&home.join(".local/share")));
@@ -218,7 +225,8 @@ pub fn isolated(cli: Cli, home: &Path, model: &Model) -> BTreeMap<String, String
     env
 }
 
-/// `on-request`: only what leaves the sandbox is asked for. Without plugins and analytics nobody else is called.
+/// `on-request`: only what leaves the sandbox is asked for. Without plugins and analytics nobody else is called. The
+/// model is one that Codex knows, or it would warn in every turn, and one without code mode, so that there is a shell.
 fn codex(url: &str) -> String {
     format!(
         r#"model = "gpt-5.5"

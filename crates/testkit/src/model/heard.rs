@@ -111,8 +111,17 @@ pub(super) fn list(value: &Value) -> &[Value] {
 }
 
 /// What agents begin their own messages with, where a user would speak.
-const NOT_THE_USER: [&str; 5] =
-    ["<", "# AGENTS", "SYSTEM:", "This is the Gemini CLI", "This is the Qwen Code"];
+const NOT_THE_USER: [&str; 7] = [
+    "<",
+    "# AGENTS",
+    "SYSTEM:",
+    "This is the Gemini CLI",
+    "This is the Qwen Code",
+    // So Claude remembers that it was cancelled.
+    "[Request interrupted",
+    // So Qwen asks for the rest of a stream that was cut.
+    "The connection dropped mid-response",
+];
 
 /// What Claude and Qwen begin with when they want to know what the user may say next.
 const ASIDES: [&str; 1] = ["[SUGGESTION MODE"];
@@ -164,6 +173,7 @@ mod tests {
         );
         assert_eq!(user("<environment_context><cwd>/</cwd></environment_context>"), "");
         assert_eq!(user("# AGENTS.md instructions"), "");
+        assert_eq!(user("[Request interrupted by user]"), "");
     }
 
     #[test]

@@ -97,9 +97,10 @@ fn tool(heard: &Heard, text: &str, results: usize) -> Option<Plan> {
         "plain" => shell(argument.trim(), Rights::Plain),
         "write" => shell(&format!("echo hi > {word}"), Rights::Escalated),
         "two" => shell(&format!("echo hi{results} >> {word}"), Rights::Escalated),
-        // Not `sleep` itself: Claude refuses to begin with it. The name is for whoever looks for the process.
+        // Claude refuses to begin with `sleep`, and Gemini takes `bash -c` away and leaves its quotes. The name is for
+        // whoever looks for the process.
         "sleep" => {
-            let line = format!("bash -c 'exec -a {} sleep {word}' && echo slept", sleeper(word));
+            let line = format!("(exec -a {} sleep {word}) && echo slept", sleeper(word));
             shell(&line, Rights::Escalated)
         }
         "read" => tools::read(&heard.tools, word),
