@@ -151,6 +151,7 @@ fn check(manifest: Manifest) -> Result<Manifest, ManifestError> {
         ("parse.ask_yes_no", &parse.ask_yes_no),
         ("parse.ask_options", &parse.ask_options),
         ("parse.error_lines", &parse.error_lines),
+        ("parse.notice_lines", &parse.notice_lines),
     ];
     let ready = manifest.startup.ready_when.as_ref().map(|ready| &ready.pattern);
     let single = [

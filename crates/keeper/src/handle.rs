@@ -187,6 +187,11 @@ impl ExitWatch {
         let exit = ended.wait_for(Option::is_some).await.ok().and_then(|exit| *exit);
         exit.unwrap_or_default()
     }
+
+    /// How the child has ended, if it has.
+    pub fn now(&self) -> Option<Exit> {
+        *self.0.borrow()
+    }
 }
 
 /// Something to be done, and who waits for it.

@@ -195,5 +195,6 @@ fn permission(id: AskId, approval: Approval) -> AskRequest {
         risk: None,
         prompt: approval.question,
         options: Vec::new(),
+        unasked: false,
     }
 }

@@ -193,6 +193,7 @@ mod tests {
                 risk: None,
                 prompt: "\"".repeat(prompt),
                 options: vec!["o".repeat(length); options],
+                unasked: false,
             };
             super::ask(&mut ask);
             assert!(serde_json::to_string(&ask).unwrap().len() < EVENT_MAX - HEAD_MAX);
@@ -212,6 +213,7 @@ mod tests {
             risk: None,
             prompt: "p".repeat(EVENT_MAX),
             options: Vec::new(),
+            unasked: false,
         };
         super::ask(&mut ask);
         assert!(escaped_len(&ask.prompt) <= HEAD_MAX);

@@ -152,6 +152,9 @@ pub struct AskRequest {
     pub prompt: String,
     /// What a question may be answered with; empty: anything.
     pub options: Vec<String>,
+    /// Whether the agent would not have asked by itself: then nobody is asked where the risk is low and no rule says so.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unasked: bool,
 }
 
 /// How a turn stopped, in the agent's words.

@@ -228,6 +228,12 @@ pub struct TurnRules {
     /// What it does when a tool is refused.
     #[serde(default, skip_serializing_if = "is_default")]
     pub refused: Refused,
+    /// How it asks people questions, where its protocol has more than one way.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub questions: QuestionsBy,
+    /// What in its updates means that the turn failed, whatever it says of how that ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed_when: Option<FailedWhen>,
     /// The mode in which it asks, if it does not begin in that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ask_mode: Option<String>,
@@ -281,6 +287,27 @@ pub enum Refused {
     Stops,
 }
 
+/// How an agent asks people questions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QuestionsBy {
+    /// As its protocol provides.
+    #[default]
+    Form,
+    /// As permission for a tool whose arguments are the `questions`; the answers go beside the permission, by number.
+    Permission,
+}
+
+/// A word in the `_meta` of an agent's updates.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FailedWhen {
+    /// Where it stands, as a JSON pointer.
+    pub meta: String,
+    /// What it is then.
+    pub is: String,
+}
+
 /// How a one-prompt command gets its prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -313,6 +340,9 @@ pub struct ResumeRules {
     /// Do not resume a conversation in the minute of the clock in which it was last used: the agent would lose it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub next_minute: bool,
+    /// It repeats the past only after it has said that it is ready: its words count when that is over.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub late_replay: bool,
 }
 
 /// Whether a conversation can be gone on with by another process.
@@ -401,8 +431,11 @@ pub struct Parse {
     pub ask_yes_no: Vec<String>,
     /// A question that takes one of several numbered answers.
     pub ask_options: Vec<String>,
-    /// Words that mean that the turn failed, whatever the agent says of how it ended.
+    /// Words that mean that the turn failed, whatever the agent says of how it ended. Where tokens are told, only of a
+    /// turn that used none: a model may say such words too.
     pub error_lines: Vec<String>,
+    /// Words that are for people and no part of the answer.
+    pub notice_lines: Vec<String>,
 }
 
 impl Default for Parse {
@@ -418,6 +451,7 @@ impl Default for Parse {
             ask_yes_no: none(),
             ask_options: none(),
             error_lines: none(),
+            notice_lines: none(),
         }
     }
 }
@@ -479,11 +513,24 @@ pub struct Cost {
     pub currency: String,
     /// Whether it tells how many tokens it used.
     pub tokens: bool,
+    /// Of what it tells them.
+    pub tokens_of: TokensOf,
+}
+
+/// What an agent's count of tokens is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TokensOf {
+    /// The turn that has ended.
+    #[default]
+    Turn,
+    /// The conversation so far.
+    Session,
 }
 
 impl Default for Cost {
     fn default() -> Self {
-        Self { metered: false, currency: "USD".to_owned(), tokens: false }
+        Self { metered: false, currency: "USD".to_owned(), tokens: false, tokens_of: TokensOf::Turn }
     }
 }
 

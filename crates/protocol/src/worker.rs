@@ -57,6 +57,9 @@ pub struct AgentSpec {
     /// The agent's own name for the conversation, if it is to go on with one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_session_id: Option<String>,
+    /// When the conversation was last used, as far as that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_active: Option<Millis>,
     /// The last number the session has heard; what this worker says is numbered after it.
     pub after: UpNumber,
     /// A random word in the environment of all that the agent starts: the last net if worker and keeper are killed.
@@ -77,6 +80,7 @@ impl AgentSpec {
             system_prompt: None,
             env: BTreeMap::new(),
             agent_session_id: None,
+            last_active: None,
             after: UpNumber(0),
             mark: String::new(),
         }
@@ -87,7 +91,7 @@ impl fmt::Debug for AgentSpec {
     /// Shows the names in `env` and none of the values: this ends up in logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { session, worker, agent, manifest, prices, cwd, .. } = self;
-        let Self { model, system_prompt, env, agent_session_id, after, mark, .. } = self;
+        let Self { model, system_prompt, env, agent_session_id, last_active, after, mark, .. } = self;
         f.debug_struct("AgentSpec")
             .field("session", session)
             .field("worker", worker)
@@ -99,6 +103,7 @@ impl fmt::Debug for AgentSpec {
             .field("system_prompt", system_prompt)
             .field("env", &env.keys().collect::<Vec<_>>())
             .field("agent_session_id", agent_session_id)
+            .field("last_active", last_active)
             .field("after", after)
             .field("mark", mark)
             .finish()

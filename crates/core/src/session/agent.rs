@@ -6,7 +6,7 @@ use qd_protocol::event::{
     Notice, Plan, ResolvedBy, RunError, SessionUpdated, SteerTaken, StopCause, Tool, UsageReported,
 };
 use qd_protocol::link::{AskRequest, Outcome, Reply as AskReply, Said, Stop, Up, UpNumber};
-use qd_protocol::policy::Rule;
+use qd_protocol::policy::{Risk, Rule};
 use qd_protocol::{AskId, FinishReason, MessageId, Number, RunId};
 
 use super::draft::Draft;
@@ -119,7 +119,7 @@ impl Draft<'_> {
         if self.asks.contains_key(&request.id) {
             return;
         }
-        let AskRequest { id, kind, tool, input, risk, prompt, options } = request;
+        let AskRequest { id, kind, tool, input, risk, prompt, options, unasked } = request;
         let risk = policy::assess(tool.as_deref().unwrap_or_default(), &input, risk);
         let ask = Ask {
             id,
@@ -143,6 +143,10 @@ impl Draft<'_> {
             return self.turn_away(ask, Some(run), ResolvedBy::Cancel);
         }
         match self.judge(&ask) {
+            // People are asked what the agent asks, and not about every file that it looks at.
+            Judgement::Ask if unasked && ask.risk == Risk::Low => {
+                self.decide(ask, Decision::AllowOnce, None, None);
+            }
             Judgement::Ask => {
                 let ask_id = ask.id.clone();
                 self.emit(Some(run), Body::AskOpened(AskOpened { ask_id, ask }));

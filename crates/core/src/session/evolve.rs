@@ -97,6 +97,7 @@ pub fn evolve(state: &mut State, event: &Recorded) {
             settle_waiting(state, event);
         }
         Body::RunFinished(_) => {
+            state.last_finished = Some(event.ts);
             state.runs.retain(|run| Some(&run.id) != ours);
             state.asks.retain(|_, entry| Some(entry.run()) != ours);
         }

@@ -60,6 +60,9 @@ pub struct State {
     pub created_at: Millis,
     /// Its last event.
     pub updated_at: Millis,
+    /// When its last run ended.
+    #[serde(default)]
+    pub last_finished: Option<Millis>,
 }
 
 /// A run that has not ended. Its prompt is in the journal, not here.
@@ -237,6 +240,7 @@ impl State {
             closed: false,
             created_at: at,
             updated_at: at,
+            last_finished: None,
         }
     }
 

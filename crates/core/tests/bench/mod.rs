@@ -74,6 +74,7 @@ impl Bench {
             risk: Some(Risk::High),
             prompt: "?".to_owned(),
             options: Vec::new(),
+            unasked: false,
         };
         self.hear(Up::Ask { run: RunId::parse(run).unwrap(), ask })
     }

@@ -350,6 +350,7 @@ impl Peer {
                     risk: Some(Risk::Medium),
                     prompt: "may I?".to_owned(),
                     options: Vec::new(),
+                    unasked: false,
                 };
                 Up::Ask { run: turn.run.clone(), ask }
             }

@@ -89,6 +89,7 @@ impl Actor {
             system_prompt: settings.system_prompt.clone(),
             env,
             agent_session_id: self.state.agent_session_id.clone(),
+            last_active: self.state.last_finished,
             after: self.state.taken,
             ..AgentSpec::new(id, worker, &settings.agent, cwd)
         };

@@ -358,6 +358,7 @@ fn ask(number: usize) -> Up {
             risk: None,
             prompt: String::new(),
             options: Vec::new(),
+            unasked: false,
         },
     }
 }

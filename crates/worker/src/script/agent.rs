@@ -162,7 +162,7 @@ impl Script {
         let takes = PromptCapabilities::new().image(true).audio(true).embedded_context(true);
         let remembers = self.setup.state.is_some();
         // Without a folder there is nothing to go on with, and nobody needs to be told that it was forgotten.
-        let word = (!remembers).then(|| Meta::from_iter([(OURS.to_owned(), json!({"stateless": true}))]));
+        let word = Meta::from_iter([(OURS.to_owned(), json!({ "stateless": !remembers }))]);
         let can = AgentCapabilities::new().load_session(remembers).prompt_capabilities(takes).meta(word);
         responder.respond(
             InitializeResponse::new(ProtocolVersion::V1)

@@ -1,15 +1,17 @@
 //! What an agent asks in the protocol's words, and the answers to that: permissions and forms. Nothing is sent here;
 //! an [`Asked`] is what a turn asks its session, and knows what the agent is to be told then.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use agent_client_protocol::Error;
 use agent_client_protocol::v1::schema::{
     CreateElicitationRequest, CreateElicitationResponse, ElicitationAcceptAction, ElicitationAction,
     ElicitationContentValue, ElicitationMode, ElicitationPropertySchema, EnumOption, Meta, MultiSelectItems,
     PermissionOption, PermissionOptionId, PermissionOptionKind, RequestPermissionOutcome,
     RequestPermissionRequest, RequestPermissionResponse, SelectedPermissionOutcome,
 };
+use agent_client_protocol::{Error, ErrorCode};
+use qd_core::policy::main_argument;
 use qd_link::Closed;
 use qd_protocol::AskId;
 use qd_protocol::event::{Answer, AskKind, Decision};
@@ -19,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::ear::{OURS, ours};
+use super::service::Wish;
 use crate::turn::Turn;
 use qd_link::fit::OPTIONS_BYTES;
 
@@ -33,14 +36,31 @@ const OPTIONS_MAX: usize = 128;
 pub(super) enum Wanted {
     Permission(Box<RequestPermissionRequest>),
     Form(Box<CreateElicitationRequest>),
+    Wish(Wish),
+}
+
+/// What came of an ask.
+#[derive(Debug)]
+pub(super) enum Settled {
+    /// What the agent is told.
+    Answer(Value),
+    /// A tool may be used, and so what it was judged by.
+    Allowed { answer: Value, argument: String },
+    /// It may not, and perhaps why.
+    Refused { answer: Value, tool: String, reason: Option<String> },
+    /// A wish is to be done.
+    Granted(Wish),
+    /// Or not.
+    Denied(Error),
 }
 
 impl Wanted {
     /// What the agent is told when nobody can be asked, or its turn is stopped before anybody has answered.
-    pub(super) fn cancelled(&self) -> Value {
+    pub(super) fn cancelled(&self) -> Result<Value, Error> {
         match self {
-            Self::Permission(_) => permission_answer(None, None),
-            Self::Form(_) => form_answer(ElicitationAction::Cancel),
+            Self::Permission(_) => Ok(permission_answer(None, None)),
+            Self::Form(_) => Ok(form_answer(ElicitationAction::Cancel)),
+            Self::Wish(_) => Err(Error::request_cancelled()),
         }
     }
 }
@@ -59,6 +79,14 @@ pub(super) enum Asked {
     Refused { tool: String, deny: Option<PermissionOptionId> },
     /// A form: one question after the other, each with the name of its field.
     Form(Vec<(AskRequest, Field)>),
+    /// Questions of an agent that asks them as if it wanted permission: its names for a yes and a no.
+    Questions {
+        questions: Vec<(AskRequest, Field)>,
+        allow: PermissionOptionId,
+        deny: Option<PermissionOptionId>,
+    },
+    /// May we do this for the agent?
+    Wish { ask: AskRequest, wish: Wish },
 }
 
 impl Asked {
@@ -83,18 +111,74 @@ impl Asked {
             input,
             risk: ours(meta).map(|Word { risk }| risk),
             options: Vec::new(),
+            unasked: false,
         };
-        // By kind only: names and order differ from agent to agent. A no for ever is better than none.
-        let named =
-            |kind| options.iter().find(|option| option.kind == kind).map(|option| option.option_id.clone());
-        let deny =
-            named(PermissionOptionKind::RejectOnce).or_else(|| named(PermissionOptionKind::RejectAlways));
-        Ok(match named(PermissionOptionKind::AllowOnce) {
+        let (allow, deny) = choices(options);
+        Ok(match allow {
             Some(allow) => Self::Permission { ask, allow, deny },
             // A yes for ever is never given, whatever is decided: the agent would not ask again, and so get around
             // every later rule and every high risk. Nobody is asked for a yes that could not be passed on.
             None => Self::Refused { tool: ask.tool.unwrap_or_default(), deny },
         })
+    }
+
+    /// Questions that come as a permission for a tool whose arguments they are; `None` if these are not any.
+    pub(super) fn questions(input: &Value, options: &[PermissionOption]) -> Option<Result<Self, Error>> {
+        #[derive(Deserialize)]
+        struct Arguments {
+            questions: Vec<Question>,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Question {
+            question: String,
+            #[serde(default)]
+            options: Vec<Choice>,
+            #[serde(default)]
+            multi_select: bool,
+        }
+        #[derive(Deserialize)]
+        struct Choice {
+            label: String,
+        }
+        let Arguments { questions } = Arguments::deserialize(input).ok()?;
+        let (allow, deny) = choices(options);
+        let (allow, in_bounds) = (allow?, (1..=FIELDS_MAX).contains(&questions.len()));
+        if !in_bounds {
+            return Some(Err(Error::invalid_params().data(json!(format!("1 to {FIELDS_MAX} questions")))));
+        }
+        let question = |(number, question): (usize, Question)| {
+            let words = question.options.into_iter().map(|choice| (choice.label.clone(), choice.label));
+            let choices: Vec<_> = words.collect();
+            let takes = match choices.is_empty() {
+                true => Takes::Text,
+                false => Takes::Choice { choices, many: question.multi_select },
+            };
+            let field = Field { name: number.to_string(), takes };
+            Ok((asks(question.question, field.options())?, field))
+        };
+        let questions = questions.into_iter().enumerate().map(question).collect::<Result<_, _>>();
+        Some(questions.map(|questions| Self::Questions { questions, allow, deny }))
+    }
+
+    /// Something to be done for the agent.
+    pub(super) fn wish(wish: Wish) -> Result<Self, Error> {
+        let prompt = match &wish {
+            Wish::Read(_) => format!("May the agent read {}?", wish.argument()),
+            Wish::Write(_) => format!("May the agent write {}?", wish.argument()),
+            Wish::Run(_) => wish.argument(),
+        };
+        let ask = AskRequest {
+            id: ask_id()?,
+            kind: AskKind::Permission,
+            tool: Some(wish.tool().to_owned()),
+            input: wish.input(),
+            risk: None,
+            prompt,
+            options: Vec::new(),
+            unasked: wish.looks(),
+        };
+        Ok(Self::Wish { ask, wish })
     }
 
     /// A form to be filled in.
@@ -106,20 +190,23 @@ impl Asked {
         if fields.is_empty() || fields.len() > FIELDS_MAX {
             return Err(Error::invalid_params().data(json!(format!("a form has 1 to {FIELDS_MAX} fields"))));
         }
+        let required = form.requested_schema.required.unwrap_or_default();
+        let fields = fields.into_iter().map(|(name, schema)| {
+            let is_required = required.contains(&name);
+            Field::read(name, schema).map(|(label, field)| (label, field, is_required))
+        });
+        let fields: Vec<_> = fields.collect::<Result<_, Error>>()?;
+        // Beside a choice, a line that need not be filled in is for a remark. Nobody is asked for that.
+        let has_choice = fields.iter().any(|(_, field, _)| matches!(field.takes, Takes::Choice { .. }));
+        let is_remark = |field: &Field, is_required: bool| {
+            has_choice && !is_required && matches!(field.takes, Takes::Text)
+        };
+        let fields: Vec<_> =
+            fields.into_iter().filter(|(_, field, required)| !is_remark(field, *required)).collect();
         let alone = fields.len() == 1;
-        let question = |(name, schema)| {
-            let (label, field) = Field::read(name, schema)?;
+        let question = |(label, field, _): (String, Field, bool)| {
             let prompt = if alone { request.message.clone() } else { format!("{} {label}", request.message) };
-            let ask = AskRequest {
-                id: ask_id()?,
-                kind: AskKind::Question,
-                tool: None,
-                input: Value::Null,
-                risk: None,
-                prompt,
-                options: field.options(),
-            };
-            Ok((ask, field))
+            Ok((asks(prompt, field.options())?, field))
         };
         fields.into_iter().map(question).collect::<Result<_, _>>().map(Self::Form)
     }
@@ -129,18 +216,30 @@ impl Asked {
         match self {
             Self::Permission { ask, .. } => vec![ask.id.clone()],
             Self::Refused { .. } => Vec::new(),
-            Self::Form(questions) => questions.iter().map(|(ask, _)| ask.id.clone()).collect(),
+            Self::Form(questions) | Self::Questions { questions, .. } => {
+                questions.iter().map(|(ask, _)| ask.id.clone()).collect()
+            }
+            Self::Wish { ask, .. } => vec![ask.id.clone()],
         }
     }
 
-    /// Asks, waits, and gives what the agent is to be told.
-    pub(super) async fn put(self, turn: &Turn<'_>) -> Result<Value, Closed> {
+    /// Asks, waits, and tells what came of it.
+    pub(super) async fn put(self, turn: &Turn<'_>) -> Result<Settled, Closed> {
         match self {
             Self::Permission { ask, allow, deny } => {
-                let Some(answer) = turn.ask(ask).await? else { return Ok(permission_answer(None, None)) };
+                let tool = ask.tool.clone().unwrap_or_default();
+                let argument = main_argument(&tool, &ask.input).map(Cow::into_owned).unwrap_or_default();
+                let Some(answer) = turn.ask(ask).await? else {
+                    return Ok(Settled::Answer(permission_answer(None, None)));
+                };
                 Ok(match answer.decision {
-                    Some(Decision::AllowOnce | Decision::AllowAlways) => permission_answer(Some(allow), None),
-                    Some(Decision::Deny) | None => permission_answer(deny, answer.reason),
+                    Some(Decision::AllowOnce | Decision::AllowAlways) => {
+                        Settled::Allowed { answer: permission_answer(Some(allow), None), argument }
+                    }
+                    Some(Decision::Deny) | None => {
+                        let reason = answer.reason;
+                        Settled::Refused { answer: permission_answer(deny, reason.clone()), tool, reason }
+                    }
                 })
             }
             Self::Refused { tool, deny } => {
@@ -148,29 +247,79 @@ impl Asked {
                     "the agent asked to use {tool} and would only take a yes for ever, which is not given; it was refused"
                 );
                 turn.tell(Said::Notice { text }).await?;
-                Ok(permission_answer(deny, Some("a yes must hold for once only".to_owned())))
+                let why = Some("a yes must hold for once only".to_owned());
+                Ok(Settled::Answer(permission_answer(deny, why)))
             }
-            Self::Form(questions) => {
-                let mut content = BTreeMap::new();
-                for (ask, field) in questions {
-                    let action = match turn.ask(ask).await? {
-                        None => Some(ElicitationAction::Cancel),
-                        Some(answer) => match field.fill(&answer) {
-                            Some(value) => {
-                                content.insert(field.name, value);
-                                None
-                            }
-                            None => Some(ElicitationAction::Decline),
-                        },
-                    };
-                    if let Some(action) = action {
-                        return Ok(form_answer(action));
-                    }
+            Self::Form(questions) => Ok(Settled::Answer(match fill(questions, turn).await? {
+                Filled::In(content) => {
+                    form_answer(ElicitationAction::Accept(ElicitationAcceptAction::new().content(content)))
                 }
-                Ok(form_answer(ElicitationAction::Accept(ElicitationAcceptAction::new().content(content))))
+                Filled::Declined => form_answer(ElicitationAction::Decline),
+                Filled::Withdrawn => form_answer(ElicitationAction::Cancel),
+            })),
+            Self::Questions { questions, allow, deny } => {
+                Ok(Settled::Answer(match fill(questions, turn).await? {
+                    Filled::In(answers) => {
+                        let mut answer = permission_answer(Some(allow), None);
+                        answer["answers"] = as_json(&answers);
+                        answer
+                    }
+                    Filled::Declined => permission_answer(deny, None),
+                    Filled::Withdrawn => permission_answer(None, None),
+                }))
             }
+            Self::Wish { ask, wish } => Ok(match turn.ask(ask).await? {
+                None => Settled::Denied(Error::request_cancelled()),
+                Some(Answer { decision: Some(Decision::AllowOnce | Decision::AllowAlways), .. }) => {
+                    Settled::Granted(wish)
+                }
+                Some(answer) => {
+                    let reason = answer.reason.unwrap_or_else(|| "it is not allowed".to_owned());
+                    Settled::Denied(Error::new(ErrorCode::INVALID_PARAMS, format!("refused: {reason}")))
+                }
+            }),
         }
     }
+}
+
+/// What became of some questions.
+enum Filled {
+    In(BTreeMap<String, ElicitationContentValue>),
+    Declined,
+    Withdrawn,
+}
+
+/// Asks one question after the other.
+async fn fill(questions: Vec<(AskRequest, Field)>, turn: &Turn<'_>) -> Result<Filled, Closed> {
+    let mut content = BTreeMap::new();
+    for (ask, field) in questions {
+        let Some(answer) = turn.ask(ask).await? else { return Ok(Filled::Withdrawn) };
+        let Some(value) = field.fill(&answer) else { return Ok(Filled::Declined) };
+        content.insert(field.name, value);
+    }
+    Ok(Filled::In(content))
+}
+
+/// The agent's names for a yes and a no that hold this once. By kind only: names and order differ from agent to agent. A
+/// no for ever is better than none.
+fn choices(options: &[PermissionOption]) -> (Option<PermissionOptionId>, Option<PermissionOptionId>) {
+    let named =
+        |kind| options.iter().find(|option| option.kind == kind).map(|option| option.option_id.clone());
+    let deny = named(PermissionOptionKind::RejectOnce).or_else(|| named(PermissionOptionKind::RejectAlways));
+    (named(PermissionOptionKind::AllowOnce), deny)
+}
+
+fn asks(prompt: String, options: Vec<String>) -> Result<AskRequest, Error> {
+    Ok(AskRequest {
+        id: ask_id()?,
+        kind: AskKind::Question,
+        tool: None,
+        input: Value::Null,
+        risk: None,
+        prompt,
+        options,
+        unasked: false,
+    })
 }
 
 /// One field of a form: what it takes, and what the words of an answer stand for.
@@ -310,7 +459,7 @@ mod tests {
             let (allow, deny) = match asked {
                 Asked::Permission { allow, deny, .. } => (Some(allow), deny),
                 Asked::Refused { deny, .. } => (None, deny),
-                Asked::Form(_) => panic!("a permission"),
+                other => panic!("a permission, not {other:?}"),
             };
             (allow.map(|id| id.to_string()), deny.map(|id| id.to_string()))
         };

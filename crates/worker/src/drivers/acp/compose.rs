@@ -13,13 +13,15 @@ use serde_json::{Value, json};
 use super::ear::OURS;
 use crate::turn::Prompt;
 
-/// The request for a prompt, and the names of the files that the agent cannot take.
+/// The request for a prompt, and the names of the files that the agent cannot take. What it was not told before comes
+/// first.
 pub(super) fn request(
     session: SessionId,
     can: &PromptCapabilities,
     prompt: &Prompt,
+    untold: &[String],
 ) -> (PromptRequest, Vec<String>) {
-    let mut blocks = Vec::new();
+    let mut blocks: Vec<ContentBlock> = untold.iter().map(|words| text(words)).collect();
     let mut left_out = Vec::new();
     if !prompt.text.is_empty() {
         blocks.push(text(&prompt.text));
@@ -97,11 +99,11 @@ mod tests {
     fn files_come_in_the_form_that_the_agent_can_take_and_the_rest_is_named() {
         let prompt =
             prompt(vec![file("a.png", "image/png", &[0xff]), file("b.txt", "text/plain", b"words")], vec![]);
-        let (poor, left_out) = request("s".into(), &PromptCapabilities::new(), &prompt);
+        let (poor, left_out) = request("s".into(), &PromptCapabilities::new(), &prompt, &[]);
         assert_eq!(poor.prompt, [text("look"), text("b.txt:\nwords")]);
         assert_eq!(left_out, ["a.png"]);
         let can = PromptCapabilities::new().image(true).embedded_context(true);
-        let (rich, left_out) = request("s".into(), &can, &prompt);
+        let (rich, left_out) = request("s".into(), &can, &prompt, &[]);
         assert!(matches!(rich.prompt[..], [_, ContentBlock::Image(_), ContentBlock::Resource(_)]));
         assert!(left_out.is_empty());
     }
@@ -114,7 +116,8 @@ mod tests {
             json!({"role": "user", "content": "one is done"}),
             json!({"role": "user", "content": {"n": 2}}),
         ];
-        let (request, _) = request("s".into(), &PromptCapabilities::new(), &prompt(vec![], messages.clone()));
+        let (request, _) =
+            request("s".into(), &PromptCapabilities::new(), &prompt(vec![], messages.clone()), &[]);
         assert_eq!(request.prompt, [text("look"), text("one is done"), text(r#"{"n":2}"#)]);
         assert_eq!(request.meta.unwrap()[OURS]["messages"], json!(messages));
     }

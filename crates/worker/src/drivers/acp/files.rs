@@ -37,6 +37,11 @@ impl Files {
         Self { root: root.to_owned(), under_way: FuturesUnordered::new() }
     }
 
+    /// Where the agent works.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// Begins to read.
     pub(super) fn read(&mut self, id: RawJsonRpcId, request: ReadTextFileRequest) {
         let root = self.root.clone();
@@ -125,7 +130,7 @@ fn part(content: String, line: Option<u32>, limit: Option<u32>) -> String {
 }
 
 /// The real place of a path, which need not exist yet, if that is below the root.
-async fn inside(root: &Path, path: &Path) -> std::io::Result<PathBuf> {
+pub(super) async fn inside(root: &Path, path: &Path) -> std::io::Result<PathBuf> {
     if !path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
         return Err(refused("the path is not absolute and plain"));
     }

@@ -2,20 +2,28 @@
 //! It turns prompts into what the agent says; queueing, deadlines and killing are its caller's.
 //!
 //! Layout, in reading order:
-//! - `opening`: the handshake, and a session new or old.
+//! - `profile`: what is peculiar to one agent.
+//! - `opening`: the handshake, and a session new or old, in the right mode.
 //! - `talk`: turns and the time between them, in one loop each; `round`: what is open in one turn.
-//! - `compose`, `ear`, `asks`, `files`: prompts, updates, permissions and questions, files.
+//! - `compose`: prompts; `ear`: updates, with `calls`, `diff` and `usage`; `asks`: permissions and questions.
+//! - `service`: what is done for the agent: `files` and `terminals`.
 //! - `wire`: lines of JSON-RPC.
 
 mod asks;
+mod calls;
 mod compose;
+mod diff;
 mod ear;
 mod files;
 mod opening;
+mod profile;
 mod round;
+mod service;
 mod talk;
+mod terminals;
 #[cfg(test)]
 mod tests;
+mod usage;
 mod wire;
 
 use std::sync::Arc;
@@ -23,14 +31,16 @@ use std::time::Duration;
 
 use qd_keeper::Keeper;
 use qd_link::{Closed, Voice};
+use qd_protocol::Millis;
 use qd_protocol::event::RunError;
 use qd_protocol::manifest::Manifest;
 use qd_protocol::worker::AgentSpec;
 use tokio::net::unix::pipe;
 
 pub(crate) use self::ear::OURS;
-use self::files::Files;
 use self::opening::{Opening, Unopened};
+use self::profile::Profile;
+use self::service::Service;
 use self::talk::{Talk, run_error};
 use self::wire::Peer;
 use super::process::{Process, Program};
@@ -58,12 +68,16 @@ impl Acp {
         let late = || {
             RunError::new("agent_not_ready", format!("the agent was not ready within {} s", limit.as_secs()))
         };
+        if manifest.resume.next_minute && spec.agent_session_id.is_some() {
+            next_minute(spec.last_active).await;
+        }
         let until = tokio::time::Instant::now() + limit;
         let started =
             tokio::time::timeout_at(until, Process::start(&keeper, spec, Program::of(manifest, spec))).await;
         let (mut process, stdin, stdout) = started.map_err(|_| late())??;
         let mut peer = Peer::new(stdout, stdin, process.exited());
-        let opening = Opening::of(spec);
+        let service = Service::below(&spec.cwd, Some(Arc::clone(&keeper)));
+        let opening = Opening::of(spec, Profile::of(manifest, spec), service.runs_commands());
         let opened = match tokio::time::timeout_at(until, opening::open(&mut peer, &opening)).await {
             Ok(Ok(opened)) => opened,
             Ok(Err(Unopened::HungUp)) => return Err(process.why("before it was ready").await),
@@ -73,7 +87,7 @@ impl Acp {
             }
             Err(_) => return Err(process.complains(late()).await),
         };
-        let talk = Talk::new(peer, opened, Files::below(&spec.cwd), manifest.turn.steer.clone());
+        let talk = Talk::new(peer, opened, service);
         Ok(Self { process, talk, steers: manifest.steers(), _keeper: keeper })
     }
 
@@ -123,13 +137,24 @@ impl Acp {
     }
 }
 
+/// Waits until the minute is over in which a conversation was last used.
+async fn next_minute(used: Option<Millis>) {
+    const MINUTE: u64 = 60_000;
+    let now = Millis::now();
+    if used.is_some_and(|used| used.0 / MINUTE == now.0 / MINUTE) {
+        tokio::time::sleep(Duration::from_millis(MINUTE - now.0 % MINUTE)).await;
+    }
+}
+
 impl<'a> Opening<'a> {
-    fn of(spec: &'a AgentSpec) -> Self {
+    fn of(spec: &'a AgentSpec, profile: Profile, runs_commands: bool) -> Self {
         Self {
             cwd: &spec.cwd,
             model: spec.model.as_deref(),
             system_prompt: spec.system_prompt.as_deref(),
             resume: spec.agent_session_id.as_deref(),
+            profile,
+            runs_commands,
         }
     }
 }

@@ -2,24 +2,32 @@
 //! past is thrown away here, because the session has it already.
 
 use std::path::Path;
+use std::time::Duration;
 
 use agent_client_protocol::schema::ProtocolVersion;
 use agent_client_protocol::v1::schema::{
     AgentCapabilities, ClientCapabilities, ClientSessionCapabilities, ElicitationCapabilities,
     ElicitationFormCapabilities, FileSystemCapabilities, Implementation, InitializeRequest,
-    LoadSessionRequest, Meta, NewSessionRequest, NoticeCapabilities, ResumeSessionRequest, SessionId,
-    SessionNotification,
+    LoadSessionRequest, Meta, NewSessionRequest, NewSessionResponse, NoticeCapabilities,
+    ResumeSessionRequest, SessionId, SessionNotification,
 };
 use agent_client_protocol::{
     Error, JsonRpcMessage, JsonRpcRequest, JsonRpcResponse, RawJsonRpcMessage, RawJsonRpcParams,
     RawJsonRpcResponse,
 };
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::Instant;
 
 use super::ear::{Ear, OURS, ours};
+use super::profile::Profile;
 use super::wire::Peer;
+
+/// Silence after which an agent that repeats the past late is believed to have done so.
+const REPLAYED: Duration = Duration::from_millis(400);
+/// How long it is listened to at most.
+const REPLAY_MAX: Duration = Duration::from_secs(10);
 
 /// What a conversation begins with.
 #[derive(Debug)]
@@ -29,6 +37,10 @@ pub(super) struct Opening<'a> {
     pub(super) system_prompt: Option<&'a str>,
     /// The agent's name for the conversation to go on with.
     pub(super) resume: Option<&'a str>,
+    /// What is peculiar to the agent.
+    pub(super) profile: Profile,
+    /// Whether commands are run for the agent.
+    pub(super) runs_commands: bool,
 }
 
 /// What came of it.
@@ -57,8 +69,8 @@ where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let mut ear = Ear::default();
-    let hello = call(peer, &mut ear, &initialize()).await?;
+    let mut ear = Ear::new(opening.profile.clone());
+    let hello = call(peer, &mut ear, &initialize(opening.runs_commands)).await?;
     if hello.protocol_version != ProtocolVersion::V1 {
         let message =
             format!("the agent speaks version {} of the protocol; we speak 1", hello.protocol_version);
@@ -68,16 +80,145 @@ where
     let mut forgot = None;
     if let Some(id) = opening.resume.filter(|_| !is_stateless(&can)) {
         match resume(peer, &mut ear, &can, opening, id).await {
-            Ok(()) => return Ok(Opened { session: SessionId::new(id), can, ear, forgot }),
+            Ok(choices) => {
+                let session = SessionId::new(id);
+                if opening.profile.late_replay {
+                    replayed(peer, &mut ear).await?;
+                }
+                choose(peer, &mut ear, &session, opening, &choices).await?;
+                return Ok(Opened { session, can, ear, forgot });
+            }
             Err(Unopened::HungUp) => return Err(Unopened::HungUp),
             Err(Unopened::Refused(error)) => forgot = Some(words(&error)),
         }
     }
     let request = NewSessionRequest::new(opening.cwd).meta(opening.meta());
     // What it counted for a conversation that it then refused does not count.
-    ear = Ear::default();
-    let session = call(peer, &mut ear, &request).await?.session_id;
-    Ok(Opened { session, can, ear, forgot })
+    ear = Ear::new(opening.profile.clone());
+    let answer = ask(peer, &mut ear, request.method(), &request).await?;
+    let opened =
+        NewSessionResponse::from_json(request.method(), answer.clone()).map_err(Unopened::Refused)?;
+    let choices = Choices::read(answer);
+    choose(peer, &mut ear, &opened.session_id, opening, &choices).await?;
+    Ok(Opened { session: opened.session_id, can, ear, forgot })
+}
+
+/// What an agent lets its client choose, as it stands.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Choices {
+    modes: Option<Modes>,
+    models: Option<Models>,
+    config_options: Option<Vec<Setting>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Modes {
+    current_mode_id: String,
+    #[serde(default)]
+    available_modes: Vec<Named>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Named {
+    id: String,
+}
+
+/// Older than settings, and not part of the protocol's types any more; several agents know nothing else.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Models {
+    current_model_id: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Setting {
+    id: String,
+    category: Option<String>,
+    current_value: Option<Value>,
+    #[serde(default)]
+    options: Vec<Value>,
+}
+
+impl Setting {
+    fn offers(&self, value: &str) -> bool {
+        let is = |option: &Value| option["value"] == value;
+        let grouped = |option: &Value| option["options"].as_array().is_some_and(|them| them.iter().any(is));
+        self.options.iter().any(|option| is(option) || grouped(option))
+    }
+}
+
+impl Choices {
+    /// An agent whose words make no sense here lets us choose nothing.
+    fn read(answer: Value) -> Self {
+        serde_json::from_value(answer).unwrap_or_default()
+    }
+
+    fn setting(&self, category: &str) -> Option<&Setting> {
+        self.config_options.as_deref()?.iter().find(|setting| setting.category.as_deref() == Some(category))
+    }
+}
+
+/// Puts the agent into the mode in which it asks, and gives it its model.
+async fn choose<R, W>(
+    peer: &mut Peer<R, W>,
+    ear: &mut Ear,
+    session: &SessionId,
+    opening: &Opening<'_>,
+    choices: &Choices,
+) -> Result<(), Unopened>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let set = |setting: &Setting, value: &str| {
+        ("session/set_config_option", json!({"sessionId": session, "configId": setting.id, "value": value}))
+    };
+    let mut wanted = Vec::new();
+    if let Some(mode) = opening.profile.ask_mode.as_deref() {
+        match (&choices.modes, choices.setting("mode")) {
+            (Some(modes), _) if modes.current_mode_id == mode => {}
+            (Some(modes), _) if modes.available_modes.iter().any(|known| known.id == mode) => {
+                wanted.push(("session/set_mode", json!({"sessionId": session, "modeId": mode})));
+            }
+            (None, Some(setting)) if setting.current_value != Some(json!(mode)) && setting.offers(mode) => {
+                wanted.push(set(setting, mode));
+            }
+            _ => {}
+        }
+    }
+    if let Some(model) = opening.model.filter(|_| !opening.profile.model_is_told) {
+        match (choices.setting("model"), &choices.models) {
+            (Some(setting), _) if setting.current_value != Some(json!(model)) => {
+                wanted.push(set(setting, model));
+            }
+            (None, Some(models)) if models.current_model_id.as_deref() != Some(model) => {
+                wanted.push(("session/set_model", json!({"sessionId": session, "modelId": model})));
+            }
+            _ => {}
+        }
+    }
+    for (method, params) in wanted {
+        ask(peer, ear, method, &params).await?;
+    }
+    Ok(())
+}
+
+/// Waits until an agent has repeated what it says of the past, all of which is thrown away.
+async fn replayed<R, W>(peer: &mut Peer<R, W>, ear: &mut Ear) -> Result<(), Unopened>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let until = Instant::now() + REPLAY_MAX;
+    while let Ok(message) =
+        tokio::time::timeout_at(until.min(Instant::now() + REPLAYED), peer.next(true)).await
+    {
+        overhear(peer, ear, message.ok_or(Unopened::HungUp)?);
+    }
+    Ok(())
 }
 
 /// An agent's error in one sentence. Many put the cause into `data` and only "Internal error" into the message.
@@ -102,10 +243,11 @@ impl Opening<'_> {
     }
 }
 
-fn initialize() -> InitializeRequest {
+fn initialize(runs_commands: bool) -> InitializeRequest {
     let files = FileSystemCapabilities::new().read_text_file(true).write_text_file(true);
     let capabilities = ClientCapabilities::new()
         .fs(files)
+        .terminal(runs_commands)
         .session(ClientSessionCapabilities::new().notices(NoticeCapabilities::new()))
         .elicitation(ElicitationCapabilities::new().form(ElicitationFormCapabilities::new()));
     InitializeRequest::new(ProtocolVersion::V1)
@@ -120,17 +262,17 @@ async fn resume<R, W>(
     can: &AgentCapabilities,
     opening: &Opening<'_>,
     id: &str,
-) -> Result<(), Unopened>
+) -> Result<Choices, Unopened>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
     if can.session_capabilities.resume.is_some() {
         let request = ResumeSessionRequest::new(id.to_owned(), opening.cwd).meta(opening.meta());
-        call(peer, ear, &request).await.map(drop)
+        ask(peer, ear, request.method(), &request).await.map(Choices::read)
     } else if can.load_session {
         let request = LoadSessionRequest::new(id.to_owned(), opening.cwd).meta(opening.meta());
-        call(peer, ear, &request).await.map(drop)
+        ask(peer, ear, request.method(), &request).await.map(Choices::read)
     } else {
         let message = "the agent cannot go on with an old conversation";
         Err(Unopened::Refused(Error::new(Error::method_not_found().code, message)))
@@ -149,29 +291,53 @@ fn is_stateless(can: &AgentCapabilities) -> bool {
 /// Asks and waits for the answer. What is said meanwhile is the past, of which only the totals are kept.
 async fn call<T, R, W>(peer: &mut Peer<R, W>, ear: &mut Ear, request: &T) -> Result<T::Response, Unopened>
 where
-    T: JsonRpcRequest,
+    T: JsonRpcRequest + Serialize,
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let id = peer.request(request);
+    let answer = ask(peer, ear, request.method(), request).await?;
+    T::Response::from_json(request.method(), answer).map_err(Unopened::Refused)
+}
+
+/// The same by a method's name, for an answer as it is.
+async fn ask<R, W>(
+    peer: &mut Peer<R, W>,
+    ear: &mut Ear,
+    method: &str,
+    params: &impl Serialize,
+) -> Result<Value, Unopened>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let params = serde_json::to_value(params).expect("the protocol's own types are JSON");
+    let id = peer.request_by_name(method, params);
     loop {
         match peer.next(true).await.ok_or(Unopened::HungUp)? {
             RawJsonRpcMessage::Response(response) if *response.id() == id => {
                 return match response {
-                    RawJsonRpcResponse::Result { result, .. } => {
-                        T::Response::from_json(request.method(), result)
-                    }
-                    RawJsonRpcResponse::Error { error, .. } => Err(error.into_acp_error()),
-                }
-                .map_err(Unopened::Refused);
+                    RawJsonRpcResponse::Result { result, .. } => Ok(result),
+                    RawJsonRpcResponse::Error { error, .. } => Err(Unopened::Refused(error.into_acp_error())),
+                };
             }
-            RawJsonRpcMessage::Response(_) => {}
-            RawJsonRpcMessage::Request(request) => peer.answer(request.id, Err(Error::method_not_found())),
-            RawJsonRpcMessage::Notification(said) => {
-                let params = said.params.map(RawJsonRpcParams::into_value).unwrap_or_default();
-                if let Ok(notification) = SessionNotification::parse_message(&said.method, &params) {
-                    ear.hear(notification.update);
-                }
+            other => overhear(peer, ear, other),
+        }
+    }
+}
+
+/// What is said before the first turn.
+fn overhear<R, W>(peer: &mut Peer<R, W>, ear: &mut Ear, message: RawJsonRpcMessage)
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    match message {
+        RawJsonRpcMessage::Response(_) => {}
+        RawJsonRpcMessage::Request(request) => peer.answer(request.id, Err(Error::method_not_found())),
+        RawJsonRpcMessage::Notification(said) => {
+            let params = said.params.map(RawJsonRpcParams::into_value).unwrap_or_default();
+            if let Ok(notification) = SessionNotification::parse_message(&said.method, &params) {
+                ear.hear(notification.update, &|_| None);
             }
         }
     }

@@ -1,27 +1,33 @@
 //! What is open in one turn: what is being said, the asks that wait, the steers that were passed on, and whether the
 //! agent was asked to stop. It keeps; the loop in `talk` decides.
 
-use agent_client_protocol::RawJsonRpcId;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use agent_client_protocol::{Error, RawJsonRpcId};
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use qd_link::Closed;
 use qd_protocol::link::Said;
 use qd_protocol::{AskId, Number};
 use serde_json::Value;
+use tokio::time::Instant;
 
-use super::asks::Asked;
-use crate::turn::Turn;
+use super::asks::{Asked, Settled};
+use crate::turn::{Steer, Turn};
 
 /// Something that is being said.
 pub(super) type Telling<'a> = BoxFuture<'a, Result<(), Closed>>;
 /// An ask that waits, and what its answer is for.
-type Waiting<'a> = BoxFuture<'a, Result<(RawJsonRpcId, Value), Closed>>;
+type Waiting<'a> = BoxFuture<'a, Result<(RawJsonRpcId, Settled), Closed>>;
+/// How often an agent that goes on after its cancel is told again, at most.
+const CANCEL_AGAIN: Duration = Duration::from_millis(250);
 
 /// What is open in one turn.
 pub(super) struct Round<'t> {
     pub(super) turn: &'t Turn<'t>,
-    /// The request whose answer ends it.
-    pub(super) prompt: RawJsonRpcId,
+    /// The requests whose answers end it: its prompt, and steers that were given as prompts.
+    pub(super) prompts: Vec<RawJsonRpcId>,
     /// What is being said; the agent is not listened to meanwhile, which is how a slow journal slows it down.
     pub(super) telling: Option<Telling<'t>>,
     /// Asked when that has been said.
@@ -31,11 +37,17 @@ pub(super) struct Round<'t> {
     pub(super) open: Vec<Open>,
     /// Steers of which the agent has not said what became of them.
     pub(super) steers: Vec<(RawJsonRpcId, Number)>,
+    /// Steers that the agent has not asked for yet, where it is the one who asks.
+    pub(super) pulled: VecDeque<Steer>,
+    /// What was allowed so far, by what it was judged by: an agent that asks and then wishes the same has asked once.
+    pub(super) granted: Vec<String>,
+    /// Whether a tool was refused.
+    pub(super) refused: bool,
     pub(super) cancelled: bool,
-    /// Whether the cancel was sent before the turn was seen to have begun.
-    pub(super) too_early: bool,
-    /// Whether the agent has said anything.
-    pub(super) begun: bool,
+    /// When the agent was last told to stop.
+    told_to_stop: Option<Instant>,
+    /// Whether the agent has been told since it was seen to have begun.
+    told_in_turn: bool,
 }
 
 /// An ask that the agent waits for.
@@ -43,7 +55,7 @@ pub(super) struct Open {
     pub(super) id: RawJsonRpcId,
     pub(super) asks: Vec<AskId>,
     /// What it is told if its turn is cancelled.
-    pub(super) cancelled: Value,
+    pub(super) cancelled: Result<Value, Error>,
 }
 
 impl<'t> Round<'t> {
@@ -51,16 +63,37 @@ impl<'t> Round<'t> {
     pub(super) fn new(turn: &'t Turn<'t>, prompt: RawJsonRpcId) -> Self {
         Self {
             turn,
-            prompt,
+            prompts: vec![prompt],
             telling: None,
             next_ask: None,
             asks: FuturesUnordered::new(),
             open: Vec::new(),
             steers: Vec::new(),
+            pulled: VecDeque::new(),
+            granted: Vec::new(),
+            refused: false,
             cancelled: false,
-            too_early: false,
-            begun: false,
+            told_to_stop: None,
+            told_in_turn: false,
         }
+    }
+
+    /// The agent is told to stop.
+    pub(super) fn stops(&mut self) {
+        self.cancelled = true;
+        self.told_to_stop = Some(Instant::now());
+    }
+
+    /// Whether an agent that was told to stop, and has just done something of a turn, is to be told again: it may have
+    /// missed a cancel that reached it before its turn had begun, and that this turn has begun shows only now.
+    pub(super) fn stops_again(&mut self) -> bool {
+        let Some(told) = self.told_to_stop else { return false };
+        if self.told_in_turn && told.elapsed() < CANCEL_AGAIN {
+            return false;
+        }
+        self.told_in_turn = true;
+        self.told_to_stop = Some(Instant::now());
+        true
     }
 
     /// Says something.
@@ -86,7 +119,7 @@ impl<'t> Round<'t> {
         }
         let (turn, id) = (self.turn, open.id.clone());
         self.open.push(open);
-        self.asks.push(Box::pin(async move { asked.put(turn).await.map(|answer| (id, answer)) }));
+        self.asks.push(Box::pin(async move { asked.put(turn).await.map(|settled| (id, settled)) }));
     }
 
     /// The ask is no longer open; gives it if it was.

@@ -6,8 +6,7 @@
 
 use agent_client_protocol::v1::schema::{
     CancelNotification, CancelRequestNotification, CreateElicitationRequest, Meta, PromptCapabilities,
-    PromptResponse, ReadTextFileRequest, RequestPermissionRequest, SessionId, SessionNotification,
-    SessionUpdate, StopReason, WriteTextFileRequest,
+    PromptResponse, RequestPermissionRequest, SessionId, SessionNotification, SessionUpdate, StopReason,
 };
 use agent_client_protocol::{
     Error, ErrorCode, JsonRpcMessage, JsonRpcResponse, RawJsonRpcId, RawJsonRpcMessage,
@@ -18,28 +17,30 @@ use qd_link::{Closed, Voice};
 use qd_protocol::RunId;
 use qd_protocol::event::RunError;
 use qd_protocol::link::{Outcome, Said, Stop, Up};
-use qd_protocol::manifest::Steer as Verb;
+use qd_protocol::manifest::{QuestionsBy, Steer as Verb};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::asks::{Asked, Wanted};
+use super::asks::{Asked, Settled, Wanted};
+use super::calls::Asking;
 use super::compose;
-use super::ear::{Asking, Ear, ours};
-use super::files::Files;
+use super::ear::{Ear, OURS, ours};
 use super::opening::{Opened, words};
 use super::round::{Open, Round, Telling, said, tell_first};
+use super::service::{Request, Service, Wish};
 use super::wire::Peer;
 use crate::turn::{Prompt, Steer, Turn};
+
+/// The method of a prompt, which for some agents is also their verb for a steer.
+const PROMPT: &str = "session/prompt";
 
 /// A conversation.
 pub(super) struct Talk<R, W> {
     peer: Peer<R, W>,
     session: SessionId,
     takes: PromptCapabilities,
-    /// The agent's verb for a word on the way.
-    steer: Verb,
-    files: Files,
+    service: Service,
     ear: Ear,
     /// The turn that words between turns belong to.
     last_run: Option<RunId>,
@@ -47,23 +48,29 @@ pub(super) struct Talk<R, W> {
     late: Option<Telling<'static>>,
     /// What the next turn is to tell first.
     notice: Option<String>,
+    /// Whether the agent reads what we put beside the protocol, a reason for instance.
+    reads_ours: bool,
+    /// Why tools were refused, of which the agent could not be told then.
+    reasons: Vec<String>,
 }
 
 impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
     /// Goes on after the opening.
-    pub(super) fn new(peer: Peer<R, W>, opened: Opened, files: Files, steer: Verb) -> Self {
+    pub(super) fn new(peer: Peer<R, W>, opened: Opened, service: Service) -> Self {
         let forgot =
             |why| format!("the agent could not go on with its old conversation and began a new one: {why}");
+        let reads_ours = opened.can.meta.as_ref().is_some_and(|meta| meta.contains_key(OURS));
         Self {
             peer,
             session: opened.session,
             takes: opened.can.prompt_capabilities,
-            steer,
-            files,
+            service,
             ear: opened.ear,
             last_run: None,
             late: None,
             notice: opened.forgot.map(forgot),
+            reads_ours,
+            reasons: Vec::new(),
         }
     }
 
@@ -84,7 +91,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
         }
         self.last_run = Some(turn.run.clone());
         self.ear.begin_turn();
-        let (request, left_out) = compose::request(self.session.clone(), &self.takes, prompt);
+        let reasons = std::mem::take(&mut self.reasons);
+        let (request, left_out) = compose::request(self.session.clone(), &self.takes, prompt, &reasons);
         let mut round = Round::new(turn, self.peer.request(&request));
         let cannot = |name| format!("the agent cannot take the file {name}, which was left out");
         let notices = self.notice.take().into_iter().chain(left_out.into_iter().map(cannot)).collect();
@@ -100,15 +108,15 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
                     round.told();
                 }
                 Some(answered) = round.asks.next() => {
-                    let (id, answer) = answered?;
+                    let (id, settled) = answered?;
                     if round.close(&id).is_some() {
-                        self.peer.answer(id, Ok(answer));
+                        self.settle(&mut round, id, settled);
                     }
                 }
-                steer = turn.next_steer(), if self.steer != Verb::None && !round.cancelled => {
-                    self.steer(&mut round, steer);
+                steer = turn.next_steer(), if self.steers() && !round.cancelled => {
+                    self.steer(&mut round, steer).await?;
                 }
-                (id, served) = self.files.next() => self.peer.answer(id, served),
+                (id, served) = self.service.next() => self.peer.answer(id, served),
                 message = self.peer.next(listening) => {
                     let Some(message) = message else { return Ok(None) };
                     if let Some(outcome) = self.hear(&mut round, message).await? {
@@ -128,7 +136,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
                 biased;
                 // A session that has let go of its agent hears no late words either.
                 _told = said(&mut self.late) => self.late = None,
-                (id, served) = self.files.next() => self.peer.answer(id, served),
+                (id, served) = self.service.next() => self.peer.answer(id, served),
                 message = self.peer.next(listening) => match message {
                     Some(message) => self.overhear(voice, message),
                     None => return,
@@ -139,23 +147,84 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
 
     /// Asks the agent to stop, once, and answers all that it waits for.
     fn cancel(&mut self, round: &mut Round<'_>) {
-        round.cancelled = true;
-        round.too_early = !round.begun;
+        round.stops();
         self.peer.notify(&CancelNotification::new(self.session.clone()));
         round.asks.clear();
         for open in round.open.drain(..) {
-            self.peer.answer(open.id, Ok(open.cancelled));
+            self.peer.answer(open.id, open.cancelled);
         }
         if let Some((open, _)) = round.next_ask.take() {
-            self.peer.answer(open.id, Ok(open.cancelled));
+            self.peer.answer(open.id, open.cancelled);
         }
     }
 
-    fn steer(&mut self, round: &mut Round<'_>, steer: Steer) {
-        let Verb::Request(method) = &self.steer else { return };
-        let prompt = json!([{"type": "text", "text": steer.text}]);
-        let id = self.peer.request_by_name(method, json!({"sessionId": self.session, "prompt": prompt}));
-        round.steers.push((id, steer.number));
+    fn verb(&self) -> &Verb {
+        &self.ear.profile().steer
+    }
+
+    fn steers(&self) -> bool {
+        *self.verb() != Verb::None
+    }
+
+    async fn steer(&mut self, round: &mut Round<'_>, steer: Steer) -> Result<(), Closed> {
+        match self.verb().clone() {
+            Verb::None | Verb::Native => round.turn.steer_missed(steer.number).await,
+            Verb::Request(method) => {
+                let id = self.peer.request_by_name(&method, self.text(&steer.text));
+                round.steers.push((id, steer.number));
+                Ok(())
+            }
+            // It is answered when the turn is over, and so is the prompt before it.
+            Verb::Prompt => {
+                let id = self.peer.request_by_name(PROMPT, self.text(&steer.text));
+                round.prompts.push(id);
+                round.turn.steer_taken(steer.number).await
+            }
+            Verb::Pull(_) => {
+                round.pulled.push_back(steer);
+                Ok(())
+            }
+        }
+    }
+
+    fn text(&self, text: &str) -> Value {
+        json!({"sessionId": self.session, "prompt": [{"type": "text", "text": text}]})
+    }
+
+    /// Tells the agent what came of an ask.
+    fn settle(&mut self, round: &mut Round<'_>, id: RawJsonRpcId, settled: Settled) {
+        match settled {
+            Settled::Answer(answer) => self.peer.answer(id, Ok(answer)),
+            Settled::Allowed { answer, argument } => {
+                round.granted.push(argument);
+                self.peer.answer(id, Ok(answer));
+            }
+            Settled::Refused { answer, tool, reason } => {
+                round.refused = true;
+                self.peer.answer(id, Ok(answer));
+                if let Some(reason) = reason {
+                    self.explain(&tool, &reason);
+                }
+            }
+            Settled::Granted(wish) => self.service.grant(id, wish),
+            Settled::Denied(error) => self.peer.answer(id, Err(error)),
+        }
+    }
+
+    /// Tells the agent why a tool was refused. The protocol has no word for that; what cannot be told on the way is told
+    /// with the next prompt.
+    fn explain(&mut self, tool: &str, reason: &str) {
+        if self.reads_ours {
+            return;
+        }
+        let text = format!("{tool} was refused: {reason}");
+        match self.verb().clone() {
+            Verb::Request(method) => {
+                // Whatever it says to that.
+                let _id = self.peer.request_by_name(&method, self.text(&text));
+            }
+            _ => self.reasons.push(text),
+        }
     }
 
     /// What a message means to the turn; gives its outcome if that was it.
@@ -165,8 +234,12 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
         message: RawJsonRpcMessage,
     ) -> Result<Option<Outcome>, Closed> {
         match message {
-            RawJsonRpcMessage::Response(response) if *response.id() == round.prompt => {
-                return self.outcome(round.turn, response).await.map(Some);
+            RawJsonRpcMessage::Response(response) if round.prompts.contains(response.id()) => {
+                round.prompts.retain(|id| id != response.id());
+                let by_refusal = round.refused && !round.cancelled;
+                let outcome = self.outcome(round.turn, by_refusal, response).await?;
+                // A steer that was given as a prompt is part of the turn.
+                return Ok(round.prompts.is_empty().then_some(outcome));
             }
             RawJsonRpcMessage::Response(response) => {
                 if let Some(at) = round.steers.iter().position(|(id, _)| id == response.id()) {
@@ -180,9 +253,11 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
             }
             RawJsonRpcMessage::Notification(notification) => match self.notified(notification) {
                 Some(Notified::Update(update)) => {
-                    let said = self.ear.hear(update);
+                    let said = self.hear_update(update);
+                    if !said.is_empty() {
+                        self.cancel_again(round);
+                    }
                     round.tell(said);
-                    self.cancel_again(round);
                 }
                 Some(Notified::GivenUp(id)) => {
                     if let Some(open) = round.close(&id) {
@@ -194,6 +269,14 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
                 }
                 None => {}
             },
+            RawJsonRpcMessage::Request(request) if self.is_pull(&request) => {
+                let mut texts = Vec::new();
+                while let Some(Steer { number, text }) = round.pulled.pop_front() {
+                    round.turn.steer_taken(number).await?;
+                    texts.push(text);
+                }
+                self.peer.answer(request.id, Ok(json!({ "messages": texts })));
+            }
             RawJsonRpcMessage::Request(request) => {
                 if let Some((id, wanted)) = self.serve(request) {
                     self.ask(round, id, wanted);
@@ -204,10 +287,18 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
         Ok(None)
     }
 
-    /// An agent may miss a cancel that reaches it before its turn has begun; its first word shows that it has.
+    fn hear_update(&mut self, update: SessionUpdate) -> Vec<Said> {
+        let Self { ear, service, .. } = self;
+        ear.hear(update, &|terminal| service.shown(terminal))
+    }
+
+    /// Whether the agent asks for what it may have been told on its way.
+    fn is_pull(&self, request: &RawJsonRpcRequest) -> bool {
+        matches!(self.verb(), Verb::Pull(method) if **method == *request.method)
+    }
+
     fn cancel_again(&mut self, round: &mut Round<'_>) {
-        round.begun = true;
-        if std::mem::take(&mut round.too_early) {
+        if round.stops_again() {
             self.peer.notify(&CancelNotification::new(self.session.clone()));
         }
     }
@@ -217,14 +308,34 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
         let (said, asked) = match wanted {
             Wanted::Permission(request) => {
                 let RequestPermissionRequest { tool_call, options, meta, .. } = *request;
-                let Asking { said, tool, title, input } = self.ear.asked(tool_call);
-                (said, Asked::permission(tool, title, input, &options, meta.as_ref()))
+                let Self { ear, service, .. } = self;
+                let Asking { said, tool, title, input } =
+                    ear.asked(tool_call, &|terminal| service.shown(terminal));
+                let questions = match ear.profile().questions {
+                    QuestionsBy::Permission => Asked::questions(&input, &options),
+                    QuestionsBy::Form => None,
+                };
+                let asked = questions
+                    .unwrap_or_else(|| Asked::permission(tool, title, input, &options, meta.as_ref()));
+                (said, asked)
             }
             Wanted::Form(request) => (Vec::new(), Asked::form(*request)),
+            Wanted::Wish(wish) if round.cancelled => {
+                return self.peer.answer(id, Err(refused(&wish, "the turn is being stopped")));
+            }
+            Wanted::Wish(wish) => {
+                let argument = self.service.root().join(wish.argument());
+                let is_granted =
+                    |it: &String| *it == wish.argument() || self.service.root().join(it) == argument;
+                if round.granted.iter().any(is_granted) {
+                    return self.service.grant(id, wish);
+                }
+                (Vec::new(), Asked::wish(wish))
+            }
         };
         round.tell(said);
         match asked {
-            Ok(_) if round.cancelled => self.peer.answer(id, Ok(cancelled)),
+            Ok(_) if round.cancelled => self.peer.answer(id, cancelled),
             Ok(asked) => round.ask(Open { id, asks: asked.ids(), cancelled }, asked),
             Err(error) => self.peer.answer(id, Err(error)),
         }
@@ -236,18 +347,25 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
             RawJsonRpcMessage::Response(_) => {}
             RawJsonRpcMessage::Notification(notification) => {
                 if let Some(Notified::Update(update)) = self.notified(notification) {
-                    let said = self.ear.hear(update);
+                    let said = self.hear_update(update);
                     // Before the first turn, it is the past that an agent repeats after it was resumed.
                     if let Some(run) = self.last_run.clone().filter(|_| !said.is_empty()) {
                         self.late = Some(Box::pin(say_late(voice.clone(), run, said)));
                     }
                 }
             }
-            RawJsonRpcMessage::Request(request) => {
-                if let Some((id, wanted)) = self.serve(request) {
-                    self.peer.answer(id, Ok(wanted.cancelled()));
-                }
+            RawJsonRpcMessage::Request(request) if self.is_pull(&request) => {
+                self.peer.answer(request.id, Ok(json!({ "messages": [] })));
             }
+            RawJsonRpcMessage::Request(request) => match self.serve(request) {
+                // Nobody can be asked, and looking is what agents do.
+                Some((id, Wanted::Wish(wish))) if wish.looks() => self.service.grant(id, wish),
+                Some((id, Wanted::Wish(wish))) => {
+                    self.peer.answer(id, Err(refused(&wish, "no turn is under way")));
+                }
+                Some((id, wanted)) => self.peer.answer(id, wanted.cancelled()),
+                None => {}
+            },
         }
     }
 
@@ -271,24 +389,16 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
                 .map(|it| Wanted::Permission(Box::new(it)))
         } else if CreateElicitationRequest::matches_method(&method) {
             CreateElicitationRequest::parse_message(&method, &params).map(|it| Wanted::Form(Box::new(it)))
-        } else if ReadTextFileRequest::matches_method(&method) {
-            match ReadTextFileRequest::parse_message(&method, &params) {
-                Ok(request) => {
-                    self.files.read(id, request);
-                    return None;
-                }
-                Err(error) => Err(error),
-            }
-        } else if WriteTextFileRequest::matches_method(&method) {
-            match WriteTextFileRequest::parse_message(&method, &params) {
-                Ok(request) => {
-                    self.files.write(id, request);
-                    return None;
-                }
-                Err(error) => Err(error),
-            }
         } else {
-            Err(Error::method_not_found())
+            match self.service.take(&id, &method, &params) {
+                Request::Wish(wish) => Ok(Wanted::Wish(wish)),
+                Request::Other => Err(Error::method_not_found()),
+                Request::UnderWay => return None,
+                Request::Answer(answer) => {
+                    self.peer.answer(id, answer);
+                    return None;
+                }
+            }
         };
         match wanted {
             Ok(wanted) => Some((id, wanted)),
@@ -299,7 +409,12 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
         }
     }
 
-    async fn outcome(&mut self, turn: &Turn<'_>, response: RawJsonRpcResponse) -> Result<Outcome, Closed> {
+    async fn outcome(
+        &mut self,
+        turn: &Turn<'_>,
+        by_refusal: bool,
+        response: RawJsonRpcResponse,
+    ) -> Result<Outcome, Closed> {
         let result = match response {
             RawJsonRpcResponse::Result { result, .. } => PromptResponse::from_json("session/prompt", result),
             RawJsonRpcResponse::Error { error, .. } => Err(error.into_acp_error()),
@@ -308,14 +423,19 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
             Ok(answer) => answer,
             Err(error) => return Ok(Outcome::failed(run_error(&error))),
         };
-        if let Some(usage) = answer.usage.as_ref().and_then(|usage| self.ear.hear_usage(usage)) {
+        if let Some(usage) = self.ear.hear_answer(answer.usage.as_ref(), answer.meta.as_ref()) {
             turn.tell(usage).await?;
         }
         if let Some(transcript) = suspended(answer.meta.as_ref()) {
             return Ok(Outcome { transcript, ..Outcome::of(Stop::Suspended) });
         }
         Ok(match answer.stop_reason {
-            StopReason::EndTurn => Outcome::of(Stop::EndTurn),
+            StopReason::EndTurn => match self.ear.failure() {
+                Some(why) => Outcome::failed(RunError::new("agent_error", why)),
+                None => Outcome::of(Stop::EndTurn),
+            },
+            // Some end their turn when a tool is refused, and call that a cancel.
+            StopReason::Cancelled if by_refusal => Outcome::of(Stop::EndTurn),
             StopReason::MaxTokens => Outcome::of(Stop::MaxTokens),
             StopReason::MaxTurnRequests => Outcome::of(Stop::MaxTurns),
             StopReason::Refusal => Outcome::of(Stop::Refused),
@@ -337,6 +457,10 @@ enum Notified {
     Update(SessionUpdate),
     /// It no longer wants an answer to this.
     GivenUp(RawJsonRpcId),
+}
+
+fn refused(wish: &Wish, why: &str) -> Error {
+    Error::new(ErrorCode::INVALID_PARAMS, format!("{} is refused: {why}", wish.tool()))
 }
 
 async fn say_late(voice: Voice, run: RunId, said: Vec<Said>) -> Result<(), Closed> {

@@ -1,6 +1,7 @@
 //! Promises of the driver and of the scripted agent, seen from the session's end of a link. Between the two is a pipe
 //! in memory, and time stands still: it moves on when everybody waits for it.
 
+mod profiles;
 mod resume;
 mod script;
 mod strangers;
@@ -8,17 +9,18 @@ mod turns;
 
 use std::future::pending;
 
+use qd_catalog::Catalog;
 use qd_link::{AgentEnd, Closed, FromAgent, SessionEnd, host_with};
 use qd_protocol::event::{Answer, Decision, RunError};
 use qd_protocol::link::{AskRequest, Down, Gone, Outcome, Reply, Said, Stop, TurnLimits, Up, UpNumber};
-use qd_protocol::manifest::Steer as Verb;
 use qd_protocol::worker::AgentSpec;
 use qd_protocol::{Number, RunId, SessionId, WorkerId};
 use tempfile::TempDir;
 use tokio::io::{DuplexStream, ReadHalf, WriteHalf};
 
-use super::files::Files;
 use super::opening::{Opening, Unopened, open};
+use super::profile::Profile;
+use super::service::Service;
 use super::talk::{Talk, run_error};
 use super::wire::Peer;
 use crate::redact::{Redactor, Secrets};
@@ -211,13 +213,14 @@ type Pipe = Talk<ReadHalf<DuplexStream>, WriteHalf<DuplexStream>>;
 async fn live(spec: AgentSpec, mut end: AgentEnd, near: DuplexStream) -> Gone {
     let (from, to) = tokio::io::split(near);
     let mut peer = Peer::new(from, to, Box::pin(pending()));
-    let opened = match open(&mut peer, &Opening::of(&spec)).await {
+    let manifest = Catalog::built_in().get(&spec.agent).expect("it is built in");
+    let opening = Opening::of(&spec, Profile::of(&manifest, &spec), false);
+    let opened = match open(&mut peer, &opening).await {
         Ok(opened) => opened,
         Err(Unopened::HungUp) => return hung_up(),
         Err(Unopened::Refused(told)) => return Gone::Failed(run_error(&told)),
     };
-    let mut talk =
-        Talk::new(peer, opened, Files::below(&spec.cwd), Verb::Request("_session/steering".to_owned()));
+    let mut talk = Talk::new(peer, opened, Service::below(&spec.cwd, None));
     let hello = Up::Ready { agent_session_id: Some(talk.session().to_string()), steers: true };
     if end.say(hello).await.is_err() {
         return Gone::Stopped;

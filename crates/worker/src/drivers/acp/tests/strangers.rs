@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use qd_protocol::event::Decision;
 use qd_protocol::link::Stop;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 
 use super::super::wire::Peer;
 use super::turns::Hand;
-use super::{Stage, assert_well};
+use super::{Stage, assert_well, decide};
 
 #[tokio::test(start_paused = true)]
 async fn garbage_between_the_messages_is_ignored() {
@@ -102,7 +103,13 @@ async fn files_are_served_in_the_workspace_and_nowhere_else() {
         },
     );
     agent.hear().await;
-    assert_well(&agent.play("a", "x").await);
+    agent.prompt("a", "x");
+    for (tool, unasked) in [("Write", false), ("Read", true), ("Read", true)] {
+        let ask = agent.until_ask().await;
+        assert_eq!((ask.tool.as_deref(), ask.unasked), (Some(tool), unasked));
+        agent.answer(&ask, decide(Decision::AllowOnce, None));
+    }
+    assert_well(&agent.ended("a").await);
     assert_eq!(std::fs::read_to_string(agent.home.path().join("new.txt")).unwrap(), "words");
 }
 

@@ -179,7 +179,11 @@ async fn two_asks_wait_at_once_and_each_gets_its_own_answer() {
             let prompt = hand.prompted().await;
             hand.ask(json!("one"), "first").await;
             hand.ask(json!(2), "second").await;
-            let (second, first) = (hand.hear().await, hand.hear().await);
+            let second = hand.hear().await;
+            // The protocol has no word for the reason, and this agent one for what it is told on its way.
+            let (_, reason) = hand.expect("_session/steering").await;
+            assert_eq!(reason["prompt"][0]["text"], "second was refused: not that");
+            let first = hand.hear().await;
             assert_eq!(
                 (&second["id"], &second["result"]["outcome"]["optionId"]),
                 (&json!(2), &json!("never"))

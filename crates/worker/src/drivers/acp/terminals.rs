@@ -1,0 +1,265 @@
+//! Commands that an agent would rather have its client run: processes of the turn, in the keeper's hands like those that
+//! it starts itself. Whether a command may run is decided before it comes here.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use agent_client_protocol::v1::schema::{
+    CLIENT_METHOD_NAMES as METHODS, CreateTerminalRequest, CreateTerminalResponse, KillTerminalRequest,
+    KillTerminalResponse, ReleaseTerminalRequest, ReleaseTerminalResponse, TerminalExitStatus, TerminalId,
+    TerminalOutputRequest, TerminalOutputResponse, WaitForTerminalExitResponse,
+};
+use agent_client_protocol::{Error, ErrorCode, JsonRpcResponse, RawJsonRpcId};
+use qd_keeper::{Exit, ExitWatch, Keeper, Kept, Launch};
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::task::JoinSet;
+
+use super::files::inside;
+use crate::drivers::process::environment;
+
+/// Terminals that an agent may have at once, ended ones that it has not released too.
+const TERMINALS_MAX: usize = 64;
+/// What is kept of a terminal's output, unless the agent wants less: its end.
+const OUTPUT_MAX: usize = 1 << 20;
+
+/// What an agent's terminals are made of.
+#[derive(Debug)]
+pub(super) struct Terminals {
+    root: PathBuf,
+    /// None where nothing can be started.
+    keeper: Option<Arc<Keeper>>,
+    open: HashMap<TerminalId, Terminal>,
+    last: u64,
+}
+
+#[derive(Debug)]
+struct Terminal {
+    pid: u32,
+    exit: ExitWatch,
+    output: Arc<Mutex<Output>>,
+    /// The tasks that read it, which end with this.
+    _readers: JoinSet<()>,
+}
+
+#[derive(Debug, Default)]
+struct Output {
+    bytes: Vec<u8>,
+    most: usize,
+    truncated: bool,
+}
+
+/// A command that may run, with what it needs for that.
+#[derive(Debug)]
+pub(super) struct Command {
+    keeper: Arc<Keeper>,
+    launch: Launch,
+    most: usize,
+}
+
+impl Terminals {
+    /// Those of an agent that works below `root`.
+    pub(super) fn below(root: &Path, keeper: Option<Arc<Keeper>>) -> Self {
+        Self { root: root.to_owned(), keeper, open: HashMap::new(), last: 0 }
+    }
+
+    /// Whether there can be any.
+    pub(super) fn are_served(&self) -> bool {
+        self.keeper.is_some()
+    }
+
+    /// The command line as a person would type it, to be judged.
+    pub(super) fn line(request: &CreateTerminalRequest) -> String {
+        let quoted = request.args.iter().map(|argument| quote(argument));
+        std::iter::once(request.command.clone()).chain(quoted).collect::<Vec<_>>().join(" ")
+    }
+
+    /// What is to be started; an error if it cannot be.
+    pub(super) fn command(&self, request: CreateTerminalRequest) -> Result<Command, Error> {
+        let keeper = self.keeper.clone().ok_or_else(Error::method_not_found)?;
+        if self.open.len() >= TERMINALS_MAX {
+            return Err(failed(format!("there are {TERMINALS_MAX} terminals already; release some")));
+        }
+        let CreateTerminalRequest { command, args, env, cwd, output_byte_limit, .. } = request;
+        // Many send a whole line as the command.
+        let argv = match args.is_empty() {
+            true => vec!["/bin/sh".to_owned(), "-c".to_owned(), command],
+            false => std::iter::once(command).chain(args).collect(),
+        };
+        let added: BTreeMap<String, String> = env.into_iter().map(|var| (var.name, var.value)).collect();
+        let most = output_byte_limit.and_then(|most| usize::try_from(most).ok()).unwrap_or(OUTPUT_MAX);
+        let launch = Launch {
+            argv,
+            env: environment(added),
+            cwd: cwd.unwrap_or_else(|| self.root.clone()),
+            called: None,
+        };
+        Ok(Command { keeper, launch, most: most.min(OUTPUT_MAX) })
+    }
+
+    /// Where terminals may work.
+    pub(super) fn root(&self) -> PathBuf {
+        self.root.clone()
+    }
+
+    /// A terminal has been started.
+    pub(super) fn opened(&mut self, kept: Kept, most: usize) -> Result<Value, Error> {
+        self.last += 1;
+        let id = TerminalId::new(format!("term_{}", self.last));
+        let Kept { pid, stdin, stdout, stderr, exit } = kept;
+        // Nobody types into it.
+        drop(stdin);
+        let output = Arc::new(Mutex::new(Output { most, ..Output::default() }));
+        let mut readers = JoinSet::new();
+        readers.spawn(gather(stdout, Arc::clone(&output)));
+        readers.spawn(gather(stderr, Arc::clone(&output)));
+        self.open.insert(id.clone(), Terminal { pid, exit, output, _readers: readers });
+        CreateTerminalResponse::new(id).into_json(METHODS.terminal_create)
+    }
+
+    /// What a terminal has shown so far.
+    pub(super) fn shown(&self, id: &TerminalId) -> Option<String> {
+        Some(self.open.get(id)?.text().0)
+    }
+
+    pub(super) fn output(&self, request: &TerminalOutputRequest) -> Result<Value, Error> {
+        let terminal = self.get(&request.terminal_id)?;
+        let (text, truncated) = terminal.text();
+        let response =
+            TerminalOutputResponse::new(text, truncated).exit_status(terminal.exit.now().map(status));
+        response.into_json(METHODS.terminal_output)
+    }
+
+    /// Resolves when the command has ended.
+    pub(super) fn wait(
+        &self,
+        id: &TerminalId,
+    ) -> Result<impl Future<Output = Result<Value, Error>> + Send + use<>, Error> {
+        let exit = self.get(id)?.exit.clone();
+        Ok(async move {
+            let response = WaitForTerminalExitResponse::new(status(exit.wait().await));
+            response.into_json(METHODS.terminal_wait_for_exit)
+        })
+    }
+
+    pub(super) fn kill(&self, request: &KillTerminalRequest) -> Result<Value, Error> {
+        self.get(&request.terminal_id)?.kill();
+        KillTerminalResponse::new().into_json(METHODS.terminal_kill)
+    }
+
+    pub(super) fn release(&mut self, request: &ReleaseTerminalRequest) -> Result<Value, Error> {
+        self.get(&request.terminal_id)?.kill();
+        self.open.remove(&request.terminal_id);
+        ReleaseTerminalResponse::new().into_json(METHODS.terminal_release)
+    }
+
+    fn get(&self, id: &TerminalId) -> Result<&Terminal, Error> {
+        self.open.get(id).ok_or_else(|| failed(format!("there is no terminal {id}")))
+    }
+}
+
+impl Command {
+    /// Starts it, if it works inside the workspace.
+    pub(super) async fn start(self, root: PathBuf) -> Result<(Kept, usize), Error> {
+        let Self { keeper, mut launch, most } = self;
+        launch.cwd = inside(&root, &launch.cwd)
+            .await
+            .map_err(|cause| failed(format!("cannot work in {}: {cause}", launch.cwd.display())))?;
+        match keeper.spawn_in_turn(launch).await {
+            Ok(kept) => Ok((kept, most)),
+            Err(cause) => Err(failed(format!("cannot start it: {cause}"))),
+        }
+    }
+}
+
+/// What comes of a terminal that was to be started.
+pub(super) type Started = (RawJsonRpcId, Result<(Kept, usize), Error>);
+
+impl Terminal {
+    fn text(&self) -> (String, bool) {
+        let output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
+        (String::from_utf8_lossy(&output.bytes).into_owned(), output.truncated)
+    }
+
+    /// Ends the command and its group; what has left that is the turn's, and ends with it.
+    fn kill(&self) {
+        if self.exit.now().is_none()
+            && let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw)
+        {
+            // It may have ended meanwhile.
+            let _gone = kill_process_group(pid, Signal::KILL);
+        }
+    }
+}
+
+async fn gather(mut stream: impl AsyncRead + Unpin, output: Arc<Mutex<Output>>) {
+    let mut buffer = [0; 8192];
+    loop {
+        let read = stream.read(&mut buffer).await.unwrap_or_default();
+        if read == 0 {
+            return;
+        }
+        let mut output = output.lock().unwrap_or_else(PoisonError::into_inner);
+        output.put(&buffer[..read]);
+    }
+}
+
+impl Output {
+    /// Keeps the end, from where a character begins.
+    fn put(&mut self, more: &[u8]) {
+        self.bytes.extend_from_slice(more);
+        if self.bytes.len() > self.most {
+            let mut from = self.bytes.len() - self.most;
+            while self.bytes.get(from).is_some_and(|byte| byte & 0xc0 == 0x80) {
+                from += 1;
+            }
+            self.bytes.drain(..from);
+            self.truncated = true;
+        }
+    }
+}
+
+fn status(exit: Exit) -> TerminalExitStatus {
+    let code = exit.status.and_then(|status| u32::try_from(status).ok());
+    TerminalExitStatus::new().exit_code(code).signal(exit.signal.map(|signal| signal.to_string()))
+}
+
+fn failed(message: String) -> Error {
+    Error::new(ErrorCode::INVALID_PARAMS, message)
+}
+
+/// An argument as a shell would have to be given it.
+fn quote(argument: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,@%+".contains(c);
+    match !argument.is_empty() && argument.chars().all(plain) {
+        true => argument.to_owned(),
+        false => format!("'{}'", argument.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_judged_as_it_would_be_typed() {
+        let request = CreateTerminalRequest::new("s", "git").args(vec![
+            "commit".to_owned(),
+            "-m".to_owned(),
+            "it's done".to_owned(),
+            String::new(),
+        ]);
+        assert_eq!(Terminals::line(&request), r"git commit -m 'it'\''s done' ''");
+    }
+
+    #[test]
+    fn the_end_of_the_output_is_kept_and_no_half_characters() {
+        let mut output = Output { most: 4, ..Output::default() };
+        output.put("abc".as_bytes());
+        assert!(!output.truncated);
+        output.put("dé€".as_bytes());
+        assert_eq!((std::str::from_utf8(&output.bytes).unwrap(), output.truncated), ("€", true));
+    }
+}
