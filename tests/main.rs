@@ -25,6 +25,7 @@ mod lifecycle;
 mod limits;
 mod openapi;
 mod queue;
+mod real;
 mod run_events;
 mod runs;
 mod security;

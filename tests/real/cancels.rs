@@ -1,0 +1,89 @@
+//! Cancels: in the middle of words, of a tool and of an ask, and before the agent can know of its turn.
+
+use qd_testkit::model::sleeper;
+use qd_testkit::{Cli, poll, processes};
+use serde_json::json;
+
+use super::{Stage, answer, assert_ended, ended, permission, say};
+
+/// How often a cancel at once is tried.
+const TRIES: usize = 20;
+
+pub(super) async fn scene(cli: Cli) {
+    let stage = Stage::new(cli).await;
+    let session = stage.session(json!({})).await;
+    let work = stage.daemon.home.work();
+    assert_ended(&say(&session, "hello").await, "end_turn");
+
+    // In the middle of words.
+    let run = session.prompt("SLOW:60 words").await;
+    session.seen("its words", |event| event.is(&run, "text.delta")).await;
+    session.cancel().await;
+    assert_ended(&ended(&session, &run).await, "cancelled");
+    assert!(!stage.asked_for("SLOW:60 words").is_empty());
+    stage.was_dropped("SLOW:60 words").await;
+
+    // In a tool.
+    let run = session.prompt("TOOL:sleep:500").await;
+    let sleeps = || {
+        let name = sleeper("500");
+        processes::all().into_iter().find(|one| one.args.first().is_some_and(|arg| *arg == name))
+    };
+    // Some ask before they sleep and some do not.
+    let mut opened = session.stream("&after=0").await;
+    let asleep = async {
+        poll("the tool", async || sleeps()).await;
+    };
+    tokio::select! {
+        events = opened.until("an ask", |event| event.is(&run, "ask.opened")) => {
+            let ask = events.last().unwrap().data["ask"].clone();
+            answer(&session, &ask, json!({ "decision": "allow_once" })).await;
+        }
+        () = asleep => {}
+    }
+    let tool = poll("the tool", async || sleeps()).await;
+    session.cancel().await;
+    let run = ended(&session, &run).await;
+    assert_ended(&run, "cancelled");
+    assert!(!tool.is_alive(), "nothing of the turn is left");
+    let finished = session.events().await;
+    let finished = finished.iter().rev().find(|event| event.kind == "run.finished").unwrap();
+    assert_eq!(finished.data["processes"]["survivors"], 0);
+
+    // With an ask open.
+    let file = work.join("never.txt");
+    let run = session.prompt(&format!("TOOL:run:echo never > {}", file.display())).await;
+    let ask = permission(&session, &run).await;
+    session.cancel().await;
+    assert_ended(&ended(&session, &run).await, "cancelled");
+    let path = format!("/v1/asks/{}", ask["id"].as_str().unwrap());
+    assert_eq!(session.client.get(&path).await.expect(200)["state"], "withdrawn");
+
+    // A cancel that hits nothing poisons nothing.
+    assert_eq!(session.cancel().await["idle"], true);
+    let after = say(&session, "after all that").await;
+    assert_ended(&after, "end_turn");
+    assert!(after["text"].as_str().unwrap().contains("ECHO[after all that]"), "{after:#}");
+    assert!(!file.exists());
+}
+
+pub(super) async fn at_once(cli: Cli) {
+    let stage = Stage::new(cli).await;
+    let session = stage.session(json!({})).await;
+    assert_ended(&say(&session, "hello").await, "end_turn");
+    for n in 0..TRIES {
+        let words = format!("SLOW:60 try-{n}-");
+        let run = session.prompt(&words).await;
+        session.cancel().await;
+        assert_ended(&ended(&session, &run).await, "cancelled");
+        stage.was_dropped(&words).await;
+        // Each answer is the one to its own prompt.
+        let next = say(&session, &format!("next-{n}-")).await;
+        assert_ended(&next, "end_turn");
+        let text = next["text"].as_str().unwrap();
+        assert!(text.contains(&format!("ECHO[next-{n}-]")) && text.matches("ECHO[").count() == 1, "{next:#}");
+    }
+    let events = session.events().await;
+    let started = events.iter().filter(|event| event.kind == "worker.started").count();
+    assert_eq!(started, 1, "no cancel cost the agent its life: {}", super::tell(&events));
+}

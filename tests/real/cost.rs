@@ -1,0 +1,25 @@
+//! Money: what was used is told, and a budget holds.
+
+use qd_testkit::Cli;
+use serde_json::json;
+
+use super::{Stage, assert_ended, say};
+
+/// A hundred tokens cost a dollar, for agents that tell only how many they used.
+const PRICES: &str = "prices = { \"*\" = { input = 10000.0, output = 10000.0 } }";
+
+pub(super) async fn scene(cli: Cli) {
+    let stage = Stage::with(cli, PRICES).await;
+    // Less than one call of any model costs.
+    let session = stage.session(json!({ "budget_usd": 0.0001 })).await;
+    let first = say(&session, "hello").await;
+    let usage = session.show().await["usage"].clone();
+    assert!(usage["input_tokens"].as_u64().unwrap() >= 100, "{usage}");
+    assert!(usage["cost_usd"].as_f64().unwrap() > 0.0001, "{usage}: {first:#}");
+    assert_ended(&first, "budget_exceeded");
+    let asked = stage.model.count();
+    assert_ended(&say(&session, "more").await, "budget_exceeded");
+    assert_eq!(stage.model.count(), asked, "the model was not asked again");
+    session.patch(json!({ "budget_usd": 1000.0 })).await;
+    assert_ended(&say(&session, "with more money").await, "end_turn");
+}
