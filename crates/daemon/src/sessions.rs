@@ -46,6 +46,8 @@ impl Daemon {
             Some(parent) => Some(self.parent(place, parent).await?),
             None => None,
         };
+        // On another machine the directory may be another one, and only its worker knows which.
+        let directory = self.workers.is_here(&new.agent).then(|| place.doc.path.clone());
         let created = SessionCreated {
             agent: new.agent,
             title: new.title,
@@ -53,6 +55,7 @@ impl Daemon {
             system_prompt: new.system_prompt,
             policy,
             parent: new.parent,
+            directory,
             limits,
             env: new.env.keys().cloned().collect(),
         };

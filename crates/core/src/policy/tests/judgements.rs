@@ -43,7 +43,11 @@ fn a_judgement_names_the_rule_that_made_it() {
     let policy = rules(&[("Bash", "rm *", Deny), ("Bash", "git *", Allow)]);
     let Policy::Rules(list) = &policy else { unreachable!() };
     let call = |command: &str| {
-        judge(&policy, false, &Question { tool: "Bash", input: &line(command), risk: Risk::Medium })
+        judge(
+            &policy,
+            false,
+            &Question { tool: "Bash", input: &line(command), risk: Risk::Medium, workspace: None },
+        )
     };
     assert_eq!(call("git log"), Judgement::Allow { rule: Some(list[1].clone()) });
     let Judgement::Deny { rule, reason } = call("rm x") else { panic!("not denied") };
@@ -308,7 +312,11 @@ fn an_address_is_brought_into_order_before_it_is_matched() {
 #[test]
 fn high_risk_is_asked_unless_a_rule_allows_just_that() {
     let high = |policy: &Policy, granted| {
-        verdict(&judge(policy, granted, &Question { tool: "Bash", input: &line("rm x"), risk: Risk::High }))
+        verdict(&judge(
+            policy,
+            granted,
+            &Question { tool: "Bash", input: &line("rm x"), risk: Risk::High, workspace: None },
+        ))
     };
     let with_risk =
         |risk, decision| Policy::Rules(vec![Rule { risk, ..rule("Bash", Some("rm *"), decision) }]);
@@ -335,7 +343,7 @@ fn high_risk_is_asked_unless_a_rule_allows_just_that() {
 #[test]
 fn the_risk_of_a_rule_bounds_what_it_allows_and_what_it_refuses() {
     let at = |policy: &Policy, risk| {
-        verdict(&judge(policy, false, &Question { tool: "Demo", input: &json!({}), risk }))
+        verdict(&judge(policy, false, &Question { tool: "Demo", input: &json!({}), risk, workspace: None }))
     };
     let one = |decision, risk| Policy::Rules(vec![Rule { risk: Some(risk), ..rule("*", None, decision) }]);
     for (policy, low, medium, high) in [
@@ -353,9 +361,9 @@ fn the_risk_of_a_rule_bounds_what_it_allows_and_what_it_refuses() {
 #[test]
 fn a_grant_turns_asks_into_allows_and_yields_to_deny_and_high_risk() {
     let granted = |policy: &Policy, command: &str, risk| {
-        judge(policy, true, &Question { tool: "Bash", input: &line(command), risk })
+        judge(policy, true, &Question { tool: "Bash", input: &line(command), risk, workspace: None })
     };
-    let allowed = Judgement::Allow { rule: None };
+    let allowed = Judgement::Granted;
     assert_eq!(granted(&Policy::Always(Ask), "make", Risk::Medium), allowed);
     assert_eq!(granted(&Policy::Always(Ask), "make $(x)", Risk::Medium), allowed);
     assert_eq!(granted(&Policy::Always(Ask), "make", Risk::High), Judgement::Ask);
