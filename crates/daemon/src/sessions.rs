@@ -244,7 +244,8 @@ fn check_words(
     Ok(())
 }
 
-fn check_policy(policy: &Policy) -> Result<(), ApiError> {
+/// Whether a policy can be used.
+pub(crate) fn check_policy(policy: &Policy) -> Result<(), ApiError> {
     policy::validate(policy).map_err(invalid)?;
     let size = serde_json::to_vec(policy).map_err(unwritable)?.len();
     if size > INLINE_MAX / 4 {

@@ -10,6 +10,7 @@
 //! - [`frame`]: how a worker's socket carries that, with the subprotocol and without.
 //! - [`worker`]: what a worker is started with and how it is found again.
 //! - [`api`]: requests and answers of the HTTP API.
+//! - [`trial`]: a policy tried on asks of the past.
 //! - [`error`]: the one shape of every refusal, and the stable codes.
 //! - [`limits`]: every limit, by name.
 //!
@@ -25,6 +26,7 @@ pub mod link;
 pub mod policy;
 pub mod text;
 pub mod time;
+pub mod trial;
 pub mod worker;
 
 pub use error::{ApiError, Code};

@@ -19,6 +19,7 @@ mod risk;
 #[cfg(test)]
 mod tests;
 mod tool;
+mod trial;
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -29,6 +30,7 @@ use serde_json::Value;
 
 pub use argument::main_argument;
 pub use risk::assess;
+pub use trial::try_again;
 
 use argument::{Arguments, Kind};
 use command_line::{PARTS_MAX, Part};
