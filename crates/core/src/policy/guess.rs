@@ -88,8 +88,24 @@ fn is_computed(word: &str) -> bool {
     variable || (word.contains(['*', '?']) && word.chars().all(of_a_path) && !word.starts_with('*'))
 }
 
-/// Whether letters are written as numbers, as in `$'\x72m'`.
-pub(super) fn hides_letters(line: &str) -> bool {
+/// Bytes of an expansion that are looked through for its end.
+const EXPANSION_MAX: usize = 256;
+
+/// Whether a name is hidden in ways that the cutting does not see: letters as numbers, as in `$'\x72m'`, or an
+/// expansion where a command begins, as in `${X:-rm}`.
+pub(super) fn hides_a_name(line: &str) -> bool {
+    let expands = |(at, _): (usize, &str)| {
+        let begins = line[..at].trim_end_matches([' ', '\t', '"']).chars().next_back();
+        let rest = &line[at + 2..line.floor_char_boundary(at + 2 + EXPANSION_MAX)];
+        let (inner, after) = rest.split_once('}').unwrap_or((rest, ""));
+        let plain = inner.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        begins.is_none_or(|c| ";&|(\n".contains(c))
+            && (!plain || !after.trim_start_matches('"').starts_with('/'))
+    };
+    line.match_indices("${").any(expands) || hides_letters(line)
+}
+
+fn hides_letters(line: &str) -> bool {
     line.split("$'").skip(1).any(|after| {
         let text = after.split('\'').next().unwrap_or_default();
         text.split('\\')

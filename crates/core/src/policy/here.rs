@@ -42,8 +42,7 @@ const RUNNERS: &[&str] = &[
 
 /// The line without its here-documents, and these. None if it has none that could be told for certain.
 pub(super) fn documents(line: &str) -> Option<(String, Vec<Document>)> {
-    // In these the arrows may mean something else.
-    if !line.contains("<<") || ["((", "${", "$'", "`", "\r", "\0"].iter().any(|odd| line.contains(odd)) {
+    if !line.contains("<<") || line.contains(['\r', '\0']) {
         return None;
     }
     let mut scanner = Scanner { open: vec![Open::Plain], comment: false, word: false };
@@ -67,7 +66,8 @@ pub(super) fn documents(line: &str) -> Option<(String, Vec<Document>)> {
             found.push(Document { body, goes });
         }
     }
-    if found.is_empty() {
+    // Beside these the arrows may mean something else.
+    if found.is_empty() || ["((", "${", "$'", "`"].iter().any(|odd| rest.contains(odd)) {
         return None;
     }
     if names(&rest).any(|name| SHELLS.contains(&name) || RUNNERS.contains(&name)) {
@@ -78,7 +78,7 @@ pub(super) fn documents(line: &str) -> Option<(String, Vec<Document>)> {
 
 /// What becomes of a document that belongs to this line.
 fn goes(line: &str, quoted: bool, body: &str) -> Goes {
-    if !quoted && body.contains("$(") {
+    if !quoted && (body.contains("$(") || body.contains('`')) {
         return Goes::Shell;
     }
     let heads: Vec<&str> = heads(line).collect();
@@ -205,6 +205,8 @@ mod tests {
             ("cd src && cat <<-\"EOF\" > x\n\tx\n\tEOF\nls", Goes::Data),
             ("git commit -m \"$(cat <<'EOF'\nit's done\nEOF\n)\"", Goes::Data),
             ("cat <<EOF\n$HOME\nEOF", Goes::Data),
+            ("cat <<'EOF'\nuse `x` or ${y}\nEOF", Goes::Data),
+            ("cat <<EOF\n`rm x`\nEOF", Goes::Shell),
             ("apply_patch <<'EOF'\n*** Add File: x\nEOF", Goes::Patch),
             ("python3 - <<'PY'\nprint(1)\nPY", Goes::Code),
             ("cat <<EOF\n$(rm x)\nEOF", Goes::Shell),

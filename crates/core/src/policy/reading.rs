@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 
 use super::command_line::{LINE_MAX, PARTS_MAX, Part, is_assignment, split};
-use super::guess::{guess, hides_letters};
+use super::guess::{guess, hides_a_name};
 use super::here::{self, Goes};
 use super::patch;
 
@@ -112,7 +112,7 @@ impl Readings {
         let guessed = guess(&rest, in_text);
         if !in_text {
             self.writes.extend(guessed.writes);
-            self.computed |= guessed.computed || hides_letters(&rest);
+            self.computed |= guessed.computed || hides_a_name(&rest);
         }
         commands.extend(guessed.commands);
         // `rm {-rf,/}` is `rm -rf /`.
@@ -188,6 +188,10 @@ fn is_wrapper(program: &str) -> bool {
 /// Where, after the first word, another command may begin.
 fn starts(words: &[String]) -> Vec<usize> {
     let program = name(&words[0]);
+    // It only says where the command is.
+    if program == "command" && words.get(1).is_some_and(|word| matches!(word.as_str(), "-v" | "-V")) {
+        return Vec::new();
+    }
     if is_wrapper(program) {
         let begins = |word: &String| !word.is_empty() && !word.starts_with('-') && !is_assignment(word);
         return (1..words.len()).filter(|&at| begins(&words[at])).collect();
@@ -215,11 +219,15 @@ fn line_in(word: &str) -> Option<String> {
     Some(line.to_owned())
 }
 
-/// The line of `sh -c LINE`, `eval LINE`, or of a git command that runs one.
+/// The line of `sh -c LINE`, `eval LINE` and their like, or of a git command that runs one.
 fn handed_to_a_shell(command: &Reading) -> Option<String> {
     let program = command.program();
-    if program == "eval" {
-        return Some(command.words[1..].join(" "));
+    match program {
+        "eval" => return Some(command.words[1..].join(" ")),
+        // To be run later, under another name or at the end.
+        "trap" => return command.words.get(1).cloned(),
+        "alias" => return command.words.get(1)?.split_once('=').map(|(_, line)| line.to_owned()),
+        _ => {}
     }
     if program == "git" {
         let runs = |two: &[String]| {
@@ -314,6 +322,8 @@ mod tests {
             "X=rm; $X -rf /",
             "if $(x); then y; fi",
             "/bin/r? -rf /",
+            "${X} -rf /",
+            "ls; ${X:-rm} -rf /",
             "$'\\x72m' x",
         ] {
             assert!(read(line).computed, "{line:?}");
@@ -324,6 +334,8 @@ mod tests {
             "A=$(date) ls",
             "for f in $(ls); do echo $f; done",
             "$HOME/bin/x y",
+            "${HOME}/bin/x y",
+            "echo ${X:-rm}",
             "echo `date` $X",
             "grep $'\\t' x",
             "python3 - <<'EOF'\n$x = a[*]\nEOF",

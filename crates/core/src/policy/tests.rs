@@ -25,9 +25,14 @@ fn line(command: &str) -> Value {
     json!({ "command": command })
 }
 
+/// A call in a workspace that is not known.
+fn question<'a>(tool: &'a str, input: &'a Value, risk: Risk) -> Question<'a> {
+    Question { tool, input, risk, workspace: None }
+}
+
 /// What becomes of a call of medium risk without a grant.
 fn outcome(policy: &Policy, tool: &str, input: &Value) -> Verdict {
-    verdict(&judge(policy, false, &Question { tool, input, risk: Risk::Medium, workspace: None }))
+    verdict(&judge(policy, false, &question(tool, input, Risk::Medium)))
 }
 
 fn verdict(judgement: &Judgement) -> Verdict {

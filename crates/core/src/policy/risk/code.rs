@@ -57,13 +57,20 @@ pub(super) fn is_harmful(program: &str, workspace: Option<&str>) -> bool {
     if WORDS.iter().any(|word| lower.contains(word)) {
         return true;
     }
+    let names = program.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    if names
+        .into_iter()
+        .any(|name| name == name.to_ascii_uppercase() && name.contains('_') && is_secret_variable(name))
+    {
+        return true;
+    }
     let writes = ["'w", "\"w", "'a'", "\"a\"", "write", ">"].iter().any(|word| lower.contains(word));
     program.split(['\'', '"', '`']).any(|text| match place(text, workspace) {
         // Code has spaces, paths in it hardly ever.
         _ if text.is_empty() || text.contains(char::is_whitespace) => false,
         Place::Secret => true,
         Place::Outside | Place::System => writes && text.contains('/'),
-        Place::Inside | Place::Nowhere | Place::Unclear => is_secret_variable(text) && text.contains('_'),
+        Place::Inside | Place::Nowhere | Place::Unclear => false,
     })
 }
 

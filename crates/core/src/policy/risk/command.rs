@@ -84,6 +84,10 @@ const ALWAYS_HIGH: &[&str] = &[
     "setfacl",
     "chattr",
     "swapoff",
+    "at",
+    "batch",
+    "systemd-run",
+    "osascript",
 ];
 
 /// Subcommands that publish, spend, install for everybody, destroy for others, or print keys.
@@ -238,6 +242,9 @@ pub(super) fn of_command(command: &Command<'_>) -> Option<Risk> {
         let sets_the_clock = program == "date" && command.has("s", &["set"]);
         return Some(if sets_the_clock { Risk::High } else { Risk::Low });
     }
+    if program == "command" && command.has("vV", &[]) {
+        return Some(Risk::Low);
+    }
     let first = command.operands().next().unwrap_or_default();
     let high_subcommand =
         HIGH_SUBCOMMANDS.iter().any(|(name, verbs)| *name == program && verbs.contains(&first));
@@ -278,7 +285,9 @@ fn is_interpreter(program: &str) -> bool {
 /// Programs in other languages among the arguments.
 fn given_code<'c>(command: &'c Command<'_>) -> impl Iterator<Item = &'c str> {
     let takes_code = INTERPRETERS.contains(&command.program) || command.program == "awk";
-    command.arguments.iter().copied().filter(move |word| takes_code && word.contains(['(', ' ', ';', '`']))
+    let inline = command.has("cepr", &["eval", "print"]);
+    let looks_like_code = move |word: &&str| inline || word.contains(['(', ' ', ';', '`']);
+    command.arguments.iter().copied().filter(move |word| takes_code && looks_like_code(word))
 }
 
 /// The files that a command which looks is pointed at.

@@ -105,8 +105,16 @@ pub(super) fn is_harmful(command: &Command<'_>) -> bool {
         "find" => removes_all_it_finds(command),
         "rsync" => words.any(|word| word.contains(':')) || command.has("", &["delete"]),
         "docker" | "podman" => {
-            let whole_disk = |word: &&str| word.starts_with("/:") || word.contains("docker.sock");
-            command.has("", &["privileged"]) || command.arguments.iter().any(whole_disk)
+            let lends = |word: &str| {
+                let source = word.split(':').next().unwrap_or_default();
+                word.contains("docker.sock") || is_beyond(command, source)
+            };
+            command.has("", &["privileged"]) || command.values_of(&["-v", "--volume"]).any(lends)
+        }
+        "make" | "gmake" => command.values_of(&["-C", "--directory"]).any(|to| is_beyond(command, to)),
+        "perl" | "ruby" | "php" => {
+            let in_place = command.has("i", &[]) && words.any(|word| is_beyond(command, word));
+            in_place || command.arguments.iter().any(|word| word.contains('`'))
         }
         "npm" | "pnpm" | "yarn" => command.has("g", &["global"]) || words.next() == Some("global"),
         "pip" | "pip3" => command.has("", &["break-system-packages", "user", "target"]),
@@ -135,6 +143,10 @@ pub(super) fn is_harmful(command: &Command<'_>) -> bool {
         }
         _ => false,
     }
+}
+
+fn is_beyond(command: &Command<'_>, word: &str) -> bool {
+    matches!(command.place(word), Place::Outside | Place::System | Place::Secret)
 }
 
 /// `find` with `-delete` or `-exec rm`, unless it looks below one directory inside, or for names of a kind.

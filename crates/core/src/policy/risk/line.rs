@@ -3,8 +3,9 @@
 
 use qd_protocol::policy::Risk;
 
+use super::super::here::INTERPRETERS;
 use super::super::path::{Place, place};
-use super::super::reading::{Reading, Readings, SHELLS, read};
+use super::super::reading::{Reading, Readings, SHELLS, name, read};
 use super::command::of_command;
 use super::{all, code};
 
@@ -19,6 +20,8 @@ pub(super) fn of_line(line: &str, workspace: Option<&str>, directory: Option<&st
         || is_a_bomb(line)
         || writes_outside(&readings, workspace)
         || downloads_into_a_shell(&readings)
+        || runs_what_it_fetched(&readings)
+        || HIJACKS.iter().any(|variable| line.contains(variable))
         || readings.programs.iter().any(|program| code::is_harmful(program, workspace))
     {
         return Some(Risk::High);
@@ -28,6 +31,10 @@ pub(super) fn of_line(line: &str, workspace: Option<&str>, directory: Option<&st
     // What cannot be split may do more than was seen.
     if readings.clear { commands } else { commands.max(Some(Risk::Medium)) }
 }
+
+/// Variables by which every command that follows runs something else too.
+const HIJACKS: &[&str] =
+    &["LD_PRELOAD=", "DYLD_INSERT_LIBRARIES=", "BASH_ENV=", "PROMPT_COMMAND=", "GIT_SSH_COMMAND="];
 
 /// Whether a command leaves the workspace, so that plain names after it mean other files.
 fn strays(reading: &Reading, workspace: Option<&str>) -> bool {
@@ -51,13 +58,43 @@ fn writes_outside(readings: &Readings, workspace: Option<&str>) -> bool {
 fn downloads_into_a_shell(readings: &Readings) -> bool {
     let run = || readings.commands.iter().filter(|reading| !reading.in_text);
     let any = |names: &[&str]| run().any(|command| names.contains(&command.program()));
-    !readings.clear && any(&["curl", "wget"]) && (any(SHELLS) || any(&["eval", "source", ".", "exec"]))
+    let bare = || run().any(|command| INTERPRETERS.contains(&command.program()) && command.words.len() == 1);
+    !readings.clear && any(FETCHERS) && (any(SHELLS) || any(&["eval", "source", ".", "exec"]) || bare())
 }
+
+const FETCHERS: &[&str] = &["curl", "wget"];
+
+/// `curl -o x.sh …; sh x.sh`: what is run was fetched by the same line.
+fn runs_what_it_fetched(readings: &Readings) -> bool {
+    let (fetches, others): (Vec<&Reading>, Vec<&Reading>) = readings
+        .commands
+        .iter()
+        .filter(|reading| !reading.in_text)
+        .partition(|reading| FETCHERS.contains(&reading.program()));
+    let fetched: Vec<&str> =
+        fetches.iter().flat_map(|fetch| &fetch.words[1..]).map(|word| name(word)).collect();
+    let is_fetched = |word: &String| !word.starts_with('-') && fetched.contains(&name(word));
+    others.iter().any(|reading| {
+        let program = reading.program();
+        let interprets = SHELLS.contains(&program) || INTERPRETERS.contains(&program);
+        let takes_a_file = interprets || matches!(program, "source" | ".");
+        (takes_a_file && reading.words.get(1).is_some_and(is_fetched))
+            || (reading.words[0].contains('/') && is_fetched(&reading.words[0]))
+    })
+}
+
+/// Functions that one line may have.
+const FUNCTIONS_MAX: usize = 64;
 
 /// A function that runs itself twice, whatever it is called: `:(){ :|:& };:`.
 fn is_a_bomb(line: &str) -> bool {
     let line: String = line.split_whitespace().collect();
-    line.match_indices("(){").any(|(at, _)| {
+    let functions = line.match_indices("(){");
+    // Nobody writes so many in good faith, and looking through them takes its time.
+    if functions.clone().count() > FUNCTIONS_MAX {
+        return true;
+    }
+    functions.into_iter().any(|(at, _)| {
         let before = &line[..at];
         let begin = before.rfind([';', '&', '|', '\n', '{', '}', '(', ')']).map_or(0, |at| at + 1);
         let name = before[begin..].trim_start_matches("function");

@@ -292,3 +292,38 @@ fn tools_are_judged_by_name_and_place() {
     }
     assert_eq!(assess("Write", &json!({"file_path": "x"}), Some(Low)), Medium);
 }
+
+/// Each is as long as a line that is read may be, and made of what is dearest to look through.
+#[test]
+fn a_line_made_to_take_long_comes_to_an_end() {
+    let pieces = [
+        "a(){",
+        "${",
+        "${a}",
+        "$(",
+        "`",
+        "<<'E' ",
+        "\n<<E\n",
+        "curl a;",
+        "sh a;",
+        "find . -exec ",
+        "{a,b}",
+        "$'\\x",
+        "a=$",
+        "sudo ",
+        "bash -c '",
+        "\"$(",
+        "python -c 'a' ",
+        "*** Add File: a\n",
+        ".*/",
+        "$A_TOKEN",
+    ];
+    for piece in pieces {
+        let long = piece.repeat((64 << 10) / piece.len());
+        for command in [long.clone(), format!("cat <<'E'\n{long}\nE"), format!("curl x; {long}")] {
+            assess("Bash", &line(&command), None);
+        }
+        assess("apply_patch", &json!({ "input": long }), None);
+        assess("Read", &json!({ "path": long }), None);
+    }
+}
