@@ -25,7 +25,7 @@ pub enum Row {
         fingerprint: String,
     },
     /// An ask, as it now stands.
-    Ask(Box<AskDoc>),
+    Ask(AskDoc),
 }
 
 /// An ask as it stands, and how it came to that. Flattened like the events that it comes from.
@@ -220,10 +220,10 @@ pub fn apply(state: &mut State, event: &Recorded) -> Vec<Row> {
         ) => run_of(id).into_iter().collect(),
         (Body::AskOpened(opened), run) => {
             let ask = AskDoc { ask: opened.ask.clone(), by: None, rule: None, granted: false };
-            run.iter().filter_map(run_of).chain([Row::Ask(Box::new(ask))]).collect()
+            run.iter().filter_map(run_of).chain([Row::Ask(ask)]).collect()
         }
         (Body::AskResolved(resolved), run) => {
-            run.iter().filter_map(run_of).chain([Row::Ask(Box::new(resolved.into()))]).collect()
+            run.iter().filter_map(run_of).chain([Row::Ask(resolved.into())]).collect()
         }
         (Body::RunFinished(finished), Some(id)) => {
             let Some(run) = ending else { return Vec::new() };

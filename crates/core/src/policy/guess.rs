@@ -41,7 +41,7 @@ pub(super) fn guess(line: &str, in_text: bool) -> Guess {
             }
         }
         let substitutes = c == '(' && word == "$" || c == '`' && word.is_empty() && !in_ticks;
-        if substitutes && !goes_on && !is_target && words.iter().all(precedes_a_command) {
+        if substitutes && !goes_on && !is_target && words.iter().all(|word| precedes_a_command(word)) {
             found.computed = true;
         }
         if !word.is_empty() {
@@ -76,9 +76,9 @@ pub(super) fn guess(line: &str, in_text: bool) -> Guess {
 }
 
 /// Whether a command may begin right after this word.
-fn precedes_a_command(word: &String) -> bool {
+fn precedes_a_command(word: &str) -> bool {
     is_assignment(word)
-        || matches!(word.as_str(), "if" | "then" | "elif" | "else" | "while" | "until" | "do" | "!" | "time")
+        || matches!(word, "if" | "then" | "elif" | "else" | "while" | "until" | "do" | "!" | "time")
 }
 
 /// Whether the name of a command is a variable or a pattern: `$X -rf /`, `/bin/r? -rf /`.

@@ -332,8 +332,8 @@ fn does_more_than_look(command: &Command<'_>) -> bool {
                 script.ends_with('p')
                     && script[..script.len() - 1].chars().all(|c| c.is_ascii_digit() || ",$".contains(c))
             };
-            !(matches!(command.arguments[..], ["-n", script, ..] if prints(script))
-                && !command.has("iefEsz", &["in-place", "expression", "file"]))
+            !matches!(command.arguments[..], ["-n", script, ..] if prints(script))
+                || command.has("iefEsz", &["in-place", "expression", "file"])
         }
         "awk" => {
             let program = command.operands().next().unwrap_or_default();
