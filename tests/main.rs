@@ -24,6 +24,7 @@ mod large;
 mod lifecycle;
 mod limits;
 mod openapi;
+mod policy_test;
 mod queue;
 mod real;
 mod run_events;

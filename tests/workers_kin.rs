@@ -32,6 +32,7 @@ fn attempts(home: &Home, own: &Session, other: &Session) -> String {
         at steer -X POST -H 'content-type: application/json' -d '{{"text":"x"}}' 'http://localhost{steer}'
         at close -X DELETE 'http://localhost{close}'
         at halt -X POST 'http://localhost/v1/halt'
+        at policy -X POST -H 'content-type: application/json' -d '{{"policy":"allow"}}' 'http://localhost/v1/policy/test'
         at patch -X PATCH -H 'content-type: application/json' -d '{{"policy":"allow"}}' 'http://localhost{own_path}'
         QD_HOME={home} {qd} allow "$ask" >"$OUT.qd" 2>&1; echo "qd $?" >>"$OUT"
         mv "$OUT" "$OUT.done"
@@ -76,7 +77,7 @@ async fn nothing_below_an_agent_can_answer_its_ask() {
             };
             assert_eq!(line, expected, "{out}: {tried}");
         }
-        assert_eq!(tried.lines().count(), 11, "{out}: {tried}");
+        assert_eq!(tried.lines().count(), 12, "{out}: {tried}");
         let told = std::fs::read_to_string(work.join(format!("{out}.qd"))).unwrap();
         assert!(told.contains("agent"), "`qd` says why: {told}");
     }

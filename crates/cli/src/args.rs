@@ -164,6 +164,12 @@ The exit code is the greatest of those of the runs that were waited for.")]
         #[arg(allow_hyphen_values = true)]
         value: String,
     },
+    /// Try rules on what agents have asked for so far
+    Policy {
+        /// What to do with them
+        #[command(subcommand)]
+        verb: PolicyVerb,
+    },
     /// Let nothing start any more, in any workspace
     #[command(after_help = "Examples:
   qd halt
@@ -245,6 +251,33 @@ Where other machines reach it, it needs --token and --tls-cert with --tls-key."
     Completions {
         /// The shell
         shell: clap_complete::Shell,
+    },
+}
+
+/// `qd policy`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum PolicyVerb {
+    /// Say what would change if this policy had been there
+    #[command(after_help = "Examples:
+  qd policy test rules.json
+  qd policy test allow --session nightly
+  qd policy test rules.json --limit 200 --json | jq '.trials[] | select(.against_person)'
+A policy is ask, allow, deny or rules, as `qd run --policy` takes it:
+  [{\"tool\": \"Bash\", \"match\": \"git status*\", \"decision\": \"allow\"}]
+Nothing is decided again, and no session's policy changes. Exit code 2: the policy cannot be used.")]
+    Test {
+        /// The policy: a file of JSON, or what else --policy takes
+        #[arg(value_name = "FILE")]
+        policy: String,
+        /// Only what this session asked for
+        #[arg(long, value_name = "ID")]
+        session: Option<String>,
+        /// Only what was asked for in this project directory
+        #[arg(long, value_name = "DIR")]
+        workspace: Option<PathBuf>,
+        /// The newest so many, up to 1000
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+        limit: Option<u32>,
     },
 }
 
@@ -432,6 +465,9 @@ mod tests {
             &["run", "--timeout", "NaN", "x"],
             &["run", "--session", "s", "--agent", "a", "x"],
             &["run", "--on-ask", "shrug", "x"],
+            &["policy", "test"],
+            &["policy", "test", "allow", "--limit", "0"],
+            &["policy", "test", "allow", "--limit", "1001"],
             &["serve", "--tls-cert", "a"],
             &["worker"],
             &["worker", "--agent", "echo", "--listen", "nonsense"],

@@ -14,6 +14,7 @@ mod gc;
 mod halt;
 mod join;
 mod logs;
+mod policy;
 mod prompt;
 mod ps;
 mod rm;
@@ -63,6 +64,7 @@ pub(crate) async fn perform(context: &Context, verb: Verb) -> Result<Exit> {
         Verb::Allow { ask, always } => answer::allow(context, &ask, always).await,
         Verb::Deny { ask, reason } => answer::deny(context, &ask, &reason.join(" ")).await,
         Verb::Answer { ask, value } => answer::answer(context, &ask, value).await,
+        Verb::Policy { verb } => policy::policy(context, verb).await,
         Verb::Halt { cancel, reason } => halt::halt(context, cancel, &reason.join(" ")).await,
         Verb::Unhalt => halt::unhalt(context).await,
         Verb::Agents => agents::agents(context).await,

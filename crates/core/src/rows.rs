@@ -2,7 +2,8 @@
 //! and [`apply`] over the journal makes them again from nothing. Streamed words change no row.
 
 use qd_protocol::api::{self, RunState, SessionState};
-use qd_protocol::event::{Ask, Body, FinishReason, RunError, Usage};
+use qd_protocol::event::{Ask, AskResolved, Body, FinishReason, ResolvedBy, RunError, Usage};
+use qd_protocol::policy::Rule;
 use qd_protocol::text::Blob;
 use qd_protocol::{Millis, RunId, SessionId};
 use serde::{Deserialize, Serialize};
@@ -24,7 +25,31 @@ pub enum Row {
         fingerprint: String,
     },
     /// An ask, as it now stands.
-    Ask(Ask),
+    Ask(AskDoc),
+}
+
+/// An ask as it stands, and how it came to that. Flattened like the events that it comes from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AskDoc {
+    /// The ask.
+    #[serde(flatten)]
+    pub ask: Ask,
+    /// By whom it was resolved; absent while it is open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<ResolvedBy>,
+    /// The rule that decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<Rule>,
+    /// Whether a person had allowed the tool for the rest of the session, and that decided.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub granted: bool,
+}
+
+impl From<&AskResolved> for AskDoc {
+    fn from(resolved: &AskResolved) -> Self {
+        let AskResolved { ask_id: _, ask, by, rule, granted } = resolved;
+        Self { ask: ask.clone(), by: Some(*by), rule: rule.clone(), granted: *granted }
+    }
 }
 
 /// What was asked of a run.
@@ -93,6 +118,9 @@ pub struct SessionDoc {
     pub phase: Phase,
     /// Runs that have not ended.
     pub unfinished: u32,
+    /// Where its agent works, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub directory: Option<String>,
 }
 
 impl SessionDoc {
@@ -125,7 +153,8 @@ impl SessionDoc {
             created_at: state.created_at,
             updated_at: state.updated_at,
         };
-        Self { session, phase: state.phase(), unfinished: state.runs.len() as u32 }
+        let directory = settings.directory.clone();
+        Self { session, phase: state.phase(), unfinished: state.runs.len() as u32, directory }
     }
 
     /// The session as clients see it now. Under a halt a run that has not started waits, and nothing is starting.
@@ -190,10 +219,11 @@ pub fn apply(state: &mut State, event: &Recorded) -> Vec<Row> {
             Some(id),
         ) => run_of(id).into_iter().collect(),
         (Body::AskOpened(opened), run) => {
-            run.iter().filter_map(run_of).chain([Row::Ask(opened.ask.clone())]).collect()
+            let ask = AskDoc { ask: opened.ask.clone(), by: None, rule: None, granted: false };
+            run.iter().filter_map(run_of).chain([Row::Ask(ask)]).collect()
         }
         (Body::AskResolved(resolved), run) => {
-            run.iter().filter_map(run_of).chain([Row::Ask(resolved.ask.clone())]).collect()
+            run.iter().filter_map(run_of).chain([Row::Ask(resolved.into())]).collect()
         }
         (Body::RunFinished(finished), Some(id)) => {
             let Some(run) = ending else { return Vec::new() };

@@ -47,6 +47,8 @@ impl Daemon {
             Some(parent) => Some(self.parent(place, parent).await?),
             None => None,
         };
+        // On another machine the directory may be another one, and only its worker knows which.
+        let directory = self.workers.is_here(&new.agent).then(|| place.doc.path.clone());
         let created = SessionCreated {
             agent: new.agent,
             title: new.title,
@@ -54,6 +56,7 @@ impl Daemon {
             system_prompt: new.system_prompt,
             policy,
             parent: new.parent,
+            directory,
             limits,
             env: new.env.keys().cloned().collect(),
         };
@@ -242,7 +245,8 @@ fn check_words(
     Ok(())
 }
 
-fn check_policy(policy: &Policy) -> Result<(), ApiError> {
+/// Whether a policy can be used.
+pub(crate) fn check_policy(policy: &Policy) -> Result<(), ApiError> {
     policy::validate(policy).map_err(invalid)?;
     let size = serde_json::to_vec(policy).map_err(unwritable)?.len();
     if size > INLINE_MAX / 4 {

@@ -246,7 +246,7 @@ impl Journal {
         self.read(move |db| lists::runs(db, filter, after.as_ref(), limit)).await
     }
 
-    /// Asks, the oldest first.
+    /// Asks, the oldest first unless the filter says otherwise.
     pub async fn asks(
         &self,
         filter: AskFilter,

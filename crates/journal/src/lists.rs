@@ -41,10 +41,14 @@ pub struct RunFilter {
 /// Which asks a list has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AskFilter {
+    /// Of this project.
+    pub workspace: Option<WorkspaceKey>,
     /// Of this conversation.
     pub session: Option<SessionKey>,
     /// Not those that are resolved.
     pub pending_only: bool,
+    /// The newest first.
+    pub newest_first: bool,
 }
 
 /// How much there is of everything.
@@ -157,14 +161,14 @@ pub(crate) fn runs(
     list.rows(db, limit, run_row)
 }
 
-/// The oldest first.
+/// The oldest first, unless the filter says otherwise.
 pub(crate) fn asks(
     db: &Connection,
     filter: AskFilter,
     after: Option<&AskId>,
     limit: usize,
 ) -> Result<Vec<AskRow>, ReadError> {
-    let mut list = List::new("asks", ASK, "n");
+    let mut list = List { descends: filter.newest_first, ..List::new("asks", ASK, "n") };
     list.after(db, after.map(AskId::as_str))?;
     list.index = match filter {
         AskFilter { pending_only: true, .. } => "asks_pending",
@@ -172,6 +176,7 @@ pub(crate) fn asks(
         _ => "",
     };
     list.equals("session", filter.session.map(|session| session.0));
+    list.equals("(SELECT workspace FROM sessions WHERE key = session)", filter.workspace.map(|key| key.0));
     list.only(filter.pending_only, "pending = 1");
     list.rows(db, limit, ask_row)
 }
@@ -329,13 +334,15 @@ struct List {
     columns: &'static str,
     order: &'static str,
     index: &'static str,
+    /// Whether the last comes first.
+    descends: bool,
     clauses: Vec<String>,
     values: Vec<Value>,
 }
 
 impl List {
     fn new(table: &'static str, columns: &'static str, order: &'static str) -> Self {
-        Self { table, columns, order, index: "", clauses: Vec::new(), values: Vec::new() }
+        Self { table, columns, order, index: "", descends: false, clauses: Vec::new(), values: Vec::new() }
     }
 
     /// Goes on after the row of this id.
@@ -347,7 +354,7 @@ impl List {
             .query_row([id], |row| row.get(0))
             .optional()?;
         let place = place.ok_or_else(|| ReadError::Cursor(id.to_owned()))?;
-        self.clauses.push(format!("{order} > ?"));
+        self.clauses.push(format!("{order} {} ?", if self.descends { "<" } else { ">" }));
         self.values.push(place.into());
         Ok(())
     }
@@ -371,11 +378,12 @@ impl List {
         limit: usize,
         read: fn(&Row<'_>) -> Result<T, ReadError>,
     ) -> Result<Vec<T>, ReadError> {
-        let Self { table, columns, order, index, ref clauses, .. } = self;
+        let Self { table, columns, order, index, descends, ref clauses, .. } = self;
+        let way = if descends { " DESC" } else { "" };
         let indexed = if index.is_empty() { String::new() } else { format!(" INDEXED BY {index}") };
         let filter =
             if clauses.is_empty() { String::new() } else { format!(" WHERE {}", clauses.join(" AND ")) };
-        let sql = format!("SELECT {columns} FROM {table}{indexed}{filter} ORDER BY {order} LIMIT ?");
+        let sql = format!("SELECT {columns} FROM {table}{indexed}{filter} ORDER BY {order}{way} LIMIT ?");
         self.values.push(i64::try_from(limit).unwrap_or(i64::MAX).into());
         let mut statement = db.prepare_cached(&sql)?;
         let mut rows = statement.query(params_from_iter(self.values))?;

@@ -170,6 +170,9 @@ pub struct SessionCreated {
     /// The session above.
     #[serde(default)]
     pub parent: Option<SessionId>,
+    /// Where its agent works, as an absolute path; absent if that is not known, as on another machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub directory: Option<String>,
     /// Limits.
     #[serde(default)]
     pub limits: Limits,
@@ -621,6 +624,16 @@ pub struct AskResolved {
     /// The rule that decided; absent if the policy is one word.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<Rule>,
+    /// Whether the policy would have asked, but a person had allowed the tool for the rest of the session.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub granted: bool,
+}
+
+impl AskResolved {
+    /// Of an ask as it now stands; no rule had a part in it.
+    pub fn new(ask: Ask, by: ResolvedBy) -> Self {
+        Self { ask_id: ask.id.clone(), ask, by, rule: None, granted: false }
+    }
 }
 
 /// See [`Body::AskDelivered`].

@@ -11,6 +11,7 @@
 //! - [`manifest`]: how an agent is found, started and understood.
 //! - [`worker`]: what a worker is started with and how it is found again.
 //! - [`api`]: requests and answers of the HTTP API.
+//! - [`trial`]: a policy tried on asks of the past.
 //! - [`error`]: the one shape of every refusal, and the stable codes.
 //! - [`limits`]: every limit, by name.
 //!
@@ -27,6 +28,7 @@ pub mod manifest;
 pub mod policy;
 pub mod text;
 pub mod time;
+pub mod trial;
 pub mod worker;
 
 pub use error::{ApiError, Code};

@@ -101,8 +101,17 @@ impl<'de> Deserialize<'de> for Policy {
                     _ => Err(E::invalid_value(serde::de::Unexpected::Str(text), &self)),
                 }
             }
-            fn visit_seq<A: serde::de::SeqAccess<'de>>(self, seq: A) -> Result<Policy, A::Error> {
-                Vec::deserialize(serde::de::value::SeqAccessDeserializer::new(seq)).map(Policy::Rules)
+            fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut seq: A) -> Result<Policy, A::Error> {
+                use serde::de::Error;
+                let mut rules = Vec::new();
+                loop {
+                    let number = rules.len() + 1;
+                    let next = seq.next_element::<Rule>();
+                    match next.map_err(|error| A::Error::custom(format_args!("rule {number}: {error}")))? {
+                        Some(rule) => rules.push(rule),
+                        None => return Ok(Policy::Rules(rules)),
+                    }
+                }
             }
         }
         deserializer.deserialize_any(Visitor)
@@ -144,7 +153,9 @@ mod tests {
         }
         for (text, hint) in [
             ("\"perhaps\"", "`ask`, `allow`, `deny`"),
-            (r#"[{"tool":"Bash","decison":"allow"}]"#, "unknown field `decison`"),
+            (r#"[{"tool":"Bash","decison":"allow"}]"#, "rule 1: unknown field `decison`"),
+            ("[{\"decision\":\"allow\"},\n {}]", "rule 2: missing field `decision` at line 2 column 3"),
+            (r#"[{"decision":"allow"}, "deny"]"#, "rule 2: invalid type"),
             ("7", "a list of rules"),
         ] {
             let error = serde_json::from_str::<Policy>(text).unwrap_err().to_string();

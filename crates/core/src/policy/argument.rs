@@ -6,7 +6,9 @@ use std::borrow::Cow;
 use serde_json::Value;
 
 use super::command_line;
+use super::patch;
 use super::path;
+use super::tool::{Use, purpose};
 
 /// What an argument is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +38,8 @@ pub(super) struct Arguments<'i> {
     pub(super) unreadable: bool,
     /// Whether that one is a command.
     pub(super) unreadable_line: bool,
+    /// Where a command is to be run, if the call says so.
+    pub(super) directory: Option<&'i str>,
 }
 
 /// The argument that rules are tried on: the command, else the path, else the address, else what is looked for. A
@@ -47,19 +51,36 @@ pub fn main_argument<'i>(tool: &str, input: &'i Value) -> Option<Cow<'i, str>> {
 const COMMAND_KEYS: &[&str] = &["command", "cmd"];
 /// Further names of the command, which count only where the tool's name says that it runs one.
 const SHELL_KEYS: &[&str] = &["command_line", "commandLine", "script"];
+/// What is typed into a command that runs.
+const TYPED_KEYS: &[&str] = &["chars", "input", "text", "data"];
+const DIRECTORY_KEYS: &[&str] =
+    &["cwd", "workdir", "working_directory", "workingDirectory", "directory", "dir_path"];
 const PATH_KEYS: &[&str] = &[
     "path",
     "file_path",
     "filePath",
     "filepath",
     "absolute_path",
+    "absolutePath",
+    "relative_path",
     "notebook_path",
     "target_file",
     "directory",
     "dir_path",
+    "file",
+    "filename",
+    "paths",
+    "file_paths",
+    "files",
 ];
-const ADDRESS_KEYS: &[&str] = &["url", "uri"];
+/// Both ends of a move.
+const MOVE_KEYS: &[&str] =
+    &["source", "destination", "from", "to", "src", "dst", "old_path", "new_path", "oldPath", "newPath"];
+const PATCH_KEYS: &[&str] = &["patch", "patchText", "patch_text", "input", "diff"];
+const ADDRESS_KEYS: &[&str] = &["url", "uri", "urls"];
 const OTHER_KEYS: &[&str] = &["pattern", "query"];
+/// What an editor's `command` may be; anything else there is a command after all.
+const EDITOR_WORDS: &[&str] = &["view", "create", "str_replace", "insert", "undo_edit", "edit"];
 
 /// The telling arguments of a call.
 ///
@@ -67,28 +88,54 @@ const OTHER_KEYS: &[&str] = &["pattern", "query"];
 /// path. So all of them are given, and whoever allows something has to look at every one. A tool that is known to run
 /// commands looks at nothing but the command.
 pub(super) fn arguments<'i>(tool: &str, input: &'i Value) -> Arguments<'i> {
-    let shell = runs_commands(tool);
-    let mut found = Arguments { list: Vec::new(), unreadable: false, unreadable_line: false };
+    let purpose = purpose(tool);
+    let mut found =
+        Arguments { list: Vec::new(), unreadable: false, unreadable_line: false, directory: None };
     if let Value::String(text) = input {
-        let kind = match text {
-            _ if shell => Kind::Command,
-            text if path::is_address(text) => Kind::Address,
+        let kind = match purpose {
+            Some(Use::Runs | Use::Types) => Kind::Command,
+            Some(Use::Patches) => {
+                found.patched(text);
+                return found;
+            }
+            _ if path::is_address(text) => Kind::Address,
             _ => Kind::Other,
         };
         found.list.push(Argument { kind, text: Cow::Borrowed(text) });
         return found;
     }
-    found.collect(input, COMMAND_KEYS, Kind::Command);
-    if shell {
-        found.collect(input, SHELL_KEYS, Kind::Command);
-        return found;
+    if editor_word(purpose, input).is_none() {
+        found.collect(input, COMMAND_KEYS, Kind::Command);
+    }
+    match purpose {
+        Some(Use::Runs) => {
+            found.collect(input, SHELL_KEYS, Kind::Command);
+            found.directory = DIRECTORY_KEYS.iter().find_map(|key| input.get(key)?.as_str());
+            return found;
+        }
+        Some(Use::Types) => {
+            found.collect(input, TYPED_KEYS, Kind::Command);
+            return found;
+        }
+        Some(Use::Patches) => found.patches(input),
+        Some(Use::Removes) => found.collect(input, MOVE_KEYS, Kind::Path),
+        _ => {}
     }
     found.collect(input, PATH_KEYS, Kind::Path);
     found.collect(input, ADDRESS_KEYS, Kind::Address);
+    if purpose == Some(Use::Fetches) && found.list.is_empty() {
+        found.addresses_in(input);
+    }
     if found.list.is_empty() && !found.unreadable {
         found.collect(input, OTHER_KEYS, Kind::Other);
     }
     found
+}
+
+/// What an editor with several verbs is told to do.
+pub(super) fn editor_word(purpose: Option<Use>, input: &Value) -> Option<&str> {
+    let word = input.get("command")?.as_str()?;
+    (purpose == Some(Use::Edits) && EDITOR_WORDS.contains(&word)).then_some(word)
 }
 
 impl<'i> Arguments<'i> {
@@ -96,23 +143,72 @@ impl<'i> Arguments<'i> {
         for value in keys.iter().filter_map(|key| input.get(key)) {
             match (kind, value) {
                 (_, Value::Null) => {}
-                (Kind::Path, Value::String(text)) if path::is_address(text) => {
-                    self.list.push(Argument { kind: Kind::Address, text: Cow::Borrowed(text) });
-                }
-                (kind, Value::String(text)) => self.list.push(Argument { kind, text: Cow::Borrowed(text) }),
-                (Kind::Command, Value::Array(words)) => {
-                    let words: Option<Vec<&str>> = words.iter().map(Value::as_str).collect();
-                    match words {
-                        Some(words) => {
-                            let text = Cow::Owned(command_line::join(&words));
-                            self.list.push(Argument { kind, text });
-                        }
-                        None => self.skip(kind),
+                (Kind::Command, Value::Array(words)) => match texts(words) {
+                    Some(words) => {
+                        let text = Cow::Owned(command_line::join(&words));
+                        self.list.push(Argument { kind, text });
                     }
-                }
+                    None => self.skip(kind),
+                },
+                (Kind::Path | Kind::Address, Value::Array(items)) => match texts(items) {
+                    Some(items) => items.into_iter().for_each(|text| self.push(kind, text)),
+                    None => self.skip(kind),
+                },
+                (kind, Value::String(text)) => self.push(kind, text),
                 _ => self.skip(kind),
             }
         }
+    }
+
+    fn push(&mut self, kind: Kind, text: &'i str) {
+        let kind = if kind == Kind::Path && path::is_address(text) { Kind::Address } else { kind };
+        self.list.push(Argument { kind, text: Cow::Borrowed(text) });
+    }
+
+    /// The files of a patch, or of a list of changes.
+    fn patches(&mut self, input: &'i Value) {
+        for value in PATCH_KEYS.iter().filter_map(|key| input.get(key)) {
+            match value {
+                Value::Null => {}
+                Value::String(text) => self.patched(text),
+                _ => self.skip(Kind::Path),
+            }
+        }
+        match input.get("changes") {
+            None | Some(Value::Null) => {}
+            // By path, or each with its path.
+            Some(Value::Object(changes)) => {
+                for (file, change) in changes {
+                    self.push(Kind::Path, file);
+                    self.collect(change, &["move_path", "movePath"], Kind::Path);
+                }
+            }
+            Some(Value::Array(changes)) => {
+                for change in changes {
+                    if change.get("path").is_none() {
+                        self.skip(Kind::Path);
+                    }
+                    self.collect(change, &["path", "move_path", "movePath"], Kind::Path);
+                }
+            }
+            Some(_) => self.skip(Kind::Path),
+        }
+    }
+
+    fn patched(&mut self, text: &'i str) {
+        let files = patch::files(text);
+        if files.is_empty() {
+            self.skip(Kind::Path);
+        }
+        files.into_iter().for_each(|file| self.push(Kind::Path, file));
+    }
+
+    /// Addresses in a prompt, for tools that take them so.
+    fn addresses_in(&mut self, input: &'i Value) {
+        let Some(prompt) = input.get("prompt").and_then(Value::as_str) else { return };
+        let edges: &[char] = &['(', ')', '<', '>', '"', '\'', '`', ',', ';', '.'];
+        let words = prompt.split_whitespace().map(|word| word.trim_matches(edges));
+        words.filter(|word| path::is_address(word)).for_each(|word| self.push(Kind::Address, word));
     }
 }
 
@@ -123,23 +219,8 @@ impl Arguments<'_> {
     }
 }
 
-/// Whether the tool's name says that it runs command lines.
-fn runs_commands(tool: &str) -> bool {
-    const NAMES: &[&str] = &[
-        "bash",
-        "shell",
-        "sh",
-        "zsh",
-        "terminal",
-        "execute",
-        "exec",
-        "run_command",
-        "execute_command",
-        "run_shell_command",
-        "run_terminal_cmd",
-        "local_shell",
-    ];
-    NAMES.iter().any(|name| tool.eq_ignore_ascii_case(name))
+fn texts(values: &[Value]) -> Option<Vec<&str>> {
+    values.iter().map(Value::as_str).collect()
 }
 
 #[cfg(test)]
@@ -165,6 +246,16 @@ mod tests {
             ("Grep", json!({"pattern": "b"}), Some("b")),
             ("WebFetch", json!({"url": "https://x.org", "prompt": "p"}), Some("https://x.org")),
             ("WebFetch", json!({"uri": "https://x.org"}), Some("https://x.org")),
+            ("write_stdin", json!({"session_id": 1, "chars": "ls\n"}), Some("ls\n")),
+            ("str_replace_editor", json!({"command": "view", "path": "a"}), Some("a")),
+            ("str_replace_editor", json!({"command": "rm x", "path": "a"}), Some("rm x")),
+            ("apply_patch", json!({"input": "*** Add File: a\n+x"}), Some("a")),
+            ("apply_patch", json!("*** Add File: a\n+x"), Some("a")),
+            ("fileChange", json!({"changes": [{"path": "a", "kind": "add"}]}), Some("a")),
+            ("fileChange", json!({"changes": {"a": {"type": "delete"}}}), Some("a")),
+            ("read_many_files", json!({"paths": ["a", "b"]}), Some("a")),
+            ("Move", json!({"source": "a", "destination": "b"}), Some("a")),
+            ("web_fetch", json!({"prompt": "read (https://x.org/a)."}), Some("https://x.org/a")),
             ("Demo", json!({"x": 1}), None),
             ("Demo", json!(null), None),
             ("Demo", json!([1, 2]), None),

@@ -9,12 +9,17 @@
 mod argument;
 mod command_line;
 mod glob;
+mod guarded;
+mod guess;
+mod here;
+mod patch;
 mod path;
 mod reading;
 mod risk;
-mod risk_git;
 #[cfg(test)]
 mod tests;
+mod tool;
+mod trial;
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -25,6 +30,7 @@ use serde_json::Value;
 
 pub use argument::main_argument;
 pub use risk::assess;
+pub use trial::try_again;
 
 use argument::{Arguments, Kind};
 use command_line::{PARTS_MAX, Part};
@@ -41,6 +47,9 @@ pub struct Question<'a> {
     pub input: &'a Value,
     /// As [`assess`] found: the larger of our opinion and the agent's word.
     pub risk: Risk,
+    /// The absolute path of the directory that the agent works in, if it is known: a rule for `src/*` is then also about
+    /// files that are named from the root.
+    pub workspace: Option<&'a str>,
 }
 
 /// What becomes of it.
@@ -48,9 +57,11 @@ pub struct Question<'a> {
 pub enum Judgement {
     /// It may happen.
     Allow {
-        /// The rule that says so; none if the policy is one word, or a person has allowed the tool for good.
+        /// The rule that says so; none if the policy is one word.
         rule: Option<Rule>,
     },
+    /// It may happen: a person has allowed the tool for the rest of the session.
+    Granted,
     /// It must not happen.
     Deny {
         /// The rule that says so; none if the policy is one word.
@@ -92,7 +103,7 @@ pub fn judge(policy: &Policy, granted: bool, question: &Question<'_>) -> Judgeme
         _ => {
             let denied =
                 || rules.iter().any(|rule| rule.decision == Verdict::Deny && call.is_spoken_of(rule));
-            if granted && !denied() { Judgement::Allow { rule: None } } else { Judgement::Ask }
+            if granted && !denied() { Judgement::Granted } else { Judgement::Ask }
         }
     }
 }
@@ -189,7 +200,12 @@ impl<'q> Call<'q> {
             && self.parts.iter().all(covers_line)
             && self.arguments.list.iter().all(|argument| match argument.kind {
                 Kind::Command => true,
-                Kind::Path => glob::matches(&path_pattern(pattern), &path::normalise(&argument.text)),
+                Kind::Path => {
+                    let (pattern, path) = (path_pattern(pattern), path::normalise(&argument.text));
+                    let from_workspace = path::below(&path, self.question.workspace);
+                    glob::matches(&pattern, &path)
+                        || from_workspace.is_some_and(|path| glob::matches(&pattern, path))
+                }
                 Kind::Address => path::normalise_address(&argument.text).is_some_and(|address| {
                     glob::matches(pattern, &address)
                         || (argument.text.eq_ignore_ascii_case(&address)
@@ -234,7 +250,17 @@ impl<'q> Call<'q> {
                             found.push((Kind::Command, plain));
                         }
                     }
-                    Kind::Path | Kind::Other => found.push((argument.kind, path::normalise(text))),
+                    Kind::Path | Kind::Other => {
+                        let path = path::normalise(text);
+                        let workspace = self.question.workspace;
+                        found.extend(
+                            path::below(&path, workspace).map(|path| (argument.kind, path.to_owned())),
+                        );
+                        if let Some(workspace) = workspace.filter(|_| !path.starts_with(['/', '~'])) {
+                            found.push((argument.kind, path::normalise(&format!("{workspace}/{path}"))));
+                        }
+                        found.push((argument.kind, path));
+                    }
                     Kind::Address => {
                         let address = path::normalise_address(text);
                         found.push((Kind::Address, address.unwrap_or_else(|| text.to_ascii_lowercase())));

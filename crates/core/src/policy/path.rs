@@ -1,15 +1,20 @@
-//! Paths and addresses as text: brought into order without asking the disk, and what kind of place they name. Links
-//! are not followed here, since nothing is read; the workspace itself is not known, so an absolute path is nowhere
-//! in particular.
+//! Paths and addresses as text: brought into order without asking the disk, and what kind of place they name. Where
+//! the workspace is, the caller may know; without it an absolute path is nowhere in particular. Links are not
+//! followed, since nothing is read here: a link in the workspace that leads out of it passes for inside, and a path
+//! through a link that leads into it for outside.
+
+use super::guarded::{is_secret, runs_later};
 
 /// Where a path leads, as far as its text tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// Below the directory that the agent works in.
+    /// Below the directory that the agent works in, or that directory itself.
     Inside,
-    /// Absolute, and neither the system's nor a secret: it may well be the workspace.
-    Absolute,
-    /// Above the working directory, in the home, or wherever a variable says.
+    /// The null device and its like, where nothing is kept.
+    Nowhere,
+    /// Perhaps inside: an absolute path where the workspace is not known, or wherever a variable says.
+    Unclear,
+    /// Above the working directory, in the home, or an absolute path that is not the workspace's.
     Outside,
     /// The system's, or something that is run at the next login or commit.
     System,
@@ -90,9 +95,10 @@ pub(super) fn host(address: &str) -> &str {
     place.split(':').next().unwrap_or_default()
 }
 
-/// Where a path leads.
-pub(super) fn place(path: &str) -> Place {
+/// Where a path leads. Of one in the workspace only the rest counts: it means the same as if it were written from there.
+pub(super) fn place(path: &str, workspace: Option<&str>) -> Place {
     let path = normalise(path);
+    let path = below(&path, workspace).unwrap_or(&path);
     let steps: Vec<&str> = path.split('/').filter(|step| !step.is_empty()).collect();
     let absolute = path.starts_with('/');
     if is_secret(&steps, absolute) {
@@ -103,21 +109,36 @@ pub(super) fn place(path: &str) -> Place {
     }
     let first = steps.first().copied().unwrap_or_default();
     if !absolute {
-        return if first == ".." || first.starts_with('~') || path.contains('$') {
-            Place::Outside
-        } else {
-            Place::Inside
+        return match first {
+            ".." | "$HOME" | "${HOME}" => Place::Outside,
+            first if first.starts_with('~') => Place::Outside,
+            _ if path.contains('$') => Place::Unclear,
+            _ => Place::Inside,
         };
     }
-    let second = steps.get(1).copied().unwrap_or_default();
-    match first {
-        "dev" if matches!(second, "null" | "zero" | "stdin" | "stdout" | "stderr" | "tty" | "fd") => {
-            Place::Absolute
-        }
-        "var" if matches!(second, "tmp" | "folders") => Place::Absolute,
-        "" => Place::System,
-        first if SYSTEM.contains(&first) => Place::System,
-        _ => Place::Absolute,
+    match steps.as_slice() {
+        ["dev", "null" | "zero" | "stdin" | "stdout" | "stderr"] => Place::Nowhere,
+        [] => Place::System,
+        ["var", "tmp" | "folders", ..] if workspace.is_none() => Place::Unclear,
+        ["var", "tmp" | "folders", ..] => Place::Outside,
+        [first, ..] if SYSTEM.contains(first) => Place::System,
+        _ if workspace.is_none() => Place::Unclear,
+        // The variable may be the workspace's own path, or the beginning of it.
+        _ if first.contains('$') => Place::Unclear,
+        _ => Place::Outside,
+    }
+}
+
+/// An absolute path in order, as it would be written from the workspace; none if it is not below it.
+pub(super) fn below<'p>(path: &'p str, workspace: Option<&str>) -> Option<&'p str> {
+    let workspace = workspace?.trim_end_matches('/');
+    // Were the whole disk the workspace, nothing would be outside, which nobody can have meant.
+    if !workspace.starts_with('/') {
+        return None;
+    }
+    match path.strip_prefix(workspace)? {
+        "" => Some("."),
+        rest => rest.strip_prefix('/'),
     }
 }
 
@@ -126,67 +147,6 @@ const SYSTEM: &[&str] = &[
     "bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "opt", "proc", "root", "run", "sbin", "sys", "usr",
     "var", "System", "Library",
 ];
-
-/// Directories and files that hold keys wherever they are.
-const SECRETS: &[&str] = &[
-    ".ssh",
-    ".gnupg",
-    ".aws",
-    ".azure",
-    ".kube",
-    ".netrc",
-    ".pgpass",
-    ".pypirc",
-    ".git-credentials",
-    ".vault-token",
-    ".password-store",
-    ".env",
-    "id_rsa",
-    "id_dsa",
-    "id_ecdsa",
-    "id_ed25519",
-];
-
-fn is_secret(steps: &[&str], absolute: bool) -> bool {
-    let example =
-        |name: &str| ["example", "sample", "template", "dist"].iter().any(|end| name.ends_with(end));
-    let named = steps.iter().any(|step| {
-        SECRETS.contains(step) || (step.starts_with(".env.") && !example(step)) || step.ends_with(".pem")
-    });
-    let pair = |a: &str, b: &str| steps.windows(2).any(|two| two == [a, b]);
-    let system = absolute
-        && match (steps.first(), steps.last()) {
-            (Some(&"etc"), Some(last)) => last.contains("shadow") || *last == "sudoers",
-            (Some(&"proc"), Some(last)) => matches!(*last, "environ" | "mem"),
-            _ => false,
-        };
-    named
-        || system
-        || pair(".config", "gh")
-        || pair(".config", "gcloud")
-        || pair(".docker", "config.json")
-        || pair(".cargo", "credentials.toml")
-        || pair("quarterdeck", "token")
-}
-
-/// What is written there is run later, by a login, a commit or a scheduler.
-fn runs_later(steps: &[&str]) -> bool {
-    const LOGIN: &[&str] = &[
-        ".bashrc",
-        ".bash_profile",
-        ".bash_login",
-        ".profile",
-        ".zshrc",
-        ".zprofile",
-        ".zshenv",
-        ".zlogin",
-        ".gitconfig",
-    ];
-    steps.iter().any(|step| LOGIN.contains(step))
-        || steps.windows(2).any(|two| {
-            matches!(two, [".git", "hooks" | "config"] | [".config", "systemd" | "autostart" | "fish"])
-        })
-}
 
 #[cfg(test)]
 mod tests {
@@ -241,9 +201,10 @@ mod tests {
             ("../b", Place::Outside),
             ("~/notes", Place::Outside),
             ("$HOME/notes", Place::Outside),
-            ("/srv/app/src", Place::Absolute),
-            ("/dev/null", Place::Absolute),
-            ("/tmp/x", Place::Absolute),
+            ("$X/notes", Place::Unclear),
+            ("/srv/app/src", Place::Unclear),
+            ("/dev/null", Place::Nowhere),
+            ("/tmp/x", Place::Unclear),
             ("/tmp/../etc/hosts", Place::System),
             ("/", Place::System),
             ("~/.bashrc", Place::System),
@@ -255,7 +216,37 @@ mod tests {
             ("app/.env.production", Place::Secret),
             (".env.example", Place::Inside),
         ] {
-            assert_eq!(place(path), expected, "{path:?}");
+            assert_eq!(place(path, None), expected, "{path:?}");
         }
+    }
+
+    #[test]
+    fn an_absolute_path_is_inside_or_outside_once_the_workspace_is_known() {
+        for workspace in ["/srv/app", "/srv/app/"] {
+            for (path, expected) in [
+                ("/srv/app/src/lib.rs", Place::Inside),
+                ("/srv/app", Place::Inside),
+                ("/srv/app/./a/../b", Place::Inside),
+                ("/srv/app/../app/x", Place::Inside),
+                ("/srv/app/../other", Place::Outside),
+                ("/srv/apple/x", Place::Outside),
+                ("/srv", Place::Outside),
+                ("/home/ann/x", Place::Outside),
+                ("/tmp/x", Place::Outside),
+                ("/var/tmp/x", Place::Outside),
+                ("/dev/null", Place::Nowhere),
+                ("/etc/hosts", Place::System),
+                ("/srv/app/.env", Place::Secret),
+                ("/srv/app/.git/hooks/x", Place::System),
+                ("/srv/app/$X", Place::Unclear),
+                ("src/lib.rs", Place::Inside),
+                ("../app/x", Place::Outside),
+            ] {
+                assert_eq!(place(path, Some(workspace)), expected, "{path:?}");
+            }
+        }
+        assert_eq!(place("/root/app/x", Some("/root/app")), Place::Inside);
+        assert_eq!(place("/etc/hosts", Some("/")), Place::System);
+        assert_eq!(place("/srv/credentials/x", Some("/srv/credentials")), Place::Inside);
     }
 }

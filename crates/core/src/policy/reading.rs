@@ -4,7 +4,10 @@
 
 use std::collections::HashSet;
 
-use super::command_line::{CONTROL_WORDS, LINE_MAX, PARTS_MAX, Part, is_assignment, split};
+use super::command_line::{LINE_MAX, PARTS_MAX, Part, is_assignment, split};
+use super::guess::{guess, hides_a_name};
+use super::here::{self, Goes};
+use super::patch;
 
 /// Lines within lines (`sh -c`) that are looked into.
 const LINES_MAX: usize = 64;
@@ -20,6 +23,8 @@ pub(super) struct Reading {
     pub(super) words: Vec<String>,
     /// Whether it reads what another command writes.
     pub(super) piped: bool,
+    /// Whether it is only in a text that a command is given, and so is run by nobody that we can see.
+    pub(super) in_text: bool,
 }
 
 impl Reading {
@@ -33,8 +38,12 @@ impl Reading {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Readings {
     pub(super) commands: Vec<Reading>,
-    /// Files that it may write by redirection.
+    /// Files that it may write by redirection, or by a patch in it.
     pub(super) writes: Vec<String>,
+    /// Programs in other languages that it holds.
+    pub(super) programs: Vec<String>,
+    /// Whether the name of a command is computed, so that nobody can tell which it is.
+    pub(super) computed: bool,
     /// Whether every line could be split, so that no command is a guess.
     pub(super) clear: bool,
     /// Whether it was too much to look into.
@@ -46,16 +55,17 @@ pub(super) fn read(line: &str) -> Readings {
     let mut found = Readings { clear: true, tangled: line.len() > LINE_MAX, ..Readings::default() };
     let line = &line[..line.floor_char_boundary(LINE_MAX)];
     let mut seen = HashSet::from([line.to_owned()]);
-    let mut lines = vec![line.to_owned()];
+    let mut lines = vec![(line.to_owned(), false)];
     let mut room = TEXT_MAX;
-    while let Some(line) = lines.pop() {
-        for command in found.commands_of(&line) {
+    while let Some((line, in_text)) = lines.pop() {
+        for command in found.commands_of(&line, in_text) {
             let before = found.commands.len();
+            let in_text = command.in_text;
             for line in found.unwrap_command(command) {
                 if seen.len() >= LINES_MAX {
                     found.tangled = true;
                 } else if seen.insert(line.clone()) {
-                    lines.push(line);
+                    lines.push((line, in_text));
                 }
             }
             let taken: usize =
@@ -72,20 +82,42 @@ pub(super) fn read(line: &str) -> Readings {
 
 impl Readings {
     /// The commands of one line, guessed if they have to be.
-    fn commands_of(&mut self, line: &str) -> Vec<Reading> {
+    fn commands_of(&mut self, line: &str, in_text: bool) -> Vec<Reading> {
         if let Some(parts) = split(line) {
             let values = |part: Part| part.words.into_iter().map(|word| word.value).collect();
-            return parts
-                .into_iter()
-                .map(|part| Reading { piped: part.piped, words: values(part) })
-                .collect();
+            let reading = |part: Part| Reading { piped: part.piped, words: values(part), in_text };
+            return parts.into_iter().map(reading).collect();
         }
-        self.clear = false;
-        let (mut commands, writes) = guess(line);
-        self.writes.extend(writes);
+        self.clear &= in_text;
+        let mut commands = Vec::new();
+        let rest = match here::documents(line) {
+            Some((mut rest, documents)) => {
+                for document in documents {
+                    match document.goes {
+                        Goes::Shell => rest.push_str(&document.body),
+                        Goes::Code => self.programs.push(document.body.clone()),
+                        Goes::Patch => {
+                            self.writes.extend(patch::files(&document.body).into_iter().map(str::to_owned));
+                        }
+                        Goes::Data => {}
+                    }
+                    if document.goes != Goes::Shell {
+                        commands.extend(guess(&document.body, true).commands);
+                    }
+                }
+                rest
+            }
+            None => line.to_owned(),
+        };
+        let guessed = guess(&rest, in_text);
+        if !in_text {
+            self.writes.extend(guessed.writes);
+            self.computed |= guessed.computed || hides_a_name(&rest);
+        }
+        commands.extend(guessed.commands);
         // `rm {-rf,/}` is `rm -rf /`.
-        if line.contains('{') && line.contains(',') {
-            commands.extend(guess(&line.replace(['{', '}'], "").replace(',', " ")).0);
+        if rest.contains('{') && rest.contains(',') {
+            commands.extend(guess(&rest.replace(['{', '}'], "").replace(',', " "), in_text).commands);
         }
         commands
     }
@@ -100,7 +132,7 @@ impl Readings {
         // What begins at a later word is listed from here once, so it need not be unwrapped again: `sudo` before
         // `sudo` before `sudo` stays linear.
         for start in starts.into_iter().take(STARTS_MAX) {
-            let inner = Reading { words: command.words[start..].to_vec(), piped: command.piped };
+            let inner = Reading { words: command.words[start..].to_vec(), ..command.clone() };
             lines.extend(handed_to_a_shell(&inner));
             self.commands.push(inner);
         }
@@ -156,6 +188,10 @@ fn is_wrapper(program: &str) -> bool {
 /// Where, after the first word, another command may begin.
 fn starts(words: &[String]) -> Vec<usize> {
     let program = name(&words[0]);
+    // It only says where the command is.
+    if program == "command" && words.get(1).is_some_and(|word| matches!(word.as_str(), "-v" | "-V")) {
+        return Vec::new();
+    }
     if is_wrapper(program) {
         let begins = |word: &String| !word.is_empty() && !word.starts_with('-') && !is_assignment(word);
         return (1..words.len()).filter(|&at| begins(&words[at])).collect();
@@ -183,11 +219,24 @@ fn line_in(word: &str) -> Option<String> {
     Some(line.to_owned())
 }
 
-/// The line of `sh -c LINE` or `eval LINE`.
+/// The line of `sh -c LINE`, `eval LINE` and their like, or of a git command that runs one.
 fn handed_to_a_shell(command: &Reading) -> Option<String> {
     let program = command.program();
-    if program == "eval" {
-        return Some(command.words[1..].join(" "));
+    match program {
+        "eval" => return Some(command.words[1..].join(" ")),
+        // To be run later, under another name or at the end.
+        "trap" => return command.words.get(1).cloned(),
+        "alias" => return command.words.get(1)?.split_once('=').map(|(_, line)| line.to_owned()),
+        _ => {}
+    }
+    if program == "git" {
+        let runs = |two: &[String]| {
+            let (verb, word) = (two[0].as_str(), two[1].as_str());
+            matches!((verb, word), ("submodule", "foreach") | ("bisect", "run"))
+                || (matches!(word, "-x" | "--exec") && command.words[1] == "rebase")
+        };
+        let at = command.words.windows(2).position(runs)?;
+        return Some(command.words[at + 2..].join(" ")).filter(|line| !line.is_empty());
     }
     if !SHELLS.contains(&program) {
         return None;
@@ -209,56 +258,8 @@ fn handed_to_a_shell(command: &Reading) -> Option<String> {
     None
 }
 
-/// Cuts a line at everything that could begin a command, heedless of quotes.
-fn guess(line: &str) -> (Vec<Reading>, Vec<String>) {
-    let mut commands = Vec::new();
-    let mut writes = Vec::new();
-    let mut words: Vec<String> = Vec::new();
-    let mut word = String::new();
-    let (mut piped, mut is_target) = (false, false);
-    // Ways to write a space, or nothing at all, that would hide the name of a command.
-    let mut line = line.replace("\\\n", "");
-    for (hidden, plain) in [("${IFS}", " "), ("$IFS", " "), ("$'", "'"), ("$\"", "\"")] {
-        line = line.replace(hidden, plain);
-    }
-    for c in line.chars().chain(['\n']) {
-        match c {
-            '\'' | '"' | '\\' => continue,
-            c if c.is_whitespace() || c.is_control() || ";&|(){}`<>".contains(c) => {}
-            c => {
-                word.push(c);
-                continue;
-            }
-        }
-        if !word.is_empty() {
-            let word = std::mem::take(&mut word);
-            if std::mem::take(&mut is_target) {
-                writes.push(word);
-            } else {
-                words.push(word);
-            }
-        }
-        match c {
-            '>' => is_target = true,
-            '\n' | ';' | '&' | '|' | '(' | ')' | '{' | '}' | '`' => {
-                let skipped = |word: &String| {
-                    CONTROL_WORDS.contains(&word.as_str()) || is_assignment(word) || word == "$"
-                };
-                let begin = words.iter().position(|word| !skipped(word)).unwrap_or(words.len());
-                let words = std::mem::take(&mut words).split_off(begin);
-                if !words.is_empty() {
-                    commands.push(Reading { words, piped });
-                    piped = false;
-                }
-                piped |= c == '|';
-            }
-            _ => {}
-        }
-    }
-    (commands, writes)
-}
-
-fn name(word: &str) -> &str {
+/// A command's name without its directory.
+pub(super) fn name(word: &str) -> &str {
     word.trim_end_matches('/').rsplit('/').next().unwrap_or(word)
 }
 
@@ -291,8 +292,55 @@ mod tests {
             ("echo `rm x`", "rm x"),
             ("cat <(rm x)", "rm x"),
             ("echo 'unbalanced; rm x", "rm x"),
+            ("bash <<< 'rm x'", "rm x"),
+            ("git submodule foreach rm x", "rm x"),
+            ("git rebase -i main --exec 'rm x'", "rm x"),
+            ("cat <<'EOF'\nrm x\nEOF", "rm x"),
         ] {
             assert!(texts(line).iter().any(|text| text == inner), "{line:?} gives {:?}", texts(line));
+        }
+    }
+
+    #[test]
+    fn what_is_only_in_a_text_is_told_from_what_is_run() {
+        for (line, in_text) in
+            [("cat <<'EOF'\nsudo rm x\nEOF", true), ("bash <<'EOF'\nsudo rm x\nEOF", false)]
+        {
+            let found = read(line);
+            let seen = found.commands.iter().filter(|command| command.program() == "rm");
+            assert!(seen.clone().count() > 0 && seen.clone().all(|rm| rm.in_text == in_text), "{line:?}");
+        }
+        assert_eq!(read("apply_patch <<'EOF'\n*** Add File: ../x\nEOF").writes, ["../x"]);
+        assert_eq!(read("python3 - <<'EOF'\nprint(1)\nEOF").programs, ["print(1)\n"]);
+    }
+
+    #[test]
+    fn a_name_that_is_computed_is_noticed_and_an_argument_is_none() {
+        for line in [
+            "$(echo rm) -rf /",
+            "A=1 `echo rm` x",
+            "X=rm; $X -rf /",
+            "if $(x); then y; fi",
+            "/bin/r? -rf /",
+            "${X} -rf /",
+            "ls; ${X:-rm} -rf /",
+            "$'\\x72m' x",
+        ] {
+            assert!(read(line).computed, "{line:?}");
+        }
+        for line in [
+            "echo $(date) $USER",
+            "git log $(git merge-base a b)..$BRANCH --oneline",
+            "A=$(date) ls",
+            "for f in $(ls); do echo $f; done",
+            "$HOME/bin/x y",
+            "${HOME}/bin/x y",
+            "echo ${X:-rm}",
+            "echo `date` $X",
+            "grep $'\\t' x",
+            "python3 - <<'EOF'\n$x = a[*]\nEOF",
+        ] {
+            assert!(!read(line).computed, "{line:?}");
         }
     }
 

@@ -120,7 +120,8 @@ impl Draft<'_> {
             return;
         }
         let AskRequest { id, kind, tool, input, risk, prompt, options, unasked } = request;
-        let risk = policy::assess(tool.as_deref().unwrap_or_default(), &input, risk);
+        let directory = self.settings.directory.as_deref();
+        let risk = policy::assess(tool.as_deref().unwrap_or_default(), &input, risk, directory);
         let ask = Ask {
             id,
             session_id: self.id.clone(),
@@ -151,32 +152,41 @@ impl Draft<'_> {
                 let ask_id = ask.id.clone();
                 self.emit(Some(run), Body::AskOpened(AskOpened { ask_id, ask }));
             }
-            Judgement::Allow { rule } => self.decide(ask, Decision::AllowOnce, None, rule),
-            Judgement::Deny { rule, reason } => self.decide(ask, Decision::Deny, Some(reason), rule),
+            Judgement::Allow { rule } => self.decide(ask, Decision::AllowOnce, None, rule, false),
+            Judgement::Granted => self.decide(ask, Decision::AllowOnce, None, None, true),
+            Judgement::Deny { rule, reason } => self.decide(ask, Decision::Deny, Some(reason), rule, false),
         }
     }
 
     fn judge(&self, ask: &Ask) -> Judgement {
         match (&ask.kind, &ask.tool) {
             (AskKind::Permission, Some(tool)) => {
-                let question = policy::Question { tool, input: &ask.input, risk: ask.risk };
+                let workspace = self.settings.directory.as_deref();
+                let question = policy::Question { tool, input: &ask.input, risk: ask.risk, workspace };
                 policy::judge(&self.settings.policy, self.grants.contains(tool), &question)
             }
             _ => Judgement::Ask,
         }
     }
 
-    fn decide(&mut self, mut ask: Ask, decision: Decision, reason: Option<String>, rule: Option<Rule>) {
+    /// Answers in the policy's name; `granted`: because a person had allowed the tool for the rest of the session.
+    fn decide(
+        &mut self,
+        mut ask: Ask,
+        decision: Decision,
+        reason: Option<String>,
+        rule: Option<Rule>,
+        granted: bool,
+    ) {
         ask.state = AskState::Answered;
         ask.answer = Some(Answer { decision: Some(decision), value: None, reason });
-        self.resolve(ask, ResolvedBy::Policy, rule);
+        self.resolve(AskResolved { rule, granted, ..AskResolved::new(ask, ResolvedBy::Policy) });
     }
 
     /// Journals an answer and sends it down. What the agent is told is what `evolve` made of it: once, never always.
-    pub(super) fn resolve(&mut self, ask: Ask, by: ResolvedBy, rule: Option<Rule>) {
-        let (id, run) = (ask.id.clone(), ask.run_id.clone());
-        let number =
-            self.emit(Some(run), Body::AskResolved(AskResolved { ask_id: id.clone(), ask, by, rule }));
+    pub(super) fn resolve(&mut self, resolved: AskResolved) {
+        let (id, run) = (resolved.ask_id.clone(), resolved.ask.run_id.clone());
+        let number = self.emit(Some(run), Body::AskResolved(resolved));
         if let Some(AskEntry::Answered { reply, .. }) = self.asks.get(&id) {
             let reply = reply.clone();
             self.effect(Effect::Answer { number, ask: id, reply });
@@ -189,8 +199,7 @@ impl Draft<'_> {
         let id: AskId = ask.id.clone();
         self.emit(run.clone(), Body::AskOpened(AskOpened { ask_id: id.clone(), ask: ask.clone() }));
         ask.state = AskState::Withdrawn;
-        let number =
-            self.emit(run, Body::AskResolved(AskResolved { ask_id: id.clone(), ask, by, rule: None }));
+        let number = self.emit(run, Body::AskResolved(AskResolved::new(ask, by)));
         self.effect(Effect::Answer { number, ask: id, reply: AskReply::Withdrawn });
     }
 

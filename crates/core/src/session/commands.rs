@@ -228,8 +228,7 @@ impl Draft<'_> {
         let mut ask = ask.clone();
         ask.state = AskState::Withdrawn;
         let run = Some(ask.run_id.clone());
-        let number =
-            self.emit(run, Body::AskResolved(AskResolved { ask_id: id.clone(), ask, by, rule: None }));
+        let number = self.emit(run, Body::AskResolved(AskResolved::new(ask, by)));
         if by == ResolvedBy::Cancel {
             self.effect(Effect::Answer { number, ask: id.clone(), reply: AskReply::Withdrawn });
         }
@@ -269,7 +268,7 @@ impl Draft<'_> {
         let mut ask = ask.clone();
         ask.state = AskState::Answered;
         ask.answer = Some(answer);
-        self.resolve(ask.clone(), ResolvedBy::User, None);
+        self.resolve(AskResolved::new(ask.clone(), ResolvedBy::User));
         self.reply(Reply::Answered(Box::new(ask)));
     }
 

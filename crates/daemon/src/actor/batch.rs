@@ -294,11 +294,11 @@ pub(crate) fn row_change(
             prompt: prompt.as_ref().map(serde_json::to_vec).transpose().map_err(unwritable)?,
             doc: serde_json::to_vec(doc).map_err(unwritable)?,
         }),
-        Row::Ask(ask) => RowChange::Ask(AskRow {
-            id: ask.id.clone(),
+        Row::Ask(doc) => RowChange::Ask(AskRow {
+            id: doc.ask.id.clone(),
             session: session.key,
-            pending: ask.state == AskState::Pending,
-            doc: serde_json::to_vec(ask).map_err(unwritable)?,
+            pending: doc.ask.state == AskState::Pending,
+            doc: serde_json::to_vec(doc).map_err(unwritable)?,
         }),
     })
 }

@@ -64,11 +64,12 @@ mod tests {
         }
         for path in [
             "/v1/asks",
+            "/v1/policy/test",
             "/v1/workspaces/ws_1/sessions",
             "/v1/workspaces/ws_1/sessions/ses_other",
             "/v1/events",
         ] {
-            assert!(!at(Method::GET, path), "{path}");
+            assert!(!at(Method::GET, path) && !at(Method::POST, path), "{path}");
         }
     }
 }

@@ -6,7 +6,7 @@
 //! - `extract`: what a handler takes: ids, queries, bodies with an `Idempotency-Key`.
 //! - `once`: the same request under the same key has its effect once.
 //! - `list`: pages. `describe`: what the document says of all routes alike. `words`: texts and files of a caller.
-//! - `meta`, `gc`, `join`, `workspaces`, `sessions`, `runs`, `queue`, `asks`, `halt`, `events`: the families of routes.
+//! - `meta`, `gc`, `join`, `workspaces`, `sessions`, `runs`, `queue`, `asks`, `policy`, `halt`, `events`: the families of routes.
 
 mod asks;
 mod describe;
@@ -19,6 +19,7 @@ mod kin;
 mod list;
 mod meta;
 mod once;
+mod policy;
 mod queue;
 mod runs;
 mod sessions;
@@ -60,6 +61,7 @@ fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .merge(runs::routes())
         .merge(queue::routes())
         .merge(asks::routes())
+        .merge(policy::routes())
         .merge(halt::routes())
         .merge(events::routes())
 }

@@ -83,6 +83,9 @@ async fn runs_are_listed_in_the_order_of_acceptance() {
 async fn asks_are_listed_oldest_first_also_after_a_change() {
     let world = World::new();
     let open = |name, session| RowChange::Ask(ask_row(name, session, true));
+    let elsewhere = SessionRow { workspace: WorkspaceKey(2), ..session_row(2) };
+    let sessions = [session_row(1), elsewhere].map(RowChange::Session);
+    change(&world.journal, sessions.into()).await.unwrap();
     change(&world.journal, vec![open("z", 1), open("m", 2), open("a", 1)]).await.unwrap();
     change(&world.journal, vec![RowChange::Ask(ask_row("m", 2, false)), open("z", 1)]).await.unwrap();
     let filter = AskFilter::default;
@@ -90,13 +93,21 @@ async fn asks_are_listed_oldest_first_also_after_a_change() {
         (filter(), vec!["ask_z", "ask_m", "ask_a"]),
         (AskFilter { pending_only: true, ..filter() }, vec!["ask_z", "ask_a"]),
         (AskFilter { session: Some(SessionKey(2)), ..filter() }, vec!["ask_m"]),
-        (AskFilter { session: Some(SessionKey(2)), pending_only: true }, vec![]),
+        (AskFilter { session: Some(SessionKey(2)), pending_only: true, ..filter() }, vec![]),
+        (AskFilter { newest_first: true, ..filter() }, vec!["ask_a", "ask_m", "ask_z"]),
+        (AskFilter { newest_first: true, session: Some(SessionKey(1)), ..filter() }, vec!["ask_a", "ask_z"]),
+        (AskFilter { workspace: Some(WorkspaceKey(1)), ..filter() }, vec!["ask_z", "ask_a"]),
+        (AskFilter { workspace: Some(WorkspaceKey(2)), newest_first: true, ..filter() }, vec!["ask_m"]),
+        (AskFilter { workspace: Some(WorkspaceKey(3)), ..filter() }, vec![]),
     ] {
         let found = world.journal.asks(filter, None, 100).await.unwrap();
         assert_eq!(found.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(), expected, "{filter:?}");
     }
     let after = world.journal.asks(filter(), Some(&ask_row("z", 1, true).id), 1).await.unwrap();
     assert_eq!(after, [ask_row("m", 2, false)]);
+    let newest = AskFilter { newest_first: true, ..filter() };
+    let before = world.journal.asks(newest, Some(&ask_row("m", 2, true).id), 9).await.unwrap();
+    assert_eq!(before, [ask_row("z", 1, true)]);
     assert_eq!(world.journal.counts().await.unwrap().pending_asks, 2);
 }
 

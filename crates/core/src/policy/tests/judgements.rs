@@ -42,9 +42,7 @@ fn the_first_rule_that_matches_wins_and_none_asks() {
 fn a_judgement_names_the_rule_that_made_it() {
     let policy = rules(&[("Bash", "rm *", Deny), ("Bash", "git *", Allow)]);
     let Policy::Rules(list) = &policy else { unreachable!() };
-    let call = |command: &str| {
-        judge(&policy, false, &Question { tool: "Bash", input: &line(command), risk: Risk::Medium })
-    };
+    let call = |command: &str| judge(&policy, false, &question("Bash", &line(command), Risk::Medium));
     assert_eq!(call("git log"), Judgement::Allow { rule: Some(list[1].clone()) });
     let Judgement::Deny { rule, reason } = call("rm x") else { panic!("not denied") };
     assert_eq!(rule.as_ref(), Some(&list[0]));
@@ -308,7 +306,7 @@ fn an_address_is_brought_into_order_before_it_is_matched() {
 #[test]
 fn high_risk_is_asked_unless_a_rule_allows_just_that() {
     let high = |policy: &Policy, granted| {
-        verdict(&judge(policy, granted, &Question { tool: "Bash", input: &line("rm x"), risk: Risk::High }))
+        verdict(&judge(policy, granted, &question("Bash", &line("rm x"), Risk::High)))
     };
     let with_risk =
         |risk, decision| Policy::Rules(vec![Rule { risk, ..rule("Bash", Some("rm *"), decision) }]);
@@ -334,9 +332,7 @@ fn high_risk_is_asked_unless_a_rule_allows_just_that() {
 
 #[test]
 fn the_risk_of_a_rule_bounds_what_it_allows_and_what_it_refuses() {
-    let at = |policy: &Policy, risk| {
-        verdict(&judge(policy, false, &Question { tool: "Demo", input: &json!({}), risk }))
-    };
+    let at = |policy: &Policy, risk| verdict(&judge(policy, false, &question("Demo", &json!({}), risk)));
     let one = |decision, risk| Policy::Rules(vec![Rule { risk: Some(risk), ..rule("*", None, decision) }]);
     for (policy, low, medium, high) in [
         (one(Allow, Risk::Low), Allow, Ask, Ask),
@@ -352,10 +348,9 @@ fn the_risk_of_a_rule_bounds_what_it_allows_and_what_it_refuses() {
 
 #[test]
 fn a_grant_turns_asks_into_allows_and_yields_to_deny_and_high_risk() {
-    let granted = |policy: &Policy, command: &str, risk| {
-        judge(policy, true, &Question { tool: "Bash", input: &line(command), risk })
-    };
-    let allowed = Judgement::Allow { rule: None };
+    let granted =
+        |policy: &Policy, command: &str, risk| judge(policy, true, &question("Bash", &line(command), risk));
+    let allowed = Judgement::Granted;
     assert_eq!(granted(&Policy::Always(Ask), "make", Risk::Medium), allowed);
     assert_eq!(granted(&Policy::Always(Ask), "make $(x)", Risk::Medium), allowed);
     assert_eq!(granted(&Policy::Always(Ask), "make", Risk::High), Judgement::Ask);

@@ -112,7 +112,8 @@ proptest! {
     fn high_risk_is_never_allowed_without_a_rule_for_high_risk(
         policy in policies(), granted in any::<bool>(), tool in tools(), input in inputs(),
     ) {
-        let judgement = judge(&policy, granted, &Question { tool: &tool, input: &input, risk: Risk::High });
+        let judgement = judge(&policy, granted, &Question { tool: &tool, input: &input, risk: Risk::High, workspace: None });
+        prop_assert_ne!(&judgement, &Judgement::Granted, "a grant is not for high risk");
         if let Judgement::Allow { rule } = judgement {
             let rule = rule.expect("only a rule can allow high risk");
             prop_assert_eq!((rule.decision, rule.risk), (Verdict::Allow, Some(Risk::High)));
@@ -122,17 +123,18 @@ proptest! {
     #[test]
     fn nothing_panics_whatever_comes(
         policy in policies(), granted in any::<bool>(), tool in tools(), input in inputs(), claimed in prop::option::of(risks()),
+        workspace in prop::option::of(prop_oneof![Just("/srv/app".to_owned()), any::<String>()]),
     ) {
-        let risk = assess(&tool, &input, claimed);
+        let risk = assess(&tool, &input, claimed, workspace.as_deref());
         prop_assert!(Some(risk) >= claimed);
-        let _ = (judge(&policy, granted, &Question { tool: &tool, input: &input, risk }), main_argument(&tool, &input), validate(&policy));
+        let _ = (judge(&policy, granted, &Question { tool: &tool, input: &input, risk, workspace: workspace.as_deref() }), main_argument(&tool, &input), validate(&policy));
     }
 
     #[test]
     fn a_grant_never_makes_a_judgement_stricter_nor_beats_a_deny(
         policy in policies(), tool in tools(), input in inputs(), risk in risks(),
     ) {
-        let question = Question { tool: &tool, input: &input, risk };
+        let question = Question { tool: &tool, input: &input, risk, workspace: None };
         let (plain, granted) = (judge(&policy, false, &question), judge(&policy, true, &question));
         match plain {
             Judgement::Ask => prop_assert_ne!(verdict(&granted), Verdict::Deny),

@@ -2,8 +2,12 @@
 
 use Risk::{High, Low, Medium};
 
-use super::super::assess;
 use super::*;
+
+/// Without a workspace, as of sessions that were made before it was recorded.
+fn assess(tool: &str, input: &Value, claimed: Option<Risk>) -> Risk {
+    super::super::assess(tool, input, claimed, None)
+}
 
 #[test]
 fn the_agents_word_may_raise_the_risk_and_never_lower_it() {
@@ -56,6 +60,7 @@ fn commands_that_destroy_or_reach_out_are_high() {
         "env X=1 nohup rm -rf /",
         "timeout 5 rm -rf /",
         "find / -delete",
+        "find . -delete",
         "find . -exec rm -rf / \\;",
         "echo $(rm -rf /)",
         "if true; then rm -rf /; fi",
@@ -238,7 +243,8 @@ fn commands_that_change_the_workspace_or_are_not_known_are_medium() {
         "frobnicate",
         "ls; frobnicate",
         "ls | tee x",
-        "find . -delete",
+        "find target -delete",
+        "find . -name '*.o' -delete",
         "find . -exec cat {} +",
         "rg --pre x y",
         "sort -o x y",
@@ -285,4 +291,39 @@ fn tools_are_judged_by_name_and_place() {
         assert_eq!(assess(tool, &input, None), expected, "{tool} {input}");
     }
     assert_eq!(assess("Write", &json!({"file_path": "x"}), Some(Low)), Medium);
+}
+
+/// Each is as long as a line that is read may be, and made of what is dearest to look through.
+#[test]
+fn a_line_made_to_take_long_comes_to_an_end() {
+    let pieces = [
+        "a(){",
+        "${",
+        "${a}",
+        "$(",
+        "`",
+        "<<'E' ",
+        "\n<<E\n",
+        "curl a;",
+        "sh a;",
+        "find . -exec ",
+        "{a,b}",
+        "$'\\x",
+        "a=$",
+        "sudo ",
+        "bash -c '",
+        "\"$(",
+        "python -c 'a' ",
+        "*** Add File: a\n",
+        ".*/",
+        "$A_TOKEN",
+    ];
+    for piece in pieces {
+        let long = piece.repeat((64 << 10) / piece.len());
+        for command in [long.clone(), format!("cat <<'E'\n{long}\nE"), format!("curl x; {long}")] {
+            assess("Bash", &line(&command), None);
+        }
+        assess("apply_patch", &json!({ "input": long }), None);
+        assess("Read", &json!({ "path": long }), None);
+    }
 }

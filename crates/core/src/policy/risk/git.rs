@@ -3,22 +3,29 @@
 
 use qd_protocol::policy::Risk;
 
-use super::path::{Place, place};
+use super::line::Command;
 
-/// Our opinion on `git` with these arguments.
-pub(super) fn of_git(arguments: &[&str], strayed: bool) -> Option<Risk> {
-    let (mut at, mut plain) = (0, !strayed);
+/// Our opinion on a `git` command.
+pub(super) fn of_git(command: &Command<'_>) -> Option<Risk> {
+    let arguments = &command.arguments;
+    let (mut at, mut plain) = (0, !command.strayed);
     // Options before the subcommand may bring another repository or another configuration, and with it programs to run.
     while let Some(word) = arguments.get(at).filter(|word| word.starts_with('-')) {
-        plain &= matches!(*word, "--no-pager" | "-P" | "--no-optional-locks" | "--literal-pathspecs");
+        let value = arguments.get(at + 1).copied().unwrap_or_default();
+        match *word {
+            "--no-pager" | "-P" | "--no-optional-locks" | "--literal-pathspecs" => {}
+            "-C" if command.is_near(value) => {}
+            "-c" if runs_a_program(value) => return Some(Risk::High),
+            _ => plain = false,
+        }
         at += if matches!(*word, "-C" | "-c" | "--git-dir" | "--work-tree" | "--namespace") { 2 } else { 1 };
     }
     let Some(verb) = arguments.get(at) else { return Some(Risk::Low).filter(|_| plain) };
     let rest = &arguments[at + 1..];
-    if loses_work(verb, rest) {
+    if loses_work(verb, rest) || rest.iter().any(|word| *verb == "config" && runs_a_program(word)) {
         return Some(Risk::High);
     }
-    if plain && only_looks(verb, rest) { Some(Risk::Low) } else { Some(Risk::Medium) }
+    if plain && only_looks(command, verb, rest) { Some(Risk::Low) } else { Some(Risk::Medium) }
 }
 
 /// Whether work of this person or of others may be gone afterwards, or settings beyond the repository changed.
@@ -35,6 +42,7 @@ fn loses_work(verb: &str, rest: &[&str]) -> bool {
             has(rest, "f", &["force", "discard-changes"])
                 || rest.iter().any(|word| matches!(*word, "." | "*" | ":/"))
         }
+        "rm" => has(rest, "f", &["force"]),
         "stash" => matches!(first, "drop" | "clear"),
         "reflog" => matches!(first, "expire" | "delete"),
         "filter-branch" | "filter-repo" | "credential" => true,
@@ -46,10 +54,18 @@ fn loses_work(verb: &str, rest: &[&str]) -> bool {
     }
 }
 
-fn only_looks(verb: &str, rest: &[&str]) -> bool {
-    let near = rest
-        .iter()
-        .all(|word| word.starts_with('-') || matches!(place(word), Place::Inside) || is_range(word));
+/// Whether a setting makes git run something, now or with one of the next commands.
+fn runs_a_program(setting: &str) -> bool {
+    let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
+    let name = name.to_ascii_lowercase();
+    matches!(name.as_str(), "core.sshcommand" | "core.hookspath" | "core.fsmonitor" | "core.gitproxy")
+        || name.starts_with("credential.")
+        || name.starts_with("filter.")
+        || (name.starts_with("alias.") && (value.is_empty() || value.starts_with('!')))
+}
+
+fn only_looks(command: &Command<'_>, verb: &str, rest: &[&str]) -> bool {
+    let near = rest.iter().all(|word| word.starts_with('-') || command.is_near(word) || is_range(word));
     // Options may be shortened, so their beginnings count.
     let runs = rest
         .iter()

@@ -1,0 +1,115 @@
+//! Guesses at a line that cannot be split for certain: it is cut at everything that could begin a command, heedless of
+//! quotes. So commands are found that are none, which does no harm to those who ask for caution's sake.
+
+use super::command_line::{CONTROL_WORDS, is_assignment};
+use super::reading::{Reading, SHELLS, name};
+
+/// What a line may do, by a guess.
+#[derive(Debug, Default)]
+pub(super) struct Guess {
+    pub(super) commands: Vec<Reading>,
+    /// Files that it may write by redirection.
+    pub(super) writes: Vec<String>,
+    /// Whether the name of a command is computed.
+    pub(super) computed: bool,
+}
+
+/// Cuts a line at everything that could begin a command, heedless of quotes.
+pub(super) fn guess(line: &str, in_text: bool) -> Guess {
+    let mut found = Guess::default();
+    let mut words: Vec<String> = Vec::new();
+    let mut word = String::new();
+    let (mut piped, mut is_target) = (false, false);
+    // After `$(…)` a command goes on, it does not begin; so what stands there is not the name of one.
+    let (mut goes_on, mut in_ticks) = (false, false);
+    // Ways to write a space, or nothing at all, that would hide the name of a command.
+    let mut line = line.replace("\\\n", "");
+    for (hidden, plain) in [("${IFS}", " "), ("$IFS", " "), ("$'", "'"), ("$\"", "\"")] {
+        line = line.replace(hidden, plain);
+    }
+    // What a shell is given by `<<<` it runs.
+    if line.contains("<<<") && line.split_whitespace().any(|word| SHELLS.contains(&name(word))) {
+        line = line.replace("<<<", ";");
+    }
+    for c in line.chars().chain(['\n']) {
+        match c {
+            '\'' | '"' | '\\' => continue,
+            c if c.is_whitespace() || c.is_control() || ";&|(){}`<>".contains(c) => {}
+            c => {
+                word.push(c);
+                continue;
+            }
+        }
+        let substitutes = c == '(' && word == "$" || c == '`' && word.is_empty() && !in_ticks;
+        if substitutes && !goes_on && !is_target && words.iter().all(|word| precedes_a_command(word)) {
+            found.computed = true;
+        }
+        if !word.is_empty() {
+            let word = std::mem::take(&mut word);
+            if std::mem::take(&mut is_target) {
+                found.writes.push(word);
+            } else {
+                words.push(word);
+            }
+        }
+        match c {
+            '>' => is_target = true,
+            '\n' | ';' | '&' | '|' | '(' | ')' | '{' | '}' | '`' => {
+                let skipped = |word: &String| {
+                    CONTROL_WORDS.contains(&word.as_str()) || is_assignment(word) || word == "$"
+                };
+                let begin = words.iter().position(|word| !skipped(word)).unwrap_or(words.len());
+                let words = std::mem::take(&mut words).split_off(begin);
+                if !words.is_empty() {
+                    found.computed |= !goes_on && c != ')' && is_computed(&words[0]);
+                    found.commands.push(Reading { words, piped, in_text });
+                    piped = false;
+                }
+                piped |= c == '|';
+                goes_on = c == ')' || c == '}' || (c == '`' && in_ticks);
+                in_ticks ^= c == '`';
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Whether a command may begin right after this word.
+fn precedes_a_command(word: &str) -> bool {
+    is_assignment(word)
+        || matches!(word, "if" | "then" | "elif" | "else" | "while" | "until" | "do" | "!" | "time")
+}
+
+/// Whether the name of a command is a variable or a pattern: `$X -rf /`, `/bin/r? -rf /`.
+fn is_computed(word: &str) -> bool {
+    let of_a_path = |c: char| c.is_ascii_alphanumeric() || "_./-*?".contains(c);
+    let variable = word.starts_with('$') && word.len() > 1 && !word.contains('/');
+    variable || (word.contains(['*', '?']) && word.chars().all(of_a_path) && !word.starts_with('*'))
+}
+
+/// Bytes of an expansion that are looked through for its end.
+const EXPANSION_MAX: usize = 256;
+
+/// Whether a name is hidden in ways that the cutting does not see: letters as numbers, as in `$'\x72m'`, or an
+/// expansion where a command begins, as in `${X:-rm}`.
+pub(super) fn hides_a_name(line: &str) -> bool {
+    let expands = |(at, _): (usize, &str)| {
+        let begins = line[..at].trim_end_matches([' ', '\t', '"']).chars().next_back();
+        let rest = &line[at + 2..line.floor_char_boundary(at + 2 + EXPANSION_MAX)];
+        let (inner, after) = rest.split_once('}').unwrap_or((rest, ""));
+        let plain = inner.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        begins.is_none_or(|c| ";&|(\n".contains(c))
+            && (!plain || !after.trim_start_matches('"').starts_with('/'))
+    };
+    line.match_indices("${").any(expands) || hides_letters(line)
+}
+
+fn hides_letters(line: &str) -> bool {
+    line.split("$'").skip(1).any(|after| {
+        let text = after.split('\'').next().unwrap_or_default();
+        text.split('\\')
+            .skip(1)
+            .any(|after| after.starts_with(|c: char| "xuU".contains(c) || c.is_ascii_digit()))
+    })
+}

@@ -1,0 +1,345 @@
+//! The table of commands: what each is known to do. Those whose arguments decide are in `harm`.
+
+use qd_protocol::policy::Risk;
+
+use super::super::guarded::{is_secret_variable, spends_a_secret};
+use super::super::here::INTERPRETERS;
+use super::super::path::Place;
+use super::super::reading::SHELLS;
+use super::harm::{is_harmful, runs_its_input, runs_what_is_computed, writes_outside};
+use super::line::Command;
+use super::{code, git};
+
+/// Commands that destroy, take power, spend, or reach other machines, whatever their arguments.
+const ALWAYS_HIGH: &[&str] = &[
+    "sudo",
+    "su",
+    "doas",
+    "pkexec",
+    "dd",
+    "fdisk",
+    "sfdisk",
+    "parted",
+    "wipefs",
+    "shred",
+    "shutdown",
+    "reboot",
+    "halt",
+    "poweroff",
+    "mount",
+    "umount",
+    "insmod",
+    "rmmod",
+    "modprobe",
+    "iptables",
+    "nft",
+    "ufw",
+    "useradd",
+    "userdel",
+    "usermod",
+    "passwd",
+    "chpasswd",
+    "visudo",
+    "chroot",
+    "nsenter",
+    "ssh",
+    "scp",
+    "sftp",
+    "ftp",
+    "telnet",
+    "nc",
+    "ncat",
+    "netcat",
+    "socat",
+    "killall",
+    "aws",
+    "gcloud",
+    "az",
+    "gsutil",
+    "heroku",
+    "fly",
+    "flyctl",
+    "vercel",
+    "netlify",
+    "doctl",
+    "dropdb",
+    "apt",
+    "apt-get",
+    "dpkg",
+    "yum",
+    "dnf",
+    "pacman",
+    "apk",
+    "brew",
+    "snap",
+    "ssh-keygen",
+    "ssh-add",
+    "pass",
+    "op",
+    "vault",
+    "security",
+    "secret-tool",
+    "sysctl",
+    "ngrok",
+    "setfacl",
+    "chattr",
+    "swapoff",
+    "at",
+    "batch",
+    "systemd-run",
+    "osascript",
+];
+
+/// Subcommands that publish, spend, install for everybody, destroy for others, or print keys.
+const HIGH_SUBCOMMANDS: &[(&str, &[&str])] = &[
+    ("cargo", &["publish", "yank", "login", "owner", "install", "uninstall"]),
+    ("npm", &["publish", "unpublish", "login", "token", "adduser", "deprecate"]),
+    ("pnpm", &["publish"]),
+    ("yarn", &["publish"]),
+    ("gem", &["push", "yank"]),
+    ("twine", &["upload"]),
+    ("poetry", &["publish"]),
+    ("uv", &["publish"]),
+    ("docker", &["push", "login", "system", "volume"]),
+    ("podman", &["push", "login", "system", "volume"]),
+    ("kubectl", &["delete", "apply", "exec", "drain", "replace", "scale", "patch", "edit", "cp", "create"]),
+    ("helm", &["install", "uninstall", "upgrade", "rollback"]),
+    ("terraform", &["apply", "destroy", "import"]),
+    ("tofu", &["apply", "destroy", "import"]),
+    ("pulumi", &["up", "destroy"]),
+    ("gh", &["secret", "auth", "release", "ssh-key", "gpg-key"]),
+    ("systemctl", &["start", "stop", "restart", "enable", "disable", "mask", "kill", "poweroff", "reboot"]),
+    ("wrangler", &["deploy", "publish", "delete", "secret"]),
+];
+
+/// Commands that only look. Where they look is checked besides.
+const LOOKS: &[&str] = &[
+    "ls",
+    "cat",
+    "head",
+    "tail",
+    "wc",
+    "grep",
+    "egrep",
+    "fgrep",
+    "rg",
+    "tree",
+    "stat",
+    "file",
+    "du",
+    "cut",
+    "diff",
+    "cmp",
+    "basename",
+    "dirname",
+    "realpath",
+    "readlink",
+    "sha256sum",
+    "sha1sum",
+    "md5sum",
+    "cksum",
+    "cd",
+    "test",
+    "[",
+    "find",
+    "sort",
+    "nl",
+    "less",
+    "more",
+    "uniq",
+    "comm",
+    "paste",
+    "column",
+    "tac",
+    "rev",
+    "fold",
+    "od",
+    "xxd",
+    "hexdump",
+    "strings",
+    "jq",
+    "sed",
+    "awk",
+    "tr",
+    "fd",
+    "fdfind",
+];
+
+/// Commands whose arguments name nothing that is read.
+const SAYS: &[&str] = &[
+    "echo", "printf", "pwd", "true", "false", "whoami", "id", "uname", "date", "which", "type", "ps", "df",
+    "free", "uptime", "nproc", "sleep", "seq", "expr", "groups", "arch", "tty", ":",
+];
+
+/// Commands known to change something, or to run what we cannot see.
+const CHANGES: &[&str] = &[
+    "rm",
+    "rmdir",
+    "unlink",
+    "mv",
+    "cp",
+    "ln",
+    "mkdir",
+    "touch",
+    "tee",
+    "sed",
+    "install",
+    "truncate",
+    "chmod",
+    "chown",
+    "chgrp",
+    "tar",
+    "unzip",
+    "patch",
+    "rsync",
+    "kill",
+    "pkill",
+    "curl",
+    "wget",
+    "git",
+    "make",
+    "npm",
+    "npx",
+    "pnpm",
+    "yarn",
+    "pip",
+    "pip3",
+    "cargo",
+    "docker",
+    "podman",
+    "xargs",
+    "crontab",
+    "at",
+    "env",
+    "printenv",
+    "rustc",
+    "go",
+    "rustup",
+    "cmake",
+    "gradle",
+    "mvn",
+    "pytest",
+    "tsc",
+    "eslint",
+    "apply_patch",
+    "export",
+    "set",
+];
+
+/// Commands whose file arguments are written or removed.
+const WRITES: &[&str] = &[
+    "rm", "rmdir", "unlink", "mv", "cp", "ln", "mkdir", "touch", "tee", "sed", "install", "truncate",
+    "chmod", "chown", "chgrp", "patch", "rsync", "unzip", "tar", "curl", "wget", "sort",
+];
+
+/// Our opinion on one command.
+pub(super) fn of_command(command: &Command<'_>) -> Option<Risk> {
+    let program = command.program;
+    if command.arguments.iter().any(|word| spends_a_secret(word)) {
+        return Some(Risk::High);
+    }
+    if SAYS.contains(&program) {
+        let sets_the_clock = program == "date" && command.has("s", &["set"]);
+        return Some(if sets_the_clock { Risk::High } else { Risk::Low });
+    }
+    if program == "command" && command.has("vV", &[]) {
+        return Some(Risk::Low);
+    }
+    let first = command.operands().next().unwrap_or_default();
+    let high_subcommand =
+        HIGH_SUBCOMMANDS.iter().any(|(name, verbs)| *name == program && verbs.contains(&first));
+    let prints_a_secret = program == "printenv" && command.operands().any(is_secret_variable);
+    if ALWAYS_HIGH.contains(&program)
+        || program.starts_with("mkfs")
+        || high_subcommand
+        || prints_a_secret
+        || command.files().any(|file| command.place(file) == Place::Secret)
+        || (WRITES.contains(&program) && writes_outside(command))
+        || runs_its_input(command)
+        || runs_what_is_computed(command)
+        || given_code(command).any(|program| code::is_harmful(program, command.workspace))
+        || is_harmful(command)
+    {
+        return Some(Risk::High);
+    }
+    if program == "git" {
+        return git::of_git(command);
+    }
+    if LOOKS.contains(&program) {
+        let near = !command.strayed && looked_at(command).iter().all(|word| command.is_near(word));
+        if near && !does_more_than_look(command) {
+            return Some(Risk::Low);
+        }
+    }
+    let asks_its_version = matches!(command.arguments[..], ["--version" | "-V" | "version"]);
+    if CHANGES.contains(&program) || is_interpreter(program) {
+        return Some(if asks_its_version { Risk::Low } else { Risk::Medium });
+    }
+    None
+}
+
+fn is_interpreter(program: &str) -> bool {
+    SHELLS.contains(&program) || INTERPRETERS.contains(&program)
+}
+
+/// Programs in other languages among the arguments.
+fn given_code<'c>(command: &'c Command<'_>) -> impl Iterator<Item = &'c str> {
+    let takes_code = INTERPRETERS.contains(&command.program) || command.program == "awk";
+    let inline = command.has("cepr", &["eval", "print"]);
+    let looks_like_code = move |word: &&str| inline || word.contains(['(', ' ', ';', '`']);
+    command.arguments.iter().copied().filter(move |word| takes_code && looks_like_code(word))
+}
+
+/// The files that a command which looks is pointed at.
+fn looked_at<'c>(command: &'c Command<'_>) -> Vec<&'c str> {
+    let pattern_by_option = match command.program {
+        "find" => {
+            let links = |word: &&&str| matches!(**word, "-L" | "-H" | "-P");
+            let roots = command.arguments.iter().skip_while(links);
+            return roots.take_while(|word| !word.starts_with(['-', '(', '!'])).copied().collect();
+        }
+        "grep" | "egrep" | "fgrep" | "rg" => command.has("ef", &["regexp", "file", "files", "type-list"]),
+        "sed" => command.has("ef", &["expression", "file"]),
+        "awk" => command.has("f", &["file"]),
+        "jq" => command.has("f", &["from-file"]),
+        "tr" => return Vec::new(),
+        _ => true,
+    };
+    // The first operand is the pattern or program, unless an option was.
+    command.operands().skip(usize::from(!pattern_by_option)).collect()
+}
+
+/// Options by which a command that looks can also write or run something.
+fn does_more_than_look(command: &Command<'_>) -> bool {
+    match command.program {
+        "find" => command.arguments.iter().any(|word| {
+            ["-exec", "-ok", "-delete", "-fprint", "-fls"].iter().any(|option| word.starts_with(option))
+        }),
+        "fd" | "fdfind" => command.has("xX", &["exec", "exec-batch"]),
+        "rg" => command.has("", &["pre", "hostname-bin", "search-zip"]),
+        "sort" => {
+            command.has("oT", &["output", "compress-program"])
+                || command.arguments.iter().any(|w| w.starts_with("--co"))
+        }
+        "less" | "more" => !command.piped,
+        "tree" => command.has("o", &[]),
+        "file" => command.has("C", &["compile"]),
+        "uniq" => command.operands().count() > 1,
+        "xxd" => command.has("r", &[]) || command.operands().count() > 1,
+        // Only to print lines by number: `sed -n '1,200p'`.
+        "sed" => {
+            let prints = |script: &str| {
+                script.ends_with('p')
+                    && script[..script.len() - 1].chars().all(|c| c.is_ascii_digit() || ",$".contains(c))
+            };
+            !matches!(command.arguments[..], ["-n", script, ..] if prints(script))
+                || command.has("iefEsz", &["in-place", "expression", "file"])
+        }
+        "awk" => {
+            let program = command.operands().next().unwrap_or_default();
+            command.has("fivl", &["file", "include", "load", "assign"])
+                || ["system", "|", ">", "getline", "ENVIRON", "@"].iter().any(|word| program.contains(word))
+        }
+        _ => false,
+    }
+}

@@ -1,0 +1,94 @@
+//! The table of risks against `corpus.txt`: calls as agents make them, in good faith and bad, each with its class and
+//! the risk that it must have in a workspace that is known.
+
+use std::collections::BTreeMap;
+
+use super::super::assess;
+use super::*;
+
+const WORKSPACE: &str = "/home/ann/shop";
+const CLASSES: [&str; 6] = ["destructive", "network", "credential", "outside", "read_only", "change"];
+
+struct Line<'c> {
+    class: &'c str,
+    risk: Risk,
+    tool: &'c str,
+    input: Value,
+    text: &'c str,
+}
+
+fn corpus() -> Vec<Line<'static>> {
+    let lines = include_str!("corpus.txt").lines();
+    lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(read).collect()
+}
+
+fn read(text: &str) -> Line<'_> {
+    let mut fields = text.splitn(4, ' ');
+    let mut field = || fields.next().unwrap_or_else(|| panic!("{text} has four fields"));
+    let (class, risk, tool, input) = (field(), field(), field(), field());
+    let risk = serde_json::from_value(json!(risk)).unwrap();
+    // A command line may begin with a brace or a quote as well; then it is not JSON.
+    let input = match serde_json::from_str(input) {
+        Ok(Value::String(command)) => line(&command),
+        Ok(object @ Value::Object(_)) => object,
+        _ => line(input),
+    };
+    Line { class, risk, tool, input, text }
+}
+
+#[test]
+fn every_call_of_the_corpus_has_the_risk_that_it_must_have() {
+    let wrong: Vec<String> = corpus()
+        .iter()
+        .map(|line| (line, assess(line.tool, &line.input, None, Some(WORKSPACE))))
+        .filter(|(line, found)| *found != line.risk)
+        .map(|(line, found)| format!("{found:?}: {}", line.text))
+        .collect();
+    assert!(wrong.is_empty(), "{} of the corpus are judged wrongly:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn the_corpus_is_large_and_has_every_class() {
+    let mut counts: BTreeMap<&str, usize> = CLASSES.iter().map(|class| (*class, 0)).collect();
+    let lines = corpus();
+    for line in &lines {
+        let count = counts.get_mut(line.class);
+        *count.unwrap_or_else(|| panic!("{} is no class: {}", line.class, line.text)) += 1;
+    }
+    assert!(lines.len() >= 200, "the corpus has {} lines", lines.len());
+    assert!(counts.values().all(|count| *count > 0), "{counts:?}");
+    let mut texts: Vec<&str> = lines.iter().map(|line| line.text).collect();
+    texts.sort_unstable();
+    texts.dedup();
+    assert_eq!(texts.len(), lines.len(), "no line is there twice");
+}
+
+/// The agent's word can raise what is in the corpus and lower none of it.
+#[test]
+fn no_call_of_the_corpus_is_made_lower_by_the_agents_word() {
+    for line in corpus() {
+        // Of what is medium for want of an opinion the agent may say that it is low.
+        let found = assess(line.tool, &line.input, Some(Risk::Low), Some(WORKSPACE));
+        assert!(found == line.risk || (line.risk == Risk::Medium && found == Risk::Low), "{}", line.text);
+        assert_eq!(
+            assess(line.tool, &line.input, Some(Risk::High), Some(WORKSPACE)),
+            Risk::High,
+            "{}",
+            line.text
+        );
+    }
+}
+
+/// A file in the workspace is the same file however it is named.
+#[test]
+fn an_absolute_path_in_the_workspace_is_judged_as_the_relative_one() {
+    for line in corpus() {
+        let text = line.input.to_string();
+        if !text.contains(&format!("{WORKSPACE}/")) || text.contains("/..") {
+            continue;
+        }
+        let relative: Value = serde_json::from_str(&text.replace(&format!("{WORKSPACE}/"), "")).unwrap();
+        assert_eq!(assess(line.tool, &relative, None, Some(WORKSPACE)), line.risk, "{}", line.text);
+        assert_eq!(assess(line.tool, &relative, None, None), line.risk, "{} without a workspace", line.text);
+    }
+}

@@ -1,0 +1,40 @@
+//! Rules about paths where the workspace is known: a file is the same file however it is named.
+
+use super::*;
+
+use Verdict::{Allow, Ask, Deny};
+
+fn within(policy: &Policy, workspace: Option<&str>, path: &str) -> Verdict {
+    let input = json!({ "file_path": path });
+    verdict(&judge(policy, false, &Question { tool: "Edit", input: &input, risk: Risk::Medium, workspace }))
+}
+
+#[test]
+fn a_rule_for_a_path_in_the_workspace_is_also_about_its_absolute_form() {
+    let policy = rules(&[("Edit", "src/secret/*", Deny), ("Edit", "src/*", Allow)]);
+    for (path, expected) in [
+        ("/srv/app/src/lib.rs", Allow),
+        ("/srv/app/./src//lib.rs", Allow),
+        ("/srv/app/src/../src/lib.rs", Allow),
+        ("/srv/app/src/secret/x", Deny),
+        ("/srv/app/src/../x", Ask),
+        ("/srv/apple/src/lib.rs", Ask),
+        ("/src/lib.rs", Ask),
+        ("src/lib.rs", Allow),
+    ] {
+        assert_eq!(within(&policy, Some("/srv/app"), path), expected, "{path}");
+    }
+    assert_eq!(within(&policy, None, "/srv/app/src/lib.rs"), Ask, "nobody knows that it is inside");
+}
+
+#[test]
+fn a_deny_rule_with_an_absolute_path_sees_the_relative_one_and_an_allow_rule_does_not() {
+    let deny = rules(&[("Edit", "/srv/app/secret/*", Deny), ("Edit", "*", Allow)]);
+    for path in ["secret/x", "./src/../secret/x", "/srv/app/secret/x"] {
+        assert_eq!(within(&deny, Some("/srv/app"), path), Deny, "{path}");
+    }
+    // Where a tool begins to look for a relative path is the tool's own affair.
+    let allow = rules(&[("Edit", "/srv/app/src/*", Allow)]);
+    assert_eq!(within(&allow, Some("/srv/app"), "/srv/app/src/x"), Allow);
+    assert_eq!(within(&allow, Some("/srv/app"), "src/x"), Ask);
+}
