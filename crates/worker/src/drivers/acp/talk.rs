@@ -17,7 +17,7 @@ use futures_util::StreamExt;
 use qd_link::{Closed, Voice};
 use qd_protocol::RunId;
 use qd_protocol::event::RunError;
-use qd_protocol::link::{Outcome, Said, Stop, Up};
+use qd_protocol::link::{Outcome, Stop};
 use qd_protocol::manifest::Steer as Verb;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -28,8 +28,9 @@ use super::compose;
 use super::ear::{Asking, Ear, ours};
 use super::files::Files;
 use super::opening::{Opened, words};
-use super::round::{Open, Round, Telling, said, tell_first};
+use super::round::{Open, Round};
 use super::wire::Peer;
+use crate::drivers::telling::{Telling, said, say_late, tell_first};
 use crate::turn::{Prompt, Steer, Turn};
 
 /// A conversation.
@@ -337,13 +338,6 @@ enum Notified {
     Update(SessionUpdate),
     /// It no longer wants an answer to this.
     GivenUp(RawJsonRpcId),
-}
-
-async fn say_late(voice: Voice, run: RunId, said: Vec<Said>) -> Result<(), Closed> {
-    for what in said {
-        voice.say(Up::Said { run: run.clone(), what }).await?;
-    }
-    Ok(())
 }
 
 fn value(params: Option<RawJsonRpcParams>) -> Value {
