@@ -231,6 +231,7 @@ impl Life {
                 if let Some(gone) = Box::pin(self.obey(&mut agent, leash, down)).await? {
                     return Ok(gone);
                 }
+                self.renamed(&agent).await?;
             };
             drop(agent);
             match Box::pin(self.die_idle(error, leash)).await? {
@@ -252,6 +253,18 @@ impl Life {
         }
         self.end.say(ready).await?;
         Ok(Begun::Ready(agent))
+    }
+
+    /// An agent may go on under another name, after a command of its own: then that is the conversation to go on with.
+    async fn renamed(&mut self, agent: &Agent) -> Result<(), Closed> {
+        let ready = agent.ready(&self.spec);
+        match &ready {
+            Up::Ready { agent_session_id, .. } if *agent_session_id != self.spec.agent_session_id => {
+                self.spec.agent_session_id.clone_from(agent_session_id);
+                self.end.say(ready).await
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Does what an idle agent is told: a prompt is a turn, and anything else came too late for its own.

@@ -128,7 +128,14 @@ impl Stage {
 
     fn prompt_with(&mut self, name: &str, prompt: &str, files: Vec<File>, messages: Vec<Value>) {
         let (number, limits) = (self.next(), TurnLimits::default());
-        self.end.send(Down::Prompt { number, run: run(name), prompt: prompt.to_owned(), files, messages, limits });
+        self.end.send(Down::Prompt {
+            number,
+            run: run(name),
+            prompt: prompt.to_owned(),
+            files,
+            messages,
+            limits,
+        });
     }
 
     fn steer(&mut self, name: &str, text: &str) -> Number {

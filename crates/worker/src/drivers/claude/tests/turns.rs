@@ -23,7 +23,10 @@ async fn text_comes_in_pieces_and_once_with_its_tokens_and_its_cost() {
     for name in ["a", "b"] {
         let ended = agent.play(name, "x").await;
         assert_well(&ended);
-        assert_eq!((ended.text().as_str(), ended.outcome.text.as_deref()), ("hello there", Some("hello there")));
+        assert_eq!(
+            (ended.text().as_str(), ended.outcome.text.as_deref()),
+            ("hello there", Some("hello there"))
+        );
         assert_eq!(ended.usage(), Usage { input_tokens: 15, output_tokens: 7, cost_usd: 0.5 });
         assert_eq!(ended.turns(), 1);
     }
@@ -198,7 +201,10 @@ async fn what_the_agent_wants_and_nobody_knows_is_refused_and_never_met_with_sil
         hand.write("a library's own words").await;
         hand.send(json!({"type": "rate_limit_event"})).await;
         hand.end(&prompt, "").await;
-        hand.send(json!({"type": "control_request", "request_id": "i", "request": {"subtype": "mcp_message"}})).await;
+        hand.send(
+            json!({"type": "control_request", "request_id": "i", "request": {"subtype": "mcp_message"}}),
+        )
+        .await;
         assert_eq!(hand.answered("i").await["subtype"], "error");
         let prompt = hand.begin().await;
         hand.end(&prompt, "").await;
@@ -213,7 +219,8 @@ async fn what_the_agent_wants_and_nobody_knows_is_refused_and_never_met_with_sil
 async fn a_failed_call_of_the_model_is_a_failure_and_its_words_are_no_answer() {
     let mut agent = Stage::with(|mut hand| async move {
         let prompt = hand.begin().await;
-        let message = json!({"id": "m", "model": "<synthetic>", "content": [{"type": "text", "text": "API Error"}]});
+        let message =
+            json!({"id": "m", "model": "<synthetic>", "content": [{"type": "text", "text": "API Error"}]});
         hand.send(json!({"type": "assistant", "message": message, "is_api_error_message": true})).await;
         let failed = json!({"is_error": true, "result": "API Error: 400", "terminal_reason": "api_error"});
         hand.result(&[&prompt], failed).await;

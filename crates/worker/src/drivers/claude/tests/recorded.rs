@@ -1,0 +1,1 @@
+//! Exchanges with the real program, replayed.
