@@ -231,7 +231,8 @@ impl Life {
                 if let Some(gone) = Box::pin(self.obey(&mut agent, leash, down)).await? {
                     return Ok(gone);
                 }
-                self.renamed(&agent).await?;
+                let ready = agent.ready(&self.spec);
+                self.renamed(ready).await?;
             };
             drop(agent);
             match Box::pin(self.die_idle(error, leash)).await? {
@@ -256,8 +257,7 @@ impl Life {
     }
 
     /// An agent may go on under another name, after a command of its own: then that is the conversation to go on with.
-    async fn renamed(&mut self, agent: &Agent) -> Result<(), Closed> {
-        let ready = agent.ready(&self.spec);
+    async fn renamed(&mut self, ready: Up) -> Result<(), Closed> {
         match &ready {
             Up::Ready { agent_session_id, .. } if *agent_session_id != self.spec.agent_session_id => {
                 self.spec.agent_session_id.clone_from(agent_session_id);

@@ -64,6 +64,14 @@ impl Ear {
         }
     }
 
+    /// The same while no turn runs: nobody waits for pieces, so every message is told whole.
+    pub(super) fn hear_late(&mut self, word: Word) -> Vec<Said> {
+        match word {
+            Word::Stream { event, .. } if event["type"] == "content_block_delta" => Vec::new(),
+            word => self.hear(word),
+        }
+    }
+
     /// What a turn's end adds to what was counted.
     pub(super) fn settle(&mut self, result: &TurnResult) -> Option<Said> {
         self.tally.settle(result)
@@ -281,6 +289,16 @@ mod tests {
         assert_eq!(hear(&mut ear, other.clone()), [Said::Turn, text("again")]);
         hear(&mut ear, starts("c"));
         assert_eq!(hear(&mut ear, other), [], "the same line once more");
+    }
+
+    #[test]
+    fn what_nobody_waits_for_is_told_whole() {
+        let mut ear = Ear::default();
+        let mut late =
+            |line: Value| ear.hear_late(Word::read(line.to_string().as_bytes()).expect("a message"));
+        assert_eq!(late(starts("a")), [Said::Turn]);
+        assert_eq!(late(delta("he")), []);
+        assert_eq!(late(whole("a", json!({"type": "text", "text": "hello"}))), [text("hello")]);
     }
 
     #[test]

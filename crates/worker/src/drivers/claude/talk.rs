@@ -221,21 +221,32 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
             }
             word => {
                 self.notice_session(&word);
-                let said = self.ear.hear(word);
+                let said = match self.before_its_time(round, before) {
+                    Some(_) => self.ear.hear_late(word),
+                    None => self.ear.hear(word),
+                };
                 self.tell(round, before, said);
             }
         }
         Ok(())
     }
 
-    fn tell(&mut self, round: &mut Round<'_>, before: Option<&RunId>, said: Vec<Said>) {
-        let late = self.voice.clone().zip(before.cloned()).filter(|_| self.tells_fates && !round.begun);
-        match late {
+    fn tell(&self, round: &mut Round<'_>, before: Option<&RunId>, said: Vec<Said>) {
+        match self.before_its_time(round, before) {
             Some((voice, run)) if !said.is_empty() => {
-                round.telling = Some(Box::pin(say_late(voice, run, said)));
+                round.telling = Some(Box::pin(say_late(voice.clone(), run.clone(), said)));
             }
             _ => round.tell(said),
         }
+    }
+
+    /// How and for which turn things are said that come before this one has begun.
+    fn before_its_time<'a>(
+        &'a self,
+        round: &Round<'_>,
+        before: Option<&'a RunId>,
+    ) -> Option<(&'a Voice, &'a RunId)> {
+        self.voice.as_ref().zip(before).filter(|_| self.tells_fates && !round.begun)
     }
 
     fn ask(&mut self, round: &mut Round<'_>, id: String, request: &Value) {
@@ -284,7 +295,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
             }
             word => {
                 self.notice_session(&word);
-                self.ear.hear(word)
+                self.ear.hear_late(word)
             }
         };
         // Before the first turn, it belongs to nobody.
