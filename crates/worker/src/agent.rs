@@ -231,8 +231,6 @@ impl Life {
                 if let Some(gone) = Box::pin(self.obey(&mut agent, leash, down)).await? {
                     return Ok(gone);
                 }
-                let ready = agent.ready(&self.spec);
-                self.renamed(ready).await?;
             };
             drop(agent);
             match Box::pin(self.die_idle(error, leash)).await? {
@@ -282,7 +280,12 @@ impl Life {
                 let prompt = Prompt { run, text: prompt, files, messages, limits };
                 let ended = self.turn(agent, prompt, inbox).await;
                 *leash.meter() = None;
-                ended
+                let ended = ended?;
+                let ready = agent.ready(&self.spec);
+                if ended.is_none() {
+                    self.renamed(ready).await?;
+                }
+                Ok(ended)
             }
             other => {
                 self.come_too_late(other).await?;
