@@ -8,7 +8,8 @@ use crate::workers_loss::process_of;
 
 pub(super) async fn scene(cli: Cli) {
     let mut stage = Stage::new(cli).await;
-    let session = stage.session(json!({ "policy": [{ "tool": "*", "decision": "allow", "risk": "high" }] })).await;
+    let session =
+        stage.session(json!({ "policy": [{ "tool": "*", "decision": "allow", "risk": "high" }] })).await;
     assert_ended(&say(&session, "first of all").await, "end_turn");
     let conversation = session.show().await["agent_session_id"].clone();
 
@@ -22,7 +23,10 @@ pub(super) async fn scene(cli: Cli) {
         let taken = events.iter().any(|event| event.kind == "steer.taken");
         let missed = events.iter().any(|event| event.kind == "steer.missed");
         assert!(taken != missed, "it is one of the two: {}", super::tell(&events));
-        stage.model.wait_for("the steer", |seen| seen.texts.iter().any(|text| text.contains("and-turn-left"))).await;
+        stage
+            .model
+            .wait_for("the steer", |seen| seen.texts.iter().any(|text| text.contains("and-turn-left")))
+            .await;
     } else {
         session.try_steer("and-turn-left").await.refused(409, "steer_unsupported");
         assert_ended(&ended(&session, &run).await, "end_turn");

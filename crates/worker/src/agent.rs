@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use crate::below::{Below, KeeperGone};
 use crate::drivers::acp::Acp;
+use crate::drivers::claude::Claude;
 use crate::drivers::echo;
 use crate::kinds::Kind;
 use crate::meter::Meter;
@@ -96,6 +97,7 @@ pub(crate) async fn live(kind: Kind, spec: Box<AgentSpec>, around: Around, end: 
 enum Agent {
     Echo,
     Acp(Box<Acp>),
+    Claude(Box<Claude>),
 }
 
 impl Agent {
@@ -109,6 +111,10 @@ impl Agent {
                     Driver::Acp => {
                         let acp = Acp::start(spec, &manifest, keeper, limit).await?;
                         Ok(Self::Acp(Box::new(acp)))
+                    }
+                    Driver::Claude => {
+                        let claude = Claude::start(spec, &manifest, keeper, limit).await?;
+                        Ok(Self::Claude(Box::new(claude)))
                     }
                     other => {
                         let message = format!("there is no driver {other} in this version");
@@ -124,6 +130,9 @@ impl Agent {
         match self {
             Self::Echo => Up::Ready { agent_session_id: spec.agent_session_id.clone(), steers: false },
             Self::Acp(acp) => Up::Ready { agent_session_id: acp.session_id(), steers: acp.steers() },
+            Self::Claude(claude) => {
+                Up::Ready { agent_session_id: claude.session_id(), steers: claude.steers() }
+            }
         }
     }
 
@@ -131,6 +140,7 @@ impl Agent {
         match self {
             Self::Echo => echo::turn(turn, &prompt.text).await,
             Self::Acp(acp) => acp.turn(turn, prompt).await,
+            Self::Claude(claude) => claude.turn(turn, prompt).await,
         }
     }
 
@@ -139,6 +149,7 @@ impl Agent {
         match self {
             Self::Echo => std::future::pending().await,
             Self::Acp(acp) => Box::pin(acp.idle(voice)).await,
+            Self::Claude(claude) => Box::pin(claude.idle(voice)).await,
         }
     }
 
@@ -146,6 +157,7 @@ impl Agent {
         match self {
             Self::Echo => {}
             Self::Acp(acp) => acp.stop().await,
+            Self::Claude(claude) => claude.stop().await,
         }
     }
 }
@@ -242,6 +254,17 @@ impl Life {
         Ok(Begun::Ready(agent))
     }
 
+    /// An agent may go on under another name, after a command of its own: then that is the conversation to go on with.
+    async fn renamed(&mut self, ready: Up) -> Result<(), Closed> {
+        match &ready {
+            Up::Ready { agent_session_id, .. } if *agent_session_id != self.spec.agent_session_id => {
+                self.spec.agent_session_id.clone_from(agent_session_id);
+                self.end.say(ready).await
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Does what an idle agent is told: a prompt is a turn, and anything else came too late for its own.
     async fn obey(
         &mut self,
@@ -257,7 +280,12 @@ impl Life {
                 let prompt = Prompt { run, text: prompt, files, messages, limits };
                 let ended = self.turn(agent, prompt, inbox).await;
                 *leash.meter() = None;
-                ended
+                let ended = ended?;
+                let ready = agent.ready(&self.spec);
+                if ended.is_none() {
+                    self.renamed(ready).await?;
+                }
+                Ok(ended)
             }
             other => {
                 self.come_too_late(other).await?;

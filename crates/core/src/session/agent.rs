@@ -146,7 +146,7 @@ impl Draft<'_> {
         match self.judge(&ask) {
             // People are asked what the agent asks, and not about every file that it looks at.
             Judgement::Ask if unasked && ask.risk == Risk::Low => {
-                self.decide(ask, Decision::AllowOnce, None, None);
+                self.decide(ask, Decision::AllowOnce, None, None, false);
             }
             Judgement::Ask => {
                 let ask_id = ask.id.clone();

@@ -2,6 +2,7 @@
 //! end of the worker's socket.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod claude;
 mod ends;
 mod executor;
 mod life;

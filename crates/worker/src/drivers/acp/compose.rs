@@ -42,7 +42,7 @@ pub(super) fn request(
 }
 
 /// What an agent that remembers its conversation does not know yet: all that comes after its own last words.
-fn news(messages: &[Value]) -> Vec<String> {
+pub(crate) fn news(messages: &[Value]) -> Vec<String> {
     let known = messages.iter().rposition(|message| message["role"] == "assistant").map_or(0, |at| at + 1);
     let words = |message: &Value| match &message["content"] {
         Value::String(text) => text.clone(),

@@ -37,6 +37,7 @@ use qd_protocol::manifest::Manifest;
 use qd_protocol::worker::AgentSpec;
 use tokio::net::unix::pipe;
 
+pub(crate) use self::compose::news;
 pub(crate) use self::ear::OURS;
 use self::opening::{Opening, Unopened};
 use self::profile::Profile;

@@ -14,10 +14,9 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::asks::{Asked, Settled};
+use crate::drivers::telling::{Telling, tell};
 use crate::turn::{Steer, Turn};
 
-/// Something that is being said.
-pub(super) type Telling<'a> = BoxFuture<'a, Result<(), Closed>>;
 /// An ask that waits, and what its answer is for.
 type Waiting<'a> = BoxFuture<'a, Result<(RawJsonRpcId, Settled), Closed>>;
 /// How often an agent that goes on after its cancel is told again, at most.
@@ -127,31 +126,4 @@ impl<'t> Round<'t> {
         let at = self.open.iter().position(|open| open.id == *id)?;
         Some(self.open.swap_remove(at))
     }
-}
-
-/// Waits for something to be said; for ever if nothing is.
-pub(super) async fn said(telling: &mut Option<Telling<'_>>) -> Result<(), Closed> {
-    match telling {
-        Some(telling) => telling.await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn tell(turn: &Turn<'_>, said: Vec<Said>) -> Result<(), Closed> {
-    for what in said {
-        turn.tell(what).await?;
-    }
-    Ok(())
-}
-
-/// Late words of the turn before, then notices.
-pub(super) async fn tell_first(
-    turn: &Turn<'_>,
-    late: Option<Telling<'static>>,
-    notices: Vec<String>,
-) -> Result<(), Closed> {
-    if let Some(late) = late {
-        late.await?;
-    }
-    tell(turn, notices.into_iter().map(|text| Said::Notice { text }).collect()).await
 }

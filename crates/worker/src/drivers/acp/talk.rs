@@ -16,7 +16,7 @@ use futures_util::StreamExt;
 use qd_link::{Closed, Voice};
 use qd_protocol::RunId;
 use qd_protocol::event::RunError;
-use qd_protocol::link::{Outcome, Said, Stop, Up};
+use qd_protocol::link::{Outcome, Said, Stop};
 use qd_protocol::manifest::{QuestionsBy, Steer as Verb};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -27,9 +27,10 @@ use super::calls::Asking;
 use super::compose;
 use super::ear::{Ear, OURS, ours};
 use super::opening::{Opened, words};
-use super::round::{Open, Round, Telling, said, tell_first};
+use super::round::{Open, Round};
 use super::service::{Request, Service, Wish};
 use super::wire::Peer;
+use crate::drivers::telling::{Telling, said, say_late, tell_first};
 use crate::turn::{Prompt, Steer, Turn};
 
 /// The method of a prompt, which for some agents is also their verb for a steer.
@@ -461,13 +462,6 @@ enum Notified {
 
 fn refused(wish: &Wish, why: &str) -> Error {
     Error::new(ErrorCode::INVALID_PARAMS, format!("{} is refused: {why}", wish.tool()))
-}
-
-async fn say_late(voice: Voice, run: RunId, said: Vec<Said>) -> Result<(), Closed> {
-    for what in said {
-        voice.say(Up::Said { run: run.clone(), what }).await?;
-    }
-    Ok(())
 }
 
 fn value(params: Option<RawJsonRpcParams>) -> Value {

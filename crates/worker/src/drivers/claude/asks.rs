@@ -1,0 +1,206 @@
+//! What the agent asks before it uses a tool, and the answers to that: permissions, and the questions of the tool that
+//! asks people. Nothing is sent here; an [`Asked`] is what a turn asks its session, and knows what the agent is told then.
+
+use qd_link::Closed;
+use qd_link::fit::OPTIONS_BYTES;
+use qd_protocol::AskId;
+use qd_protocol::event::{Answer, AskKind, Decision};
+use qd_protocol::link::AskRequest;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::words::ask_id;
+use crate::turn::Turn;
+
+/// Questions that the agent may ask at once.
+const QUESTIONS_MAX: usize = 32;
+/// Options that one question may have.
+const OPTIONS_MAX: usize = 128;
+
+/// A tool that the agent wants to use. What it suggests to allow for ever is not read: a yes holds once, so that every
+/// later call meets the rules again.
+#[derive(Debug, Deserialize)]
+pub(super) struct Wanted {
+    pub(super) tool_name: String,
+    #[serde(default)]
+    input: Map<String, Value>,
+    #[serde(default)]
+    description: Option<String>,
+    /// Whether it is not about a permission at all, or not alone.
+    #[serde(default)]
+    requires_user_interaction: bool,
+}
+
+/// Something that the agent waits for.
+#[derive(Debug)]
+pub(super) enum Asked {
+    /// May this tool be used?
+    Permission { ask: AskRequest, input: Map<String, Value> },
+    /// One question after the other; the answers are put into the tool's arguments.
+    Questions { asks: Vec<(AskRequest, Question)>, input: Map<String, Value> },
+}
+
+/// A question as the agent puts it.
+#[derive(Debug, Deserialize)]
+pub(super) struct Question {
+    question: String,
+    #[serde(default)]
+    options: Vec<Choice>,
+    #[serde(default, rename = "multiSelect")]
+    many: bool,
+}
+
+#[derive(Debug, Deserialize)]
+struct Choice {
+    label: String,
+}
+
+impl Asked {
+    /// What is to be asked; a plan is what the tool asks for, where its arguments do not say so.
+    pub(super) fn of(wanted: Wanted, plan: Option<&str>) -> Result<Self, getrandom::Error> {
+        let Wanted { tool_name, input, description, requires_user_interaction } = wanted;
+        if requires_user_interaction && let Some(questions) = questions(&input) {
+            let asks = questions.into_iter().map(|question| Ok((question.ask()?, question)));
+            return Ok(Self::Questions { asks: asks.collect::<Result<_, _>>()?, input });
+        }
+        let prompt = plan.map(str::to_owned).or(description).filter(|words| !words.is_empty());
+        let ask = AskRequest {
+            id: ask_id()?,
+            kind: AskKind::Permission,
+            prompt: prompt.unwrap_or_else(|| format!("May the agent use {tool_name}?")),
+            tool: Some(tool_name),
+            input: Value::Object(input.clone()),
+            risk: None,
+            options: Vec::new(),
+            unasked: false,
+        };
+        Ok(Self::Permission { ask, input })
+    }
+
+    /// The ids by which it is withdrawn.
+    pub(super) fn ids(&self) -> Vec<AskId> {
+        match self {
+            Self::Permission { ask, .. } => vec![ask.id.clone()],
+            Self::Questions { asks, .. } => asks.iter().map(|(ask, _)| ask.id.clone()).collect(),
+        }
+    }
+
+    /// Asks, waits, and gives what the agent is to be told.
+    pub(super) async fn put(self, turn: &Turn<'_>) -> Result<Value, Closed> {
+        match self {
+            Self::Permission { ask, input } => {
+                let Some(answer) = turn.ask(ask).await? else { return Ok(deny(NOBODY)) };
+                Ok(match answer.decision {
+                    Some(Decision::AllowOnce | Decision::AllowAlways) => allow(input),
+                    Some(Decision::Deny) | None => deny(answer.reason.as_deref().unwrap_or(NOT_ALLOWED)),
+                })
+            }
+            Self::Questions { asks, mut input } => {
+                let mut answers = Map::new();
+                for (ask, question) in asks {
+                    let Some(answer) = turn.ask(ask).await? else { return Ok(deny(NOBODY)) };
+                    match question.value(&answer) {
+                        Some(value) => answers.insert(question.question, value.into()),
+                        None => return Ok(deny(answer.reason.as_deref().unwrap_or(NOT_ANSWERED))),
+                    };
+                }
+                input.insert("answers".to_owned(), answers.into());
+                Ok(allow(input))
+            }
+        }
+    }
+}
+
+impl Question {
+    fn ask(&self) -> Result<AskRequest, getrandom::Error> {
+        let labels: Vec<_> = self.options.iter().map(|choice| choice.label.clone()).collect();
+        let fits =
+            labels.len() <= OPTIONS_MAX && labels.iter().map(String::len).sum::<usize>() <= OPTIONS_BYTES;
+        let (prompt, options) = match self.many {
+            // Several at once cannot be listed as options: they are named instead.
+            true if fits => (format!("{} (any of: {})", self.question, labels.join(", ")), Vec::new()),
+            _ => (self.question.clone(), if fits && !self.many { labels } else { Vec::new() }),
+        };
+        let (kind, input) = (AskKind::Question, Value::Null);
+        Ok(AskRequest { id: ask_id()?, kind, tool: None, input, risk: None, prompt, options, unasked: false })
+    }
+
+    /// What the agent gets for an answer; `None` if it is none.
+    fn value(&self, answer: &Answer) -> Option<String> {
+        let value = answer.value.as_deref()?;
+        let is_one = |word: &str| self.options.iter().any(|choice| choice.label == word);
+        if !self.many || is_one(value) {
+            return Some(value.to_owned());
+        }
+        let words: Vec<_> = value.split(',').map(str::trim).collect();
+        words.iter().all(|word| is_one(word)).then(|| words.join(", "))
+    }
+}
+
+fn questions(input: &Map<String, Value>) -> Option<Vec<Question>> {
+    let questions = Vec::<Question>::deserialize(input.get("questions")?).ok()?;
+    (1..=QUESTIONS_MAX).contains(&questions.len()).then_some(questions)
+}
+
+/// What an agent is told when its turn is stopped before anybody has answered, or when there is no turn.
+pub(super) fn nobody_answers() -> Value {
+    deny(NOBODY)
+}
+
+const NOBODY: &str = "Nobody answers this any more; stop here.";
+const NOT_ALLOWED: &str = "This was not allowed.";
+const NOT_ANSWERED: &str = "The question was not answered.";
+
+fn allow(input: Map<String, Value>) -> Value {
+    json!({"behavior": "allow", "updatedInput": input})
+}
+
+fn deny(why: &str) -> Value {
+    json!({"behavior": "deny", "message": why})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(request: Value, plan: Option<&str>) -> Asked {
+        Asked::of(Wanted::deserialize(request).unwrap(), plan).unwrap()
+    }
+
+    fn answer(value: Option<&str>) -> Answer {
+        Answer { value: value.map(str::to_owned), ..Answer::default() }
+    }
+
+    #[test]
+    fn a_permission_names_the_tool_and_its_arguments_as_the_agent_does() {
+        let request = json!({"tool_name": "Bash", "input": {"command": "ls"}, "description": "Lists",
+            "permission_suggestions": [{"type": "addRules"}]});
+        let Asked::Permission { ask, input } = asked(request, None) else { panic!("a permission") };
+        assert_eq!((ask.tool.as_deref(), ask.prompt.as_str()), (Some("Bash"), "Lists"));
+        assert_eq!(ask.input, json!({"command": "ls"}));
+        assert_eq!(allow(input), json!({"behavior": "allow", "updatedInput": {"command": "ls"}}));
+        let plan = json!({"tool_name": "ExitPlanMode", "input": {}, "requires_user_interaction": true});
+        let Asked::Permission { ask, .. } = asked(plan, Some("do it")) else { panic!("a permission") };
+        assert_eq!(ask.prompt, "do it");
+    }
+
+    #[test]
+    fn every_question_is_an_ask_of_its_own() {
+        let options = json!([{"label": "Red", "description": "r"}, {"label": "Blue"}]);
+        let request = json!({"tool_name": "AskUserQuestion", "requires_user_interaction": true, "input": {"questions": [
+            {"question": "Which?", "header": "h", "options": options, "multiSelect": false},
+            {"question": "All of them?", "options": options, "multiSelect": true},
+        ]}});
+        let Asked::Questions { asks, .. } = asked(request, None) else { panic!("questions") };
+        let [(one, which), (other, all)] = &asks[..] else { panic!("two") };
+        assert_eq!(
+            (one.prompt.as_str(), &one.options[..]),
+            ("Which?", &["Red".to_owned(), "Blue".to_owned()][..])
+        );
+        assert_eq!((other.prompt.as_str(), other.options.len()), ("All of them? (any of: Red, Blue)", 0));
+        assert_eq!(which.value(&answer(Some("Blue"))).as_deref(), Some("Blue"));
+        assert_eq!(which.value(&answer(None)), None);
+        assert_eq!(all.value(&answer(Some("Red,Blue"))).as_deref(), Some("Red, Blue"));
+        assert_eq!(all.value(&answer(Some("Red, Green"))), None);
+    }
+}
