@@ -187,8 +187,7 @@ fn tell(events: &[Event]) -> String {
 
 /// Waits for a permission of this run.
 async fn permission(session: &Session, run: &str) -> Value {
-    let opened = session.seen_of(run, "ask.opened").await;
-    let ask = opened.data["ask"].clone();
+    let ask = session.seen_of(run, "ask.opened").await.data;
     assert_eq!(ask["kind"], "permission", "{ask}");
     ask
 }

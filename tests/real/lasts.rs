@@ -3,13 +3,13 @@
 use qd_testkit::Cli;
 use serde_json::json;
 
-use super::{Stage, answer, assert_ended, ended, say};
+use super::{Stage, assert_ended, ended, say};
 use crate::workers_loss::process_of;
 
 pub(super) async fn scene(cli: Cli) {
     let mut stage = Stage::new(cli).await;
     let session =
-        stage.session(json!({ "policy": [{ "tool": "*", "decision": "allow", "risk": "high" }] })).await;
+        stage.session(json!({ "policy": "allow" })).await;
     assert_ended(&say(&session, "first of all").await, "end_turn");
     let conversation = session.show().await["agent_session_id"].clone();
 
@@ -54,5 +54,4 @@ pub(super) async fn scene(cli: Cli) {
     assert_ended(&recall, "end_turn");
     assert!(recall["text"].as_str().unwrap().contains("first of all"), "it remembers: {recall:#}");
     assert_eq!(session.show().await["agent_session_id"], conversation, "under the same name");
-    let _unused = (answer, cli);
 }

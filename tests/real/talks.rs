@@ -55,7 +55,7 @@ pub(super) async fn scene(cli: Cli) {
 
     if stage.can("questions") {
         let run = session.prompt("TOOL:ask").await;
-        let ask = session.seen_of(&run, "ask.opened").await.data["ask"].clone();
+        let ask = session.seen_of(&run, "ask.opened").await.data;
         assert_eq!(ask["kind"], "question", "{ask}");
         assert_eq!(ask["options"], json!(["Red", "Blue"]), "{ask}");
         answer(&session, &ask, json!({ "value": "Blue" })).await;

@@ -29,6 +29,7 @@ fn asks(bench: &mut Bench, id: &str, tool: &str, input: Value) -> Step {
         risk: None,
         prompt: "?".to_owned(),
         options: Vec::new(),
+        unasked: false,
     };
     bench.hear(Up::Ask { run: RunId::parse("a").unwrap(), ask })
 }

@@ -180,21 +180,21 @@ pub fn isolated(cli: Cli, home: &Path, model: &Model) -> BTreeMap<String, String
     match cli {
         Cli::Claude | Cli::ClaudeAcp => {
             set("ANTHROPIC_BASE_URL", &url);
-            set("ANTHROPIC_API_KEY", "scripted");
+            set("ANTHROPIC_API_KEY", "a-key-of-nobody");
             set("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1");
             set("DISABLE_AUTOUPDATER", "1");
             // Else it asks the model after a turn what the user may say next.
             set("CLAUDE_CODE_ENABLE_PROMPT_SUGGESTION", "false");
         }
         Cli::Codex | Cli::CodexAcp => {
-            set("SCRIPTED_KEY", "scripted");
+            set("SCRIPTED_KEY", "a-key-of-nobody");
             // The adapter wants to see a key, though the provider's own is used.
-            set("CODEX_API_KEY", "scripted");
+            set("CODEX_API_KEY", "a-key-of-nobody");
             set("INITIAL_AGENT_MODE", "read-only");
             write(&home.join(".codex/config.toml"), &codex(&v1));
         }
         Cli::Gemini => {
-            set("GEMINI_API_KEY", "scripted");
+            set("GEMINI_API_KEY", "a-key-of-nobody");
             set("GOOGLE_GEMINI_BASE_URL", &url);
             set("GEMINI_CLI_TRUST_WORKSPACE", "true");
             // One process instead of two.
@@ -204,8 +204,8 @@ pub fn isolated(cli: Cli, home: &Path, model: &Model) -> BTreeMap<String, String
         Cli::Copilot => {
             set("COPILOT_OFFLINE", "true");
             set("COPILOT_PROVIDER_BASE_URL", &v1);
-            set("COPILOT_PROVIDER_API_KEY", "scripted");
-            set("COPILOT_MODEL", "scripted");
+            set("COPILOT_PROVIDER_API_KEY", "a-key-of-nobody");
+            set("COPILOT_MODEL", "a-key-of-nobody");
             set("COPILOT_AUTO_UPDATE", "false");
         }
         Cli::Opencode => {
@@ -215,9 +215,9 @@ pub fn isolated(cli: Cli, home: &Path, model: &Model) -> BTreeMap<String, String
             write(&home.join(".config/opencode/opencode.json"), &opencode(&v1).to_string());
         }
         Cli::Qwen => {
-            set("OPENAI_API_KEY", "scripted");
+            set("OPENAI_API_KEY", "a-key-of-nobody");
             set("OPENAI_BASE_URL", &v1);
-            set("OPENAI_MODEL", "scripted");
+            set("OPENAI_MODEL", "a-key-of-nobody");
             set("QWEN_CODE_NO_RELAUNCH", "true");
             write(&home.join(".qwen/settings.json"), &qwen().to_string());
         }

@@ -116,6 +116,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
                     let Some(word) = word else { return Ok(None) };
                     self.hear(&mut round, before.as_ref(), word).await?;
                     if let Some(outcome) = round.outcome() {
+                        self.answer_all(&mut round);
                         return Ok(Some(outcome));
                     }
                 }
@@ -146,6 +147,11 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
         round.cancelled = true;
         self.interrupt();
         // After that, so that it does not go on with a refusal.
+        self.answer_all(round);
+    }
+
+    /// Nobody answers any more: what works on in the background would wait for ever.
+    fn answer_all(&mut self, round: &mut Round<'_>) {
         for id in round.close_all() {
             self.lines.put(&words::answer(&id, nobody_answers()));
         }

@@ -191,6 +191,23 @@ async fn an_ask_that_the_agent_gives_up_is_withdrawn_and_its_answer_goes_nowhere
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_ask_that_outlives_its_turn_is_answered_when_that_ends() {
+    let mut agent = Stage::with(|mut hand| async move {
+        let prompt = hand.begin().await;
+        // Of a helper in the background.
+        hand.ask("q", "Bash", json!({"command": "ls"})).await;
+        hand.end(&prompt, "begun").await;
+        assert_eq!(hand.answered("q").await["response"]["behavior"], "deny");
+        let prompt = hand.begin().await;
+        hand.end(&prompt, "next").await;
+        hand.idle().await;
+    })
+    .await;
+    assert_well(&agent.play("a", "x").await);
+    assert_eq!(agent.play("b", "x").await.outcome.text.as_deref(), Some("next"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_the_agent_wants_and_nobody_knows_is_refused_and_never_met_with_silence() {
     let mut agent = Stage::with(|mut hand| async move {
         let prompt = hand.begin().await;
