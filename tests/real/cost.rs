@@ -5,8 +5,9 @@ use serde_json::json;
 
 use super::{Stage, assert_ended, say};
 
-/// A hundred tokens cost a dollar, for agents that tell only how many they used.
-const PRICES: &str = "prices = { \"*\" = { input = 10000.0, output = 10000.0 } }";
+/// A hundred tokens cost a dollar, for agents that tell only how many they used; and what Claude's model costs by its own
+/// account, which it gives when its turn is over.
+const PRICES: &str = r#"prices = { "*" = { input = 10000.0, output = 10000.0 }, "claude-opus-5-5" = { input = 4.0, output = 20.0 } }"#;
 
 pub(super) async fn scene(cli: Cli) {
     let stage = Stage::with(cli, PRICES).await;

@@ -24,8 +24,8 @@ pub(super) struct Profile {
     pub(super) late_replay: bool,
     /// Of what it counts tokens.
     pub(super) tokens_of: TokensOf,
-    /// What its tokens cost; of no use for one that says so itself.
-    pub(super) pricing: Option<Pricing>,
+    /// What its tokens cost, until it says so itself.
+    pub(super) pricing: Pricing,
     pub(super) errors: Vec<Regex>,
     pub(super) notices: Vec<Regex>,
     pub(super) failed_when: Option<FailedWhen>,
@@ -42,7 +42,7 @@ impl Profile {
             questions: manifest.turn.questions,
             late_replay: manifest.resume.late_replay,
             tokens_of: manifest.cost.tokens_of,
-            pricing: (!manifest.cost.metered).then(|| Pricing::of(spec)),
+            pricing: Pricing::of(spec),
             errors: patterns(&manifest.parse.error_lines),
             notices: patterns(&manifest.parse.notice_lines),
             failed_when: manifest.turn.failed_when.clone(),

@@ -119,7 +119,8 @@ impl Counter {
         let more = if now.cost_usd < before.cost_usd { now.cost_usd } else { now.cost_usd - before.cost_usd };
         let input_tokens = tokens(now.input_tokens, before.input_tokens);
         let output_tokens = tokens(now.output_tokens, before.output_tokens);
-        let pricing = profile.and_then(|profile| profile.pricing.as_ref());
+        // An agent that tells what it cost knows better than the settings.
+        let pricing = profile.map(|profile| &profile.pricing).filter(|_| now.cost_usd == 0.0);
         let priced = pricing.map_or(0.0, |pricing| pricing.cost(input_tokens, output_tokens));
         let usage = Usage {
             input_tokens,
