@@ -86,5 +86,9 @@ pub(super) async fn at_once(cli: Cli) {
     let events = session.events().await;
     let started = events.iter().filter(|event| event.kind == "worker.started").count();
     // One of them no longer listens once it has missed a cancel, and is killed when its grace is over.
-    assert!(started == 1 || cli == Cli::Copilot, "no cancel cost the agent its life: {}", super::tell(&events));
+    assert!(
+        started == 1 || cli == Cli::Copilot,
+        "no cancel cost the agent its life: {}",
+        super::tell(&events)
+    );
 }

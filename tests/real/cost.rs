@@ -22,7 +22,10 @@ pub(super) async fn scene(cli: Cli) {
     // Those that tell what each call of the model used are stopped before the last one; the others have ended by then.
     match cli {
         Cli::Claude | Cli::Codex | Cli::Qwen => assert_ended(&first, "budget_exceeded"),
-        _ => assert!(["end_turn", "budget_exceeded"].iter().any(|it| first["finish_reason"] == *it), "{first:#}"),
+        _ => assert!(
+            ["end_turn", "budget_exceeded"].iter().any(|it| first["finish_reason"] == *it),
+            "{first:#}"
+        ),
     }
     let asked = stage.model.count();
     assert_ended(&say(&session, "more").await, "budget_exceeded");

@@ -8,8 +8,7 @@ use crate::workers_loss::process_of;
 
 pub(super) async fn scene(cli: Cli) {
     let mut stage = Stage::new(cli).await;
-    let session =
-        stage.session(json!({ "policy": "allow" })).await;
+    let session = stage.session(json!({ "policy": "allow" })).await;
     assert_ended(&say(&session, "first of all").await, "end_turn");
     let conversation = session.show().await["agent_session_id"].clone();
 

@@ -183,6 +183,14 @@ The exit code is the greatest of those of the runs that were waited for.")]
     },
     /// Let things start again
     Unhalt,
+    /// Lets a project's own agents count, as they are now
+    Trust {
+        /// The project's directory
+        dir: Option<PathBuf>,
+        /// Trust it no longer
+        #[arg(long, requires = "dir")]
+        no: bool,
+    },
     /// List known agents and whether they can start here
     Agents,
     /// List live workers, and say who may join from other machines

@@ -22,6 +22,7 @@ mod run;
 mod send;
 mod stop;
 mod transcript;
+mod trust;
 mod typed;
 mod wait;
 pub(crate) mod worker;
@@ -67,6 +68,7 @@ pub(crate) async fn perform(context: &Context, verb: Verb) -> Result<Exit> {
         Verb::Policy { verb } => policy::policy(context, verb).await,
         Verb::Halt { cancel, reason } => halt::halt(context, cancel, &reason.join(" ")).await,
         Verb::Unhalt => halt::unhalt(context).await,
+        Verb::Trust { dir, no } => trust::trust(context, dir.as_deref(), no).await,
         Verb::Agents => agents::agents(context).await,
         Verb::Workers { verb: None } => workers::workers(context).await,
         Verb::Workers { verb: Some(verb) } => workers::joining(context, verb).await,

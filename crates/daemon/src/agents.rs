@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use qd_catalog::find::{self, Versions};
-use qd_catalog::trust::Trust;
+use qd_catalog::trust::{Standing, Trust, TrustError};
 use qd_catalog::{Catalog, Problem};
-use qd_protocol::api::Agent;
+use qd_protocol::api::{Agent, Trusted};
 use qd_protocol::manifest::{Manifest, Price};
 
 use crate::home::Home;
@@ -73,6 +73,26 @@ impl Agents {
         Some(find::isolated(manifest, &self.isolated))
     }
 
+    /// The projects that are trusted.
+    pub(crate) fn trusted(&self) -> Result<Vec<Trusted>, TrustError> {
+        let trust = Trust::open(&self.trust)?;
+        Ok(trust.projects().map(|path| standing(&trust, path, Vec::new())).collect())
+    }
+
+    /// Trusts a project as it is now.
+    pub(crate) fn trust(&self, project: &Path) -> Result<Trusted, TrustError> {
+        let mut trust = Trust::open(&self.trust)?;
+        let files = trust.trust(project)?;
+        let files = files.iter().map(|file| file.display().to_string()).collect();
+        Ok(standing(&trust, project, files))
+    }
+
+    /// Trusts it no longer; gives the others.
+    pub(crate) fn distrust(&self, project: &Path) -> Result<Vec<Trusted>, TrustError> {
+        Trust::open(&self.trust)?.distrust(project)?;
+        self.trusted()
+    }
+
     /// What tokens cost, by model.
     pub(crate) fn prices(&self) -> &BTreeMap<String, Price> {
         &self.prices
@@ -89,4 +109,9 @@ impl Agents {
             }
         }
     }
+}
+
+fn standing(trust: &Trust, project: &Path, files: Vec<String>) -> Trusted {
+    let unchanged = trust.stands(project) == Standing::Trusted;
+    Trusted { path: project.display().to_string(), unchanged, files }
 }

@@ -226,7 +226,7 @@ async fn resolve(path: &str) -> Result<String, ApiError> {
     })
 }
 
-fn path_not_found(path: &Path) -> ApiError {
+pub(crate) fn path_not_found(path: &Path) -> ApiError {
     let message = format!("{} is not a directory that exists; create it or check the path", path.display());
     ApiError::new(Code::PathNotFound, message)
 }

@@ -499,6 +499,35 @@ pub enum CostReport {
     Money,
 }
 
+/// A manifest that does not count.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct ManifestProblem {
+    /// The file, or a project's folder of them.
+    pub path: String,
+    /// What is wrong, and what to do.
+    pub message: String,
+}
+
+/// `POST /v1/trust`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TrustRequest {
+    /// The project's directory, absolute.
+    pub path: String,
+}
+
+/// A project whose own agents count.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Trusted {
+    /// Its directory.
+    pub path: String,
+    /// Whether it is still as it was when that was said; if not, nothing of it counts.
+    pub unchanged: bool,
+    /// What it brings, where it was just trusted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<String>,
+}
+
 /// One thing that a shortened id or a title may mean: `GET /v1/resolve?ref=`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Match {

@@ -19,6 +19,7 @@ use crate::below::{Below, KeeperGone};
 use crate::drivers::acp::Acp;
 use crate::drivers::claude::Claude;
 use crate::drivers::echo;
+use crate::drivers::exec::Exec;
 use crate::kinds::Kind;
 use crate::meter::Meter;
 use crate::turn::{End, Inbox, Prompt, Steer, Turn};
@@ -98,6 +99,7 @@ enum Agent {
     Echo,
     Acp(Box<Acp>),
     Claude(Box<Claude>),
+    Exec(Box<Exec>),
 }
 
 impl Agent {
@@ -116,6 +118,7 @@ impl Agent {
                         let claude = Claude::start(spec, &manifest, keeper, limit).await?;
                         Ok(Self::Claude(Box::new(claude)))
                     }
+                    Driver::Exec => Ok(Self::Exec(Box::new(Exec::new(spec, manifest, keeper)))),
                     other => {
                         let message = format!("there is no driver {other} in this version");
                         Err(RunError::new("agent_failed_to_start", message))
@@ -128,7 +131,9 @@ impl Agent {
 
     fn ready(&self, spec: &AgentSpec) -> Up {
         match self {
-            Self::Echo => Up::Ready { agent_session_id: spec.agent_session_id.clone(), steers: false },
+            Self::Echo | Self::Exec(_) => {
+                Up::Ready { agent_session_id: spec.agent_session_id.clone(), steers: false }
+            }
             Self::Acp(acp) => Up::Ready { agent_session_id: acp.session_id(), steers: acp.steers() },
             Self::Claude(claude) => {
                 Up::Ready { agent_session_id: claude.session_id(), steers: claude.steers() }
@@ -141,13 +146,14 @@ impl Agent {
             Self::Echo => echo::turn(turn, &prompt.text).await,
             Self::Acp(acp) => acp.turn(turn, prompt).await,
             Self::Claude(claude) => claude.turn(turn, prompt).await,
+            Self::Exec(exec) => exec.turn(turn, prompt).await,
         }
     }
 
     /// Between turns; resolves if the agent ends by itself.
     async fn idle(&mut self, voice: &Voice) -> RunError {
         match self {
-            Self::Echo => std::future::pending().await,
+            Self::Echo | Self::Exec(_) => std::future::pending().await,
             Self::Acp(acp) => Box::pin(acp.idle(voice)).await,
             Self::Claude(claude) => Box::pin(claude.idle(voice)).await,
         }
@@ -155,7 +161,7 @@ impl Agent {
 
     async fn stop(self) {
         match self {
-            Self::Echo => {}
+            Self::Echo | Self::Exec(_) => {}
             Self::Acp(acp) => acp.stop().await,
             Self::Claude(claude) => claude.stop().await,
         }

@@ -1,6 +1,6 @@
 //! `qd agents`: who can be asked, where, and how to get those who cannot.
 
-use qd_protocol::api::{Agent, JoinedWorker};
+use qd_protocol::api::{Agent, CostReport, JoinedWorker};
 
 use super::Context;
 use crate::failure::{Exit, Result};
@@ -9,7 +9,7 @@ use crate::render::table::Table;
 /// Lists known agents, and in the table those of machines that have joined.
 pub(crate) async fn agents(context: &Context) -> Result<Exit> {
     let client = context.client().await?;
-    let agents: Vec<Agent> = client.list("/v1/agents").await?;
+    let agents: Vec<Agent> = client.list("/v1/agents?versions=true").await?;
     if context.out.json {
         context.out.value(&agents)?;
         return Ok(Exit::Well);
@@ -21,24 +21,41 @@ pub(crate) async fn agents(context: &Context) -> Result<Exit> {
 }
 
 fn table(agents: Vec<Agent>, joined: &[JoinedWorker]) -> Table {
-    let mut table = Table::new(&["NAME", "WHERE", "DRIVER", "ABOUT"]);
+    let mut table = Table::new(&["NAME", "VERSION", "WHERE", "DRIVER", "CAN", "ABOUT"]);
     for agent in agents {
         let place = if agent.available { "here" } else { "nowhere" };
+        let can = abilities(&agent);
         let about = match agent.install.filter(|_| !agent.available) {
             Some(how) => format!("{} (to install: {how})", agent.description),
             None => agent.description,
         };
-        table.row([agent.name, place.to_owned(), agent.driver, about]);
+        let version = agent.version.unwrap_or_else(|| "-".to_owned());
+        table.row([agent.name, version, place.to_owned(), agent.driver, can, about]);
     }
     for machine in joined.iter().filter(|machine| machine.connected) {
         for label in &machine.labels {
             for agent in &machine.agents {
                 let about = "On a machine that has joined.".to_owned();
-                table.row([format!("{agent}@{label}"), machine.name.clone(), "joined".to_owned(), about]);
+                let none = || "-".to_owned();
+                let name = format!("{agent}@{label}");
+                table.row([name, none(), machine.name.clone(), "joined".to_owned(), none(), about]);
             }
         }
     }
     table
+}
+
+/// What an agent can do beyond an answer.
+fn abilities(agent: &Agent) -> String {
+    let can = [
+        (agent.approvals, "ask"),
+        (agent.questions, "question"),
+        (agent.steers, "steer"),
+        (agent.resumes, "resume"),
+        (agent.cost != CostReport::Nothing, if agent.cost == CostReport::Money { "cost" } else { "tokens" }),
+    ];
+    let can: Vec<&str> = can.into_iter().filter(|(does, _)| *does).map(|(_, what)| what).collect();
+    if can.is_empty() { "-".to_owned() } else { can.join(" ") }
 }
 
 #[cfg(test)]
@@ -61,6 +78,6 @@ mod tests {
         };
         let shown = table(Vec::new(), &[machine("box", true), machine("gone", false)]);
         let shown = shown.render(Style::new(false), None);
-        assert!(shown.contains("script@gpu  box") && !shown.contains("gone"), "{shown}");
+        assert!(shown.contains("script@gpu") && shown.contains("box") && !shown.contains("gone"), "{shown}");
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use qd_daemon::config::Config;
 use qd_daemon::home::Home;
-use qd_protocol::api::{Agent, Version};
+use qd_protocol::api::{Agent, ManifestProblem, Version};
 use qd_protocol::limits;
 use serde::Serialize;
 
@@ -162,19 +162,41 @@ async fn daemon(client: &Client) -> Vec<Finding> {
             finding(Level::Bad, "journal", failure.to_string(), "`qd stop`, then `qd doctor --rebuild`")
         }
     });
-    match client.list::<Agent>("/v1/agents").await {
+    match client.list::<Agent>("/v1/agents?versions=true").await {
         Ok(agents) => findings.extend(agents.into_iter().map(agent)),
         Err(failure) => findings.push(finding(Level::Bad, "agent", failure.to_string(), "qd stop")),
+    }
+    match client.get::<Vec<ManifestProblem>>("/v1/agents/problems").await {
+        Ok(problems) => findings.extend(problems.into_iter().map(|ManifestProblem { path, message }| {
+            finding(Level::Warn, "manifest", format!("{path} does not count"), &message)
+        })),
+        Err(failure) => findings.push(finding(Level::Bad, "manifest", failure.to_string(), "qd stop")),
     }
     findings
 }
 
 fn agent(agent: Agent) -> Finding {
     if agent.available {
-        return good("agent", format!("{} can start", agent.name));
+        let version = agent.version.as_deref().map(|version| format!(" {version}")).unwrap_or_default();
+        let message = format!("{}{version} can start", agent.name);
+        return match (&agent.version, &agent.tested) {
+            (Some(found), Some(tested)) if is_older(found, tested) => {
+                let advice = format!("it was tried with {tested}; what is older may behave otherwise");
+                finding(Level::Warn, "agent", message, &advice)
+            }
+            _ => good("agent", message),
+        };
     }
     let advice = agent.install.unwrap_or_else(|| "its program is not on the PATH of the daemon".to_owned());
     finding(Level::Warn, "agent", format!("{} cannot start here", agent.name), &advice)
+}
+
+/// Whether one version comes before another, by their numbers.
+fn is_older(found: &str, tested: &str) -> bool {
+    let numbers = |version: &str| -> Vec<u64> {
+        version.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse().ok()).collect()
+    };
+    numbers(found) < numbers(tested)
 }
 
 fn good(check: &'static str, message: String) -> Finding {
@@ -222,6 +244,18 @@ mod tests {
         assert!(found.advice.unwrap().starts_with("chmod 0600 "));
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
         assert_eq!(private_file("token", &file, 0o600).unwrap().level, Level::Ok);
+    }
+
+    #[test]
+    fn an_agent_that_is_older_than_the_one_that_was_tried_is_pointed_out() {
+        assert!(is_older("2.1.9", "2.1.325") && is_older("0.9", "1.0.0"));
+        assert!(!is_older("2.1.325", "2.1.325") && !is_older("3.0", "2.1.325"));
+        let found = |version: &str| {
+            let (version, tested) = (Some(version.to_owned()), Some("2.0.0".to_owned()));
+            agent(Agent { name: "a".to_owned(), available: true, version, tested, ..Agent::default() })
+        };
+        assert_eq!((found("1.9.9").level, found("2.0.0").level), (Level::Warn, Level::Ok));
+        assert_eq!(found("2.0.0").message, "a 2.0.0 can start");
     }
 
     #[test]

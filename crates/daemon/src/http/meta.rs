@@ -1,4 +1,4 @@
-//! The daemon itself: health, version, numbers, agents, workers, what a shortened id means, files too large for an
+//! The daemon itself: health, version, numbers, workers, what a shortened id means, files too large for an
 //! event, and the end. Touches no session.
 
 use std::sync::Arc;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
-use qd_protocol::api::{Agent, Health, Match, Version, Worker};
+use qd_protocol::ApiError;
+use qd_protocol::api::{Health, Match, Version, Worker};
 use qd_protocol::error::ErrorBody;
-use qd_protocol::{ApiError, WorkspaceId};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -16,9 +16,9 @@ use utoipa_axum::routes;
 
 use super::describe::{self, BadBody, BadQuery, Guarded, KeyHeader, Missing};
 use super::extract::{Ids, Keyed, Query};
+use super::invalid;
 use super::list::{List, ListQuery, limit};
 use super::once::{Kept, once};
-use super::{fault, invalid};
 use crate::daemon::{Daemon, blob_failed, read_failed};
 use crate::edge::{Json, OptionalJson, Refusal};
 use crate::metrics;
@@ -29,7 +29,6 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(version))
         .routes(routes!(numbers))
         .routes(routes!(openapi))
-        .routes(routes!(agents))
         .routes(routes!(workers))
         .routes(routes!(resolve))
         .routes(routes!(blob))
@@ -75,40 +74,6 @@ async fn numbers(State(daemon): State<Arc<Daemon>>) -> Result<impl IntoResponse,
 ))]
 async fn openapi() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], describe::document())
-}
-
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct AgentsQuery {
-    /// Also those that this project brings and that the user trusts.
-    workspace: Option<WorkspaceId>,
-    /// Whether each program that is here is asked for its version, which may take seconds.
-    #[serde(default)]
-    versions: bool,
-    /// How many at most.
-    limit: Option<usize>,
-    /// Those after this one.
-    after: Option<String>,
-}
-
-/// The agents that are known, and whether each can start here.
-#[utoipa::path(get, path = "/v1/agents", tag = "daemon", params(AgentsQuery), responses(
-    (status = 200, description = "All of them", body = [Agent]), BadQuery, Missing, Guarded,
-))]
-async fn agents(
-    State(daemon): State<Arc<Daemon>>,
-    Query(query): Query<AgentsQuery>,
-) -> Result<List<Agent>, Refusal> {
-    let AgentsQuery { workspace, versions, limit, after } = query;
-    let project = workspace.map(|id| daemon.places.get(&id)).transpose()?;
-    // It reads files, and may wait for programs.
-    let list = move || {
-        let (agents, project) = (daemon.workers.agents(), project.as_ref().map(|place| place.path.as_path()));
-        if versions { agents.list_versions(project) } else { agents.list(project) }
-    };
-    let list = tokio::task::spawn_blocking(list).await.map_err(|_| fault())?;
-    Ok(List::slice(list, &ListQuery { limit, after }, |agent| &agent.name)?)
 }
 
 /// The live workers, with what runs below them.

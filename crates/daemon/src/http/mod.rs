@@ -6,8 +6,9 @@
 //! - `extract`: what a handler takes: ids, queries, bodies with an `Idempotency-Key`.
 //! - `once`: the same request under the same key has its effect once.
 //! - `list`: pages. `describe`: what the document says of all routes alike. `words`: texts and files of a caller.
-//! - `meta`, `gc`, `join`, `workspaces`, `sessions`, `runs`, `queue`, `asks`, `policy`, `halt`, `events`: the families of routes.
+//! - `meta`, `agents`, `gc`, `join`, `workspaces`, `sessions`, `runs`, `queue`, `asks`, `policy`, `halt`, `events`: the families of routes.
 
+mod agents;
 mod asks;
 mod describe;
 mod events;
@@ -62,6 +63,7 @@ fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .merge(queue::routes())
         .merge(asks::routes())
         .merge(policy::routes())
+        .merge(agents::routes())
         .merge(halt::routes())
         .merge(events::routes())
 }

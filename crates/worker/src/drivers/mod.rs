@@ -7,6 +7,7 @@
 pub(crate) mod acp;
 pub(crate) mod claude;
 pub(crate) mod echo;
+pub(crate) mod exec;
 mod lines;
 mod price;
 mod process;

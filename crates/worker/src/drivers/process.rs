@@ -100,6 +100,24 @@ impl Process {
         spec: &AgentSpec,
         program: Program,
     ) -> Result<(Self, pipe::Sender, pipe::Receiver), RunError> {
+        Self::launch(keeper, spec, program, false).await
+    }
+
+    /// The same for one that lives no longer than its turn.
+    pub(crate) async fn start_in_turn(
+        keeper: &Keeper,
+        spec: &AgentSpec,
+        program: Program,
+    ) -> Result<(Self, pipe::Sender, pipe::Receiver), RunError> {
+        Self::launch(keeper, spec, program, true).await
+    }
+
+    async fn launch(
+        keeper: &Keeper,
+        spec: &AgentSpec,
+        program: Program,
+        in_turn: bool,
+    ) -> Result<(Self, pipe::Sender, pipe::Receiver), RunError> {
         let name = program.argv.first().cloned().unwrap_or_default();
         let launch = Launch {
             argv: program.argv,
@@ -107,7 +125,8 @@ impl Process {
             cwd: spec.cwd.clone(),
             called: program.called,
         };
-        let Kept { stdin, stdout, stderr, exit, .. } = keeper.spawn(launch).await.map_err(|cause| {
+        let kept = if in_turn { keeper.spawn_in_turn(launch).await } else { keeper.spawn(launch).await };
+        let Kept { stdin, stdout, stderr, exit, .. } = kept.map_err(|cause| {
             RunError::new("agent_failed_to_start", format!("cannot start {name}: {cause}"))
         })?;
         Ok((Self { exit, stderr: Tail::of(stderr, Secrets::of(&spec.env)) }, stdin, stdout))
@@ -119,6 +138,11 @@ impl Process {
         Box::pin(async move {
             exit.wait().await;
         })
+    }
+
+    /// Its exit status, once it has one; none if it was killed or nobody can say.
+    pub(crate) async fn status(&self) -> Option<i32> {
+        self.exit.wait().await.status
     }
 
     /// Why it is gone: called when its stdout is over.

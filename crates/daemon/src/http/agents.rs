@@ -1,0 +1,148 @@
+//! The agents that can be named, what is wrong with manifests that do not count, and the projects that may bring their
+//! own. An agent can neither trust nor distrust anything: see `kin`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::extract::State;
+use qd_catalog::trust::TrustError;
+use qd_protocol::api::{Agent, ManifestProblem, TrustRequest, Trusted};
+use qd_protocol::error::ErrorBody;
+use qd_protocol::{ApiError, Code, WorkspaceId};
+use serde::Deserialize;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::describe::{BadBody, BadQuery, Guarded, Missing};
+use super::extract::Query;
+use super::fault;
+use super::list::{List, ListQuery};
+use crate::daemon::Daemon;
+use crate::edge::{Json, Refusal};
+use crate::places::path_not_found;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
+    OpenApiRouter::new()
+        .routes(routes!(agents))
+        .routes(routes!(problems))
+        .routes(routes!(trusted, trust, distrust))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct AgentsQuery {
+    /// Also those that this project brings and that the user trusts.
+    workspace: Option<WorkspaceId>,
+    /// Whether each program that is here is asked for its version, which may take seconds.
+    #[serde(default)]
+    versions: bool,
+    /// How many at most.
+    limit: Option<usize>,
+    /// Those after this one.
+    after: Option<String>,
+}
+
+/// The agents that are known, and whether each can start here.
+#[utoipa::path(get, path = "/v1/agents", tag = "daemon", params(AgentsQuery), responses(
+    (status = 200, description = "All of them", body = [Agent]), BadQuery, Missing, Guarded,
+))]
+async fn agents(
+    State(daemon): State<Arc<Daemon>>,
+    Query(query): Query<AgentsQuery>,
+) -> Result<List<Agent>, Refusal> {
+    let AgentsQuery { workspace, versions, limit, after } = query;
+    let project = workspace.map(|id| daemon.places.get(&id)).transpose()?;
+    // It reads files, and may wait for programs.
+    let list = move || {
+        let (agents, project) = (daemon.workers.agents(), project.as_ref().map(|place| place.path.as_path()));
+        if versions { agents.list_versions(project) } else { agents.list(project) }
+    };
+    let list = tokio::task::spawn_blocking(list).await.map_err(|_| fault())?;
+    Ok(List::slice(list, &ListQuery { limit, after }, |agent| &agent.name)?)
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct ProblemsQuery {
+    /// Also those of this project.
+    workspace: Option<WorkspaceId>,
+}
+
+/// Manifests that do not count, and why.
+#[utoipa::path(get, path = "/v1/agents/problems", tag = "daemon", params(ProblemsQuery), responses(
+    (status = 200, description = "All of them", body = [ManifestProblem]), BadQuery, Missing, Guarded,
+))]
+async fn problems(
+    State(daemon): State<Arc<Daemon>>,
+    Query(query): Query<ProblemsQuery>,
+) -> Result<Json<Vec<ManifestProblem>>, Refusal> {
+    let project = query.workspace.map(|id| daemon.places.get(&id)).transpose()?;
+    let list = move || {
+        let project = project.as_ref().map(|place| place.path.as_path());
+        let told = daemon.workers.agents().problems(project).into_iter();
+        told.map(|it| ManifestProblem { path: it.path.display().to_string(), message: it.message }).collect()
+    };
+    Ok(Json(tokio::task::spawn_blocking(list).await.map_err(|_| fault())?))
+}
+
+/// The projects whose own agents count, as they were when that was said.
+#[utoipa::path(get, path = "/v1/trust", tag = "daemon", responses(
+    (status = 200, description = "All of them", body = [Trusted]), Guarded,
+))]
+async fn trusted(State(daemon): State<Arc<Daemon>>) -> Result<Json<Vec<Trusted>>, Refusal> {
+    Ok(Json(on_disk(move || daemon.workers.agents().trusted()).await?))
+}
+
+/// Trusts what a project brings, as it is now. Once it has changed, that has to be said again.
+#[utoipa::path(post, path = "/v1/trust", tag = "daemon", request_body = TrustRequest, responses(
+    (status = 200, description = "It is trusted, with these files", body = Trusted),
+    (status = 400, description = "`path_not_found`, or `invalid_value` if there is nothing to trust", body = ErrorBody),
+    BadBody, Guarded,
+))]
+async fn trust(
+    State(daemon): State<Arc<Daemon>>,
+    Json(request): Json<TrustRequest>,
+) -> Result<Json<Trusted>, Refusal> {
+    let path = PathBuf::from(request.path);
+    if !path.is_absolute() || !path.is_dir() {
+        return Err(path_not_found(&path).into());
+    }
+    Ok(Json(on_disk(move || daemon.workers.agents().trust(&path)).await?))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct DistrustQuery {
+    /// The project's directory.
+    path: String,
+}
+
+/// Trusts a project no longer. Agents that it brought and that live go on.
+#[utoipa::path(delete, path = "/v1/trust", tag = "daemon", params(DistrustQuery), responses(
+    (status = 200, description = "Those that are still trusted", body = [Trusted]), BadQuery, Guarded,
+))]
+async fn distrust(
+    State(daemon): State<Arc<Daemon>>,
+    Query(query): Query<DistrustQuery>,
+) -> Result<Json<Vec<Trusted>>, Refusal> {
+    let path = PathBuf::from(query.path);
+    Ok(Json(on_disk(move || daemon.workers.agents().distrust(&path)).await?))
+}
+
+async fn on_disk<T: Send + 'static>(
+    deed: impl FnOnce() -> Result<T, TrustError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let done = tokio::task::spawn_blocking(deed).await.map_err(|_| fault())?;
+    done.map_err(|error| match error {
+        TrustError::Nothing(_) | TrustError::TooMuch(_) | TrustError::Unreadable(..) => {
+            ApiError::new(Code::InvalidValue, error.to_string())
+        }
+        TrustError::Unwritable(..) | TrustError::Bad(..) => {
+            ApiError::new(Code::StorageFailed, error.to_string())
+        }
+    })
+}
