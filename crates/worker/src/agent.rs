@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use crate::below::{Below, KeeperGone};
 use crate::drivers::acp::Acp;
+use crate::drivers::codex::Codex;
 use crate::drivers::echo;
 use crate::kinds::Kind;
 use crate::meter::Meter;
@@ -96,6 +97,7 @@ pub(crate) async fn live(kind: Kind, spec: Box<AgentSpec>, around: Around, end: 
 enum Agent {
     Echo,
     Acp(Box<Acp>),
+    Codex(Box<Codex>),
 }
 
 impl Agent {
@@ -109,6 +111,10 @@ impl Agent {
                     Driver::Acp => {
                         let acp = Acp::start(spec, &manifest, keeper, limit).await?;
                         Ok(Self::Acp(Box::new(acp)))
+                    }
+                    Driver::Codex => {
+                        let codex = Codex::start(spec, &manifest, keeper, limit).await?;
+                        Ok(Self::Codex(Box::new(codex)))
                     }
                     other => {
                         let message = format!("there is no driver {other} in this version");
@@ -124,6 +130,7 @@ impl Agent {
         match self {
             Self::Echo => Up::Ready { agent_session_id: spec.agent_session_id.clone(), steers: false },
             Self::Acp(acp) => Up::Ready { agent_session_id: acp.session_id(), steers: acp.steers() },
+            Self::Codex(codex) => Up::Ready { agent_session_id: codex.session_id(), steers: true },
         }
     }
 
@@ -131,6 +138,7 @@ impl Agent {
         match self {
             Self::Echo => echo::turn(turn, &prompt.text).await,
             Self::Acp(acp) => acp.turn(turn, prompt).await,
+            Self::Codex(codex) => codex.turn(turn, prompt).await,
         }
     }
 
@@ -139,6 +147,7 @@ impl Agent {
         match self {
             Self::Echo => std::future::pending().await,
             Self::Acp(acp) => Box::pin(acp.idle(voice)).await,
+            Self::Codex(codex) => Box::pin(codex.idle(voice)).await,
         }
     }
 
@@ -146,6 +155,7 @@ impl Agent {
         match self {
             Self::Echo => {}
             Self::Acp(acp) => acp.stop().await,
+            Self::Codex(codex) => codex.stop().await,
         }
     }
 }

@@ -4,6 +4,7 @@
 //! - `process`: an agent's process, below the keeper; `lines`: its two streams.
 
 pub(crate) mod acp;
+pub(crate) mod codex;
 pub(crate) mod echo;
 mod lines;
 mod process;
