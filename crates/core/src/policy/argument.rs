@@ -100,6 +100,13 @@ impl<'i> Arguments<'i> {
                     self.list.push(Argument { kind: Kind::Address, text: Cow::Borrowed(text) });
                 }
                 (kind, Value::String(text)) => self.list.push(Argument { kind, text: Cow::Borrowed(text) }),
+                // A patch of several files: each of them counts.
+                (Kind::Path, Value::Array(paths))
+                    if !paths.is_empty() && paths.iter().all(Value::is_string) =>
+                {
+                    let paths = paths.iter().filter_map(Value::as_str).map(Cow::Borrowed);
+                    self.list.extend(paths.map(|text| Argument { kind, text }));
+                }
                 (Kind::Command, Value::Array(words)) => {
                     let words: Option<Vec<&str>> = words.iter().map(Value::as_str).collect();
                     match words {
@@ -165,6 +172,9 @@ mod tests {
             ("Grep", json!({"pattern": "b"}), Some("b")),
             ("WebFetch", json!({"url": "https://x.org", "prompt": "p"}), Some("https://x.org")),
             ("WebFetch", json!({"uri": "https://x.org"}), Some("https://x.org")),
+            ("Edit", json!({"path": ["a", "b"]}), Some("a")),
+            ("Edit", json!({"path": ["a", 7]}), None),
+            ("Edit", json!({"path": []}), None),
             ("Demo", json!({"x": 1}), None),
             ("Demo", json!(null), None),
             ("Demo", json!([1, 2]), None),

@@ -256,7 +256,8 @@ impl Request {
             // A command wants to reach this host: the command itself was seen to before.
             Some(Network { host, protocol }) => {
                 let scheme = if protocol == "http" { "http" } else { "https" };
-                let input = json!({"url": format!("{scheme}://{host}"), "protocol": protocol, "for": command});
+                let input =
+                    json!({"url": format!("{scheme}://{host}"), "protocol": protocol, "for": command});
                 Tool { name: "Network".to_owned(), input }
             }
             None => {

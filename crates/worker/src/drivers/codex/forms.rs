@@ -117,9 +117,7 @@ impl Field {
         let mut schema = Schema::deserialize(schema).map_err(|_| unknown())?;
         let label = schema.description.take().or(schema.title.take()).unwrap_or_else(|| name.clone());
         let takes = match schema.r#type.as_str() {
-            "string" => {
-                choices(schema).map_or(Takes::Text, |choices| Takes::Choice { choices, many: false })
-            }
+            "string" => choices(schema).map_or(Takes::Text, |choices| Takes::Choice { choices, many: false }),
             "integer" => Takes::Integer,
             "number" => Takes::Number,
             "boolean" => Takes::Truth,
@@ -151,7 +149,10 @@ mod tests {
         let labels: Vec<&str> = form.iter().map(|(label, _)| label.as_str()).collect();
         assert_eq!(labels, ["Name", "b", "Sure?", "d", "e", "f"]);
         let options: Vec<Vec<String>> = form.iter().map(|(_, field)| field.options()).collect();
-        assert_eq!((&options[2][..], &options[3][..]), (&["yes".into(), "no".into()][..], &["Red".into(), "Blue".into()][..]));
+        assert_eq!(
+            (&options[2][..], &options[3][..]),
+            (&["yes".into(), "no".into()][..], &["Red".into(), "Blue".into()][..])
+        );
         let fill = |at: usize, value: &str| form[at].1.fill(value);
         assert_eq!(fill(0, "x"), Some(json!("x")));
         assert_eq!((fill(1, " 7 "), fill(1, "many")), (Some(json!(7)), None));

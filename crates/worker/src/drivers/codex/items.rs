@@ -286,7 +286,8 @@ mod tests {
     #[test]
     fn tools_of_servers_searches_and_agents_have_names_and_thoughts_have_words() {
         let name = |value: Value| item(value).tool().map(|tool| tool.name);
-        let call = json!({"id": "c", "type": "mcpToolCall", "server": "s", "tool": "t", "arguments": {"x": 1}});
+        let call =
+            json!({"id": "c", "type": "mcpToolCall", "server": "s", "tool": "t", "arguments": {"x": 1}});
         assert_eq!(name(call.clone()).as_deref(), Some("mcp__s__t"));
         assert_eq!(item(call).tool().unwrap().input, json!({"x": 1}));
         assert_eq!(name(json!({"id": "c", "type": "webSearch", "query": "q"})).as_deref(), Some("WebSearch"));

@@ -17,7 +17,8 @@ const COMMAND: &str = "item/commandExecution/requestApproval";
 #[tokio::test(start_paused = true)]
 async fn a_yes_is_for_this_once_and_a_no_goes_on_with_its_reason_told_before_it() {
     let (mut stage, mut hand) = Stage::begun().await;
-    let longer = json!(["accept", {"acceptWithExecpolicyAmendment": {"execpolicy_amendment": ["make"]}}, "cancel"]);
+    let longer =
+        json!(["accept", {"acceptWithExecpolicyAmendment": {"execpolicy_amendment": ["make"]}}, "cancel"]);
     hand.ask(json!(0), COMMAND, command(longer)).await;
     let ask = stage.until_ask().await;
     assert_eq!((ask.kind, ask.tool.as_deref()), (AskKind::Permission, Some("Bash")));
@@ -48,7 +49,10 @@ async fn a_server_that_would_only_take_a_yes_for_longer_is_refused_and_people_ar
     assert_eq!(hand.expect_answer(json!(0)).await, json!({"decision": "decline"}));
     hand.completed("u", "completed").await;
     let said = stage.ended("a").await.said();
-    assert!(matches!(&said[..], [Said::Notice { text }] if text.contains("no yes for this once")), "{said:?}");
+    assert!(
+        matches!(&said[..], [Said::Notice { text }] if text.contains("no yes for this once")),
+        "{said:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -56,7 +60,8 @@ async fn a_cancel_answers_all_that_is_open_and_what_is_asked_after_it() {
     let (mut stage, mut hand) = Stage::begun().await;
     hand.ask(json!(0), COMMAND, command(Value::Null)).await;
     let questions = json!([{"id": "q", "header": "", "question": "Why?", "options": null}]);
-    let question = json!({"threadId": "t", "turnId": "u", "itemId": "i", "questions": questions, "isBlocking": true});
+    let question =
+        json!({"threadId": "t", "turnId": "u", "itemId": "i", "questions": questions, "isBlocking": true});
     hand.ask(json!(1), "item/tool/requestUserInput", question).await;
     stage.until_ask().await;
     stage.until_ask().await;
@@ -111,7 +116,8 @@ async fn wider_permissions_older_words_and_hosts_are_asked_for_and_answered_in_t
     let (mut stage, mut hand) = Stage::begun().await;
     let wanted = json!({"network": {"enabled": true}});
     let request = json!({"threadId": "t", "turnId": "u", "itemId": "i", "cwd": "/w", "reason": "x", "permissions": wanted});
-    for (id, decision, granted) in [(0, Decision::AllowOnce, wanted.clone()), (1, Decision::Deny, json!({}))] {
+    for (id, decision, granted) in [(0, Decision::AllowOnce, wanted.clone()), (1, Decision::Deny, json!({}))]
+    {
         hand.ask(json!(id), "item/permissions/requestApproval", request.clone()).await;
         let ask = stage.until_ask().await;
         assert_eq!((ask.tool.as_deref(), ask.risk), (Some("Permissions"), Some(Risk::High)));
@@ -150,11 +156,11 @@ async fn questions_are_asked_one_after_the_other_and_answered_together() {
         {"id": "pick", "header": "Colour", "question": "Which?", "isOther": true, "isSecret": false, "options": options},
         {"id": "why", "header": "", "question": "Why?", "isSecret": true, "options": null},
     ]);
-    let request = json!({"threadId": "t", "turnId": "u", "itemId": "i", "questions": questions, "isBlocking": true});
+    let request =
+        json!({"threadId": "t", "turnId": "u", "itemId": "i", "questions": questions, "isBlocking": true});
     hand.ask(json!(0), "item/tool/requestUserInput", request).await;
-    let says = |value: &str| {
-        Reply::Answered(Answer { decision: None, value: Some(value.to_owned()), reason: None })
-    };
+    let says =
+        |value: &str| Reply::Answered(Answer { decision: None, value: Some(value.to_owned()), reason: None });
     let ask = stage.until_ask().await;
     assert_eq!((ask.kind, &ask.options[..]), (AskKind::Question, &["Red".to_owned(), "Blue".to_owned()][..]));
     assert_eq!(ask.prompt, "Colour: Which?\nRed: like fire");

@@ -54,7 +54,11 @@ async fn commands_and_plans_are_heard_and_a_call_that_begins_twice_is_one() {
     done["aggregatedOutput"] = json!("so far\nno further\n");
     hand.item("item/completed", "u", done).await;
     let plan = json!([{"step": "one", "status": "completed"}, {"step": "two", "status": "inProgress"}]);
-    hand.tell("turn/plan/updated", json!({"threadId": "t", "turnId": "u", "explanation": null, "plan": plan})).await;
+    hand.tell(
+        "turn/plan/updated",
+        json!({"threadId": "t", "turnId": "u", "explanation": null, "plan": plan}),
+    )
+    .await;
     hand.completed("u", "completed").await;
     let ended = stage.ended("a").await;
     let id = || "c".to_owned();
@@ -62,7 +66,11 @@ async fn commands_and_plans_are_heard_and_a_call_that_begins_twice_is_one() {
     assert_eq!(
         ended.said(),
         [
-            Said::ToolStarted { call_id: id(), name: "Bash".into(), input: json!({"command": "make it", "cwd": "/w"}) },
+            Said::ToolStarted {
+                call_id: id(),
+                name: "Bash".into(),
+                input: json!({"command": "make it", "cwd": "/w"})
+            },
             Said::ToolOutput { call_id: id(), text: "so far\n".into() },
             Said::ToolFinished {
                 call_id: id(),
@@ -235,10 +243,20 @@ type RunName = String;
 #[tokio::test(start_paused = true)]
 async fn what_nobody_knows_is_passed_over_and_asked_for_refused_and_never_left_unanswered() {
     let (mut stage, mut hand) = Stage::begun().await;
-    for line in ["npm warn", "{", "[1]", r#"{"method":"dance/started","params":{"threadId":"t"}}"#, r#"{"id":999,"result":{}}"#] {
+    for line in [
+        "npm warn",
+        "{",
+        "[1]",
+        r#"{"method":"dance/started","params":{"threadId":"t"}}"#,
+        r#"{"id":999,"result":{}}"#,
+    ] {
         hand.write(line).await;
     }
-    hand.tell("item/agentMessage/delta", json!({"threadId": "child", "turnId": "cu", "itemId": "m", "delta": "not ours"})).await;
+    hand.tell(
+        "item/agentMessage/delta",
+        json!({"threadId": "child", "turnId": "cu", "itemId": "m", "delta": "not ours"}),
+    )
+    .await;
     hand.tell("item/agentMessage/delta", json!("not even an object")).await;
     let warning = json!({"threadId": "t", "message": "careful"});
     hand.tell("warning", warning.clone()).await;
