@@ -9,10 +9,10 @@ use qd_protocol::policy::Risk;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::calls::Calls;
 use super::forms::{self, Field};
 use super::items::{BASH, EDIT, Tool, mcp_tool, script};
 use super::wire::{Params, Refusal};
-use super::words::Words;
 use crate::turn::Turn;
 
 /// Random bytes in the id of an ask, five bits of each of which count.
@@ -115,18 +115,18 @@ struct Choice {
 
 impl Asked {
     /// What a request asks for; what is known of open calls fills the gaps. Refused if nobody can be asked that.
-    pub(super) fn read(method: &str, params: &Params, words: &Words) -> Result<Self, Refusal> {
+    pub(super) fn read(method: &str, params: &Params, calls: &Calls) -> Result<Self, Refusal> {
         let unreadable = || Refusal::invalid(format!("quarterdeck cannot read these parameters of {method}"));
         let request: Request = params.read().ok_or_else(unreadable)?;
         let of = request.thread_id.clone().zip(request.turn_id.clone());
         let what = match method {
-            "item/commandExecution/requestApproval" => request.command(words, Style::Decision),
-            "execCommandApproval" => request.command(words, Style::Review),
-            "item/fileChange/requestApproval" => request.change(words, Style::Decision),
-            "applyPatchApproval" => request.change(words, Style::Review),
+            "item/commandExecution/requestApproval" => request.command(calls, Style::Decision),
+            "execCommandApproval" => request.command(calls, Style::Review),
+            "item/fileChange/requestApproval" => request.change(calls, Style::Decision),
+            "applyPatchApproval" => request.change(calls, Style::Review),
             "item/permissions/requestApproval" => request.wider(),
             "item/tool/requestUserInput" => request.questions(),
-            "mcpServer/elicitation/request" => request.elicitation(words),
+            "mcpServer/elicitation/request" => request.elicitation(calls),
             _ => return Err(Refusal::unknown(method)),
         };
         Ok(Self { what: what?, of })
@@ -245,8 +245,8 @@ impl Style {
 }
 
 impl Request {
-    fn command(self, words: &Words, style: Style) -> Result<What, Refusal> {
-        let known = words.call(&self.item_id).filter(|tool| tool.name == BASH);
+    fn command(self, calls: &Calls, style: Style) -> Result<What, Refusal> {
+        let known = calls.get(&self.item_id).filter(|tool| tool.name == BASH);
         let command = match &self.command {
             Value::String(line) => json!(script(line)),
             Value::Array(_) => self.command.clone(),
@@ -271,8 +271,8 @@ impl Request {
         self.permission(tool, None, style)
     }
 
-    fn change(self, words: &Words, style: Style) -> Result<What, Refusal> {
-        let known = words.call(&self.item_id).filter(|tool| tool.name == EDIT);
+    fn change(self, calls: &Calls, style: Style) -> Result<What, Refusal> {
+        let known = calls.get(&self.item_id).filter(|tool| tool.name == EDIT);
         let mut input = match (&self.file_changes, known) {
             (Some(changes), _) => {
                 json!({"path": changes.keys().collect::<Vec<_>>(), "changes": changes})
@@ -338,10 +338,10 @@ impl Request {
     }
 
     /// What an MCP server wants to know, or whether one of its tools may be used, which is asked in the same way.
-    fn elicitation(self, words: &Words) -> Result<What, Refusal> {
+    fn elicitation(self, calls: &Calls) -> Result<What, Refusal> {
         if self.meta["codex_approval_kind"] == "mcp_tool_call" {
             let input = self.meta["tool_params"].clone();
-            let known = words.call_of_server(&self.server_name, &input).cloned();
+            let known = calls.of_server(&self.server_name, &input).cloned();
             let name = known.map_or_else(|| mcp_tool(&self.server_name, "unknown"), |tool| tool.name);
             let input = if input.is_object() { input } else { json!({"arguments": input}) };
             return self.permission(Tool { name, input }, None, Style::Elicitation);

@@ -89,6 +89,11 @@ impl Item {
         self.kind == "commandExecution"
     }
 
+    /// Whether the model is called again with what comes of it: Codex itself does it, and not the model's server.
+    pub(super) fn is_answered(&self) -> bool {
+        !matches!(self.kind.as_str(), "webSearch" | "imageGeneration") && self.tool().is_some()
+    }
+
     /// The tool, if it is a call of one.
     pub(super) fn tool(&self) -> Option<Tool> {
         let f = self;

@@ -3,17 +3,21 @@
 //!
 //! Layout, in reading order:
 //! - `opening`: the handshake, and a thread new or old.
-//! - `talk`: turns and the time between them, in one loop each; `round`: what is open in one turn.
-//! - `compose`, `words`, `items`, `usage`: prompts, what is told, tools, tokens and their price.
+//! - `talk`: turns and the time between them, in one loop each; `round`: what is open in one turn; `stopping`: its cancel.
+//! - `compose`, `words`, `items`, `calls`, `ends`, `usage`: prompts, what is told, tools, those that are open, how turns end,
+//!   tokens and their price.
 //! - `asks`, `forms`: permissions and questions.
 //! - `wire`: lines of JSON-RPC.
 
 mod asks;
+mod calls;
 mod compose;
+mod ends;
 mod forms;
 mod items;
 mod opening;
 mod round;
+mod stopping;
 mod talk;
 #[cfg(test)]
 mod tests;

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::asks::{Asked, Reply};
-use super::words::{Ended, TurnError};
+use super::ends::{Ended, TurnError};
 use crate::turn::Turn;
 
 /// How long the commands of a turn that has stopped may take to say so. They are ended in any case; this only gives
@@ -55,6 +55,8 @@ pub(super) struct Round<'t> {
     pub(super) outcome: Option<Outcome>,
     /// The request for that, until it is answered, and until when that is waited for.
     pub(super) clean: Option<u64>,
+    /// The request for a list of the commands that go on, where not all of them are to be ended.
+    pub(super) list: Option<u64>,
     pub(super) settled_by: Option<Instant>,
 }
 
@@ -86,6 +88,7 @@ impl<'t> Round<'t> {
             ended: Vec::new(),
             outcome: None,
             clean: None,
+            list: None,
             settled_by: None,
         }
     }

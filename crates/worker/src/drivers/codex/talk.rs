@@ -18,21 +18,22 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::asks::{Asked, Reply};
 use super::compose;
+use super::ends::Ended;
 use super::opening::Opened;
 use super::round::{Open, Round, Telling, said, say_late, tell_first, until};
 use super::wire::{Message, Params, Peer, Refusal};
-use super::words::{Ended, Heard, News, Words};
+use super::words::{Heard, News, Words};
 use crate::turn::{Prompt, Steer, Turn};
 
 /// A conversation.
 pub(super) struct Talk<R, W> {
-    peer: Peer<R, W>,
-    thread: String,
-    words: Words,
+    pub(super) peer: Peer<R, W>,
+    pub(super) thread: String,
+    pub(super) words: Words,
     /// The turn of ours that the server works on.
     live: Option<String>,
     /// The same of agents that ours has started: a turn of each thread.
-    others: BTreeMap<String, String>,
+    pub(super) others: BTreeMap<String, String>,
     /// The turn that words between turns belong to.
     last_run: Option<RunId>,
     /// Words between turns that are being said; they are not lost when a turn begins.
@@ -122,52 +123,6 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
         }
     }
 
-    /// The outcome of a turn of which nothing goes on any more.
-    fn over(&self, round: &mut Round<'_>) -> Option<Outcome> {
-        round.outcome.as_ref()?;
-        if round.cancelled {
-            let turn = round.id.as_deref().unwrap_or_default();
-            let settling = round.clean.is_some() || self.words.has_commands(turn);
-            if !self.others.is_empty() || (settling && round.settled_by.is_some()) {
-                return None;
-            }
-        }
-        round.outcome.take()
-    }
-
-    /// Asks the server to stop, and answers all that it waits for.
-    fn cancel(&mut self, round: &mut Round<'_>) {
-        round.cancelled = true;
-        round.asks.clear();
-        for open in round.open.drain(..) {
-            self.peer.answer(&open.id, Ok(open.cancelled));
-        }
-        self.interrupt(round);
-    }
-
-    /// Stops the turn, if the server has named it yet, and the turns of the agents that it started. Commands go on
-    /// unless they are ended as well. The answer is waited for by nobody: the server may keep it to itself.
-    fn interrupt(&mut self, round: &mut Round<'_>) {
-        for (thread, turn) in &self.others {
-            self.peer.request("turn/interrupt", json!({"threadId": thread, "turnId": turn}));
-        }
-        if let Some(turn) = &round.id {
-            let params = json!({"threadId": self.thread, "turnId": turn});
-            round.interrupt = Some(self.peer.request("turn/interrupt", params));
-            round.missed = false;
-            self.clean();
-        }
-    }
-
-    /// Ends the commands of our thread and of the agents that it started.
-    fn clean(&mut self) -> u64 {
-        const METHOD: &str = "thread/backgroundTerminals/clean";
-        for thread in self.others.keys() {
-            self.peer.request(METHOD, json!({"threadId": thread}));
-        }
-        self.peer.request(METHOD, json!({"threadId": self.thread}))
-    }
-
     fn steer(&mut self, round: &mut Round<'_>, steer: Steer) {
         let Some(turn) = round.id.clone() else { return };
         let id = self.put_in(&self.thread.clone(), &turn, &steer.text);
@@ -199,7 +154,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
                 }
                 self.tell(round, heard);
             }
-            Message::Request(id, method, params) => match Asked::read(&method, &params, &self.words) {
+            Message::Request(id, method, params) => match Asked::read(&method, &params, self.words.calls()) {
                 Ok(asked) if round.cancelled => self.peer.answer(&id, Ok(asked.cancelled())),
                 Ok(asked) => {
                     round.ask(Open { id, asks: asked.ids(), cancelled: asked.cancelled() }, asked);
@@ -223,6 +178,9 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
             }
         } else if Some(id) == round.interrupt {
             round.missed = answer.is_err();
+        } else if Some(id) == round.list {
+            let last = answer.ok().and_then(|running| self.terminate(round, &running));
+            round.clean = round.clean.and(last);
         } else if Some(id) == round.clean {
             round.clean = None;
         } else if let Some(at) = round.steers.iter().position(|(steer, _)| *steer == id) {
@@ -303,13 +261,6 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
         }
     }
 
-    /// The server goes on with the turn; if it should not, it is told so again.
-    fn edge(&mut self, round: &mut Round<'_>, certain: bool) {
-        if round.cancelled && round.outcome.is_none() && (certain || round.missed) {
-            self.interrupt(round);
-        }
-    }
-
     /// A turn of our thread has ended: ours, or another, which means nothing to it.
     fn ended(&mut self, round: &mut Round<'_>, ended: Ended) {
         if round.id.is_none() {
@@ -318,7 +269,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
             let outcome = self.outcome(round, &ended);
             if round.cancelled {
                 // What it started in its last moment is ended, too.
-                let clean = self.clean();
+                let clean = self.clean(round);
                 round.settle(outcome, clean);
             } else {
                 round.outcome = Some(outcome);
@@ -390,7 +341,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
                 }
             }
             Message::Request(id, method, params) => {
-                let answer = Asked::read(&method, &params, &self.words).map(|asked| asked.unasked());
+                let answer = Asked::read(&method, &params, self.words.calls()).map(|asked| asked.unasked());
                 self.peer.answer(&id, answer);
             }
         }

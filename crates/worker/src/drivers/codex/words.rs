@@ -1,21 +1,21 @@
 //! Turns what the server tells into what a session hears. It keeps what single notifications only hint at: which items
 //! have been said already, which calls are open, whose turn is whose. Nothing is cut here: that comes last, in `fit`.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 
 use qd_protocol::RunId;
-use qd_protocol::event::{PlanEntry, RunError};
+use qd_protocol::event::PlanEntry;
 use qd_protocol::link::Said;
 use qd_protocol::manifest::Price;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::calls::{Call, Calls};
+use super::ends::{Ended, TurnError};
 use super::items::{Item, Tool};
 use super::usage::{Meter, Report};
 use super::wire::Params;
 
-/// Calls that are remembered at once; when there are more, the oldest is forgotten.
-const CALLS_MAX: usize = 1024;
 /// Turns of which it is remembered whose they were: a command that a turn left behind goes on speaking.
 const TURNS_MAX: usize = 64;
 /// Warnings that are remembered so as not to be repeated with every turn.
@@ -36,7 +36,9 @@ pub(super) struct Words {
     spoke: bool,
     /// The last message of the turn, whole.
     last_message: Option<String>,
-    /// Threads whose model was called, and has told what that used: what comes next is another call.
+    /// Threads whose model has used tools since it was called: it will be called again with what they gave.
+    tooled: HashSet<String>,
+    /// Threads whose model has told what its call used, and whose next item shows another.
     between: HashSet<String>,
     warnings: VecDeque<String>,
 }
@@ -61,53 +63,6 @@ pub(super) enum News {
     Failing { turn: String, why: TurnError },
     /// Nobody waits any more for the answer to what was asked under this id.
     Resolved(Value),
-}
-
-/// A turn that has ended.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-pub(super) struct Ended {
-    pub(super) id: String,
-    pub(super) status: String,
-    #[serde(default)]
-    pub(super) error: Option<TurnError>,
-}
-
-/// What went wrong, in the server's words.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct TurnError {
-    message: String,
-    #[serde(default)]
-    codex_error_info: Value,
-    #[serde(default)]
-    additional_details: Option<String>,
-}
-
-impl TurnError {
-    /// As a run fails with it.
-    pub(super) fn run_error(&self) -> RunError {
-        let code =
-            if self.codex_error_info == "unauthorized" { "agent_not_signed_in" } else { "agent_error" };
-        RunError::new(code, self.words())
-    }
-
-    /// In one sentence. Of what the model's server answered, only the cause is for people.
-    fn words(&self) -> String {
-        #[derive(Deserialize)]
-        struct Answer {
-            error: Cause,
-        }
-        #[derive(Deserialize)]
-        struct Cause {
-            message: String,
-        }
-        let cause = serde_json::from_str(&self.message).ok().map(|Answer { error }| error.message);
-        let message = cause.unwrap_or_else(|| self.message.clone());
-        match &self.additional_details {
-            Some(details) if *details != message => format!("{message}: {details}"),
-            _ => message,
-        }
-    }
 }
 
 /// The fields of all notifications together; each method has some of them.
@@ -137,6 +92,7 @@ impl Words {
             begun: HashSet::new(),
             spoke: false,
             last_message: None,
+            tooled: HashSet::new(),
             between: HashSet::new(),
             warnings: VecDeque::new(),
         };
@@ -171,21 +127,9 @@ impl Words {
         self.turns.iter().find(|(id, _)| id == turn).map(|(_, run)| run)
     }
 
-    /// Whether a command of this turn goes on.
-    pub(super) fn has_commands(&self, turn: &str) -> bool {
-        self.calls.list.values().any(|call| call.is_command && call.turn == turn)
-    }
-
-    /// The tool and its arguments, of a call that is open.
-    pub(super) fn call(&self, id: &str) -> Option<&Tool> {
-        self.calls.list.get(id).map(|call| &call.tool)
-    }
-
-    /// The open call of a server's tool with these arguments.
-    pub(super) fn call_of_server(&self, server: &str, arguments: &Value) -> Option<&Tool> {
-        let prefix = super::items::mcp_tool(server, "");
-        let tools = self.calls.list.values().map(|call| &call.tool);
-        tools.into_iter().find(|tool| tool.name.starts_with(&prefix) && tool.input == *arguments)
+    /// The calls that are open.
+    pub(super) fn calls(&self) -> &Calls {
+        &self.calls
     }
 
     /// What a notification says and means. Methods that mean nothing to a session say nothing.
@@ -239,6 +183,7 @@ impl Words {
         };
         if method == "turn/completed" {
             self.between.remove(&thread);
+            self.tooled.remove(&thread);
             return (Heard::default(), Some(News::Completed { thread, turn }));
         }
         // A turn begins with a call of the model.
@@ -259,10 +204,13 @@ impl Words {
         };
         let live = self.run_of(&turn).is_some();
         let usage = self.meter.count(&thread, live, token_usage);
-        if live {
+        let mut said: Vec<Said> = usage.map(|usage| Said::Usage { usage }).into_iter().collect();
+        if self.tooled.remove(&thread) {
+            said.push(Said::Turn);
+        } else if live {
             self.between.insert(thread);
         }
-        Heard { turn: Some(turn), said: usage.map(|usage| Said::Usage { usage }).into_iter().collect() }
+        Heard { turn: Some(turn), said }
     }
 
     fn item(&mut self, method: &str, params: &Params, told: Told, ours: bool) -> (Heard, Option<News>) {
@@ -275,9 +223,13 @@ impl Words {
         };
         let mut said = Vec::new();
         let started = method == "item/started";
-        let by_model = started && item.kind != "userMessage";
-        if by_model && told.thread_id.is_some_and(|thread| self.between.remove(&thread)) {
-            said.push(Said::Turn);
+        if let Some(thread) = told.thread_id.filter(|_| started) {
+            if item.kind != "userMessage" && self.between.remove(&thread) {
+                said.push(Said::Turn);
+            }
+            if item.is_answered() {
+                self.tooled.insert(thread);
+            }
         }
         if !ours {
             return (Heard { turn: Some(turn), said }, None);
@@ -294,7 +246,7 @@ impl Words {
     fn start(&mut self, item: &Item, turn: &str) -> Option<Said> {
         let tool = item.tool()?;
         // A call that needs leave is begun twice.
-        if self.calls.list.contains_key(&item.id) {
+        if self.calls.get(&item.id).is_some() {
             return None;
         }
         let Tool { name, input } = tool.clone();
@@ -343,11 +295,7 @@ impl Words {
     }
 
     fn output(&self, call_id: String, text: String) -> Vec<Said> {
-        if self.calls.list.contains_key(&call_id) {
-            vec![Said::ToolOutput { call_id, text }]
-        } else {
-            Vec::new()
-        }
+        if self.calls.get(&call_id).is_some() { vec![Said::ToolOutput { call_id, text }] } else { Vec::new() }
     }
 
     /// A warning, once.
@@ -365,40 +313,6 @@ impl Words {
 
 /// Between two messages, or two parts of a thought.
 const GAP: &str = "\n\n";
-
-/// Calls that have begun and not ended.
-#[derive(Debug, Default)]
-struct Calls {
-    list: HashMap<String, Call>,
-    /// In the order in which they began; may name some that have ended.
-    order: VecDeque<String>,
-}
-
-#[derive(Debug)]
-struct Call {
-    tool: Tool,
-    is_command: bool,
-    turn: String,
-}
-
-impl Calls {
-    fn open(&mut self, id: &str, call: Call) {
-        while self.list.len() >= CALLS_MAX
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.list.remove(&oldest);
-        }
-        self.list.insert(id.to_owned(), call);
-        self.order.push_back(id.to_owned());
-    }
-
-    fn close(&mut self, id: &str) {
-        self.list.remove(id);
-        if self.order.len() > 2 * CALLS_MAX {
-            self.order.retain(|id| self.list.contains_key(id));
-        }
-    }
-}
 
 fn plan(params: &Params) -> Option<Said> {
     #[derive(Deserialize)]

@@ -156,3 +156,33 @@ async fn a_cancel_that_comes_too_late_leaves_the_end_as_the_server_says_it() {
     let ended = stage.ended("a").await;
     assert_eq!((ended.stop(), ended.said()), (Stop::EndTurn, vec![text("done")]));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_cancel_ends_the_commands_of_its_turn_and_none_that_an_earlier_one_left_on_purpose() {
+    let (mut stage, mut hand) = Stage::begun().await;
+    hand.item("item/started", "u", command("server", "inProgress")).await;
+    hand.completed("u", "completed").await;
+    stage.ended("a").await;
+
+    stage.prompt("b", "y");
+    hand.take("v").await;
+    hand.started("v").await;
+    hand.item("item/started", "v", command("mine", "inProgress")).await;
+    rest().await;
+    stage.cancel("b");
+    hand.expect("turn/interrupt").await;
+    let (first, _) = hand.expect("thread/backgroundTerminals/list").await;
+    let running = json!({"data": [{"itemId": "server", "processId": "1"}, {"itemId": "mine", "processId": "2"},
+        {"itemId": "never told", "processId": "3"}], "nextCursor": null});
+    hand.answer(first, running.clone()).await;
+    for process in ["2", "3"] {
+        let (_, params) = hand.expect("thread/backgroundTerminals/terminate").await;
+        assert_eq!(params, json!({"threadId": "t", "processId": process}));
+    }
+    hand.completed("v", "interrupted").await;
+    let (second, _) = hand.expect("thread/backgroundTerminals/list").await;
+    hand.item("item/completed", "v", command("mine", "failed")).await;
+    hand.answer(second, json!({"data": [{"itemId": "server", "processId": "1"}], "nextCursor": null})).await;
+    assert_eq!(stage.ended("b").await.stop(), Stop::Cancelled);
+    hand.expect_silence().await;
+}
