@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use crate::below::{Below, KeeperGone};
 use crate::drivers::acp::Acp;
 use crate::drivers::claude::Claude;
+use crate::drivers::codex::Codex;
 use crate::drivers::echo;
 use crate::drivers::exec::Exec;
 use crate::kinds::Kind;
@@ -100,6 +101,7 @@ enum Agent {
     Acp(Box<Acp>),
     Claude(Box<Claude>),
     Exec(Box<Exec>),
+    Codex(Box<Codex>),
 }
 
 impl Agent {
@@ -119,6 +121,10 @@ impl Agent {
                         Ok(Self::Claude(Box::new(claude)))
                     }
                     Driver::Exec => Ok(Self::Exec(Box::new(Exec::new(spec, manifest, keeper)))),
+                    Driver::Codex => {
+                        let codex = Codex::start(spec, &manifest, keeper, limit).await?;
+                        Ok(Self::Codex(Box::new(codex)))
+                    }
                     other => {
                         let message = format!("there is no driver {other} in this version");
                         Err(RunError::new("agent_failed_to_start", message))
@@ -138,6 +144,7 @@ impl Agent {
             Self::Claude(claude) => {
                 Up::Ready { agent_session_id: claude.session_id(), steers: claude.steers() }
             }
+            Self::Codex(codex) => Up::Ready { agent_session_id: codex.session_id(), steers: true },
         }
     }
 
@@ -147,6 +154,7 @@ impl Agent {
             Self::Acp(acp) => acp.turn(turn, prompt).await,
             Self::Claude(claude) => claude.turn(turn, prompt).await,
             Self::Exec(exec) => exec.turn(turn, prompt).await,
+            Self::Codex(codex) => codex.turn(turn, prompt).await,
         }
     }
 
@@ -156,6 +164,7 @@ impl Agent {
             Self::Echo | Self::Exec(_) => std::future::pending().await,
             Self::Acp(acp) => Box::pin(acp.idle(voice)).await,
             Self::Claude(claude) => Box::pin(claude.idle(voice)).await,
+            Self::Codex(codex) => Box::pin(codex.idle(voice)).await,
         }
     }
 
@@ -164,6 +173,7 @@ impl Agent {
             Self::Echo | Self::Exec(_) => {}
             Self::Acp(acp) => acp.stop().await,
             Self::Claude(claude) => claude.stop().await,
+            Self::Codex(codex) => codex.stop().await,
         }
     }
 }

@@ -66,8 +66,13 @@ impl<'a> Turn<'a> {
 
     /// Anything that needs no answer. Waits while too much is untaken.
     pub(crate) async fn tell(&self, what: Said) -> Result<(), Closed> {
+        self.tell_of(self.run.clone(), what).await
+    }
+
+    /// The same of any run: what an earlier turn left behind may speak in this one. Whatever is used counts here.
+    pub(crate) async fn tell_of(&self, run: RunId, what: Said) -> Result<(), Closed> {
         self.inbox.meter.note(&what);
-        self.voice.say(Up::Said { run: self.run.clone(), what }).await
+        self.voice.say(Up::Said { run, what }).await
     }
 
     /// Asks and waits; `None` if nobody will answer. Any number may wait at once, each by the id of its ask.

@@ -6,6 +6,7 @@
 
 pub(crate) mod acp;
 pub(crate) mod claude;
+pub(crate) mod codex;
 pub(crate) mod echo;
 pub(crate) mod exec;
 mod lines;

@@ -147,6 +147,10 @@ fn a_second_argument_cannot_hide_behind_the_first() {
     let paths = rules(&[("*", "src/*", Allow), ("*", "/etc/*", Deny)]);
     assert_eq!(outcome(&paths, "Read", &json!({"path": "src/a", "file_path": "b"})), Ask);
     assert_eq!(outcome(&paths, "Read", &json!({"path": "src/a", "file_path": "/etc/passwd"})), Deny);
+    assert_eq!(outcome(&paths, "Edit", &json!({"path": ["src/a", "src/b"]})), Allow);
+    assert_eq!(outcome(&paths, "Edit", &json!({"path": ["src/a", "b"]})), Ask);
+    assert_eq!(outcome(&paths, "Edit", &json!({"path": ["src/a", "/etc/passwd"]})), Deny);
+    assert_eq!(outcome(&paths, "Edit", &json!({"path": ["src/a", 7]})), Ask);
 }
 
 #[test]

@@ -278,6 +278,7 @@ fn tools_are_judged_by_name_and_place() {
         ("Write", json!({"file_path": "/etc/x"}), High),
         ("Edit", json!({"file_path": "../x"}), High),
         ("Edit", json!({"file_path": ".git/hooks/pre-commit"}), High),
+        ("Edit", json!({"path": ["a", ".git/hooks/pre-commit"]}), High),
         ("Write", json!({"file_path": "/srv/../etc/x"}), High),
         ("WebFetch", json!({"url": "https://x.org"}), Medium),
         ("WebFetch", json!({"url": "http://169.254.169.254/x"}), High),

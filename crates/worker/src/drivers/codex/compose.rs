@@ -1,0 +1,82 @@
+//! What a prompt looks like to the server: its text, its files in the forms that it takes, and what happened while a
+//! turn waited.
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use qd_protocol::link::File;
+use serde_json::{Value, json};
+
+use crate::turn::Prompt;
+
+/// The input of a turn, and the names of the files that it cannot have.
+pub(super) fn input(prompt: &Prompt) -> (Vec<Value>, Vec<String>) {
+    let mut input = Vec::new();
+    let mut left_out = Vec::new();
+    if !prompt.text.is_empty() {
+        input.push(text(&prompt.text));
+    }
+    input.extend(news(&prompt.messages).iter().map(|words| text(words)));
+    for file in &prompt.files {
+        match attach(file) {
+            Some(part) => input.push(part),
+            None => left_out.push(file.name.clone()),
+        }
+    }
+    (input, left_out)
+}
+
+/// Words.
+pub(super) fn text(words: &str) -> Value {
+    json!({"type": "text", "text": words})
+}
+
+/// What an agent that remembers its conversation does not know yet: all that comes after its own last words.
+fn news(messages: &[Value]) -> Vec<String> {
+    let known = messages.iter().rposition(|message| message["role"] == "assistant").map_or(0, |at| at + 1);
+    let words = |message: &Value| match &message["content"] {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    messages[known..].iter().map(words).collect()
+}
+
+fn attach(file: &File) -> Option<Value> {
+    let File { name, mime, data } = file;
+    if mime.starts_with("image/") {
+        return Some(json!({"type": "image", "url": format!("data:{mime};base64,{data}")}));
+    }
+    let plain = BASE64_STANDARD.decode(data).ok().and_then(|bytes| String::from_utf8(bytes).ok())?;
+    Some(text(&format!("{name}:\n{plain}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use qd_protocol::RunId;
+    use qd_protocol::link::TurnLimits;
+
+    use super::*;
+
+    #[test]
+    fn images_and_text_are_taken_news_are_told_and_the_rest_is_named() {
+        let file = |name: &str, mime: &str, data: &[u8]| File {
+            name: name.to_owned(),
+            mime: mime.to_owned(),
+            data: BASE64_STANDARD.encode(data),
+        };
+        let prompt = Prompt {
+            run: RunId::parse("r").unwrap(),
+            text: "look".to_owned(),
+            files: vec![
+                file("a.png", "image/png", b"x"),
+                file("b.txt", "text/plain", b"words"),
+                file("c.bin", "application/octet-stream", &[0xff]),
+            ],
+            messages: vec![json!({"role": "assistant", "content": "old"}), json!({"content": {"n": 1}})],
+            limits: TurnLimits::default(),
+        };
+        let (input, left_out) = input(&prompt);
+        let image = json!({"type": "image", "url": "data:image/png;base64,eA=="});
+        assert_eq!(input, [text("look"), text(r#"{"n":1}"#), image, text("b.txt:\nwords")]);
+        assert_eq!(left_out, ["c.bin"]);
+    }
+}

@@ -1,0 +1,158 @@
+//! How a conversation begins: the handshake, the user's own settings, then a thread new or old. What is said meanwhile
+//! is thrown away, because it is about the past or about nothing that anybody asked for.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::wire::{Message, Params, Peer, Refusal};
+
+/// What a conversation begins with.
+#[derive(Debug)]
+pub(super) struct Opening<'a> {
+    pub(super) cwd: &'a Path,
+    pub(super) model: Option<&'a str>,
+    pub(super) system_prompt: Option<&'a str>,
+    /// The agent's name for the conversation to go on with.
+    pub(super) resume: Option<&'a str>,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) thread: String,
+    /// The model that counts, by which tokens are priced.
+    pub(super) model: String,
+    /// What the first turn is to tell first.
+    pub(super) notices: Vec<String>,
+}
+
+/// Why nothing came of it.
+#[derive(Debug)]
+pub(super) enum Unopened {
+    /// The agent is no more.
+    HungUp,
+    /// It would not.
+    Refused(Refusal),
+}
+
+/// Shakes hands and opens a thread.
+pub(super) async fn open<R, W>(peer: &mut Peer<R, W>, opening: &Opening<'_>) -> Result<Opened, Unopened>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let hello = json!({
+        "clientInfo": {"name": "quarterdeck", "title": "Quarterdeck", "version": env!("CARGO_PKG_VERSION")},
+        // Ending the commands of a turn is an experimental method, and nothing else ends them.
+        "capabilities": {"experimentalApi": true},
+    });
+    call(peer, "initialize", hello).await?;
+    peer.notify("initialized");
+    let params = opening.params(own_approvals(peer, opening.cwd).await?);
+    let mut notices = Vec::new();
+    if let Some(id) = opening.resume {
+        let mut params = params.clone();
+        params["threadId"] = json!(id);
+        // They could be many megabytes, and the session has them.
+        params["excludeTurns"] = json!(true);
+        match call(peer, "thread/resume", params).await {
+            Ok(answer) => return opened(&answer, notices),
+            Err(Unopened::HungUp) => return Err(Unopened::HungUp),
+            // Also of a thread that never had a turn, for which nothing was written down.
+            Err(Unopened::Refused(Refusal { message, .. })) => notices.push(format!(
+                "the agent could not go on with its old conversation and began a new one: {message}"
+            )),
+        }
+    }
+    let answer = call(peer, "thread/start", params).await?;
+    opened(&answer, notices)
+}
+
+impl Opening<'_> {
+    /// What a thread is started and resumed with. The sandbox is left out, so that the user's settings and trust in
+    /// the folder count: without any, Codex may only read, and asks for the rest.
+    fn params(&self, own_approvals: bool) -> Value {
+        let mut params = json!({
+            "cwd": self.cwd,
+            "model": self.model,
+            "developerInstructions": self.system_prompt,
+            // People or their policy answer, and no model does in their place.
+            "approvalsReviewer": "user",
+        });
+        if !own_approvals {
+            params["approvalPolicy"] = json!("on-request");
+        }
+        params
+    }
+}
+
+/// Whether the user has settings of their own about what is asked, that on-request would weaken. `never` is none of
+/// these: it never asks, and then there is nobody to say no.
+async fn own_approvals<R, W>(peer: &mut Peer<R, W>, cwd: &Path) -> Result<bool, Unopened>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    #[derive(Deserialize)]
+    struct Answer {
+        config: Config,
+    }
+    #[derive(Deserialize)]
+    struct Config {
+        approval_policy: Option<Value>,
+    }
+    let answer = match call(peer, "config/read", json!({"cwd": cwd})).await {
+        Ok(answer) => answer.read::<Answer>(),
+        Err(Unopened::HungUp) => return Err(Unopened::HungUp),
+        // Other versions may have no such method.
+        Err(Unopened::Refused(_)) => None,
+    };
+    let policy = answer.and_then(|answer| answer.config.approval_policy);
+    Ok(policy.is_some_and(|policy| policy.is_object() || policy == "untrusted"))
+}
+
+fn opened(answer: &Params, mut notices: Vec<String>) -> Result<Opened, Unopened> {
+    #[derive(Deserialize)]
+    struct Answer {
+        thread: Thread,
+        #[serde(default)]
+        model: String,
+        sandbox: Option<Sandbox>,
+    }
+    #[derive(Deserialize)]
+    struct Thread {
+        id: String,
+    }
+    #[derive(Deserialize)]
+    struct Sandbox {
+        #[serde(rename = "type")]
+        kind: String,
+    }
+    let Some(Answer { thread, model, sandbox }) = answer.read() else {
+        return Err(Unopened::Refused(Refusal::invalid("the agent's answer names no thread")));
+    };
+    if sandbox.is_some_and(|sandbox| sandbox.kind == "dangerFullAccess") {
+        let text = "Codex's own settings give it full access (danger-full-access), so it asks for nothing";
+        notices.push(text.to_owned());
+    }
+    Ok(Opened { thread: thread.id, model, notices })
+}
+
+/// Asks and waits for the answer.
+async fn call<R, W>(peer: &mut Peer<R, W>, method: &str, params: Value) -> Result<Params, Unopened>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let id = peer.request(method, params);
+    loop {
+        match peer.next(true).await.ok_or(Unopened::HungUp)? {
+            Message::Answer(of, answer) if of == id => return answer.map_err(Unopened::Refused),
+            Message::Answer(..) | Message::Notice(..) => {}
+            Message::Request(id, method, _) => peer.answer(&id, Err(Refusal::unknown(&method))),
+        }
+    }
+}
