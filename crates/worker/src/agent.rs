@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use crate::below::{Below, KeeperGone};
 use crate::drivers::acp::Acp;
 use crate::drivers::echo;
+use crate::drivers::pty::Pty;
 use crate::kinds::Kind;
 use crate::meter::Meter;
 use crate::turn::{End, Inbox, Prompt, Steer, Turn};
@@ -96,6 +97,7 @@ pub(crate) async fn live(kind: Kind, spec: Box<AgentSpec>, around: Around, end: 
 enum Agent {
     Echo,
     Acp(Box<Acp>),
+    Pty(Box<Pty>),
 }
 
 impl Agent {
@@ -109,6 +111,10 @@ impl Agent {
                     Driver::Acp => {
                         let acp = Acp::start(spec, &manifest, keeper, limit).await?;
                         Ok(Self::Acp(Box::new(acp)))
+                    }
+                    Driver::Pty => {
+                        let pty = Pty::start(spec, &manifest, keeper, limit).await?;
+                        Ok(Self::Pty(Box::new(pty)))
                     }
                     other => {
                         let message = format!("there is no driver {other} in this version");
@@ -124,6 +130,8 @@ impl Agent {
         match self {
             Self::Echo => Up::Ready { agent_session_id: spec.agent_session_id.clone(), steers: false },
             Self::Acp(acp) => Up::Ready { agent_session_id: acp.session_id(), steers: acp.steers() },
+            // It has no name for its conversation: that is its process.
+            Self::Pty(pty) => Up::Ready { agent_session_id: None, steers: pty.steers() },
         }
     }
 
@@ -131,6 +139,7 @@ impl Agent {
         match self {
             Self::Echo => echo::turn(turn, &prompt.text).await,
             Self::Acp(acp) => acp.turn(turn, prompt).await,
+            Self::Pty(pty) => pty.turn(turn, prompt).await,
         }
     }
 
@@ -139,6 +148,7 @@ impl Agent {
         match self {
             Self::Echo => std::future::pending().await,
             Self::Acp(acp) => Box::pin(acp.idle(voice)).await,
+            Self::Pty(pty) => Box::pin(pty.idle()).await,
         }
     }
 
@@ -146,6 +156,7 @@ impl Agent {
         match self {
             Self::Echo => {}
             Self::Acp(acp) => acp.stop().await,
+            Self::Pty(pty) => pty.stop().await,
         }
     }
 }

@@ -7,3 +7,4 @@ pub(crate) mod acp;
 pub(crate) mod echo;
 mod lines;
 mod process;
+pub(crate) mod pty;

@@ -5,4 +5,5 @@
 mod ends;
 mod executor;
 mod life;
+mod terminal;
 mod world;
