@@ -66,7 +66,7 @@ async fn a_cancelled_turn_leaves_nothing_and_the_shell_goes_on() {
     let (worker, mut daemon) = Worker::attached(BASH, |_| {}).await;
     let spec = agent_spec(&worker.home, BASH, "one");
     assert_eq!(says(&mut daemon, "a", "X=kept").await, "");
-    daemon.prompt("b", "echo begun; sleep 601 & sleep 600");
+    daemon.prompt("b", "echo begun; (sleep 601 &); sleep 600");
     daemon.until_text("begun").await;
     daemon.cancel("b");
     let ended = daemon.ended("b").await;
@@ -136,7 +136,7 @@ async fn a_full_screen_program_is_driven_by_its_manifest() {
     let lines = |range: std::ops::RangeInclusive<u32>| {
         range.map(|n| format!("line {n}")).collect::<Vec<_>>().join("\n")
     };
-    assert_eq!(says(&mut daemon, "a", "150g").await, lines(150..=158));
+    assert_eq!(says(&mut daemon, "a", "/line 150").await, lines(150..=158));
     assert_eq!(says(&mut daemon, "b", "/line 155").await, lines(159..=163), "what it did not show before");
     let spec = agent_spec(&worker.home, "pager", "one");
     assert_eq!(proc::marked(&spec.mark).len(), 1);

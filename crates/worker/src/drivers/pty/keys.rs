@@ -16,7 +16,8 @@ pub(super) type Pieces = VecDeque<Vec<u8>>;
 pub(super) fn lines(text: &str) -> Vec<String> {
     let text = text.replace("\r\n", "\n").replace('\r', "\n").replace('\t', "    ");
     let plain = |line: &str| line.chars().filter(|c| !c.is_control()).collect();
-    text.trim_end_matches('\n').split('\n').map(plain).collect()
+    // A text that ends in a break has no line after it; one that ends in two has an empty one.
+    text.strip_suffix('\n').unwrap_or(&text).split('\n').map(plain).collect()
 }
 
 /// A prompt. It is pasted in one piece if the program takes that, and it has several lines or its manifest says so; if
@@ -42,7 +43,7 @@ mod tests {
 
     #[test]
     fn nothing_in_a_prompt_is_a_key_of_its_own() {
-        assert_eq!(lines("a\x03b\x1b[201~c\r\n\td\n\n"), ["ab[201~c", "    d"]);
+        assert_eq!(lines("a\x03b\x1b[201~c\r\n\td\n\n"), ["ab[201~c", "    d", ""]);
         assert_eq!(lines(""), [""]);
     }
 

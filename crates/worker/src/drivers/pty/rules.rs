@@ -101,11 +101,6 @@ impl Rules {
         self.described || self.learnt.is_some()
     }
 
-    /// Whether the manifest tells when it is ready, so that nothing has to be guessed.
-    pub(super) fn knows_readiness(&self) -> bool {
-        self.ready.is_some() || self.described
-    }
-
     /// Whether somebody has said what an idle one looks like.
     pub(super) fn is_described(&self) -> bool {
         self.described
@@ -125,15 +120,12 @@ impl Rules {
         }
         let is_idle = |text: &str| self.idle.iter().any(|idle| idle.is_match(text));
         let found = match screen.is_drawn() {
-            true => screen.rows().iter().any(|row| is_idle(&row.text)),
+            true => self.is_idle_at_cursor(screen) || screen.rows().iter().any(|row| is_idle(&row.text)),
             false => {
-                let at_cursor = screen.row(screen.shown().cursor_position().0).text;
                 // Some leave the cursor below what they have drawn.
-                let stands = match at_cursor.is_empty() {
-                    true => screen.last_lines(1).pop().unwrap_or_default(),
-                    false => at_cursor,
-                };
-                is_idle(&stands)
+                let last = || screen.last_lines(1).pop().unwrap_or_default();
+                self.is_idle_at_cursor(screen)
+                    || (screen.before_cursor().trim().is_empty() && is_idle(&last()))
             }
         };
         found.then_some(Waits { sure: true, after: 0 })
@@ -148,11 +140,15 @@ impl Rules {
         }
         match &self.learnt {
             Some(learnt) => learnt.fit(&screen.before_cursor()) == Fit::Not,
-            None => {
-                let row = screen.row(shown.cursor_position().0).text;
-                !self.idle.iter().any(|idle| idle.is_match(&row))
-            }
+            None => !self.is_idle_at_cursor(screen),
         }
+    }
+
+    /// Whether the cursor's row is one in which the program waits, with or without the spaces before the cursor.
+    fn is_idle_at_cursor(&self, screen: &Screen) -> bool {
+        let row = screen.row(screen.shown().cursor_position().0).text;
+        let before = screen.before_cursor();
+        self.idle.iter().any(|idle| idle.is_match(&row) || idle.is_match(&before))
     }
 
     /// Whether the screen shows what is only there while the program works.
@@ -262,7 +258,7 @@ mod tests {
     fn a_program_that_is_not_described_is_known_by_the_line_at_its_cursor() {
         let mut rules = rules(Parse::default());
         let shell = screen("welcome\r\nbash-5.2$ ");
-        assert!(rules.may_be_ready(&shell) && !rules.knows_readiness());
+        assert!(rules.may_be_ready(&shell) && !rules.is_described());
         assert!(rules.learn(&shell));
         assert_eq!(rules.waits(&shell), Some(Waits { sure: true, after: 0 }));
         assert_eq!(rules.waits(&screen("bash-5.2$ sleep 9")), None);
@@ -283,7 +279,7 @@ mod tests {
     #[test]
     fn a_pattern_counts_at_the_cursor_of_lines_and_anywhere_on_what_is_drawn() {
         let rules = rules(Parse { idle: list(&["^> $|^>$"]), busy: list(&["to interrupt"]), ..Parse::default() });
-        assert!(rules.knows_readiness());
+        assert!(rules.is_described());
         assert!(rules.waits(&screen("text\r\n> ")).is_some());
         assert!(rules.waits(&screen(">\r\nsomething else")).is_none(), "an old line");
         assert!(rules.waits(&screen("\x1b[?1049h>\r\nsomething else")).is_some());

@@ -32,10 +32,17 @@ impl Size {
 /// One row of the screen, or one that has left it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Row {
-    /// Without the spaces at its end.
+    /// Without the spaces at its end, unless the line goes on.
     pub(crate) text: String,
     /// Whether the line goes on in the next row.
     pub(crate) wrapped: bool,
+}
+
+impl Row {
+    fn new(text: String, wrapped: bool) -> Self {
+        let text = if wrapped { text } else { text.trim_end().to_owned() };
+        Self { text, wrapped }
+    }
 }
 
 /// A screen.
@@ -67,10 +74,7 @@ impl Screen {
     pub(crate) fn feed(&mut self, output: &[u8], mut look: impl FnMut(&Self)) {
         let mut rest = output;
         while !rest.is_empty() {
-            // After the end of a line, or before the next command to the terminal.
-            let end = rest.iter().position(|byte| *byte == b'\n').map_or(rest.len(), |at| at + 1);
-            let command = rest[1..end].iter().position(|byte| *byte == 0x1b).map_or(end, |at| at + 1);
-            let (piece, after) = rest.split_at(command);
+            let (piece, after) = rest.split_at(piece(rest));
             self.parser.process(piece);
             self.first += std::mem::take(&mut self.parser.callbacks_mut().left);
             look(self);
@@ -114,8 +118,7 @@ impl Screen {
 
     /// One row; an empty one if there is none.
     pub(crate) fn row(&self, row: u16) -> Row {
-        let text = self.text_before(row, u16::MAX);
-        Row { text: text.trim_end().to_owned(), wrapped: self.shown().row_wrapped(row) }
+        Row::new(self.text_before(row, u16::MAX), self.shown().row_wrapped(row))
     }
 
     /// The row that the cursor stands in, up to the cursor.
@@ -180,6 +183,19 @@ impl Screen {
     }
 }
 
+/// The length of the first piece of output: up to the end of a line, or a command to the terminal by itself.
+fn piece(output: &[u8]) -> usize {
+    let until = |from: usize, ends: fn(u8) -> bool| {
+        output.iter().skip(from).position(|byte| ends(*byte)).map(|at| at + from)
+    };
+    let end = match output {
+        [0x1b, b'[', ..] => until(2, |byte| (0x40..=0x7e).contains(&byte)).map(|at| at + 1),
+        _ => until(0, |byte| byte == b'\n').map(|at| at + 1),
+    };
+    let command = until(1, |byte| byte == 0x1b).unwrap_or(output.len());
+    end.unwrap_or(output.len()).min(command)
+}
+
 impl Listener {
     fn reply(&mut self, words: std::fmt::Arguments<'_>) {
         if self.replies.len() < REPLIES_MAX {
@@ -242,7 +258,7 @@ impl vt100::Callbacks for Listener {
         if self.gone.len() >= GONE_MAX {
             self.gone.drain(..GONE_MAX / 2);
         }
-        self.gone.push(Row { text: plain.trim_end().to_owned(), wrapped: !again.starts_with('\n') });
+        self.gone.push(Row::new(plain, !again.starts_with('\n')));
         self.left += 1;
     }
 }
@@ -320,7 +336,7 @@ mod tests {
         let mut screen = screen(20, 5);
         let mut seen = Vec::new();
         screen.feed(b"$ ls\r\nx\r\n\x1b[1m$ \x1b[m", |screen| seen.push(screen.before_cursor()));
-        assert_eq!(seen, ["", "", "$ ", "$ "]);
+        assert_eq!(seen, ["", "", "", "$ ", "$ "]);
     }
 
     #[test]

@@ -70,16 +70,19 @@ impl Talk {
                     due = moved + SETTLE;
                 },
                 () = tokio::time::sleep_until(due) => {
-                    let screen = self.view.screen();
-                    if self.rules.may_be_ready(&screen) && self.rules.learn(&screen) {
-                        drop(screen);
+                    let (may_be, can_tell) = {
+                        let screen = self.view.screen();
+                        let may_be = self.rules.may_be_ready(&screen);
+                        (may_be, may_be && self.rules.learn(&screen))
+                    };
+                    if can_tell {
                         self.own = self.terminal.foreground();
                         return Ok(());
                     }
-                    if moved.elapsed() >= SILENT && (!self.rules.knows_readiness() || self.rules.may_be_ready(&screen)) {
+                    if may_be && moved.elapsed() >= SILENT {
                         return Err(Unfit::Unclear(self.cannot_tell("it shows no line in which it waits")));
                     }
-                    due = if moved.elapsed() < SILENT { moved + SILENT } else { Instant::now() + SILENT };
+                    due = if may_be { moved + SILENT } else { Instant::now() + SILENT };
                 }
             }
         }

@@ -18,7 +18,9 @@ const LINE_MAX: usize = 256 << 10;
 /// The lines of one turn.
 #[derive(Debug)]
 pub(super) struct Transcript {
-    /// The next row to be told, by its number.
+    /// The row in which it began, by its number.
+    start: u64,
+    /// The next row to be told.
     next: u64,
     /// A line whose end has not come.
     partial: String,
@@ -37,8 +39,10 @@ impl Transcript {
     pub(super) fn begin(screen: &mut Screen) -> Self {
         screen.take_gone();
         let is_drawn = screen.is_drawn();
+        let start = if is_drawn { screen.first_row() } else { screen.cursor_row() };
         Self {
-            next: if is_drawn { screen.first_row() } else { screen.cursor_row() },
+            start,
+            next: start,
             partial: String::new(),
             before_cursor: Some(screen.before_cursor()).filter(|_| !is_drawn),
             typed: VecDeque::new(),
@@ -49,7 +53,7 @@ impl Transcript {
 
     /// These lines are typed.
     pub(super) fn typed<'a>(&mut self, lines: impl Iterator<Item = &'a str>) {
-        let lines = lines.map(|line| line.trim_end().to_owned()).filter(|line| !line.is_empty());
+        let lines = lines.map(|line| line.trim_end().to_owned());
         let lines: Vec<String> = lines.take(TYPED_MAX.saturating_sub(self.all_typed.len())).collect();
         self.all_typed.extend(lines.iter().cloned());
         self.typed.extend(lines);
@@ -58,7 +62,8 @@ impl Transcript {
     /// The screen was cleared: what it shows from now on is new.
     pub(super) fn cleared(&mut self, screen: &Screen) {
         if self.drawn.is_none() && !screen.shown().alternate_screen() {
-            self.next = screen.first_row();
+            self.start = screen.first_row();
+            self.next = self.start;
             self.partial.clear();
             self.before_cursor = None;
         }
@@ -94,7 +99,9 @@ impl Transcript {
             }
             _ => self.advance(screen, end, rules, &mut told),
         }
-        self.end_line(rules, &mut told);
+        if !self.partial.is_empty() {
+            self.end_line(rules, &mut told);
+        }
         told
     }
 
@@ -102,7 +109,7 @@ impl Transcript {
     pub(super) fn fresh(&self, screen: &Screen) -> Vec<(u64, String)> {
         let rows = (screen.first_row()..).zip(screen.rows().into_iter().map(|row| row.text));
         match &self.drawn {
-            None => rows.filter(|(number, _)| *number >= self.next).collect(),
+            None => rows.filter(|(number, text)| *number >= self.start && !self.was_typed(text)).collect(),
             Some(before) => rows.filter(|(_, text)| !before.contains(text)).collect(),
         }
     }
@@ -156,15 +163,28 @@ impl Transcript {
     /// alone.
     fn is_echo(&mut self, line: &str, rules: &Rules) -> bool {
         let shown = line.trim_end();
-        if self.typed.front().is_some_and(|typed| {
-            shown.strip_suffix(typed.as_str()).is_some_and(|head| head.is_empty() || is_prompt(head))
-        }) {
-            self.typed.pop_front();
+        let is_it = |typed: &String| match typed.is_empty() {
+            true => !shown.chars().any(char::is_alphanumeric),
+            false => {
+                shown.strip_suffix(typed.as_str()).is_some_and(|head| head.is_empty() || is_prompt(head))
+            }
+        };
+        // Of an empty line there may be nothing to see.
+        let places = self.typed.iter().position(|typed| !typed.is_empty()).map_or(self.typed.len(), |at| at + 1);
+        if let Some(at) = self.typed.iter().take(places).position(is_it) {
+            self.typed.drain(..=at);
             return true;
         }
         // What is typed ahead is shown once by the terminal and once by the program.
         let after_prompt = rules.prompt_line().and_then(|prompt| shown.strip_prefix(prompt));
         after_prompt.is_some_and(|rest| rest.is_empty() || self.all_typed.iter().any(|typed| typed == rest))
+    }
+
+    /// Whether a row is a part of what was typed, as the terminal shows it.
+    fn was_typed(&self, row: &str) -> bool {
+        let row = row.trim();
+        let shows = |typed: &&String| row.ends_with(typed.as_str()) || typed.contains(row);
+        !row.is_empty() && self.all_typed.iter().filter(|typed| !typed.is_empty()).any(|typed| shows(&typed))
     }
 
     /// A line of a drawn screen without the box around it; `None` if it is no part of an answer.
