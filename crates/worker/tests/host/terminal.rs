@@ -66,13 +66,25 @@ async fn a_cancelled_turn_leaves_nothing_and_the_shell_goes_on() {
     let (worker, mut daemon) = Worker::attached(BASH, |_| {}).await;
     let spec = agent_spec(&worker.home, BASH, "one");
     assert_eq!(says(&mut daemon, "a", "X=kept").await, "");
-    daemon.prompt("b", "echo begun; (sleep 601 &); sleep 600");
+    daemon.prompt("b", "setsid -f sleep 601; echo begun; sleep 600");
     daemon.until_text("begun").await;
     daemon.cancel("b");
     let ended = daemon.ended("b").await;
     assert_eq!((ended.outcome.stop, ended.outcome.processes.survivors), (Stop::Cancelled, 0));
     assert_eq!(proc::marked(&spec.mark).len(), 1, "only the shell is left");
     assert_eq!(says(&mut daemon, "c", "echo $X").await, "kept");
+}
+
+#[tokio::test]
+async fn a_turn_that_ignores_its_interrupt_is_ended_and_the_shell_goes_on() {
+    let (_worker, mut daemon) = Worker::attached(BASH, |_| {}).await;
+    assert_eq!(says(&mut daemon, "a", "X=kept").await, "");
+    daemon.prompt("b", "sh -c 'trap \"\" INT; echo begun; sleep 600; sleep 600'");
+    daemon.until_text("begun").await;
+    daemon.cancel("b");
+    let ended = daemon.ended("b").await;
+    assert_eq!((ended.outcome.stop, ended.outcome.processes.survivors), (Stop::Cancelled, 0));
+    assert!(says(&mut daemon, "c", "echo $X").await.contains("kept"));
 }
 
 #[tokio::test]

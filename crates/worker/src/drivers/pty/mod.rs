@@ -47,8 +47,6 @@ const TERM: &str = "xterm-256color";
 pub(crate) struct Pty {
     process: Process,
     talk: Talk,
-    /// Held as long as the program lives: without it the keeper ends everything.
-    _keeper: Arc<Keeper>,
 }
 
 impl Pty {
@@ -74,8 +72,18 @@ impl Pty {
         let (process, _, _) = tokio::time::timeout_at(until, started).await.map_err(|_| late())??;
         let (view, typed) = View::new(size);
         let terminal = fresh.of(process.exited());
-        let talk = Talk { terminal, view, typed, rules, pty: manifest.pty.clone(), name, own: None };
-        let mut agent = Self { process, talk, _keeper: keeper };
+        let talk = Talk {
+            terminal,
+            view,
+            typed,
+            rules,
+            pty: manifest.pty.clone(),
+            name,
+            own: None,
+            keeper,
+            helpers: manifest.turn.helpers.clone(),
+        };
+        let mut agent = Self { process, talk };
         match tokio::time::timeout_at(until, agent.talk.open()).await {
             Ok(Ok(())) => Ok(agent),
             Ok(Err(Unfit::Over)) => Err(agent.why("before it was ready").await),

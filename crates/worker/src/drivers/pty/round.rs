@@ -46,8 +46,8 @@ pub(super) struct Round {
     worked: bool,
     /// The question that was last asked.
     asked: Option<(u64, String)>,
-    /// When it was last interrupted.
-    interrupted: Option<Instant>,
+    /// When it was last interrupted, and how often it was.
+    interrupted: Option<(Instant, u32)>,
 }
 
 /// What a still screen means.
@@ -59,8 +59,8 @@ pub(super) enum Verdict {
     Ask(Question),
     /// The turn is over: the program waits, after so many bytes of something else in the same row.
     Over(usize),
-    /// Interrupt it again.
-    Interrupt,
+    /// Interrupt it again; if that was in vain, what it has started has to be ended for it.
+    Interrupt { in_vain: bool },
     /// Nobody can tell whether it will ever be over.
     Lost,
     /// Look again then.
@@ -94,7 +94,7 @@ impl Round {
     pub(super) fn interrupted(&mut self) {
         self.pieces.clear();
         self.moved = Instant::now();
-        self.interrupted = Some(self.moved);
+        self.interrupted = Some((self.moved, self.interrupted.map_or(0, |(_, times)| times) + 1));
     }
 
     /// A piece of a line was written. See [`Screen::feed`].
@@ -141,8 +141,8 @@ impl Round {
             };
         }
         match self.interrupted {
-            Some(last) if now - last >= INTERRUPT_AGAIN => Verdict::Interrupt,
-            Some(last) => Verdict::Later(last + INTERRUPT_AGAIN),
+            Some((last, _)) if now - last < INTERRUPT_AGAIN => Verdict::Later(last + INTERRUPT_AGAIN),
+            Some((_, times)) => Verdict::Interrupt { in_vain: times > 1 },
             None if still >= STILL_MAX && alone && !rules.is_busy(screen) => Verdict::Lost,
             None if still >= STILL_MAX => Verdict::Later(now + STILL_MAX),
             None => Verdict::Later(self.moved + STILL_MAX),
@@ -280,7 +280,9 @@ mod tests {
         bench.writes("go\r\n");
         bench.round.interrupted();
         assert!(matches!(bench.after(SETTLE).await, Verdict::Later(_)));
-        assert_eq!(bench.after(INTERRUPT_AGAIN).await, Verdict::Interrupt);
+        assert_eq!(bench.after(INTERRUPT_AGAIN).await, Verdict::Interrupt { in_vain: false });
+        bench.round.interrupted();
+        assert_eq!(bench.after(INTERRUPT_AGAIN).await, Verdict::Interrupt { in_vain: true });
         bench.writes("^C\r\nsh-5.2$ ");
         assert_eq!(bench.after(SETTLE).await, Verdict::Over(0));
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use qd_keeper::{Keeper, KeeperError, Sweep, Swept, What};
 use qd_link::Closed;
 use qd_protocol::event::{Answer, RunError};
 use qd_protocol::link::{Outcome, Said, Stop};
@@ -26,6 +27,8 @@ use crate::turn::{Prompt, Steer, Turn};
 const SILENT: Duration = Duration::from_secs(10);
 /// How long a program may take to wait for a prompt again that did when its last turn ended.
 const NOT_WAITING: Duration = Duration::from_secs(5);
+/// How long what a program has started has to end by itself, if interrupting it was in vain.
+const SWEEP_GRACE: Duration = Duration::from_millis(500);
 /// Lines of the screen that are told of a program that failed.
 const LAST_LINES: usize = 20;
 
@@ -41,6 +44,10 @@ pub(super) struct Talk {
     pub(super) name: String,
     /// Who has the terminal while the program waits.
     pub(super) own: Option<Pid>,
+    /// Whoever can end what it has started.
+    pub(super) keeper: Arc<Keeper>,
+    /// Names of its own helpers, which no turn has to answer for.
+    pub(super) helpers: Vec<String>,
 }
 
 /// Why there is no going on with a program.
@@ -52,6 +59,8 @@ pub(super) enum Unfit {
     Unclear(RunError),
 }
 
+/// What it has started is being ended.
+type Sweeping = BoxFuture<'static, Result<Swept, KeeperError>>;
 /// Something that is being said.
 type Telling<'t> = BoxFuture<'t, Result<(), Closed>>;
 /// A question that waits for its answer.
@@ -110,6 +119,7 @@ impl Talk {
         let mut telling: Option<Telling<'_>> = None;
         let mut asking: Option<(Question, Asking<'_>)> = None;
         let mut cancelled = false;
+        let mut sweeping: Option<Sweeping> = None;
         loop {
             let listening = telling.is_none();
             let (rules, interrupts) = (&self.rules, self.pty.sigint_cancels_turn != SigintRule::None);
@@ -126,10 +136,11 @@ impl Talk {
                         due = round.due();
                     }
                 }
-                told = finished(&mut telling) => {
+                told = done(&mut telling) => {
                     told?;
                     telling = None;
                 }
+                _swept = done(&mut sweeping) => sweeping = None,
                 answer = answered(&mut asking) => {
                     let (question, answer) = answer?;
                     asking = None;
@@ -172,7 +183,12 @@ impl Talk {
                             self.type_next(&mut round);
                             due = round.due();
                         }
-                        Verdict::Interrupt => {
+                        Verdict::Interrupt { in_vain } => {
+                            if in_vain && sweeping.is_none() {
+                                let (keeper, spare) = (Arc::clone(&self.keeper), self.helpers.clone());
+                                let sweep = Sweep { what: What::Turn, grace: SWEEP_GRACE, spare };
+                                sweeping = Some(Box::pin(async move { keeper.sweep(sweep).await }));
+                            }
                             self.terminal.type_in(keys::INTERRUPT);
                             round.interrupted();
                             due = round.due();
@@ -309,10 +325,10 @@ async fn step(
     }
 }
 
-/// Waits for something to be said; for ever if nothing is.
-async fn finished(telling: &mut Option<Telling<'_>>) -> Result<(), Closed> {
-    match telling {
-        Some(telling) => telling.await,
+/// Waits for something to be done; for ever if nothing is.
+async fn done<T>(doing: &mut Option<BoxFuture<'_, T>>) -> T {
+    match doing {
+        Some(doing) => doing.await,
         None => std::future::pending().await,
     }
 }
