@@ -38,7 +38,10 @@ async fn a_shell_needs_no_manifest_and_keeps_its_memory() {
     assert_eq!(says(&mut daemon, "g", &format!("echo {long}")).await, long.trim_end());
     let numbers: Vec<String> = (1..=500).map(|n| n.to_string()).collect();
     assert_eq!(says(&mut daemon, "h", "seq 500").await, numbers.join("\n"));
-    assert_eq!(says(&mut daemon, "i", "echo $TERM; tty | cut -c1-9; stty size").await, "xterm-256color\n/dev/pts/\n40 120");
+    assert_eq!(
+        says(&mut daemon, "i", "echo $TERM; tty | cut -c1-9; stty size").await,
+        "xterm-256color\n/dev/pts/\n40 120"
+    );
     let home = worker.home.path().canonicalize().unwrap();
     assert_eq!(says(&mut daemon, "j", "pwd").await, home.to_str().unwrap());
 }

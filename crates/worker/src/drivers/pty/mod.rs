@@ -63,7 +63,8 @@ impl Pty {
             RunError::new("agent_failed_to_start", format!("no terminal could be opened: {cause}"))
         })?;
         let program = Program::of(manifest, spec);
-        let name = program.argv.first().and_then(|path| path.rsplit('/').next()).unwrap_or_default().to_owned();
+        let name =
+            program.argv.first().and_then(|path| path.rsplit('/').next()).unwrap_or_default().to_owned();
         let started = Process::start(&keeper, spec, in_terminal(program, &fresh.path));
         let late = || {
             RunError::new("agent_not_ready", format!("the agent was not ready within {} s", limit.as_secs()))
@@ -143,5 +144,9 @@ fn in_terminal(program: Program, terminal: &str) -> Program {
     env.entry("TERM".to_owned()).or_insert_with(|| TERM.to_owned());
     let own = own_program().to_string_lossy().into_owned();
     let step = [own, crate::tty::VERB.to_owned(), terminal.to_owned()];
-    Program { argv: step.into_iter().chain(argv).collect(), called: Some(qd_keeper::own::PROGRAM.to_owned()), env }
+    Program {
+        argv: step.into_iter().chain(argv).collect(),
+        called: Some(qd_keeper::own::PROGRAM.to_owned()),
+        env,
+    }
 }

@@ -56,7 +56,8 @@ impl PromptLine {
 
     fn is_elsewhere(&self, before_cursor: &str) -> bool {
         let Some((head, tail)) = &self.around else { return false };
-        let folder = before_cursor.strip_prefix(head.as_str()).and_then(|rest| rest.strip_suffix(tail.as_str()));
+        let folder =
+            before_cursor.strip_prefix(head.as_str()).and_then(|rest| rest.strip_suffix(tail.as_str()));
         folder.is_some_and(|folder| !folder.is_empty() && !folder.contains(char::is_whitespace))
     }
 }

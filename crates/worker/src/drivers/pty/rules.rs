@@ -65,8 +65,9 @@ pub(super) enum LineKind {
 impl Rules {
     /// As a manifest says.
     pub(super) fn of(manifest: &Manifest) -> Result<Self, RunError> {
-        let Parse { idle, busy, ask_yes_no, ask_options, error_lines, tool_call_start, tool_call_end, .. } =
-            &manifest.parse;
+        let Parse {
+            idle, busy, ask_yes_no, ask_options, error_lines, tool_call_start, tool_call_end, ..
+        } = &manifest.parse;
         let ready = manifest.startup.ready_when.as_ref().map(|ready| pattern(&ready.pattern)).transpose()?;
         Ok(Self {
             ready,
@@ -214,7 +215,10 @@ fn patterns(texts: &[String]) -> Result<Vec<Regex>, RunError> {
 
 fn pattern(text: &str) -> Result<Regex, RunError> {
     Regex::new(text).map_err(|error| {
-        RunError::new("agent_failed_to_start", format!("the manifest's pattern `{text}` cannot be used: {error}"))
+        RunError::new(
+            "agent_failed_to_start",
+            format!("the manifest's pattern `{text}` cannot be used: {error}"),
+        )
     })
 }
 
@@ -278,7 +282,8 @@ mod tests {
 
     #[test]
     fn a_pattern_counts_at_the_cursor_of_lines_and_anywhere_on_what_is_drawn() {
-        let rules = rules(Parse { idle: list(&["^> $|^>$"]), busy: list(&["to interrupt"]), ..Parse::default() });
+        let rules =
+            rules(Parse { idle: list(&["^> $|^>$"]), busy: list(&["to interrupt"]), ..Parse::default() });
         assert!(rules.is_described());
         assert!(rules.waits(&screen("text\r\n> ")).is_some());
         assert!(rules.waits(&screen(">\r\nsomething else")).is_none(), "an old line");
@@ -298,7 +303,8 @@ mod tests {
         };
         let yes = rules.question(&rows(&["Which?", "1. a", "Overwrite x? [y/N]"])).unwrap();
         assert_eq!((yes.row, yes.takes), (9, Takes::YesOrNo));
-        let which = rules.question(&rows(&["Which one?", " ❯ 1. Yes, do │", "   2) No", "Esc to cancel"])).unwrap();
+        let which =
+            rules.question(&rows(&["Which one?", " ❯ 1. Yes, do │", "   2) No", "Esc to cancel"])).unwrap();
         let one = |words: &str, key: &str| (words.to_owned(), key.to_owned());
         assert_eq!(which.takes, Takes::OneOf(vec![one("Yes, do", "1"), one("No", "2")]));
         assert_eq!(rules.question(&rows(&["nothing"])), None);

@@ -152,8 +152,7 @@ impl Screen {
 
     /// Whether it is empty with the cursor at its top, as after it was cleared.
     pub(crate) fn is_cleared(&self) -> bool {
-        self.shown().cursor_position() == (0, 0)
-            && (0..self.height()).all(|row| self.is_empty(row))
+        self.shown().cursor_position() == (0, 0) && (0..self.height()).all(|row| self.is_empty(row))
     }
 
     /// The last lines that are not empty, for whoever asks what happened.

@@ -98,7 +98,11 @@ impl Talk {
     }
 
     /// One turn, from its prompt to the program's next wait for one.
-    pub(super) async fn turn(&mut self, turn: &Turn<'_>, prompt: &Prompt) -> Result<Result<Outcome, Unfit>, Closed> {
+    pub(super) async fn turn(
+        &mut self,
+        turn: &Turn<'_>,
+        prompt: &Prompt,
+    ) -> Result<Result<Outcome, Unfit>, Closed> {
         for file in &prompt.files {
             let text = format!("the agent cannot take the file {}, which was left out", file.name);
             turn.tell(Said::Notice { text }).await?;

@@ -133,7 +133,11 @@ mod tests {
             said,
             [
                 text("first"),
-                Said::ToolStarted { call_id: id(), name: "Bash".into(), input: json!({"line": "● Bash(ls)"}) },
+                Said::ToolStarted {
+                    call_id: id(),
+                    name: "Bash".into(),
+                    input: json!({"line": "● Bash(ls)"})
+                },
                 Said::ToolOutput { call_id: id(), text: "a.rs\n".into() },
                 Said::ToolFinished {
                     call_id: id(),

@@ -45,7 +45,10 @@ impl Fresh {
         rustix::io::ioctl_fionbio(&master, true)?;
         // Not as a pipe, which would be safe to say: of those tokio takes a short read for the last, and a terminal gives
         // no more than a page at once.
-        #[expect(unsafe_code, reason = "no safe call waits for a descriptor that is neither a pipe nor a socket")]
+        #[expect(
+            unsafe_code,
+            reason = "no safe call waits for a descriptor that is neither a pipe nor a socket"
+        )]
         // SAFETY: the descriptor is owned by the value that waits for it, open until that is dropped, and never replaced.
         let master = unsafe { AsyncFd::register(master) }?;
         Ok(Self { master, path })

@@ -87,7 +87,9 @@ impl Transcript {
         let mut told = self.take(screen, rules);
         if let Some(before) = self.drawn.take() {
             let now = screen.rows().into_iter().map(|row| row.text).collect();
-            told.extend(added(&before.into(), &now).into_iter().filter_map(|line| self.unframed(line, rules)));
+            told.extend(
+                added(&before.into(), &now).into_iter().filter_map(|line| self.unframed(line, rules)),
+            );
             return told;
         }
         let end = screen.first_row() + u64::from(screen.height());
@@ -170,7 +172,8 @@ impl Transcript {
             }
         };
         // Of an empty line there may be nothing to see.
-        let places = self.typed.iter().position(|typed| !typed.is_empty()).map_or(self.typed.len(), |at| at + 1);
+        let places =
+            self.typed.iter().position(|typed| !typed.is_empty()).map_or(self.typed.len(), |at| at + 1);
         if let Some(at) = self.typed.iter().take(places).position(is_it) {
             self.typed.drain(..=at);
             return true;
@@ -193,7 +196,8 @@ impl Transcript {
         let text = text.trim_start_matches(is_frame);
         let words = text.trim_start_matches(|c: char| !c.is_alphanumeric());
         let is_echo = |typed: &String| typed.as_str() == text.trim() || typed.as_str() == words;
-        let drops = rules.is_furniture(&line) || rules.is_furniture(text) || self.all_typed.iter().any(is_echo);
+        let drops =
+            rules.is_furniture(&line) || rules.is_furniture(text) || self.all_typed.iter().any(is_echo);
         (!drops).then(|| text.to_owned())
     }
 }
@@ -240,7 +244,13 @@ mod tests {
 
     /// One turn over recorded output: what was on the screen before, what was typed, what came in pieces, and where the
     /// program waits at the end.
-    fn turn(parse: Parse, before: &str, typed: &str, pieces: &[&str], waits: Option<usize>) -> Vec<Vec<String>> {
+    fn turn(
+        parse: Parse,
+        before: &str,
+        typed: &str,
+        pieces: &[&str],
+        waits: Option<usize>,
+    ) -> Vec<Vec<String>> {
         let mut rules = Rules::of(&Manifest { parse, ..Manifest::default() }).unwrap();
         let mut screen = Screen::new(Size::near(20, 4));
         screen.feed(before.as_bytes(), |_| {});
@@ -326,17 +336,20 @@ mod tests {
 
     #[test]
     fn of_a_program_that_draws_below_its_words_the_words_are_told_and_the_furniture_is_not() {
-        let parse = Parse {
-            idle: vec!["^│ > +│$".to_owned()],
-            busy: vec!["working".to_owned()],
-            ..Parse::default()
-        };
+        let parse =
+            Parse {
+                idle: vec!["^│ > +│$".to_owned()], busy: vec!["working".to_owned()], ..Parse::default()
+            };
         let boxed = "│ >        │\r\n╰──────────╯\x1b[A\r\x1b[4C";
         let told = turn(
             parse,
             &format!("welcome\r\n{boxed}"),
             "hi",
-            &["hi", "\r\x1b[J> hi\r\n● an answer\r\nworking\r\n", &format!("\x1b[A\x1b[J  of two lines\r\n{boxed}")],
+            &[
+                "hi",
+                "\r\x1b[J> hi\r\n● an answer\r\nworking\r\n",
+                &format!("\x1b[A\x1b[J  of two lines\r\n{boxed}"),
+            ],
             Some(0),
         );
         assert_eq!(told.concat(), ["● an answer", "  of two lines"]);
