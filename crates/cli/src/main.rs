@@ -44,13 +44,14 @@ fn main() -> ExitCode {
     exit.into()
 }
 
-/// The binary is also its own worker, keeper and scripted agent. They are started by each other and by the daemon, not
-/// by people, and must be quick: nothing is parsed for them.
+/// The binary is also its own worker, keeper, scripted agent, and the step before a program that wants a terminal. They
+/// are started by each other and by the daemon, not by people, and must be quick: nothing is parsed for them.
 fn as_part_of_a_worker() -> Option<ExitCode> {
     match std::env::args_os().nth(1)?.to_str()? {
         "__worker" => Some(qd_worker::host::main()),
         "__keeper" => Some(qd_keeper::process::main()),
         "__script" => Some(qd_worker::script::main()),
+        qd_worker::tty::VERB => Some(qd_worker::tty::main()),
         _ => None,
     }
 }

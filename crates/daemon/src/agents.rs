@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use qd_catalog::find::{self, Versions};
 use qd_catalog::trust::{Standing, Trust, TrustError};
@@ -91,6 +92,13 @@ impl Agents {
     pub(crate) fn distrust(&self, project: &Path) -> Result<Vec<Trusted>, TrustError> {
         Trust::open(&self.trust)?.distrust(project)?;
         self.trusted()
+    }
+
+    /// After how long an idle one is put to rest, where its manifest does not leave that to the settings; `None` if it
+    /// never is.
+    pub(crate) fn rest_after(&self, name: &str, project: &Path, usual: Duration) -> Option<Duration> {
+        let Some(manifest) = self.catalog(Some(project)).get(name) else { return Some(usual) };
+        manifest.rests().then(|| manifest.idle.rest_after_s.map_or(usual, Duration::from_secs))
     }
 
     /// What tokens cost, by model.

@@ -588,6 +588,16 @@ impl Manifest {
         }
     }
 
+    /// Whether an idle one can be put to rest: another process goes on with its conversation, or there is none to go on
+    /// with. The memory of a program in a terminal is its process.
+    pub fn rests(&self) -> bool {
+        match self.resume.by {
+            ResumeBy::Driver => self.driver() != Driver::Pty,
+            ResumeBy::Nothing => false,
+            ResumeBy::Stateless => true,
+        }
+    }
+
     /// Whether a turn of it can be told something on its way.
     pub fn steers(&self) -> bool {
         self.turn.steer != Steer::None

@@ -5,22 +5,17 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use qd_link::{AgentEnd, Closed, SeatState, Voice};
+use qd_link::{AgentEnd, Closed, SeatState};
 use qd_protocol::RunId;
 use qd_protocol::event::{Processes, RunError};
-use qd_protocol::limits::{CANCEL_GRACE_S, START_S};
+use qd_protocol::limits::CANCEL_GRACE_S;
 use qd_protocol::link::{Down, Gone, Outcome, Said, Stop, TurnLimits, Up};
-use qd_protocol::manifest::Driver;
 use qd_protocol::worker::AgentSpec;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::below::{Below, KeeperGone};
-use crate::drivers::acp::Acp;
-use crate::drivers::claude::Claude;
-use crate::drivers::codex::Codex;
-use crate::drivers::echo;
-use crate::drivers::exec::Exec;
+use crate::drivers::Agent;
 use crate::kinds::Kind;
 use crate::meter::Meter;
 use crate::turn::{End, Inbox, Prompt, Steer, Turn};
@@ -91,89 +86,6 @@ pub(crate) async fn live(kind: Kind, spec: Box<AgentSpec>, around: Around, end: 
             // Only the worker can find what the keeper lost; it ends this task when it has.
             leash.keeper_gone.notify_one();
             std::future::pending().await
-        }
-    }
-}
-
-/// An agent that has been started.
-enum Agent {
-    Echo,
-    Acp(Box<Acp>),
-    Claude(Box<Claude>),
-    Exec(Box<Exec>),
-    Codex(Box<Codex>),
-}
-
-impl Agent {
-    async fn start(kind: Kind, spec: &AgentSpec, below: Option<&Arc<Below>>) -> Result<Self, RunError> {
-        match (kind, below) {
-            (Kind::Echo, _) => Ok(Self::Echo),
-            (Kind::Driven(manifest), Some(below)) => {
-                let limit = Duration::from_secs(manifest.startup.init_timeout_seconds.unwrap_or(START_S));
-                let keeper = Arc::clone(below.keeper());
-                match manifest.driver() {
-                    Driver::Acp => {
-                        let acp = Acp::start(spec, &manifest, keeper, limit).await?;
-                        Ok(Self::Acp(Box::new(acp)))
-                    }
-                    Driver::Claude => {
-                        let claude = Claude::start(spec, &manifest, keeper, limit).await?;
-                        Ok(Self::Claude(Box::new(claude)))
-                    }
-                    Driver::Exec => Ok(Self::Exec(Box::new(Exec::new(spec, manifest, keeper)))),
-                    Driver::Codex => {
-                        let codex = Codex::start(spec, &manifest, keeper, limit).await?;
-                        Ok(Self::Codex(Box::new(codex)))
-                    }
-                    other => {
-                        let message = format!("there is no driver {other} in this version");
-                        Err(RunError::new("agent_failed_to_start", message))
-                    }
-                }
-            }
-            (Kind::Driven(_), None) => Err(RunError::new("agent_failed_to_start", "the agent has no keeper")),
-        }
-    }
-
-    fn ready(&self, spec: &AgentSpec) -> Up {
-        match self {
-            Self::Echo | Self::Exec(_) => {
-                Up::Ready { agent_session_id: spec.agent_session_id.clone(), steers: false }
-            }
-            Self::Acp(acp) => Up::Ready { agent_session_id: acp.session_id(), steers: acp.steers() },
-            Self::Claude(claude) => {
-                Up::Ready { agent_session_id: claude.session_id(), steers: claude.steers() }
-            }
-            Self::Codex(codex) => Up::Ready { agent_session_id: codex.session_id(), steers: true },
-        }
-    }
-
-    async fn turn(&mut self, turn: &Turn<'_>, prompt: &Prompt) -> Result<End, Closed> {
-        match self {
-            Self::Echo => echo::turn(turn, &prompt.text).await,
-            Self::Acp(acp) => acp.turn(turn, prompt).await,
-            Self::Claude(claude) => claude.turn(turn, prompt).await,
-            Self::Exec(exec) => exec.turn(turn, prompt).await,
-            Self::Codex(codex) => codex.turn(turn, prompt).await,
-        }
-    }
-
-    /// Between turns; resolves if the agent ends by itself.
-    async fn idle(&mut self, voice: &Voice) -> RunError {
-        match self {
-            Self::Echo | Self::Exec(_) => std::future::pending().await,
-            Self::Acp(acp) => Box::pin(acp.idle(voice)).await,
-            Self::Claude(claude) => Box::pin(claude.idle(voice)).await,
-            Self::Codex(codex) => Box::pin(codex.idle(voice)).await,
-        }
-    }
-
-    async fn stop(self) {
-        match self {
-            Self::Echo | Self::Exec(_) => {}
-            Self::Acp(acp) => acp.stop().await,
-            Self::Claude(claude) => claude.stop().await,
-            Self::Codex(codex) => codex.stop().await,
         }
     }
 }

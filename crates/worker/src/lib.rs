@@ -10,7 +10,7 @@
 //! - `redact`: secrets are taken out before anything is kept; `record`: how the process
 //!   is found.
 //! - `executor`: the same agents behind a worker that anybody may talk to.
-//! - [`script`]: the scripted agent, a process of its own.
+//! - [`script`]: the scripted agent, a process of its own; [`tty`]: the step before a program that wants a terminal.
 
 mod agent;
 mod below;
@@ -23,6 +23,7 @@ mod meter;
 mod record;
 mod redact;
 pub mod script;
+pub mod tty;
 mod turn;
 
 pub use executor::executor;

@@ -82,6 +82,7 @@ impl Actor {
                 return self.fail(RunError::new("agent_not_started", why.unwrap_or_default()));
             }
         };
+        self.rest_after = self.may_rest_after();
         let settings = &self.state.settings;
         let id = self.state.id.clone();
         let spec = AgentSpec {

@@ -90,8 +90,18 @@ pub(crate) async fn live(daemon: Arc<Daemon>, session: Arc<SessionRef>, mailbox:
         Ok((state, line)) => {
             let prompts = Held::default();
             let agent = Agent::default();
-            let mut actor =
-                Actor { daemon, session, mailbox, state, line, agent, prompts, redo: None, purged: false };
+            let mut actor = Actor {
+                daemon,
+                session,
+                mailbox,
+                state,
+                line,
+                agent,
+                rest_after: None,
+                prompts,
+                redo: None,
+                purged: false,
+            };
             actor.run().await;
         }
         Err(error) => {
@@ -134,6 +144,8 @@ struct Actor {
     /// Its own key and those of the sessions above it: whose budgets count.
     line: Vec<SessionKey>,
     agent: Agent,
+    /// After how long it is put to rest when it has nothing to do; `None` if its memory would be lost.
+    rest_after: Option<Duration>,
     /// Prompts that were accepted and not given to the agent, as far as they are small.
     prompts: Held,
     /// What the agent said and the journal did not take.
@@ -166,6 +178,7 @@ impl Actor {
     async fn run(&mut self) {
         let mut redo = Redo { wake: true, ..Redo::default() };
         if let Some(had) = self.had() {
+            self.rest_after = self.may_rest_after();
             self.agent.attaching(self.daemon.workers.attach(had));
         } else if self.state.active().is_some() {
             // Of a daemon that kept its agents inside itself: they died with it.
@@ -226,7 +239,7 @@ impl Actor {
             (due, Some(patience)) if due.is_none_or(|due| patience < due) => (patience, Next::Patience),
             (Some(due), _) => (due, Next::Tick),
             // What its turns left running keeps a session awake: somebody has to hold its worker.
-            _ if self.is_needless() => (self.daemon.idle, Next::Idle),
+            _ if self.is_needless() => (self.rest_after.unwrap_or(Duration::MAX), Next::Idle),
             _ if self.is_quiet() && !self.agent.is_there() => (self.daemon.idle.min(NAP), Next::Idle),
             _ => (Duration::MAX, Next::Tick),
         };
@@ -246,10 +259,18 @@ impl Actor {
         self.redo.is_none() && waits && !self.agent.is_changing()
     }
 
-    /// Whether there is an agent that has nothing to do: between runs, or while its run waits for other sessions.
+    /// Whether there is an agent that has nothing to do, between runs or while its run waits for other sessions, and
+    /// that loses nothing by being put to rest.
     fn is_needless(&self) -> bool {
         let waits = self.state.suspended().is_some() && self.redo.is_none() && !self.agent.is_changing();
-        self.agent.is_idle() && (waits || self.is_quiet())
+        self.rest_after.is_some() && self.agent.is_idle() && (waits || self.is_quiet())
+    }
+
+    /// What the agent's manifest and the settings say of its rest.
+    fn may_rest_after(&self) -> Option<Duration> {
+        let project = self.daemon.places.get(&self.session.workspace).map(|place| place.path.clone());
+        let project = project.unwrap_or_default();
+        self.daemon.workers.rest_after(&self.state.settings.agent, &project, self.daemon.idle)
     }
 
     fn world(&self) -> World {

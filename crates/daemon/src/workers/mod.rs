@@ -20,6 +20,7 @@ use qd_protocol::api::{Agent, Worker};
 use qd_protocol::event::RunError;
 use qd_protocol::limits::LEASE_S;
 use qd_protocol::link::UpNumber;
+use qd_protocol::manifest::Driver;
 use qd_protocol::worker::{AgentSpec, Secret};
 use qd_protocol::{ApiError, Code, Millis, SessionId, WorkerId};
 use sha2::Sha256;
@@ -184,6 +185,19 @@ impl Workers {
     /// What an agent's name says of another machine. A command may have an `@` of its own.
     fn elsewhere(&self, name: &str) -> Option<Elsewhere> {
         Elsewhere::parse(name).filter(|_| !qd_catalog::is_described(name))
+    }
+
+    /// After how long an idle agent of a session is put to rest; `None` if it never is, because nobody could go on with
+    /// its conversation.
+    pub(crate) fn rest_after(&self, name: &str, project: &Path, usual: Duration) -> Option<Duration> {
+        match self.elsewhere(name) {
+            None => self.agents.rest_after(name, project, usual),
+            // What is told of agents elsewhere is less. A command for each prompt has nothing to remember.
+            Some(wanted) => match self.joined.offer(&wanted) {
+                Some(agent) if !agent.resumes && agent.driver != Driver::Exec.name() => None,
+                _ => Some(usual),
+            },
+        }
     }
 
     /// A new worker for a session, which has it since then. It starts its agent at once.

@@ -1,15 +1,137 @@
 //! One room per way to reach an agent. A driver turns one prompt into what its agent says; when the turn is stopped
 //! from outside, its future is dropped. What is peculiar to an agent stands in its manifest; no driver knows one by name.
 //!
+//! - [`Agent`]: any of them, from its start to its end.
 //! - `process`: an agent's process, below the keeper; `lines`: its two streams; `telling`: what is said of a turn;
 //!   `price`: what its tokens cost.
 
 pub(crate) mod acp;
-pub(crate) mod claude;
-pub(crate) mod codex;
+mod claude;
+mod codex;
 pub(crate) mod echo;
-pub(crate) mod exec;
+mod exec;
 mod lines;
 mod price;
 mod process;
+pub(crate) mod pty;
 mod telling;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use qd_link::{Closed, Voice};
+use qd_protocol::event::RunError;
+use qd_protocol::limits::START_S;
+use qd_protocol::link::Up;
+use qd_protocol::manifest::Driver;
+use qd_protocol::worker::AgentSpec;
+
+use self::acp::Acp;
+use self::claude::Claude;
+use self::codex::Codex;
+use self::exec::Exec;
+use self::pty::Pty;
+use crate::below::Below;
+use crate::kinds::Kind;
+use crate::turn::{End, Prompt, Turn};
+
+/// An agent that has been started.
+pub(crate) enum Agent {
+    Echo,
+    Acp(Box<Acp>),
+    Claude(Box<Claude>),
+    Exec(Box<Exec>),
+    Codex(Box<Codex>),
+    Pty(Box<Pty>),
+}
+
+impl Agent {
+    /// Starts it, and waits until it takes a prompt.
+    pub(crate) async fn start(
+        kind: Kind,
+        spec: &AgentSpec,
+        below: Option<&Arc<Below>>,
+    ) -> Result<Self, RunError> {
+        match (kind, below) {
+            (Kind::Echo, _) => Ok(Self::Echo),
+            (Kind::Driven(manifest), Some(below)) => {
+                let limit = Duration::from_secs(manifest.startup.init_timeout_seconds.unwrap_or(START_S));
+                let keeper = Arc::clone(below.keeper());
+                match manifest.driver() {
+                    Driver::Acp => {
+                        let acp = Acp::start(spec, &manifest, keeper, limit).await?;
+                        Ok(Self::Acp(Box::new(acp)))
+                    }
+                    Driver::Claude => {
+                        let claude = Claude::start(spec, &manifest, keeper, limit).await?;
+                        Ok(Self::Claude(Box::new(claude)))
+                    }
+                    Driver::Exec => Ok(Self::Exec(Box::new(Exec::new(spec, manifest, keeper)))),
+                    Driver::Codex => {
+                        let codex = Codex::start(spec, &manifest, keeper, limit).await?;
+                        Ok(Self::Codex(Box::new(codex)))
+                    }
+                    Driver::Pty => {
+                        let pty = Pty::start(spec, &manifest, keeper, limit).await?;
+                        Ok(Self::Pty(Box::new(pty)))
+                    }
+                    other => {
+                        let message = format!("there is no driver {other} in this version");
+                        Err(RunError::new("agent_failed_to_start", message))
+                    }
+                }
+            }
+            (Kind::Driven(_), None) => Err(RunError::new("agent_failed_to_start", "the agent has no keeper")),
+        }
+    }
+
+    /// What is told of it then.
+    pub(crate) fn ready(&self, spec: &AgentSpec) -> Up {
+        match self {
+            Self::Echo | Self::Exec(_) => {
+                Up::Ready { agent_session_id: spec.agent_session_id.clone(), steers: false }
+            }
+            Self::Acp(acp) => Up::Ready { agent_session_id: acp.session_id(), steers: acp.steers() },
+            Self::Claude(claude) => {
+                Up::Ready { agent_session_id: claude.session_id(), steers: claude.steers() }
+            }
+            Self::Codex(codex) => Up::Ready { agent_session_id: codex.session_id(), steers: true },
+            // It has no name for its conversation: that is its process.
+            Self::Pty(pty) => Up::Ready { agent_session_id: None, steers: pty.steers() },
+        }
+    }
+
+    /// One turn.
+    pub(crate) async fn turn(&mut self, turn: &Turn<'_>, prompt: &Prompt) -> Result<End, Closed> {
+        match self {
+            Self::Echo => echo::turn(turn, &prompt.text).await,
+            Self::Acp(acp) => acp.turn(turn, prompt).await,
+            Self::Claude(claude) => claude.turn(turn, prompt).await,
+            Self::Exec(exec) => exec.turn(turn, prompt).await,
+            Self::Codex(codex) => codex.turn(turn, prompt).await,
+            Self::Pty(pty) => pty.turn(turn, prompt).await,
+        }
+    }
+
+    /// Between turns; resolves if the agent ends by itself.
+    pub(crate) async fn idle(&mut self, voice: &Voice) -> RunError {
+        match self {
+            Self::Echo | Self::Exec(_) => std::future::pending().await,
+            Self::Acp(acp) => Box::pin(acp.idle(voice)).await,
+            Self::Claude(claude) => Box::pin(claude.idle(voice)).await,
+            Self::Codex(codex) => Box::pin(codex.idle(voice)).await,
+            Self::Pty(pty) => Box::pin(pty.idle()).await,
+        }
+    }
+
+    /// Ends it politely.
+    pub(crate) async fn stop(self) {
+        match self {
+            Self::Echo | Self::Exec(_) => {}
+            Self::Acp(acp) => acp.stop().await,
+            Self::Claude(claude) => claude.stop().await,
+            Self::Codex(codex) => codex.stop().await,
+            Self::Pty(pty) => pty.stop().await,
+        }
+    }
+}

@@ -6,4 +6,5 @@ mod claude;
 mod ends;
 mod executor;
 mod life;
+mod terminal;
 mod world;

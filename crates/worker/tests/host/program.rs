@@ -12,6 +12,7 @@ fn main() -> ExitCode {
         ["__worker", ..] => qd_worker::host::main(),
         ["__keeper", ..] => qd_keeper::process::main(),
         ["__script", ..] => qd_worker::script::main(),
+        [qd_worker::tty::VERB, ..] => qd_worker::tty::main(),
         ["serve", agent] => serve(agent).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS),
         _ => ExitCode::FAILURE,
     }

@@ -1,0 +1,357 @@
+//! What a program has said in one turn, from its screen: every line once, without the prompt that was typed and without
+//! the line in which it waits for the next.
+//!
+//! There are two kinds of programs. One writes line by line, as a shell does: a line is told when the cursor has left
+//! it, and what is changed of it later is not told. The other draws its screen as a whole: of that is told what leaves
+//! the screen at its top, and at the end of the turn what the screen shows then and did not show before.
+
+use std::collections::VecDeque;
+
+use super::rules::{Rules, is_frame};
+use super::screen::{Row, Screen};
+
+/// Typed lines that are remembered to be known again; nobody looks at the echo of more.
+const TYPED_MAX: usize = 1000;
+/// The longest line; what is longer is told in pieces.
+const LINE_MAX: usize = 256 << 10;
+
+/// The lines of one turn.
+#[derive(Debug)]
+pub(super) struct Transcript {
+    /// The row in which it began, by its number.
+    start: u64,
+    /// The next row to be told.
+    next: u64,
+    /// A line whose end has not come.
+    partial: String,
+    /// What stood before the cursor when the first line was typed, until that line has come by.
+    before_cursor: Option<String>,
+    /// What was typed and has not come by.
+    typed: VecDeque<String>,
+    /// All that was typed.
+    all_typed: Vec<String>,
+    /// What the screen showed before and has not left, if it is drawn.
+    drawn: Option<VecDeque<String>>,
+}
+
+impl Transcript {
+    /// Begins with the screen as it is before anything is typed.
+    pub(super) fn begin(screen: &mut Screen) -> Self {
+        screen.take_gone();
+        let is_drawn = screen.is_drawn();
+        let start = if is_drawn { screen.first_row() } else { screen.cursor_row() };
+        Self {
+            start,
+            next: start,
+            partial: String::new(),
+            before_cursor: Some(screen.before_cursor()).filter(|_| !is_drawn),
+            typed: VecDeque::new(),
+            all_typed: Vec::new(),
+            drawn: is_drawn.then(|| screen.rows().into_iter().map(|row| row.text).collect()),
+        }
+    }
+
+    /// These lines are typed.
+    pub(super) fn typed<'a>(&mut self, lines: impl Iterator<Item = &'a str>) {
+        let lines = lines.map(|line| line.trim_end().to_owned());
+        let lines: Vec<String> = lines.take(TYPED_MAX.saturating_sub(self.all_typed.len())).collect();
+        self.all_typed.extend(lines.iter().cloned());
+        self.typed.extend(lines);
+    }
+
+    /// The screen was cleared: what it shows from now on is new.
+    pub(super) fn cleared(&mut self, screen: &Screen) {
+        if self.drawn.is_none() && !screen.shown().alternate_screen() {
+            self.start = screen.first_row();
+            self.next = self.start;
+            self.partial.clear();
+            self.before_cursor = None;
+        }
+    }
+
+    /// What has come since.
+    pub(super) fn take(&mut self, screen: &mut Screen, rules: &Rules) -> Vec<String> {
+        let mut told = Vec::new();
+        for (number, row) in screen.take_gone() {
+            self.leaves(number, row, rules, &mut told);
+        }
+        if self.drawn.is_none() && !screen.is_drawn() {
+            self.advance(screen, screen.cursor_row(), rules, &mut told);
+        }
+        told
+    }
+
+    /// The rest of it, with the screen as it is at the end. If the program waits in the cursor's row, that is after so
+    /// many bytes of something else.
+    pub(super) fn finish(mut self, screen: &mut Screen, waits: Option<usize>, rules: &Rules) -> Vec<String> {
+        let mut told = self.take(screen, rules);
+        if let Some(before) = self.drawn.take() {
+            let now = screen.rows().into_iter().map(|row| row.text).collect();
+            told.extend(
+                added(&before.into(), &now).into_iter().filter_map(|line| self.unframed(line, rules)),
+            );
+            return told;
+        }
+        let end = screen.first_row() + u64::from(screen.height());
+        match waits {
+            // It may have drawn something, and a line may be left that nobody knows.
+            Some(after) if !screen.is_drawn() => {
+                self.advance(screen, screen.cursor_row(), rules, &mut told);
+                self.partial.push_str(screen.before_cursor().get(..after).unwrap_or_default());
+            }
+            _ => self.advance(screen, end, rules, &mut told),
+        }
+        if !self.partial.is_empty() {
+            self.end_line(rules, &mut told);
+        }
+        told
+    }
+
+    /// The rows of a screen that are of this turn, each with its number.
+    pub(super) fn fresh(&self, screen: &Screen) -> Vec<(u64, String)> {
+        let rows = (screen.first_row()..).zip(screen.rows().into_iter().map(|row| row.text));
+        match &self.drawn {
+            None => rows.filter(|(number, text)| *number >= self.start && !self.was_typed(text)).collect(),
+            Some(before) => rows.filter(|(_, text)| !before.contains(text)).collect(),
+        }
+    }
+
+    /// A row has left the screen, and so is final.
+    fn leaves(&mut self, number: u64, row: Row, rules: &Rules, told: &mut Vec<String>) {
+        if let Some(before) = &mut self.drawn {
+            let was_there = before.pop_front().is_some_and(|text| text == row.text);
+            if !was_there && let Some(line) = self.unframed(row.text, rules) {
+                told.push(line);
+            }
+        } else if number >= self.next {
+            self.row(row, rules, told);
+            self.next = number + 1;
+        }
+    }
+
+    /// Tells the rows up to this one.
+    fn advance(&mut self, screen: &Screen, until: u64, rules: &Rules, told: &mut Vec<String>) {
+        let first = screen.first_row();
+        for number in self.next.max(first)..until {
+            let Ok(row) = u16::try_from(number - first) else { break };
+            self.row(screen.row(row), rules, told);
+        }
+        self.next = self.next.max(until);
+    }
+
+    fn row(&mut self, row: Row, rules: &Rules, told: &mut Vec<String>) {
+        self.partial.push_str(&row.text);
+        if !row.wrapped || self.partial.len() > LINE_MAX {
+            self.end_line(rules, told);
+        }
+    }
+
+    fn end_line(&mut self, rules: &Rules, told: &mut Vec<String>) {
+        let mut line = std::mem::take(&mut self.partial);
+        if let Some(before) = self.before_cursor.take() {
+            // What stood there before is no part of the turn.
+            let rest = line.strip_prefix(before.trim_end()).map(|rest| rest.trim_start().to_owned());
+            line = rest.unwrap_or(line);
+            if line.is_empty() {
+                return;
+            }
+        }
+        if !self.is_echo(&line, rules) {
+            told.push(line);
+        }
+    }
+
+    /// Whether a line is one that was typed, as the terminal shows it: after the line in which the program waits, or
+    /// alone.
+    fn is_echo(&mut self, line: &str, rules: &Rules) -> bool {
+        let shown = line.trim_end();
+        let is_it = |typed: &String| match typed.is_empty() {
+            true => !shown.chars().any(char::is_alphanumeric),
+            false => {
+                shown.strip_suffix(typed.as_str()).is_some_and(|head| head.is_empty() || is_prompt(head))
+            }
+        };
+        // Of an empty line there may be nothing to see.
+        let places =
+            self.typed.iter().position(|typed| !typed.is_empty()).map_or(self.typed.len(), |at| at + 1);
+        if let Some(at) = self.typed.iter().take(places).position(is_it) {
+            self.typed.drain(..=at);
+            return true;
+        }
+        // What is typed ahead is shown once by the terminal and once by the program.
+        let after_prompt = rules.prompt_line().and_then(|prompt| shown.strip_prefix(prompt));
+        after_prompt.is_some_and(|rest| rest.is_empty() || self.all_typed.iter().any(|typed| typed == rest))
+    }
+
+    /// Whether a row is a part of what was typed, as the terminal shows it.
+    fn was_typed(&self, row: &str) -> bool {
+        let row = row.trim();
+        let shows = |typed: &&String| row.ends_with(typed.as_str()) || typed.contains(row);
+        !row.is_empty() && self.all_typed.iter().filter(|typed| !typed.is_empty()).any(|typed| shows(&typed))
+    }
+
+    /// A line of a drawn screen without the box around it; `None` if it is no part of an answer.
+    fn unframed(&mut self, line: String, rules: &Rules) -> Option<String> {
+        let text = line.trim_end_matches(|c: char| c.is_whitespace() || is_frame(c));
+        let text = text.trim_start_matches(is_frame);
+        let words = text.trim_start_matches(|c: char| !c.is_alphanumeric());
+        let is_echo = |typed: &String| typed.as_str() == text.trim() || typed.as_str() == words;
+        let drops =
+            rules.is_furniture(&line) || rules.is_furniture(text) || self.all_typed.iter().any(is_echo);
+        (!drops).then(|| text.to_owned())
+    }
+}
+
+/// Whether what stands before a typed line looks as if a program had waited there.
+fn is_prompt(head: &str) -> bool {
+    head.ends_with(' ') && head.trim_end().chars().next_back().is_some_and(|mark| !mark.is_alphanumeric())
+}
+
+/// The lines that one list has and the other had not, in order: what is left of it without the longest list that is
+/// part of both.
+fn added(before: &Vec<String>, now: &Vec<String>) -> Vec<String> {
+    let width = now.len() + 1;
+    // The length of the longest common list of what follows each pair of places.
+    let mut common = vec![0u32; (before.len() + 1) * width];
+    for (b, was) in before.iter().enumerate().rev() {
+        for (n, is) in now.iter().enumerate().rev() {
+            common[b * width + n] = match was == is {
+                true => common[(b + 1) * width + n + 1] + 1,
+                false => common[(b + 1) * width + n].max(common[b * width + n + 1]),
+            };
+        }
+    }
+    let (mut b, mut n, mut new) = (0, 0, Vec::new());
+    while n < now.len() {
+        if b < before.len() && before[b] == now[n] {
+            (b, n) = (b + 1, n + 1);
+        } else if b < before.len() && common[(b + 1) * width + n] >= common[b * width + n + 1] {
+            b += 1;
+        } else {
+            new.push(now[n].clone());
+            n += 1;
+        }
+    }
+    new
+}
+
+#[cfg(test)]
+mod tests {
+    use qd_protocol::manifest::{Manifest, Parse};
+
+    use super::*;
+    use crate::drivers::pty::screen::Size;
+
+    /// One turn over recorded output: what was on the screen before, what was typed, what came in pieces, and where the
+    /// program waits at the end.
+    fn turn(
+        parse: Parse,
+        before: &str,
+        typed: &str,
+        pieces: &[&str],
+        waits: Option<usize>,
+    ) -> Vec<Vec<String>> {
+        let mut rules = Rules::of(&Manifest { parse, ..Manifest::default() }).unwrap();
+        let mut screen = Screen::new(Size::near(20, 4));
+        screen.feed(before.as_bytes(), |_| {});
+        rules.learn(&screen);
+        let mut transcript = Transcript::begin(&mut screen);
+        transcript.typed(typed.lines());
+        let mut told = Vec::new();
+        for piece in pieces {
+            screen.feed(piece.as_bytes(), |screen| {
+                if screen.is_cleared() {
+                    transcript.cleared(screen);
+                }
+            });
+            told.push(transcript.take(&mut screen, &rules));
+        }
+        told.push(transcript.finish(&mut screen, waits, &rules));
+        told
+    }
+
+    fn shell(typed: &str, pieces: &[&str], waits: Option<usize>) -> Vec<String> {
+        turn(Parse::default(), "hello\r\nsh-5.2$ ", typed, pieces, waits).concat()
+    }
+
+    #[test]
+    fn the_lines_of_a_shell_are_told_as_they_come_without_echo_and_prompt() {
+        let told = turn(
+            Parse::default(),
+            "sh-5.2$ ",
+            "seq 2",
+            &["seq 2\r\n", "1\r\n2", "\r\n", "sh-5.2$ "],
+            Some(0),
+        );
+        assert_eq!(told, [vec![], vec!["1"], vec!["2"], vec![], vec![]]);
+    }
+
+    #[test]
+    fn what_scrolls_away_and_what_is_longer_than_a_row_is_told_whole() {
+        let output: String = (0..9).map(|n| format!("line {n}\r\n")).collect();
+        let long = "y".repeat(50);
+        let told = shell("go", &["go\r\n", &output, &long, "\r\nsh-5.2$ "], Some(0));
+        let mut wanted: Vec<String> = (0..9).map(|n| format!("line {n}")).collect();
+        wanted.push(long);
+        assert_eq!(told, wanted);
+    }
+
+    #[test]
+    fn a_long_prompt_and_several_lines_of_it_are_no_part_of_the_answer() {
+        let long = format!("echo {}", "z".repeat(30));
+        let echoed = format!("{}\r\n", long);
+        assert_eq!(shell(&long, &[&echoed, "zz\r\nsh-5.2$ "], Some(0)), ["zz"]);
+        let told = shell("a=1\necho $a", &["a=1\r\nsh-5.2$ echo $a\r\n1\r\nsh-5.2$ "], Some(0));
+        assert_eq!(told, ["1"]);
+        let ahead = &["sleep 1\r\necho a\r\n", "sh-5.2$ echo a\r\na\r\nsh-5.2$ "];
+        assert_eq!(shell("sleep 1\necho a", ahead, Some(0)), ["a"], "typed ahead");
+    }
+
+    #[test]
+    fn an_answer_that_is_the_prompt_again_is_told() {
+        assert_eq!(shell("x", &["x\r\nx\r\nsh-5.2$ "], Some(0)), ["x"]);
+    }
+
+    #[test]
+    fn words_before_the_next_prompt_and_the_last_words_of_a_program_that_ends_are_told() {
+        assert_eq!(shell("printf hi", &["printf hi\r\nhish-5.2$ "], Some(2)), ["hi"]);
+        assert_eq!(shell("exit", &["exit\r\nbye"], None)[..1], ["bye"]);
+    }
+
+    #[test]
+    fn a_screen_that_is_cleared_begins_anew() {
+        let told = shell("clear; pwd", &["clear; pwd\r\n", "\x1b[H\x1b[2J", "/x\r\nsh-5.2$ "], Some(0));
+        assert_eq!(told, ["/x"]);
+        let at_once = "clear; pwd\r\n\x1b[H\x1b[2J/x\r\nsh-5.2$ ";
+        assert_eq!(shell("clear; pwd", &[at_once], Some(0)), ["/x"]);
+    }
+
+    #[test]
+    fn of_a_full_screen_program_is_told_what_is_new_at_the_end() {
+        let parse = Parse { idle: vec!["^:".to_owned()], ..Parse::default() };
+        let before = "\x1b[?1049h\x1b[Hone\r\ntwo\r\nthree\r\n:";
+        let told = turn(parse, before, "/f", &["\r/f", "\x1b[H\x1b[2Jthree\r\nfour\r\nfive\r\n:"], Some(0));
+        assert_eq!(told, [vec![], vec![], vec!["four".to_owned(), "five".to_owned()]]);
+    }
+
+    #[test]
+    fn of_a_program_that_draws_below_its_words_the_words_are_told_and_the_furniture_is_not() {
+        let parse =
+            Parse {
+                idle: vec!["^│ > +│$".to_owned()], busy: vec!["working".to_owned()], ..Parse::default()
+            };
+        let boxed = "│ >        │\r\n╰──────────╯\x1b[A\r\x1b[4C";
+        let told = turn(
+            parse,
+            &format!("welcome\r\n{boxed}"),
+            "hi",
+            &[
+                "hi",
+                "\r\x1b[J> hi\r\n● an answer\r\nworking\r\n",
+                &format!("\x1b[A\x1b[J  of two lines\r\n{boxed}"),
+            ],
+            Some(0),
+        );
+        assert_eq!(told.concat(), ["● an answer", "  of two lines"]);
+    }
+}

@@ -1,0 +1,199 @@
+//! Programs in terminals: real ones, without a manifest where they can be understood without, and with one where not.
+
+use std::time::{Duration, Instant};
+
+use qd_keeper::proc;
+use qd_protocol::event::{Answer, Decision};
+use qd_protocol::link::{Down, Gone, Reply, Said, Stop, Up};
+use qd_protocol::manifest::Manifest;
+
+use crate::world::{Daemon, Worker, agent_spec, nothing_left_of};
+
+/// A shell without anybody's settings.
+const BASH: &str = "pty:bash --norc --noprofile";
+
+/// A manifest in the form that people write.
+fn described(text: &str) -> Box<Manifest> {
+    let value: serde_json::Value = serde_json::from_str(text).unwrap();
+    Box::new(serde_json::from_value(value).unwrap())
+}
+
+async fn says(daemon: &mut Daemon, run: &str, prompt: &str) -> String {
+    daemon.prompt(run, prompt);
+    let ended = daemon.ended(run).await;
+    assert_eq!(ended.outcome.stop, Stop::EndTurn, "{prompt}: {:?}", ended.outcome);
+    ended.text
+}
+
+#[tokio::test]
+async fn a_shell_needs_no_manifest_and_keeps_its_memory() {
+    let (worker, mut daemon) = Worker::attached(BASH, |_| {}).await;
+    assert_eq!(says(&mut daemon, "a", "echo hi").await, "hi");
+    assert_eq!(says(&mut daemon, "b", "X=1").await, "");
+    assert_eq!(says(&mut daemon, "c", "echo $X").await, "1");
+    assert_eq!(says(&mut daemon, "d", "echo a\n\necho b").await, "a\nb");
+    assert_eq!(says(&mut daemon, "e", "printf 'no end'").await, "no end");
+    assert_eq!(says(&mut daemon, "f", "clear; echo after").await, "after");
+    let long = "word ".repeat(200);
+    assert_eq!(says(&mut daemon, "g", &format!("echo {long}")).await, long.trim_end());
+    let numbers: Vec<String> = (1..=500).map(|n| n.to_string()).collect();
+    assert_eq!(says(&mut daemon, "h", "seq 500").await, numbers.join("\n"));
+    assert_eq!(
+        says(&mut daemon, "i", "echo $TERM; tty | cut -c1-9; stty size").await,
+        "xterm-256color\n/dev/pts/\n40 120"
+    );
+    let home = worker.home.path().canonicalize().unwrap();
+    assert_eq!(says(&mut daemon, "j", "pwd").await, home.to_str().unwrap());
+}
+
+#[tokio::test]
+async fn what_a_shell_says_comes_while_it_works() {
+    let (_worker, mut daemon) = Worker::attached(BASH, |_| {}).await;
+    daemon.prompt("a", "echo first; until test -e go; do sleep 0.05; done; echo second");
+    daemon.until_text("first").await;
+    std::fs::write(_worker.home.path().join("go"), "").unwrap();
+    assert_eq!(daemon.ended("a").await.text, "\nsecond");
+}
+
+#[tokio::test]
+async fn an_interpreter_needs_no_manifest() {
+    let (_worker, mut daemon) = Worker::attached("pty:python3 -q", |_| {}).await;
+    assert_eq!(says(&mut daemon, "a", "x = 20 + 1").await, "");
+    assert_eq!(says(&mut daemon, "b", "x * 2").await, "42");
+    assert_eq!(says(&mut daemon, "c", "for n in range(2):\n    print(n)\n\n").await, "0\n1");
+    assert!(says(&mut daemon, "d", "1 / 0").await.contains("ZeroDivisionError"));
+}
+
+#[tokio::test]
+async fn a_cancelled_turn_leaves_nothing_and_the_shell_goes_on() {
+    let (worker, mut daemon) = Worker::attached(BASH, |_| {}).await;
+    let spec = agent_spec(&worker.home, BASH, "one");
+    assert_eq!(says(&mut daemon, "a", "X=kept").await, "");
+    daemon.prompt("b", "setsid -f sleep 601; echo begun; sleep 600");
+    daemon.until_text("begun").await;
+    daemon.cancel("b");
+    let ended = daemon.ended("b").await;
+    assert_eq!((ended.outcome.stop, ended.outcome.processes.survivors), (Stop::Cancelled, 0));
+    assert_eq!(proc::marked(&spec.mark).len(), 1, "only the shell is left");
+    assert_eq!(says(&mut daemon, "c", "echo $X").await, "kept");
+}
+
+#[tokio::test]
+async fn a_turn_that_ignores_its_interrupt_is_ended_and_the_shell_goes_on() {
+    let (_worker, mut daemon) = Worker::attached(BASH, |_| {}).await;
+    assert_eq!(says(&mut daemon, "a", "X=kept").await, "");
+    daemon.prompt("b", "sh -c 'trap \"\" INT; echo begun; sleep 600; sleep 600'");
+    daemon.until_text("begun").await;
+    daemon.cancel("b");
+    let ended = daemon.ended("b").await;
+    assert_eq!((ended.outcome.stop, ended.outcome.processes.survivors), (Stop::Cancelled, 0));
+    assert!(says(&mut daemon, "c", "echo $X").await.contains("kept"));
+}
+
+#[tokio::test]
+async fn a_cancel_right_behind_its_prompt_is_not_lost() {
+    let (_worker, mut daemon) = Worker::attached(BASH, |_| {}).await;
+    for n in 0..10 {
+        let name = format!("run{n}");
+        daemon.prompt(&name, "sleep 600");
+        tokio::time::sleep(Duration::from_millis(n * 7)).await;
+        daemon.cancel(&name);
+        assert_eq!(daemon.ended(&name).await.outcome.stop, Stop::Cancelled);
+    }
+    assert_eq!(says(&mut daemon, "after", "echo fine").await, "fine");
+}
+
+#[tokio::test]
+async fn a_program_that_shows_nothing_is_refused_with_a_clear_word() {
+    let began = Instant::now();
+    let (mut worker, spec) = Worker::with("pty:cat", |_| {}).await;
+    let mut daemon = worker.attach(&spec, 0, None);
+    let Gone::Failed(error) = daemon.gone().await else { panic!("it is no success") };
+    assert!(error.message.starts_with("cannot tell when cat has finished"), "{error:?}");
+    assert!(error.message.contains("`idle`"), "{error:?}");
+    assert!(began.elapsed() < Duration::from_secs(25));
+    nothing_left_of(&spec).await;
+    worker.ended().await;
+}
+
+#[tokio::test]
+async fn a_program_that_ends_in_its_turn_or_before_it_is_told_with_its_last_lines() {
+    let (_worker, mut daemon) = Worker::attached(BASH, |_| {}).await;
+    daemon.prompt("a", "echo goodbye; exit 3");
+    let Gone::Failed(error) = daemon.gone().await else { panic!("it failed") };
+    assert_eq!(error.exit_status, Some(3), "{error:?}");
+    assert!(error.stderr.iter().any(|line| line == "goodbye"), "{error:?}");
+
+    let (worker, spec) = Worker::with("pty:sh -c 'echo no such thing; exit 4'", |_| {}).await;
+    let Gone::Failed(error) = worker.attach(&spec, 0, None).gone().await else { panic!("it failed") };
+    assert_eq!((error.exit_status, &error.stderr[..]), (Some(4), &["no such thing".to_owned()][..]));
+
+    let (worker, spec) = Worker::with("pty:/no/such/program", |_| {}).await;
+    let Gone::Failed(error) = worker.attach(&spec, 0, None).gone().await else { panic!("it failed") };
+    assert!(error.stderr[0].contains("/no/such/program could not be started"), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_full_screen_program_is_driven_by_its_manifest() {
+    let (worker, mut daemon) = Worker::attached("pager", |host| {
+        let text: String = (1..=200).map(|n| format!("line {n}\n")).collect();
+        std::fs::write(host.agents[0].cwd.join("book"), text).unwrap();
+        // Its prompt is `:`, or `(END)` at the end of the file; what it cannot find it says in the same line.
+        host.agents[0].manifest = Some(described(
+            r#"{"agent": {"name": "pager", "driver": "pty"},
+                "startup": {"command": ["less", "-M", "-PM:$", "book"], "ready_when": {"pattern": "^:$"},
+                            "env": {"LESSHISTFILE": "-"}},
+                "pty": {"rows": 10},
+                "parse": {"idle": ["^:$", "^Pattern not found"], "error_lines": ["^Pattern not found"]}}"#,
+        ));
+    })
+    .await;
+    let lines = |range: std::ops::RangeInclusive<u32>| {
+        range.map(|n| format!("line {n}")).collect::<Vec<_>>().join("\n")
+    };
+    assert_eq!(says(&mut daemon, "a", "/line 150").await, lines(150..=158));
+    assert_eq!(says(&mut daemon, "b", "/line 155").await, lines(159..=163), "what it did not show before");
+    let spec = agent_spec(&worker.home, "pager", "one");
+    assert_eq!(proc::marked(&spec.mark).len(), 1);
+}
+
+#[tokio::test]
+async fn what_a_program_asks_is_asked_and_answered_by_keys() {
+    let script = r#"printf '> '; while read -r line; do
+        printf 'Do %s? [y/n] ' "$line"; read -r yes; echo "yes: $yes"
+        printf 'Which?\n 1. red\n 2. blue\n'; read -r which; echo "which: $which"
+        printf '> '; done"#;
+    let (_worker, mut daemon) = Worker::attached("asker", |host| {
+        let mut manifest = described(
+            r#"{"agent": {"name": "asker", "driver": "pty"},
+                "parse": {"ask_yes_no": ["\\[y/n\\]"], "ask_options": ["^Which"], "error_lines": ["^which: 2"]}}"#,
+        );
+        manifest.startup.command = vec!["sh".into(), "-c".into(), script.into()];
+        host.agents[0].manifest = Some(manifest);
+    })
+    .await;
+    daemon.prompt("a", "it");
+    let mut asked = Vec::new();
+    let (mut text, mut number) = (String::new(), 1000);
+    let outcome = loop {
+        match daemon.hear().await {
+            Up::Ask { ask, .. } => {
+                asked.push(ask.prompt.clone());
+                number += 1;
+                let answer = match ask.options.is_empty() {
+                    true => Answer { decision: Some(Decision::AllowOnce), ..Answer::default() },
+                    false => Answer { value: Some("blue".into()), ..Answer::default() },
+                };
+                let number = qd_protocol::Number(number);
+                daemon.link.send(Down::Answer { number, ask: ask.id, answer: Reply::Answered(answer) });
+            }
+            Up::Said { what: Said::Text { text: piece }, .. } => text.push_str(&piece),
+            Up::Terminal { outcome, .. } => break outcome,
+            _ => {}
+        }
+    };
+    assert_eq!(asked, ["Do it? [y/n]", "Which?"]);
+    assert!(text.contains("yes: y") && text.contains("which: 2"), "{text}");
+    assert_eq!(outcome.stop, Stop::Error, "its manifest says that this line means failure");
+    assert_eq!(outcome.error.unwrap().message, "which: 2");
+}
