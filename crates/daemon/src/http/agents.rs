@@ -14,10 +14,11 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::describe::{BadBody, BadQuery, Guarded, Missing};
-use super::extract::Query;
+use super::describe::{BadBody, BadQuery, Guarded, KeyHeader, Missing};
+use super::extract::{Keyed, Query};
 use super::fault;
 use super::list::{List, ListQuery};
+use super::once::{Kept, once};
 use crate::daemon::Daemon;
 use crate::edge::{Json, Refusal};
 use crate::places::path_not_found;
@@ -97,20 +98,26 @@ async fn trusted(State(daemon): State<Arc<Daemon>>) -> Result<Json<Vec<Trusted>>
 }
 
 /// Trusts what a project brings, as it is now. Once it has changed, that has to be said again.
-#[utoipa::path(post, path = "/v1/trust", tag = "daemon", request_body = TrustRequest, responses(
+#[utoipa::path(post, path = "/v1/trust", tag = "daemon", params(KeyHeader), request_body = TrustRequest, responses(
     (status = 200, description = "It is trusted, with these files", body = Trusted),
     (status = 400, description = "`path_not_found`, or `invalid_value` if there is nothing to trust", body = ErrorBody),
+    (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
     BadBody, Guarded,
 ))]
 async fn trust(
     State(daemon): State<Arc<Daemon>>,
-    Json(request): Json<TrustRequest>,
+    Keyed(key, Json(request)): Keyed<Json<TrustRequest>>,
 ) -> Result<Json<Trusted>, Refusal> {
     let path = PathBuf::from(request.path);
     if !path.is_absolute() || !path.is_dir() {
         return Err(path_not_found(&path).into());
     }
-    Ok(Json(on_disk(move || daemon.workers.agents().trust(&path)).await?))
+    let trusting = Arc::clone(&daemon);
+    let deed = |_| async {
+        let trusted = on_disk(move || trusting.workers.agents().trust(&path)).await?;
+        Ok((trusted, Kept::NotYet))
+    };
+    Ok(Json(once(&daemon, key, deed).await?))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]

@@ -86,9 +86,9 @@ impl Transcript {
     pub(super) fn finish(mut self, screen: &mut Screen, waits: Option<usize>, rules: &Rules) -> Vec<String> {
         let mut told = self.take(screen, rules);
         if let Some(before) = self.drawn.take() {
-            let now = screen.rows().into_iter().map(|row| row.text).collect();
+            let now: Vec<String> = screen.rows().into_iter().map(|row| row.text).collect();
             told.extend(
-                added(&before.into(), &now).into_iter().filter_map(|line| self.unframed(line, rules)),
+                added(&Vec::from(before), &now).into_iter().filter_map(|line| self.unframed(line, rules)),
             );
             return told;
         }
@@ -209,7 +209,7 @@ fn is_prompt(head: &str) -> bool {
 
 /// The lines that one list has and the other had not, in order: what is left of it without the longest list that is
 /// part of both.
-fn added(before: &Vec<String>, now: &Vec<String>) -> Vec<String> {
+fn added(before: &[String], now: &[String]) -> Vec<String> {
     let width = now.len() + 1;
     // The length of the longest common list of what follows each pair of places.
     let mut common = vec![0u32; (before.len() + 1) * width];
