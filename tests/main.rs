@@ -23,6 +23,7 @@ mod idempotency;
 mod large;
 mod lifecycle;
 mod limits;
+mod manifests;
 mod openapi;
 mod policy_test;
 mod queue;
