@@ -22,6 +22,7 @@ use crate::drivers::pty::Pty;
 use crate::kinds::Kind;
 use crate::meter::Meter;
 use crate::turn::{End, Inbox, Prompt, Steer, Turn};
+use crate::window::Window;
 
 /// How long what a turn started has to end by itself, once the turn is over and was to be stopped.
 const SWEEP_GRACE: Duration = Duration::from_secs(1);
@@ -35,6 +36,8 @@ pub(crate) struct Around {
     pub(crate) seat: Option<watch::Receiver<SeatState>>,
     /// How its worker asks it to rest.
     pub(crate) leash: Arc<Leash>,
+    /// Where people look at its terminal.
+    pub(crate) window: Arc<Window>,
 }
 
 /// What a worker and its agent's task tell each other past the link.
@@ -80,8 +83,8 @@ impl Leash {
 /// it does not while there is something that earlier turns left on purpose and a worker to hold it, nor when the keeper
 /// is gone: then its worker ends it.
 pub(crate) async fn live(kind: Kind, spec: Box<AgentSpec>, around: Around, end: AgentEnd) -> Gone {
-    let Around { below, seat, leash } = around;
-    let mut life = Life { spec, below, seat, end, last_run: None };
+    let Around { below, seat, leash, window } = around;
+    let mut life = Life { spec, below, seat, window, end, last_run: None };
     match life.run(kind, &leash).await {
         Ok(gone) => gone,
         Err(Broken::Closed(Closed)) => Gone::Stopped,
@@ -101,7 +104,12 @@ enum Agent {
 }
 
 impl Agent {
-    async fn start(kind: Kind, spec: &AgentSpec, below: Option<&Arc<Below>>) -> Result<Self, RunError> {
+    async fn start(
+        kind: Kind,
+        spec: &AgentSpec,
+        below: Option<&Arc<Below>>,
+        window: &Window,
+    ) -> Result<Self, RunError> {
         match (kind, below) {
             (Kind::Echo, _) => Ok(Self::Echo),
             (Kind::Driven(manifest), Some(below)) => {
@@ -113,7 +121,7 @@ impl Agent {
                         Ok(Self::Acp(Box::new(acp)))
                     }
                     Driver::Pty => {
-                        let pty = Pty::start(spec, &manifest, keeper, limit).await?;
+                        let pty = Pty::start(spec, &manifest, keeper, window, limit).await?;
                         Ok(Self::Pty(Box::new(pty)))
                     }
                     other => {
@@ -184,6 +192,7 @@ struct Life {
     spec: Box<AgentSpec>,
     below: Option<Arc<Below>>,
     seat: Option<watch::Receiver<SeatState>>,
+    window: Arc<Window>,
     end: AgentEnd,
     /// The turn that a word between turns belongs to.
     last_run: Option<RunId>,
@@ -241,7 +250,7 @@ impl Life {
 
     /// Starts the agent; for this prompt, if it is one that found the last agent dead.
     async fn begin(&mut self, kind: Kind, prompt: Option<&Down>) -> Result<Begun, Broken> {
-        let agent = match Agent::start(kind, &self.spec, self.below.as_ref()).await {
+        let agent = match Agent::start(kind, &self.spec, self.below.as_ref(), &self.window).await {
             Ok(agent) => agent,
             Err(error) => return self.fail_to_start(error, prompt).await.map(Begun::Gone),
         };

@@ -6,7 +6,7 @@
 //! - `extract`: what a handler takes: ids, queries, bodies with an `Idempotency-Key`.
 //! - `once`: the same request under the same key has its effect once.
 //! - `list`: pages. `describe`: what the document says of all routes alike. `words`: texts and files of a caller.
-//! - `meta`, `gc`, `join`, `workspaces`, `sessions`, `runs`, `queue`, `asks`, `halt`, `events`: the families of routes.
+//! - `meta`, `gc`, `join`, `workspaces`, `sessions`, `terminal`, `runs`, `queue`, `asks`, `halt`, `events`: the families of routes.
 
 mod asks;
 mod describe;
@@ -22,6 +22,7 @@ mod once;
 mod queue;
 mod runs;
 mod sessions;
+mod terminal;
 mod words;
 mod workspaces;
 
@@ -57,6 +58,7 @@ fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .merge(join::routes())
         .merge(workspaces::routes())
         .merge(sessions::routes())
+        .merge(terminal::routes())
         .merge(runs::routes())
         .merge(queue::routes())
         .merge(asks::routes())
