@@ -33,6 +33,7 @@ mod runs;
 mod security;
 mod sessions;
 mod steer;
+mod terminals;
 mod workers_escapees;
 mod workers_join;
 mod workers_kin;

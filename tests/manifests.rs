@@ -18,7 +18,11 @@ async fn any_command_is_an_agent_and_its_exit_status_decides() {
     let fails = daemon.session("exec:sh -c 'cat; echo why >&2; exit 3'").await;
     let run = fails.wait(&fails.prompt("words").await).await;
     assert_eq!((&run["finish_reason"], &run["text"]), (&json!("error"), &json!("words")), "{run}");
-    assert_eq!((&run["error"]["exit_status"], &run["error"]["stderr"]), (&json!(3), &json!(["why"])), "{run}");
+    assert_eq!(
+        (&run["error"]["exit_status"], &run["error"]["stderr"]),
+        (&json!(3), &json!(["why"])),
+        "{run}"
+    );
 }
 
 #[tokio::test]

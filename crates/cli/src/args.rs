@@ -63,10 +63,15 @@ Ctrl-C cancels the run and waits for its end; a second one leaves it alone.")]
     #[command(after_help = "Examples:
   qd attach ses_4k
   echo 'and now the tests' | qd attach nightly
-A line is sent as a prompt, or answers the ask that is open. /steer TEXT, /cancel, /detach, /help.")]
+  qd attach --raw ses_4k                the screen of a program that runs in a terminal, and its keys
+A line is sent as a prompt, or answers the ask that is open. /steer TEXT, /cancel, /detach, /help.
+With --raw, every key goes to the program; Ctrl-] leaves, and the session goes on.")]
     Attach {
         /// The session
         id: String,
+        /// Show the screen of its terminal and take keys, for an agent that has one; Ctrl-] leaves
+        #[arg(long, conflicts_with = "json")]
+        raw: bool,
     },
     /// Give a session one more prompt, without waiting for the answer
     #[command(after_help = "Examples:

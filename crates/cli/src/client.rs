@@ -15,7 +15,10 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderMap, HeaderValue};
-use hyper::{Method, Request, Response};
+use hyper::upgrade::Upgraded;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use qd_link::socket::{Role, Socket, request_key};
 use qd_protocol::api::{NEXT_AFTER, VERSION_HEADER};
 use qd_protocol::error::{ErrorBody, ErrorDoc};
 use serde::Serialize;
@@ -52,6 +55,9 @@ struct Shared {
     /// What takes the daemon's place if it dies; none where it is not ours to start.
     successor: Option<Successor>,
 }
+
+/// A connection that is no longer HTTP.
+pub(crate) type WebSocket = Socket<TokioIo<Upgraded>>;
 
 /// An answer with its body, whatever its status.
 #[derive(Debug)]
@@ -209,6 +215,28 @@ impl Client {
         let (parts, body) = response.into_parts();
         let body = body.collect().await.map_err(|error| self.broken(error))?.to_bytes();
         Err(refused(&Answer { status: parts.status.as_u16(), headers: parts.headers, body }))
+    }
+
+    /// Opens a WebSocket of this subprotocol, on a connection of its own.
+    pub(crate) async fn socket(&self, path: &str, subprotocol: &'static str) -> Result<WebSocket> {
+        let mut request = self.request(&Method::GET, path, None, None)?;
+        let key = HeaderValue::from_str(&request_key()).context("the key is no header value")?;
+        let headers = request.headers_mut();
+        headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+        headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+        headers.insert(header::SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
+        headers.insert(header::SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(subprotocol));
+        headers.insert(header::SEC_WEBSOCKET_KEY, key);
+        // Until the connection has become another one, it is this one that moves its bytes.
+        let mut wire = self.dial().await?;
+        let response = wire.send(request).await.map_err(|error| self.broken(error))?;
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            let (parts, body) = response.into_parts();
+            let body = body.collect().await.map_err(|error| self.broken(error))?.to_bytes();
+            return Err(refused(&Answer { status: parts.status.as_u16(), headers: parts.headers, body }));
+        }
+        let upgraded = hyper::upgrade::on(response).await.map_err(|error| self.broken(error))?;
+        Ok(Socket::upgraded(TokioIo::new(upgraded), Role::Client).await)
     }
 
     async fn dial(&self) -> Result<Wire> {

@@ -74,6 +74,13 @@ impl Output {
         out.flush()
     }
 
+    /// What a terminal is to show, as it is.
+    pub(crate) fn paint(&self, bytes: &[u8]) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        out.write_all(bytes)?;
+        out.flush()
+    }
+
     /// One line of data.
     pub(crate) fn line(&self, text: &str) -> io::Result<()> {
         self.data(&format!("{text}\n"))

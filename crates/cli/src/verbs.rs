@@ -17,6 +17,7 @@ mod logs;
 mod policy;
 mod prompt;
 mod ps;
+mod raw;
 mod rm;
 mod run;
 mod send;
@@ -55,7 +56,8 @@ pub(crate) async fn perform(context: &Context, verb: Verb) -> Result<Exit> {
     match verb {
         Verb::Run(flags) => run::run(context, flags).await,
         Verb::Ps { all } => ps::ps(context, all).await,
-        Verb::Attach { id } => attach::attach(context, &id).await,
+        Verb::Attach { id, raw: false } => attach::attach(context, &id).await,
+        Verb::Attach { id, raw: true } => raw::attach(context, &id).await,
         Verb::Send { id, text, steer } => send::send(context, &id, &text, steer).await,
         Verb::Logs { follow, id } => logs::logs(context, &id, follow).await,
         Verb::Wait { ids, timeout } => wait::wait(context, &ids, timeout).await,

@@ -13,6 +13,7 @@
 //! - `line`: one connection, as both ends use it.
 //! - [`socket`]: the WebSocket under it.
 //! - [`executor`]: what anybody implements to be a worker.
+//! - [`terminal`]: the first frames of a connection that shows a terminal.
 //! - [`plain`]: the frames of a peer without a subprotocol, both sides.
 //! - [`serve`]: the door of a worker.
 //! - `file_spool`: a spool on disk, written by a worker and read by whoever comes after it.
@@ -34,6 +35,7 @@ mod seat;
 pub mod serve;
 pub mod socket;
 mod spool;
+pub mod terminal;
 mod up;
 
 pub use agent_link::{AgentLink, Heard, LinkOptions, Route, Unreachable};

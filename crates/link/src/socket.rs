@@ -37,6 +37,11 @@ pub fn accept_key(key: &[u8]) -> String {
     tungstenite::handshake::derive_accept_key(key)
 }
 
+/// What a client asks with that does its upgrade itself.
+pub fn request_key() -> String {
+    generate_key()
+}
+
 /// What a socket can run over.
 pub trait Wire: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Wire for T {}
@@ -118,8 +123,19 @@ impl Text {
 pub enum Incoming {
     /// A text frame.
     Text(Text),
+    /// A binary frame.
+    Binary(tungstenite::Bytes),
     /// A sign of life and no more. Pings are answered with the next flush.
     Alive,
+}
+
+/// What has come of waiting in both directions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Moved {
+    /// All that was started is written.
+    Written,
+    /// Something came in.
+    Read(Incoming),
 }
 
 /// A WebSocket.
@@ -191,7 +207,8 @@ impl<W: Wire> Socket<W> {
         Self { ws: WebSocketStream::from_raw_socket(wire, role, Some(config())).await }
     }
 
-    /// Waits for a frame. Nothing is lost if the wait is given up. Binary frames are nothing to us.
+    /// Waits for a frame. Nothing is lost if the wait is given up. Only terminals use binary frames; to all others they
+    /// are a sign of life.
     pub async fn next(&mut self) -> Result<Incoming, SocketError> {
         std::future::poll_fn(|context| self.poll_next(context)).await
     }
@@ -202,6 +219,7 @@ impl<W: Wire> Socket<W> {
             Poll::Pending => Poll::Pending,
             Poll::Ready(None | Some(Ok(Message::Close(_)))) => Poll::Ready(Err(SocketError::Closed)),
             Poll::Ready(Some(Ok(Message::Text(text)))) => Poll::Ready(Ok(Incoming::Text(Text(text)))),
+            Poll::Ready(Some(Ok(Message::Binary(bytes)))) => Poll::Ready(Ok(Incoming::Binary(bytes))),
             Poll::Ready(Some(Ok(_))) => Poll::Ready(Ok(Incoming::Alive)),
             Poll::Ready(Some(Err(error))) => Poll::Ready(Err(error.into())),
         }
@@ -219,6 +237,11 @@ impl<W: Wire> Socket<W> {
         Ok(Pin::new(&mut self.ws).start_send(Message::Text(text))?)
     }
 
+    /// See [`Socket::start`]; a binary frame.
+    pub fn start_binary(&mut self, bytes: tungstenite::Bytes) -> Result<(), SocketError> {
+        Ok(Pin::new(&mut self.ws).start_send(Message::Binary(bytes))?)
+    }
+
     /// See [`Socket::feed_ping`] and [`Socket::start`].
     pub fn start_ping(&mut self) -> Result<(), SocketError> {
         Ok(Pin::new(&mut self.ws).start_send(Message::Ping(tungstenite::Bytes::new()))?)
@@ -227,6 +250,21 @@ impl<W: Wire> Socket<W> {
     /// See [`Socket::flush`].
     pub fn poll_flush(&mut self, context: &mut Context<'_>) -> Poll<Result<(), SocketError>> {
         Pin::new(&mut self.ws).poll_flush(context).map_err(SocketError::from)
+    }
+
+    /// Waits until a frame has come or all that was started is written, as far as either is wanted. Nothing is lost if
+    /// the wait is given up.
+    pub async fn moves(&mut self, reading: bool, writing: bool) -> Result<Moved, SocketError> {
+        std::future::poll_fn(|context| {
+            if reading && let Poll::Ready(frame) = self.poll_next(context) {
+                return Poll::Ready(frame.map(Moved::Read));
+            }
+            if writing && let Poll::Ready(written) = self.poll_flush(context) {
+                return Poll::Ready(written.map(|()| Moved::Written));
+            }
+            Poll::Pending
+        })
+        .await
     }
 
     /// Puts a frame into the buffer. It is written with the next [`Socket::flush`], or when the buffer is full.

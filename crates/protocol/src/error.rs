@@ -77,6 +77,8 @@ codes! {
     Withdrawn = "withdrawn", 409;
     /// The agent is known but cannot start here.
     AgentUnavailable = "agent_unavailable", 409;
+    /// The session has no terminal to look at.
+    NoTerminal = "no_terminal", 409;
     /// The same `Idempotency-Key` came with another request.
     IdempotencyConflict = "idempotency_conflict", 409;
     /// Too large a body.

@@ -1,5 +1,5 @@
 //! The frames of a worker's WebSocket, one JSON text each. [`v1`] is what our own ends speak, [`join`] how a process on
-//! another machine offers to; [`plain`] is what a peer gets that offers no subprotocol. A frame that cannot be read is ignored on both, and so is a field that nobody
+//! another machine offers to, [`terminal`] how people look at a program's screen; [`plain`] is what a peer gets that offers no subprotocol. A frame that cannot be read is ignored on both, and so is a field that nobody
 //! knows; what a `said` of [`v1`] may hold depends on the version that both sides have agreed on.
 
 /// The subprotocol `quarterdeck.v1`: one connection serves one session, and may break while its run goes on.
@@ -248,6 +248,86 @@ pub mod join {
         Dial(SeatName),
         /// Nobody wants this any more: end it and all that it started.
         Close(SeatName),
+    }
+}
+
+/// The subprotocol `quarterdeck.terminal.v1`: one connection shows one session's terminal to one person. What is to be
+/// written to that person's terminal, and what is typed at it, are binary frames; all else is text. Nothing of it is
+/// kept.
+///
+/// On a worker's own socket the daemon first says whose terminal it wants, and both prove themselves as in [`v1`].
+pub mod terminal {
+    use serde::{Deserialize, Serialize};
+
+    use crate::ids::{SessionId, WorkerId};
+
+    /// The name that is offered and chosen in the upgrade.
+    pub const SUBPROTOCOL: &str = "quarterdeck.terminal.v1";
+    /// What one frame of keys may have; whoever pastes more sends several.
+    pub const KEYS_MAX: usize = 64 << 10;
+
+    /// From the daemon, before anything is shown.
+    #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum ToWorker {
+        /// The first frame.
+        Look(Look),
+        /// That the daemon knows the secret: as in [`v1`](super::v1::ToWorker::Proof).
+        Proof(String),
+    }
+
+    /// See [`ToWorker::Look`].
+    #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    pub struct Look {
+        /// Whose terminal.
+        pub session: SessionId,
+        /// Which worker of the session.
+        pub worker: WorkerId,
+        /// A random word.
+        pub nonce: String,
+    }
+
+    /// From the worker, before anything is shown.
+    #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum ToDaemon {
+        /// The answer to the first frame.
+        Hello {
+            /// A random word.
+            nonce: String,
+            /// That it knows the secret: as in [`v1`](super::v1::WorkerHello::proof).
+            proof: String,
+        },
+        /// Here it is: from now on all frames are those of the person.
+        Here,
+        /// It cannot be; the connection ends.
+        Refused {
+            /// Stable, for programs: `unauthorized`, `no_terminal`.
+            code: String,
+            /// What to do.
+            message: String,
+        },
+    }
+
+    /// From the person, as text.
+    #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum FromViewer {
+        /// The size of the person's terminal, which the program's gets as well.
+        Size {
+            /// Characters in a row.
+            cols: u16,
+            /// Rows.
+            rows: u16,
+        },
+    }
+
+    /// To the person, as text.
+    #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum ToViewer {
+        /// The program is no more.
+        Over,
     }
 }
 

@@ -118,7 +118,8 @@ impl Fresh {
             Some(helpers) => Some(Arc::new(Below::new(self.keeper(&spec.mark).await?, helpers))),
         };
         let leash = Arc::<Leash>::default();
-        let around = Around { below: below.clone(), seat: None, leash: Arc::clone(&leash) };
+        let window = Arc::default();
+        let around = Around { below: below.clone(), seat: None, leash: Arc::clone(&leash), window };
         let filter = Redactor::filter(Secrets::of(&spec.env));
         let agent = host_with(UpNumber(0), Some(filter), |end| live(kind, Box::new(spec), around, end));
         Ok(Started { run, agent, below, leash })

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use qd_link::socket::{Socket, SocketError, Wire};
 use qd_link::{FileSpool, Seat, SeatOptions, greet, offer_empty};
+use qd_protocol::frame::terminal::Look;
 use qd_protocol::frame::v1;
 use qd_protocol::limits::SPOOL_MAX;
 use qd_protocol::worker::{AgentSpec, Secret};
@@ -21,6 +22,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::place::Place;
+use crate::drivers::pty::view::Viewer;
+use crate::window::{self, Window};
 
 pub use process::main;
 
@@ -106,13 +109,15 @@ impl Host {
         let taken = Taken {
             session: spec.session.clone(),
             seat: seat.clone(),
+            window: Arc::default(),
             ending: ending.clone(),
             over: CancellationToken::new(),
         };
+        let window = Arc::clone(&taken.window);
         seats.insert(spec.worker.clone(), taken);
         drop(seats);
         shared.recount();
-        let place = Place::new(Arc::clone(shared), seat.clone(), spec, folder, ending);
+        let place = Place::new(Arc::clone(shared), seat.clone(), spec, folder, window, ending);
         shared.tasks.spawn(place.keep());
         Ok(seat)
     }
@@ -144,6 +149,17 @@ impl Host {
             // Nothing is left to be said, and the daemon knows it.
             () = over.cancelled() => Ok(()),
         }
+    }
+
+    /// Serves one connection of a person who looks at a session's terminal, until it ends.
+    pub async fn show<W: Wire>(&self, mut socket: Socket<W>) -> Result<(), SocketError> {
+        let look = qd_link::terminal::asked(&mut socket, &self.shared.options.secret).await?;
+        let Some(viewer) = self.shared.look(&look) else {
+            let message = "the session's agent has no terminal";
+            return Err(qd_link::terminal::refuse(&mut socket, "no_terminal", message).await);
+        };
+        qd_link::terminal::here(&mut socket).await?;
+        window::show(socket, viewer).await
     }
 
     /// The seats that are taken: whose, and by which worker of theirs.
@@ -190,6 +206,8 @@ struct Shared {
 struct Taken {
     session: SessionId,
     seat: Seat,
+    /// Where people look at its terminal.
+    window: Arc<Window>,
     /// Ends its agent; the host's own end does as well.
     ending: CancellationToken,
     /// Ends the connections that serve it.
@@ -210,6 +228,15 @@ impl Shared {
         };
         let found = seats.get(&hello.worker).or_else(|| seats.values().find(rival))?;
         Some((found.seat.clone(), found.over.clone()))
+    }
+
+    fn look(&self, look: &Look) -> Option<Viewer> {
+        let window = {
+            let seats = self.seats();
+            let taken = seats.get(&look.worker).filter(|taken| taken.session == look.session)?;
+            Arc::clone(&taken.window)
+        };
+        window.look()
     }
 
     fn over(&self, worker: &WorkerId) -> Option<CancellationToken> {

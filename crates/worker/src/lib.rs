@@ -9,6 +9,7 @@
 //! - `drivers`: one room per way to reach an agent; `kinds`: which of them an agent is reached by.
 //! - `redact`: secrets are taken out before anything is kept; `record`: how the process
 //!   is found.
+//! - `window`: where people look at an agent's terminal.
 //! - `executor`: the same agents behind a worker that anybody may talk to.
 //! - [`script`]: the scripted agent, a process of its own; [`tty`]: the step before a program that wants a terminal.
 
@@ -25,5 +26,6 @@ mod redact;
 pub mod script;
 pub mod tty;
 mod turn;
+mod window;
 
 pub use executor::executor;

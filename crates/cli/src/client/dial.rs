@@ -73,6 +73,6 @@ async fn wire(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> a
     let (sender, connection) =
         http1::handshake(TokioIo::new(stream)).await.context("the peer does not speak HTTP")?;
     // A broken connection is told to whoever waits on the sender or the body; there is nobody else to tell.
-    let mover = tokio::spawn(async move { drop(connection.await) });
+    let mover = tokio::spawn(async move { drop(connection.with_upgrades().await) });
     Ok(Wire { sender, mover })
 }

@@ -17,31 +17,43 @@ use axum::response::Response;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use qd_link::socket::accept_key;
-use qd_protocol::frame::v1::SUBPROTOCOL;
 use qd_protocol::{ApiError, Code};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::error::Refusal;
 use super::serve::Seat;
 
-/// A request for a WebSocket with our subprotocol, not answered yet.
+/// A request for a WebSocket, not answered yet.
 #[derive(Debug)]
 pub(crate) struct Upgrade {
     key: HeaderValue,
+    /// The subprotocols that it offers.
+    offers: Vec<String>,
     upgraded: OnUpgrade,
     seat: Option<Arc<Seat>>,
 }
 
 impl Upgrade {
+    /// The same, if it offers this subprotocol.
+    pub(crate) fn offering(self, subprotocol: &str) -> Result<Self, ApiError> {
+        match self.offers.iter().any(|offer| offer.eq_ignore_ascii_case(subprotocol)) {
+            true => Ok(self),
+            false => Err(unfit(Some(subprotocol))),
+        }
+    }
+
     /// The answer, and the connection that there is once it has been sent; none if the peer went away before.
-    pub(crate) fn accept(self) -> (Response, impl Future<Output = Option<Line>> + Send + 'static) {
-        let Self { key, upgraded, seat } = self;
+    pub(crate) fn accept(
+        self,
+        subprotocol: &'static str,
+    ) -> (Response, impl Future<Output = Option<Line>> + Send + 'static) {
+        let Self { key, offers: _, upgraded, seat } = self;
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
         let headers = response.headers_mut();
         headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
         headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
-        headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
+        headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(subprotocol));
         let accepted = HeaderValue::try_from(accept_key(key.as_bytes()));
         headers.insert(SEC_WEBSOCKET_ACCEPT, accepted.expect("base64 is plain ASCII"));
         let line = async move {
@@ -59,24 +71,30 @@ impl<S: Send + Sync> FromRequest<S> for Upgrade {
         let headers = request.headers();
         let asks = lists(headers, CONNECTION, "upgrade")
             && lists(headers, UPGRADE, "websocket")
-            && lists(headers, SEC_WEBSOCKET_VERSION, "13")
-            && lists(headers, SEC_WEBSOCKET_PROTOCOL, SUBPROTOCOL);
+            && lists(headers, SEC_WEBSOCKET_VERSION, "13");
         let key = headers.get(SEC_WEBSOCKET_KEY).filter(|_| asks).cloned();
+        let offers = words(headers, SEC_WEBSOCKET_PROTOCOL).map(str::to_owned).collect();
         let upgraded = request.extensions_mut().remove::<OnUpgrade>();
-        let (Some(key), Some(upgraded)) = (key, upgraded) else {
-            let message = format!(
-                "this route takes a WebSocket of the subprotocol `{SUBPROTOCOL}`; see `qd worker join`"
-            );
-            return Err(Refusal(ApiError::new(Code::InvalidRequest, message)));
-        };
-        Ok(Self { key, upgraded, seat: request.extensions().get().cloned() })
+        let (Some(key), Some(upgraded)) = (key, upgraded) else { return Err(Refusal(unfit(None))) };
+        Ok(Self { key, offers, upgraded, seat: request.extensions().get().cloned() })
     }
+}
+
+/// What a route that takes only WebSockets says to anything else.
+fn unfit(subprotocol: Option<&str>) -> ApiError {
+    let of = subprotocol.map(|name| format!(" of the subprotocol `{name}`")).unwrap_or_default();
+    ApiError::new(Code::InvalidRequest, format!("this route takes a WebSocket{of}; see `docs/workers.md`"))
 }
 
 /// Whether a header that is a list has this among its words.
 fn lists(headers: &HeaderMap, name: HeaderName, word: &str) -> bool {
+    words(headers, name).any(|one| one.eq_ignore_ascii_case(word))
+}
+
+/// The words of a header that is a list.
+fn words(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {
     let values = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
-    values.flat_map(|value| value.split(',')).any(|one| one.trim().eq_ignore_ascii_case(word))
+    values.flat_map(|value| value.split(',')).map(str::trim)
 }
 
 /// A connection that is no longer HTTP.

@@ -10,6 +10,7 @@ use axum::response::Response;
 use qd_protocol::api::{JoinedWorker, MadeWorkerToken, NewWorkerToken, WorkerToken};
 use qd_protocol::error::ErrorBody;
 use qd_protocol::frame::join::SeatName;
+use qd_protocol::frame::v1::SUBPROTOCOL;
 use qd_protocol::limits::TITLE_MAX;
 use qd_protocol::{ApiError, Code, SessionId, TokenId, WorkerId};
 use serde::Deserialize;
@@ -128,10 +129,11 @@ async fn join(
     upgrade: Upgrade,
 ) -> Result<Response, Refusal> {
     let token = worker_token(token)?;
+    let upgrade = upgrade.offering(SUBPROTOCOL)?;
     if daemon.is_stopping() {
         return Err(stopping().into());
     }
-    let (response, line) = upgrade.accept();
+    let (response, line) = upgrade.accept(SUBPROTOCOL);
     let task = Arc::clone(&daemon);
     daemon.spawn(async move {
         let Some(line) = line.await else { return };
@@ -170,9 +172,10 @@ async fn link(
     upgrade: Upgrade,
 ) -> Result<Response, Refusal> {
     let token = worker_token(token)?;
+    let upgrade = upgrade.offering(SUBPROTOCOL)?;
     let seat = SeatName { session: query.session, worker: query.worker };
     daemon.workers.joined().expects(&seat, &token)?;
-    let (response, line) = upgrade.accept();
+    let (response, line) = upgrade.accept(SUBPROTOCOL);
     let task = Arc::clone(&daemon);
     daemon.spawn(async move {
         if let Some(line) = line.await {

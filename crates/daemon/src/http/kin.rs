@@ -40,6 +40,10 @@ pub(super) fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> 
 /// Whether a request only reads what belongs to this session, or where that is.
 fn looks_at(method: &Method, path: &str, query: Option<&str>, session: &SessionId) -> bool {
     let mut segments = path.split('/').skip_while(|segment| *segment != "sessions").skip(1);
+    // Whoever looks at a terminal can type as well, and so could prompt itself.
+    if segments.clone().nth(1) == Some("terminal") {
+        return false;
+    }
     let finds =
         path == "/v1/resolve" && query.and_then(|query| query.strip_prefix("ref=")) == Some(session.as_str());
     matches!(*method, Method::GET | Method::HEAD) && (finds || segments.next() == Some(session.as_str()))
@@ -62,6 +66,10 @@ mod tests {
             assert!(at(Method::GET, &path), "{path}");
             assert!(!at(Method::POST, &path) && !at(Method::DELETE, &path), "{path}");
         }
+        assert!(
+            !at(Method::GET, &format!("/v1/workspaces/ws_1/sessions/{own}/terminal")),
+            "it is more than looking"
+        );
         for path in [
             "/v1/asks",
             "/v1/policy/test",

@@ -13,14 +13,16 @@ use std::time::Duration;
 
 use qd_keeper::{Signal, proc};
 use qd_link::record::{self, Files};
-use qd_link::socket::{Socket, Upgrade, Wire};
+use qd_link::socket::{Socket, SocketError, Upgrade, Wire};
+use qd_link::terminal::LookError;
 use qd_link::{AgentLink, FileSpool, LinkOptions, Numbered, Route, Unreachable};
-use qd_protocol::WorkerId;
 use qd_protocol::event::RunError;
+use qd_protocol::frame::terminal;
 use qd_protocol::frame::v1::SUBPROTOCOL;
 use qd_protocol::link::UpNumber;
 use qd_protocol::manifest::Driver;
 use qd_protocol::worker::{AgentSpec, HostSpec};
+use qd_protocol::{SessionId, WorkerId};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 use tokio::sync::watch;
@@ -81,9 +83,27 @@ impl Hosts {
 
     /// The link to a worker that there was.
     pub(super) fn attach(&self, had: &Had, options: LinkOptions) -> AgentLink {
-        let host = fs::read_to_string(whereabouts(&self.dir, &had.worker))
-            .unwrap_or_else(|_| had.worker.to_string());
-        self.open(&had.worker, host, options)
+        self.open(&had.worker, self.host_of(&had.worker), options)
+    }
+
+    /// A connection to the terminal of a worker's agent.
+    pub(super) async fn look(
+        &self,
+        session: &SessionId,
+        worker: &WorkerId,
+    ) -> Result<Socket<Box<dyn Wire>>, LookError> {
+        let host = self.host_of(worker);
+        let stream: Box<dyn Wire> =
+            Box::new(record::connect(&self.dir, &host).await.map_err(SocketError::from)?);
+        let (mut socket, _) = Socket::client(stream, &upgrade(terminal::SUBPROTOCOL)).await?;
+        let secret = self.keys.secret(&host);
+        qd_link::terminal::look(&mut socket, session.clone(), worker.clone(), &secret).await?;
+        Ok(socket)
+    }
+
+    /// The process that holds a worker, which most often is its own.
+    fn host_of(&self, worker: &WorkerId) -> String {
+        fs::read_to_string(whereabouts(&self.dir, worker)).unwrap_or_else(|_| worker.to_string())
     }
 
     /// Forgets the files of a worker that is no more.
@@ -239,6 +259,16 @@ struct Local {
     child: Option<watch::Receiver<bool>>,
 }
 
+/// How a worker's own socket is asked.
+fn upgrade(subprotocol: &str) -> Upgrade {
+    Upgrade {
+        host: "worker".to_owned(),
+        path: "/".to_owned(),
+        subprotocol: Some(subprotocol.to_owned()),
+        token: None,
+    }
+}
+
 impl Local {
     /// Whether there is a process, as far as can be told: ours that has not ended, or one that holds its lock.
     fn is_alive(&self) -> bool {
@@ -252,14 +282,8 @@ impl Route for Local {
         loop {
             match record::connect(&self.dir, &self.host).await {
                 Ok(stream) => {
-                    let upgrade = Upgrade {
-                        host: "worker".to_owned(),
-                        path: "/".to_owned(),
-                        subprotocol: Some(SUBPROTOCOL.to_owned()),
-                        token: None,
-                    };
                     let wire: Box<dyn Wire> = Box::new(stream);
-                    return match Socket::client(wire, &upgrade).await {
+                    return match Socket::client(wire, &upgrade(SUBPROTOCOL)).await {
                         Ok((socket, true)) => Ok(socket),
                         Ok((_, false)) | Err(_) => Err(Unreachable::Later),
                     };

@@ -15,6 +15,8 @@ use std::time::Duration;
 use hmac::{Hmac, KeyInit, Mac};
 use qd_catalog::NamedError;
 use qd_keeper::proc;
+use qd_link::socket::{Socket, SocketError, Wire};
+use qd_link::terminal::LookError;
 use qd_link::{AgentLink, LinkOptions};
 use qd_protocol::api::{Agent, Worker};
 use qd_protocol::event::RunError;
@@ -285,6 +287,28 @@ impl Workers {
         };
         self.joined.end_strays(is_stray);
         self.hosts.end_strays(is_stray).await;
+    }
+
+    /// A connection to the terminal of a session's agent, for one person.
+    pub(crate) async fn look(&self, session: &SessionId) -> Result<Socket<Box<dyn Wire>>, ApiError> {
+        let none = |why: &str| {
+            let message = format!("there is no terminal of {session} to look at: {why}");
+            Err(ApiError::new(Code::NoTerminal, message))
+        };
+        let live = self.lock().get(session).cloned();
+        let looked = match live {
+            None => return none("its agent does not run; a prompt starts it"),
+            Some(live) if live.elsewhere => return none("its agent is on another machine"),
+            Some(live) => self.hosts.look(session, &live.worker).await,
+        };
+        match looked {
+            Ok(socket) => Ok(socket),
+            Err(LookError::Refused { message, .. }) => none(&message),
+            Err(LookError::Socket(SocketError::Refused { status: 400, .. })) => {
+                none("its worker is of an earlier version")
+            }
+            Err(error) => none(&format!("its worker cannot be asked for it: {error}")),
+        }
     }
 
     /// The live ones, oldest first, with what their turns left running.

@@ -1,9 +1,7 @@
 //! One connection of a worker, without a subprotocol: its frames become what happens to runs, and what runs say
 //! becomes frames. Reading never waits for writing, so a cancel is heard from a peer that does not read.
 
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
 
 use qd_protocol::AskId;
 use qd_protocol::frame::plain::{FromParent, FromWorker, Status};
@@ -13,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::outbox::{Mouth, Outbox};
 use crate::executor::running::{GRACE, Running};
 use crate::executor::{self, Executor, Job, Steer, Turn};
-use crate::socket::{Incoming, STEP, Socket, SocketError, Wire};
+use crate::socket::{Incoming, Moved, STEP, Socket, SocketError, Wire};
 
 /// Runs that were overtaken while the one before them ended; beyond that the peer is no longer read.
 const OVERTAKEN_MAX: usize = 64;
@@ -50,9 +48,9 @@ async fn converse<E: Executor, W: Wire>(
         tokio::select! {
             // What the peer wants goes before what it gets.
             biased;
-            moved = socket_moves(socket, reading, writing) => match moved? {
+            moved = socket.moves(reading, writing) => match moved? {
                 Moved::Read(Incoming::Text(text)) => desk.take(text.as_str()),
-                Moved::Read(Incoming::Alive) => {}
+                Moved::Read(Incoming::Binary(_) | Incoming::Alive) => {}
                 Moved::Written => writing = false,
             },
             outcome = desk.ended() => desk.finish(outcome),
@@ -64,29 +62,6 @@ async fn converse<E: Executor, W: Wire>(
             }
         }
     }
-}
-
-enum Moved {
-    Read(Incoming),
-    Written,
-}
-
-/// Waits until a frame has come or all has been written, as far as either is wanted.
-async fn socket_moves<W: Wire>(
-    socket: &mut Socket<W>,
-    reading: bool,
-    writing: bool,
-) -> Result<Moved, SocketError> {
-    poll_fn(|context| {
-        if reading && let Poll::Ready(frame) = socket.poll_next(context) {
-            return Poll::Ready(frame.map(Moved::Read));
-        }
-        if writing && let Poll::Ready(written) = socket.poll_flush(context) {
-            return Poll::Ready(written.map(|()| Moved::Written));
-        }
-        Poll::Pending
-    })
-    .await
 }
 
 async fn last_words<W: Wire>(socket: &mut Socket<W>, outbox: &Outbox) -> Result<(), SocketError> {

@@ -34,6 +34,7 @@ use self::pty::Pty;
 use crate::below::Below;
 use crate::kinds::Kind;
 use crate::turn::{End, Prompt, Turn};
+use crate::window::Window;
 
 /// An agent that has been started.
 pub(crate) enum Agent {
@@ -51,6 +52,7 @@ impl Agent {
         kind: Kind,
         spec: &AgentSpec,
         below: Option<&Arc<Below>>,
+        window: &Window,
     ) -> Result<Self, RunError> {
         match (kind, below) {
             (Kind::Echo, _) => Ok(Self::Echo),
@@ -72,7 +74,7 @@ impl Agent {
                         Ok(Self::Codex(Box::new(codex)))
                     }
                     Driver::Pty => {
-                        let pty = Pty::start(spec, &manifest, keeper, limit).await?;
+                        let pty = Pty::start(spec, &manifest, keeper, window, limit).await?;
                         Ok(Self::Pty(Box::new(pty)))
                     }
                     other => {

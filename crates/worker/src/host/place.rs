@@ -22,6 +22,7 @@ use crate::agent::{Around, Leash, live};
 use crate::below::{Below, KeeperGone};
 use crate::kinds::{Kind, own_program};
 use crate::redact::{Redactor, Secrets};
+use crate::window::Window;
 
 /// How long an agent has to end by itself when it is put to rest.
 const REST: Duration = Duration::from_secs(2);
@@ -41,6 +42,7 @@ pub(super) struct Place {
     spool: PathBuf,
     below: Option<Arc<Below>>,
     leash: Arc<Leash>,
+    window: Arc<Window>,
     /// Nobody wants it any more, or the host ends.
     ending: CancellationToken,
 }
@@ -70,9 +72,10 @@ impl Place {
         seat: Seat,
         spec: Box<AgentSpec>,
         spool: PathBuf,
+        window: Arc<Window>,
         ending: CancellationToken,
     ) -> Self {
-        Self { host, seat, spec, spool, below: None, leash: Arc::default(), ending }
+        Self { host, seat, spec, spool, below: None, leash: Arc::default(), window, ending }
     }
 
     /// Holds the place until the daemon knows all of it, or nobody comes for it.
@@ -142,6 +145,7 @@ impl Place {
             below: self.below.clone(),
             seat: Some(self.seat.state()),
             leash: Arc::clone(&self.leash),
+            window: Arc::clone(&self.window),
         };
         let leash = Arc::clone(&self.leash);
         self.seat.set_model(self.spec.model.clone());

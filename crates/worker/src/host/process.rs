@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use qd_keeper::own;
 use qd_link::socket::Socket;
-use qd_protocol::frame::v1;
+use qd_protocol::frame::{terminal, v1};
 use qd_protocol::worker::HostSpec;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::net::{UnixListener, UnixStream};
@@ -175,13 +175,14 @@ async fn connection(host: Host, stream: UnixStream) {
             .iter()
             .filter_map(|names| names.to_str().ok())
             .flat_map(|names| names.split(','))
-            .any(|name| name.trim() == v1::SUBPROTOCOL);
+            .find(|name| [v1::SUBPROTOCOL, terminal::SUBPROTOCOL].contains(&name.trim()));
         match ours {
-            true => Ok(Some(v1::SUBPROTOCOL.to_owned())),
-            false => Err((StatusCode::BAD_REQUEST, format!("offer the subprotocol {}", v1::SUBPROTOCOL))),
+            Some(name) => Ok(Some(name.trim().to_owned())),
+            None => Err((StatusCode::BAD_REQUEST, format!("offer the subprotocol {}", v1::SUBPROTOCOL))),
         }
     });
     let served = match upgraded.await {
+        Ok((socket, Some(name))) if name == terminal::SUBPROTOCOL => host.show(socket).await,
         Ok((socket, _)) => host.serve(socket).await,
         Err(error) => Err(error),
     };

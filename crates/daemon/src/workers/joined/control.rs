@@ -91,7 +91,7 @@ impl Joined {
                     next_ping = heard + PING;
                     match incoming? {
                         Incoming::Text(text) => self.take(guest, text.as_str()),
-                        Incoming::Alive => self.heard(guest),
+                        Incoming::Binary(_) | Incoming::Alive => self.heard(guest),
                     }
                     // Answers a ping, if it was one.
                     timed(socket.flush()).await?;

@@ -13,13 +13,12 @@ mod keys;
 mod prompt_line;
 mod round;
 mod rules;
-mod screen;
+pub(crate) mod screen;
 mod talk;
 mod teller;
 mod terminal;
 mod transcript;
-#[expect(dead_code, reason = "`qd attach --raw`, which looks through it, is not there yet")]
-mod view;
+pub(crate) mod view;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,6 +37,7 @@ use self::view::View;
 use super::process::{Process, Program};
 use crate::kinds::own_program;
 use crate::turn::{End, Prompt, Turn};
+use crate::window::Window;
 
 /// How long a program whose terminal hung up may take to leave by itself.
 const LEAVE: Duration = Duration::from_secs(1);
@@ -51,11 +51,13 @@ pub(crate) struct Pty {
 }
 
 impl Pty {
-    /// Starts the program in a terminal of its own and waits until it takes a prompt, within the limit.
+    /// Starts the program in a terminal of its own, which the window shows from then on, and waits until it takes a
+    /// prompt, within the limit.
     pub(crate) async fn start(
         spec: &AgentSpec,
         manifest: &Manifest,
         keeper: Arc<Keeper>,
+        window: &Window,
         limit: Duration,
     ) -> Result<Self, RunError> {
         let rules = Rules::of(manifest)?;
@@ -73,6 +75,7 @@ impl Pty {
         let until = tokio::time::Instant::now() + limit;
         let (process, _, _) = tokio::time::timeout_at(until, started).await.map_err(|_| late())??;
         let (view, typed) = View::new(size);
+        window.open(&view);
         let terminal = fresh.of(process.exited());
         let talk = Talk {
             terminal,

@@ -58,9 +58,10 @@ impl View {
         self.over.cancel();
     }
 
-    /// Somebody who looks at it.
-    pub(crate) fn look(self: &Arc<Self>) -> Viewer {
-        Viewer { view: Arc::clone(self), changed: self.changed.subscribe(), seen: None }
+    /// Somebody who looks at it; `None` if the program is no more.
+    pub(crate) fn look(self: &Arc<Self>) -> Option<Viewer> {
+        let viewer = Viewer { view: Arc::clone(self), changed: self.changed.subscribe(), seen: None };
+        (!self.over.is_cancelled()).then_some(viewer)
     }
 }
 
@@ -122,7 +123,7 @@ mod tests {
     async fn a_viewer_that_is_slow_is_shown_the_screen_as_it_is_and_nothing_in_between() {
         let (view, _keys) = View::new(Size::near(20, 3));
         write(&view, "hello");
-        let (mut first, mut terminal) = (view.look(), Screen::new(Size::near(20, 3)));
+        let (mut first, mut terminal) = (view.look().unwrap(), Screen::new(Size::near(20, 3)));
         terminal.feed(first.next().await.unwrap().as_bytes(), |_| {});
         assert_eq!(terminal.row(0).text, "hello");
         for n in 0..10_000 {
@@ -132,7 +133,7 @@ mod tests {
         assert!(paint.len() < 1000, "{} bytes", paint.len());
         terminal.feed(paint.as_bytes(), |_| {});
         assert_eq!(terminal.last_lines(3), ["line 9997", "line 9998", "line 9999"]);
-        let mut second = view.look();
+        let mut second = view.look().unwrap();
         assert!(second.next().await.unwrap().contains("9999"), "whoever comes later sees all of it");
     }
 
@@ -140,11 +141,12 @@ mod tests {
     async fn a_screen_of_another_size_is_painted_anew_and_its_end_is_told() {
         let (view, _keys) = View::new(Size::near(20, 3));
         write(&view, "hello");
-        let mut viewer = view.look();
+        let mut viewer = view.look().unwrap();
         viewer.next().await.unwrap();
         view.screen().resize(Size::near(30, 5));
         assert!(viewer.next().await.unwrap().contains("hello"));
         view.end();
         assert_eq!(viewer.next().await, None);
+        assert!(view.look().is_none());
     }
 }

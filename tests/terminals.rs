@@ -1,0 +1,139 @@
+//! Programs in terminals, through the real binary: a shell without a manifest, a program of which nothing can be told, and
+//! people who look at the screen and type.
+
+use std::time::{Duration, Instant};
+
+use qd_testkit::{Daemon, Home, Terminal, poll, processes, rules};
+use serde_json::json;
+
+use crate::workers_loss::process_of;
+
+/// A shell without anybody's settings.
+const BASH: &str = "pty:bash --norc --noprofile";
+
+#[tokio::test]
+async fn a_shell_answers_like_any_agent() {
+    let daemon = Daemon::start().await;
+    let ran = daemon.qd(&["run", "--agent", BASH, "echo hi"]).await;
+    assert_eq!(ran.ok().trim(), "hi");
+}
+
+#[tokio::test]
+async fn a_shell_keeps_its_memory_from_prompt_to_prompt_and_is_never_put_to_rest() {
+    let home = Home::new();
+    home.configure("idle_s = 1\n");
+    let mut daemon = Daemon::start_in(home, |_| {}).await;
+    let session = daemon.session(BASH).await;
+    let run = session.prompt("X=1").await;
+    assert_eq!(session.wait(&run).await["finish_reason"], "end_turn");
+    let worker = process_of(&session).await;
+    // Three times as long as it takes to be put to rest.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(worker.is_alive(), "its memory is its process");
+    let run = session.prompt("echo $X").await;
+    assert_eq!(session.wait(&run).await["text"], "1");
+    daemon.restart().await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let run = session.prompt("echo still $X").await;
+    assert_eq!(session.wait(&run).await["text"], "still 1");
+    rules::check(&session.events().await);
+}
+
+#[tokio::test]
+async fn a_manifest_says_after_how_long_an_agent_rests() {
+    let home = Home::new();
+    let agents = home.path().join("agents");
+    std::fs::create_dir_all(&agents).unwrap();
+    std::fs::write(agents.join("script.toml"), "[agent]\nname = 'script'\n[idle]\nrest_after_s = 1\n")
+        .unwrap();
+    let daemon = Daemon::start_in(home, |_| {}).await;
+    let session = daemon.session("script").await;
+    let run = session.prompt("hello").await;
+    session.wait(&run).await;
+    poll("the agent to be put to rest", async || daemon.home.playing("__script").is_empty().then_some(()))
+        .await;
+}
+
+#[tokio::test]
+async fn a_cancelled_command_leaves_nothing_and_the_shell_goes_on() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session(BASH).await;
+    let run = session.prompt("X=1; setsid -f sleep 601; echo begun; sleep 600").await;
+    session.seen_of(&run, "text.delta").await;
+    session.cancel().await;
+    let ended = session.wait(&run).await;
+    assert_eq!(
+        (&ended["finish_reason"], &ended["processes"]["survivors"]),
+        (&json!("cancelled"), &json!(null))
+    );
+    let worker = process_of(&session).await;
+    let sleeps = processes::below(worker.pid).into_iter().filter(|one| one.args[0] == "sleep").count();
+    assert_eq!(sleeps, 0);
+    let run = session.prompt("echo $X").await;
+    assert_eq!(session.wait(&run).await["text"], "1");
+    rules::check(&session.events().await);
+}
+
+#[tokio::test]
+async fn a_program_of_which_nothing_can_be_told_ends_with_a_clear_error() {
+    let daemon = Daemon::start().await;
+    let began = Instant::now();
+    let ran = daemon.qd(&["run", "--agent", "pty:cat", "hello"]).await;
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.stderr.contains("cannot tell when cat has finished"), "{ran:?}");
+    assert!(began.elapsed() < Duration::from_secs(30));
+}
+
+#[tokio::test]
+async fn a_person_sees_the_screen_types_and_leaves_while_the_session_goes_on() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session_with(json!({ "agent": BASH, "title": "shell" })).await;
+    let run = session.prompt("echo what was before").await;
+    session.wait(&run).await;
+    let terminal = Terminal::qd(&daemon.home, &["attach", "--raw", "shell"]).await;
+    terminal.shows("what was before").await;
+    terminal.types("Y=typed; stty size").await;
+    terminal.presses("Enter").await;
+    terminal.shows("40 120").await;
+    let run = session.prompt("echo meanwhile $Y").await;
+    assert_eq!(session.wait(&run).await["text"], "meanwhile typed");
+    terminal.shows("meanwhile typed").await;
+    terminal.presses("C-]").await;
+    terminal.shows("exit 0").await;
+    let run = session.prompt("echo after").await;
+    assert_eq!(session.wait(&run).await["text"], "after");
+    let events =
+        serde_json::to_string(&session.events().await.iter().map(|one| &one.data).collect::<Vec<_>>());
+    assert!(!events.unwrap().contains("Y=typed"), "what a person types is nobody's event");
+}
+
+#[tokio::test]
+async fn a_session_without_a_terminal_says_so() {
+    let daemon = Daemon::start().await;
+    let idle = daemon.session(BASH).await;
+    let terminal = Terminal::qd(&daemon.home, &["attach", "--raw", &idle.id]).await;
+    terminal.shows("exit 1").await;
+    let session = daemon.session("script").await;
+    let run = session.prompt("hello").await;
+    session.wait(&run).await;
+    drop(terminal);
+    let terminal = Terminal::qd(&daemon.home, &["attach", "--raw", &session.id]).await;
+    let screen = terminal.shows("exit 1").await;
+    assert!(screen.contains("no terminal"), "{screen}");
+    let refused = session.client.get(&session.at("/terminal")).await;
+    refused.refused(400, "invalid_request");
+    let ran = daemon.qd(&["attach", "--raw", &session.id]).await;
+    assert_eq!(ran.code, Some(2), "without a terminal of one's own: {ran:?}");
+}
+
+#[tokio::test]
+async fn an_agent_cannot_type_into_its_own_terminal() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session(BASH).await;
+    let (qd, home) = (qd_testkit::home::binary(), daemon.home.path());
+    let command =
+        format!("{} --home {} attach --raw {}; echo exit $?", qd.display(), home.display(), session.id);
+    let run = session.prompt(&command).await;
+    let said = session.wait(&run).await["text"].as_str().unwrap().to_owned();
+    assert!(said.contains("belongs to the agent of") && said.ends_with("exit 1"), "{said}");
+}
