@@ -39,6 +39,8 @@ impl Small {
 /// Time passes only from deadline to deadline, and a crash counts for ever here, so no moment matters.
 fn forget_times(state: &mut State) {
     state.updated_at = Millis(0);
+    // When the last run ended decides nothing.
+    state.last_finished = None;
     state.stopping.iter_mut().for_each(|at| *at = Millis(0));
     state.crashes.iter_mut().for_each(|at| *at = Millis(0));
     for run in &mut state.runs {
