@@ -184,7 +184,8 @@ impl Daemon {
         let event = NewEvent {
             scope: Arc::new(Scope { workspace: Some((key, workspace.id.clone())), session: None }),
             number: None,
-            ts: Millis::now(),
+            // Its creation has one time, in the list and in the event.
+            ts: if matches!(body, Body::WorkspaceCreated(_)) { workspace.created_at } else { Millis::now() },
             run: None,
             kind: body.kind(),
             data: body.encode().map_err(unwritable)?,
