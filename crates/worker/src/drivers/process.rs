@@ -24,6 +24,8 @@ const LINES_MAX: usize = 20;
 const LINE_KEPT: usize = 64 << 10;
 /// How long an agent that has closed its stdout may take to die before it counts as gone all the same.
 const EXIT_WAIT: Duration = Duration::from_secs(2);
+/// How long an agent whose stdin was closed may take to leave by itself.
+const LEAVE: Duration = Duration::from_secs(2);
 /// How long to wait for the last lines of a dead agent, whose stderr something else may hold open.
 const STDERR_WAIT: Duration = Duration::from_millis(100);
 /// The variables that every agent gets from the worker's own environment, if they are there. All else comes with the
@@ -138,6 +140,22 @@ impl Process {
         Box::pin(async move {
             exit.wait().await;
         })
+    }
+
+    /// Waits a little for the end of a process whose stdin was closed; the rest is the keeper's.
+    pub(crate) async fn leave(self, mut stdout: impl AsyncRead + Unpin) {
+        // It may have more to say before it goes, and must not wait for somebody to hear it.
+        let empty = async {
+            // However that ends, only its own end counts.
+            let _heard = tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await;
+            std::future::pending().await
+        };
+        tokio::select! {
+            () = self.exited() => {}
+            () = empty => {}
+            // The keeper makes it go.
+            () = tokio::time::sleep(LEAVE) => {}
+        }
     }
 
     /// Its exit status, once it has one; none if it was killed or nobody can say.

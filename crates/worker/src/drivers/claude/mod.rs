@@ -37,9 +37,6 @@ use super::lines::Lines;
 use super::process::{Process, Program};
 use crate::turn::{End, Prompt, Turn};
 
-/// How long an agent whose stdin was closed may take to leave by itself. In the middle of a turn it would finish that
-/// first, so the keeper makes it go.
-const LEAVE: Duration = Duration::from_secs(2);
 /// The flags for a conversation under a name of ours, and for one that is to go on.
 const BEGIN: &str = "--session-id";
 const RESUME: &str = "--resume";
@@ -114,18 +111,7 @@ impl Claude {
     /// Ends it politely: closes its stdin and waits a little. The rest is the keeper's.
     pub(crate) async fn stop(self) {
         let Self { process, talk, _keeper, .. } = self;
-        let mut stdout = talk.hang_up();
-        // It may have more to say before it goes, and must not wait for somebody to hear it.
-        let empty = async {
-            // However that ends, only its own end counts.
-            let _heard = tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await;
-            std::future::pending().await
-        };
-        tokio::select! {
-            () = process.exited() => {}
-            () = empty => {}
-            () = tokio::time::sleep(LEAVE) => {}
-        }
+        process.leave(talk.hang_up()).await;
     }
 }
 

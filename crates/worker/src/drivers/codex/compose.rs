@@ -6,6 +6,7 @@ use base64::prelude::BASE64_STANDARD;
 use qd_protocol::link::File;
 use serde_json::{Value, json};
 
+use crate::drivers::acp::news;
 use crate::turn::Prompt;
 
 /// The input of a turn, and the names of the files that it cannot have.
@@ -28,16 +29,6 @@ pub(super) fn input(prompt: &Prompt) -> (Vec<Value>, Vec<String>) {
 /// Words.
 pub(super) fn text(words: &str) -> Value {
     json!({"type": "text", "text": words})
-}
-
-/// What an agent that remembers its conversation does not know yet: all that comes after its own last words.
-fn news(messages: &[Value]) -> Vec<String> {
-    let known = messages.iter().rposition(|message| message["role"] == "assistant").map_or(0, |at| at + 1);
-    let words = |message: &Value| match &message["content"] {
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    };
-    messages[known..].iter().map(words).collect()
 }
 
 fn attach(file: &File) -> Option<Value> {

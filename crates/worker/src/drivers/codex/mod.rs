@@ -41,9 +41,6 @@ use self::wire::Peer;
 use super::process::{Process, Program};
 use crate::turn::{End, Prompt, Turn};
 
-/// How long a server whose stdin was closed may take to leave by itself. It takes a tenth of a second.
-const LEAVE: Duration = Duration::from_secs(2);
-
 /// One live agent.
 pub(crate) struct Codex {
     process: Process,
@@ -106,19 +103,7 @@ impl Codex {
     /// Ends it politely: closes its stdin and waits a little. The rest is the keeper's.
     pub(crate) async fn stop(self) {
         let Self { process, talk, _keeper } = self;
-        let mut stdout = talk.hang_up();
-        // It may have more to say before it goes, and must not wait for somebody to hear it.
-        let empty = async {
-            // However that ends, only its own end counts.
-            let _heard = tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await;
-            std::future::pending().await
-        };
-        tokio::select! {
-            () = process.exited() => {}
-            () = empty => {}
-            // The keeper makes it go.
-            () = tokio::time::sleep(LEAVE) => {}
-        }
+        process.leave(talk.hang_up()).await;
     }
 }
 
