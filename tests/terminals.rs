@@ -11,6 +11,13 @@ use crate::workers_loss::process_of;
 /// A shell without anybody's settings.
 const BASH: &str = "pty:bash --norc --noprofile";
 
+/// A manifest of the user's own.
+fn add_manifest(home: &Home, name: &str, manifest: &str) {
+    let agents = home.path().join("agents");
+    std::fs::create_dir_all(&agents).unwrap();
+    std::fs::write(agents.join(format!("{name}.toml")), manifest).unwrap();
+}
+
 #[tokio::test]
 async fn a_shell_answers_like_any_agent() {
     let daemon = Daemon::start().await;
@@ -42,10 +49,7 @@ async fn a_shell_keeps_its_memory_from_prompt_to_prompt_and_is_never_put_to_rest
 #[tokio::test]
 async fn a_manifest_says_after_how_long_an_agent_rests() {
     let home = Home::new();
-    let agents = home.path().join("agents");
-    std::fs::create_dir_all(&agents).unwrap();
-    std::fs::write(agents.join("script.toml"), "[agent]\nname = 'script'\n[idle]\nrest_after_s = 1\n")
-        .unwrap();
+    add_manifest(&home, "script", "[agent]\nname = 'script'\n[idle]\nrest_after_s = 1\n");
     let daemon = Daemon::start_in(home, |_| {}).await;
     let session = daemon.session("script").await;
     let run = session.prompt("hello").await;
@@ -86,10 +90,15 @@ async fn a_program_of_which_nothing_can_be_told_ends_with_a_clear_error() {
 
 #[tokio::test]
 async fn a_person_sees_the_screen_types_and_leaves_while_the_session_goes_on() {
-    let daemon = Daemon::start().await;
-    let session = daemon.session_with(json!({ "agent": BASH, "title": "shell" })).await;
-    let run = session.prompt("echo what was before").await;
-    session.wait(&run).await;
+    let home = Home::new();
+    // Smaller than the terminal of who looks at it, which it follows.
+    let manifest = "[agent]\nname = 'small'\nbinary = 'bash'\ndriver = 'pty'\n\
+        [startup]\ncommand = ['bash', '--norc', '--noprofile']\n[pty]\ncols = 70\nrows = 15\n";
+    add_manifest(&home, "small", manifest);
+    let daemon = Daemon::start_in(home, |_| {}).await;
+    let session = daemon.session_with(json!({ "agent": "small", "title": "shell" })).await;
+    let run = session.prompt("echo what was before; stty size").await;
+    assert_eq!(session.wait(&run).await["text"], "what was before\n15 70");
     let terminal = Terminal::qd(&daemon.home, &["attach", "--raw", "shell"]).await;
     terminal.shows("what was before").await;
     terminal.types("Y=typed; stty size").await;

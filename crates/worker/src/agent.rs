@@ -19,7 +19,6 @@ use crate::drivers::Agent;
 use crate::kinds::Kind;
 use crate::meter::Meter;
 use crate::turn::{End, Inbox, Prompt, Steer, Turn};
-use crate::window::Window;
 
 /// How long what a turn started has to end by itself, once the turn is over and was to be stopped.
 const SWEEP_GRACE: Duration = Duration::from_secs(1);
@@ -33,8 +32,6 @@ pub(crate) struct Around {
     pub(crate) seat: Option<watch::Receiver<SeatState>>,
     /// How its worker asks it to rest.
     pub(crate) leash: Arc<Leash>,
-    /// Where people look at its terminal.
-    pub(crate) window: Arc<Window>,
 }
 
 /// What a worker and its agent's task tell each other past the link.
@@ -80,8 +77,8 @@ impl Leash {
 /// it does not while there is something that earlier turns left on purpose and a worker to hold it, nor when the keeper
 /// is gone: then its worker ends it.
 pub(crate) async fn live(kind: Kind, spec: Box<AgentSpec>, around: Around, end: AgentEnd) -> Gone {
-    let Around { below, seat, leash, window } = around;
-    let mut life = Life { spec, below, seat, window, end, last_run: None };
+    let Around { below, seat, leash } = around;
+    let mut life = Life { spec, below, seat, end, last_run: None };
     match life.run(kind, &leash).await {
         Ok(gone) => gone,
         Err(Broken::Closed(Closed)) => Gone::Stopped,
@@ -116,7 +113,6 @@ struct Life {
     spec: Box<AgentSpec>,
     below: Option<Arc<Below>>,
     seat: Option<watch::Receiver<SeatState>>,
-    window: Arc<Window>,
     end: AgentEnd,
     /// The turn that a word between turns belongs to.
     last_run: Option<RunId>,
@@ -174,7 +170,7 @@ impl Life {
 
     /// Starts the agent; for this prompt, if it is one that found the last agent dead.
     async fn begin(&mut self, kind: Kind, prompt: Option<&Down>) -> Result<Begun, Broken> {
-        let agent = match Agent::start(kind, &self.spec, self.below.as_ref(), &self.window).await {
+        let agent = match Agent::start(kind, &self.spec, self.below.as_ref()).await {
             Ok(agent) => agent,
             Err(error) => return self.fail_to_start(error, prompt).await.map(Begun::Gone),
         };

@@ -7,6 +7,8 @@ use std::time::Duration;
 use qd_keeper::{Keeper, KeeperError, Sweep, Swept, What};
 use qd_protocol::event::{Processes, RunError};
 
+use crate::window::Window;
+
 /// The keeper is of no use any more: it is dead, or what it says makes no sense.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
 #[error("the keeper is gone")]
@@ -18,11 +20,17 @@ pub(crate) struct Below {
     keeper: Arc<Keeper>,
     /// Names of the agent's own helpers, which no turn has to answer for.
     spare: Vec<String>,
+    /// Where people look at its terminal.
+    window: Arc<Window>,
 }
 
 impl Below {
-    pub(crate) fn new(keeper: Keeper, spare: Vec<String>) -> Self {
-        Self { keeper: Arc::new(keeper), spare }
+    pub(crate) fn new(keeper: Keeper, spare: Vec<String>, window: Arc<Window>) -> Self {
+        Self { keeper: Arc::new(keeper), spare, window }
+    }
+
+    pub(crate) fn window(&self) -> &Window {
+        &self.window
     }
 
     pub(crate) fn keeper(&self) -> &Arc<Keeper> {

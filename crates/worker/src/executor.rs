@@ -115,11 +115,12 @@ impl Fresh {
         let kind = Kind::of(&spec)?;
         let below = match kind.helpers() {
             None => None,
-            Some(helpers) => Some(Arc::new(Below::new(self.keeper(&spec.mark).await?, helpers))),
+            Some(helpers) => {
+                Some(Arc::new(Below::new(self.keeper(&spec.mark).await?, helpers, Arc::default())))
+            }
         };
         let leash = Arc::<Leash>::default();
-        let window = Arc::default();
-        let around = Around { below: below.clone(), seat: None, leash: Arc::clone(&leash), window };
+        let around = Around { below: below.clone(), seat: None, leash: Arc::clone(&leash) };
         let filter = Redactor::filter(Secrets::of(&spec.env));
         let agent = host_with(UpNumber(0), Some(filter), |end| live(kind, Box::new(spec), around, end));
         Ok(Started { run, agent, below, leash })

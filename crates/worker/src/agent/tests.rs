@@ -37,7 +37,7 @@ fn run(name: &str) -> RunId {
 }
 
 fn launch(seat: Option<watch::Receiver<SeatState>>, leash: &Arc<Leash>) -> SessionEnd {
-    let around = Around { below: None, seat, leash: Arc::clone(leash), window: Arc::default() };
+    let around = Around { below: None, seat, leash: Arc::clone(leash) };
     host(UpNumber(77), |end| live(Kind::Echo, Box::new(spec()), around, end))
 }
 

@@ -34,7 +34,6 @@ use self::pty::Pty;
 use crate::below::Below;
 use crate::kinds::Kind;
 use crate::turn::{End, Prompt, Turn};
-use crate::window::Window;
 
 /// An agent that has been started.
 pub(crate) enum Agent {
@@ -52,7 +51,6 @@ impl Agent {
         kind: Kind,
         spec: &AgentSpec,
         below: Option<&Arc<Below>>,
-        window: &Window,
     ) -> Result<Self, RunError> {
         match (kind, below) {
             (Kind::Echo, _) => Ok(Self::Echo),
@@ -74,7 +72,7 @@ impl Agent {
                         Ok(Self::Codex(Box::new(codex)))
                     }
                     Driver::Pty => {
-                        let pty = Pty::start(spec, &manifest, keeper, window, limit).await?;
+                        let pty = Pty::start(spec, &manifest, keeper, below.window(), limit).await?;
                         Ok(Self::Pty(Box::new(pty)))
                     }
                     other => {

@@ -132,7 +132,7 @@ impl Place {
                 RunError::new("keeper_failed", format!("the keeper could not be started: {cause}"))
             })?;
             keepers.insert(keeper.pid());
-            self.below = Some(Arc::new(Below::new(keeper, helpers)));
+            self.below = Some(Arc::new(Below::new(keeper, helpers, Arc::clone(&self.window))));
         }
         self.start(kind);
         Ok(())
@@ -145,7 +145,6 @@ impl Place {
             below: self.below.clone(),
             seat: Some(self.seat.state()),
             leash: Arc::clone(&self.leash),
-            window: Arc::clone(&self.window),
         };
         let leash = Arc::clone(&self.leash);
         self.seat.set_model(self.spec.model.clone());

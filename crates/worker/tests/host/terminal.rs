@@ -3,11 +3,18 @@
 use std::time::{Duration, Instant};
 
 use qd_keeper::proc;
+use qd_link::record;
+use qd_link::socket::{Incoming, Socket, Upgrade};
+use qd_link::terminal::LookError;
 use qd_protocol::event::{Answer, Decision};
 use qd_protocol::link::{Down, Gone, Reply, Said, Stop, Up};
 use qd_protocol::manifest::Manifest;
 
-use crate::world::{Daemon, Worker, agent_spec, nothing_left_of};
+use qd_protocol::frame::terminal::{FromViewer, SUBPROTOCOL};
+use qd_protocol::worker::{AgentSpec, Secret};
+use tokio::net::UnixStream;
+
+use crate::world::{Daemon, Worker, agent_spec, nothing_left_of, secret};
 
 /// A shell without anybody's settings.
 const BASH: &str = "pty:bash --norc --noprofile";
@@ -16,6 +23,44 @@ const BASH: &str = "pty:bash --norc --noprofile";
 fn described(text: &str) -> Box<Manifest> {
     let value: serde_json::Value = serde_json::from_str(text).unwrap();
     Box::new(serde_json::from_value(value).unwrap())
+}
+
+/// Somebody who looks at a terminal.
+struct Person {
+    socket: Socket<UnixStream>,
+    /// What was shown so far, as it came.
+    shown: String,
+}
+
+impl Person {
+    async fn looks(worker: &Worker, spec: &AgentSpec, secret: &Secret) -> Result<Self, LookError> {
+        let stream = record::connect(worker.home.path(), spec.worker.as_str()).await.unwrap();
+        let subprotocol = Some(SUBPROTOCOL.to_owned());
+        let upgrade = Upgrade { host: "worker".into(), path: "/".into(), subprotocol, token: None };
+        let (mut socket, _) = Socket::client(stream, &upgrade).await.unwrap();
+        qd_link::terminal::look(&mut socket, spec.session.clone(), spec.worker.clone(), secret).await?;
+        Ok(Self { socket, shown: String::new() })
+    }
+
+    async fn sees(&mut self, wanted: &str) {
+        let look = async {
+            while !self.shown.contains(wanted) {
+                match self.socket.next().await.unwrap() {
+                    Incoming::Binary(paint) => self.shown.push_str(std::str::from_utf8(&paint).unwrap()),
+                    Incoming::Text(text) => self.shown.push_str(text.as_str()),
+                    Incoming::Alive => {}
+                }
+            }
+        };
+        let seen = tokio::time::timeout(Duration::from_secs(20), look).await;
+        seen.unwrap_or_else(|_| panic!("{wanted:?} is not in {:?}", self.shown));
+        self.shown.clear();
+    }
+
+    async fn types(&mut self, keys: &'static str) {
+        self.socket.start_binary(keys.as_bytes().into()).unwrap();
+        self.socket.flush().await.unwrap();
+    }
 }
 
 async fn says(daemon: &mut Daemon, run: &str, prompt: &str) -> String {
@@ -157,13 +202,13 @@ async fn a_full_screen_program_is_driven_by_its_manifest() {
     assert_eq!(proc::marked(&spec.mark).len(), 1);
 }
 
-#[tokio::test]
-async fn what_a_program_asks_is_asked_and_answered_by_keys() {
+/// A program that asks two questions about every prompt.
+async fn asker() -> (Worker, Daemon) {
     let script = r#"printf '> '; while read -r line; do
         printf 'Do %s? [y/n] ' "$line"; read -r yes; echo "yes: $yes"
         printf 'Which?\n 1. red\n 2. blue\n'; read -r which; echo "which: $which"
         printf '> '; done"#;
-    let (_worker, mut daemon) = Worker::attached("asker", |host| {
+    Worker::attached("asker", |host| {
         let mut manifest = described(
             r#"{"agent": {"name": "asker", "driver": "pty"},
                 "parse": {"ask_yes_no": ["\\[y/n\\]"], "ask_options": ["^Which"], "error_lines": ["^which: 2"]}}"#,
@@ -171,7 +216,12 @@ async fn what_a_program_asks_is_asked_and_answered_by_keys() {
         manifest.startup.command = vec!["sh".into(), "-c".into(), script.into()];
         host.agents[0].manifest = Some(manifest);
     })
-    .await;
+    .await
+}
+
+#[tokio::test]
+async fn what_a_program_asks_is_asked_and_answered_by_keys() {
+    let (_worker, mut daemon) = asker().await;
     daemon.prompt("a", "it");
     let mut asked = Vec::new();
     let (mut text, mut number) = (String::new(), 1000);
@@ -196,4 +246,43 @@ async fn what_a_program_asks_is_asked_and_answered_by_keys() {
     assert!(text.contains("yes: y") && text.contains("which: 2"), "{text}");
     assert_eq!(outcome.stop, Stop::Error, "its manifest says that this line means failure");
     assert_eq!(outcome.error.unwrap().message, "which: 2");
+}
+
+#[tokio::test]
+async fn what_somebody_at_the_terminal_answers_is_no_longer_asked() {
+    let (worker, mut daemon) = asker().await;
+    let spec = agent_spec(&worker.home, "asker", "one");
+    let mut person = Person::looks(&worker, &spec, &secret()).await.unwrap();
+    daemon.prompt("a", "it");
+    daemon.until(|up| matches!(up, Up::Ask { .. })).await;
+    person.sees("[y/n]").await;
+    person.types("y\r").await;
+    daemon.until(|up| matches!(up, Up::AskWithdrawn { .. })).await;
+    daemon.until(|up| matches!(up, Up::Ask { .. })).await;
+    person.types("1\r").await;
+    let mut ups = daemon.until(|up| matches!(up, Up::Terminal { .. })).await;
+    assert!(ups.iter().any(|up| matches!(up, Up::AskWithdrawn { .. })));
+    let Some(Up::Terminal { outcome, .. }) = ups.pop() else { panic!("the end") };
+    assert_eq!(outcome.stop, Stop::EndTurn);
+}
+
+#[tokio::test]
+async fn any_number_look_at_a_terminal_and_only_who_knows_the_secret() {
+    let (worker, mut daemon) = Worker::attached(BASH, |_| {}).await;
+    let spec = agent_spec(&worker.home, BASH, "one");
+    assert_eq!(says(&mut daemon, "a", "echo before").await, "before");
+    let mut first = Person::looks(&worker, &spec, &secret()).await.unwrap();
+    let mut second = Person::looks(&worker, &spec, &secret()).await.unwrap();
+    first.sees("before").await;
+    second.sees("before").await;
+    first.types("echo by hand\r").await;
+    second.sees("by hand").await;
+    second.socket.send(&FromViewer::Size { cols: 91, rows: 17 }).await.unwrap();
+    first.sees("by hand").await;
+    assert_eq!(says(&mut daemon, "b", "stty size").await, "17 91");
+    drop(first);
+    daemon.prompt("c", "exit");
+    second.sees("over").await;
+    let wrong = Person::looks(&worker, &spec, &Secret("wrong".to_owned())).await;
+    assert!(matches!(wrong, Err(LookError::Unproven)), "the worker is of no use to a stranger");
 }

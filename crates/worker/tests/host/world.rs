@@ -54,7 +54,7 @@ pub(crate) fn agent_spec(home: &TempDir, agent: &str, name: &str) -> AgentSpec {
     }
 }
 
-fn secret() -> Secret {
+pub(crate) fn secret() -> Secret {
     Secret("a secret between the two of us".to_owned())
 }
 

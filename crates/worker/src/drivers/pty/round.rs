@@ -117,8 +117,9 @@ impl Round {
         self.moved + SETTLE
     }
 
-    /// Judges the screen, which has not changed for a while. `alone`: no other program runs in the terminal.
-    pub(super) fn judge(&mut self, screen: &Screen, rules: &Rules, alone: bool) -> Verdict {
+    /// Judges the screen, which has not changed for a while. `asking`: somebody is being asked what it asked. `alone`: no
+    /// other program runs in the terminal.
+    pub(super) fn judge(&mut self, screen: &Screen, rules: &Rules, asking: bool, alone: bool) -> Verdict {
         let now = Instant::now();
         let still = now - self.moved;
         if still < SETTLE {
@@ -132,6 +133,10 @@ impl Round {
         {
             return Verdict::Ask(question);
         }
+        if asking && self.asked.is_some() && screen.is_drawn() {
+            // What else the screen shows is behind the question.
+            return Verdict::Later(now + STILL_MAX);
+        }
         if let Some(waits) = rules.waits(screen).filter(|_| self.heard) {
             let sure = waits.sure && self.left && (self.worked || !rules.shows_work());
             let enough = if sure { SETTLE } else { UNSURE };
@@ -143,7 +148,8 @@ impl Round {
         match self.interrupted {
             Some((last, _)) if now - last < INTERRUPT_AGAIN => Verdict::Later(last + INTERRUPT_AGAIN),
             Some((_, times)) => Verdict::Interrupt { in_vain: times > 1 },
-            None if still >= STILL_MAX && alone && !rules.is_busy(screen) => Verdict::Lost,
+            // Somebody who is asked has all the time in the world.
+            None if still >= STILL_MAX && alone && !asking && !rules.is_busy(screen) => Verdict::Lost,
             None if still >= STILL_MAX => Verdict::Later(now + STILL_MAX),
             None => Verdict::Later(self.moved + STILL_MAX),
         }
@@ -241,7 +247,7 @@ mod tests {
         /// What is judged after the screen was still for so long.
         async fn after(&mut self, still: Duration) -> Verdict {
             tokio::time::advance(still).await;
-            self.round.judge(&self.screen, &self.rules, true)
+            self.round.judge(&self.screen, &self.rules, false, true)
         }
     }
 
@@ -299,7 +305,7 @@ mod tests {
         bench.writes("PS1=new\r\nnew");
         assert_eq!(bench.after(STILL_MAX).await, Verdict::Lost);
         assert!(
-            matches!(bench.round.judge(&bench.screen, &bench.rules, false), Verdict::Later(_)),
+            matches!(bench.round.judge(&bench.screen, &bench.rules, false, false), Verdict::Later(_)),
             "what it has started may still work"
         );
     }

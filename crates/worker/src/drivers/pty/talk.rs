@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use qd_keeper::{Keeper, KeeperError, Sweep, Swept, What};
 use qd_link::Closed;
+use qd_protocol::AskId;
 use qd_protocol::event::{Answer, RunError};
 use qd_protocol::link::{Outcome, Said, Stop};
 use qd_protocol::manifest::{Pty, SigintRule};
@@ -63,8 +64,8 @@ pub(super) enum Unfit {
 type Sweeping = BoxFuture<'static, Result<Swept, KeeperError>>;
 /// Something that is being said.
 type Telling<'t> = BoxFuture<'t, Result<(), Closed>>;
-/// A question that waits for its answer.
-type Asking<'t> = BoxFuture<'t, Result<Option<Answer>, Closed>>;
+/// A question, the name of its ask, and its answer that somebody waits for.
+type Asking<'t> = (Question, AskId, BoxFuture<'t, Result<Option<Answer>, Closed>>);
 
 impl Talk {
     /// Waits until the program takes a prompt.
@@ -121,7 +122,7 @@ impl Talk {
         self.type_next(&mut round);
         let mut due = round.due();
         let mut telling: Option<Telling<'_>> = None;
-        let mut asking: Option<(Question, Asking<'_>)> = None;
+        let mut asking: Option<Asking<'_>> = None;
         let mut cancelled = false;
         let mut sweeping: Option<Sweeping> = None;
         loop {
@@ -150,7 +151,8 @@ impl Talk {
                     asking = None;
                     if let Some(answer) = answer {
                         self.terminal.type_in(&keys::line(&question.reply(&answer), &self.pty));
-                        due = Instant::now() + SETTLE;
+                        round.typed();
+                        due = round.due();
                     }
                 }
                 steer = turn.next_steer(), if self.pty.queued_input_supported && !cancelled && round.pieces.is_empty() => {
@@ -159,9 +161,7 @@ impl Talk {
                 stepped = step(&mut self.terminal, &mut self.typed, &self.view, listening, |screen| round.glance(screen, rules)) => {
                     match stepped {
                         Err(unfit) => {
-                            let lines = round.transcript.finish(&mut self.view.screen(), None, &self.rules);
-                            let mut said = round.teller.tell(lines, &self.rules);
-                            round.teller.finish(&mut said);
+                            let (said, _) = self.last_words(round, None);
                             tell(turn, said).await?;
                             return Ok(Err(unfit));
                         }
@@ -178,9 +178,14 @@ impl Talk {
                         }
                     }
                 }
-                () = tokio::time::sleep_until(due), if listening && asking.is_none() => {
+                () = tokio::time::sleep_until(due), if listening => {
                     let alone = self.terminal.foreground() == self.own;
-                    let verdict = round.judge(&self.view.screen(), &self.rules, alone);
+                    let verdict = round.judge(&self.view.screen(), &self.rules, asking.is_some(), alone);
+                    if let (Verdict::Ask(_) | Verdict::Over(_), Some((_, ask, _))) = (&verdict, &asking) {
+                        // Somebody at the terminal has answered it, or the program no longer asks.
+                        turn.withdraw(ask).await;
+                        asking = None;
+                    }
                     match verdict {
                         Verdict::Later(then) => due = then,
                         Verdict::Type => {
@@ -199,17 +204,16 @@ impl Talk {
                         }
                         Verdict::Ask(question) => {
                             if let Some(request) = question.request() {
-                                asking = Some((question, Box::pin(turn.ask(request))));
+                                asking = Some((question, request.id.clone(), Box::pin(turn.ask(request))));
                             }
+                            due = round.due();
                         }
                         Verdict::Lost => {
                             let why = "it has shown nothing new for ten minutes and does not stand where it waits";
                             return Ok(Err(Unfit::Unclear(self.cannot_tell(why))));
                         }
                         Verdict::Over(after) => {
-                            let lines = round.transcript.finish(&mut self.view.screen(), Some(after), &self.rules);
-                            let mut said = round.teller.tell(lines, &self.rules);
-                            let error = round.teller.finish(&mut said);
+                            let (said, error) = self.last_words(round, Some(after));
                             tell(turn, said).await?;
                             return Ok(Ok(match error {
                                 _ if cancelled => Outcome::of(Stop::Cancelled),
@@ -234,6 +238,14 @@ impl Talk {
     /// The last lines of the screen.
     pub(super) fn last_lines(&self) -> Vec<String> {
         self.view.screen().last_lines(LAST_LINES)
+    }
+
+    /// The last of what the turn says, and the line that means that it failed.
+    fn last_words(&self, mut round: Round, waits: Option<usize>) -> (Vec<Said>, Option<String>) {
+        let lines = round.transcript.finish(&mut self.view.screen(), waits, &self.rules);
+        let mut said = round.teller.tell(lines, &self.rules);
+        let error = round.teller.finish(&mut said);
+        (said, error)
     }
 
     /// Waits until the program waits for a prompt, which it should do already. Gives how the turn ends if it never does.
@@ -338,9 +350,9 @@ async fn done<T>(doing: &mut Option<BoxFuture<'_, T>>) -> T {
 }
 
 /// Waits for the answer to a question; for ever if there is none.
-async fn answered(asking: &mut Option<(Question, Asking<'_>)>) -> Result<(Question, Option<Answer>), Closed> {
+async fn answered(asking: &mut Option<Asking<'_>>) -> Result<(Question, Option<Answer>), Closed> {
     match asking {
-        Some((question, asking)) => Ok((question.clone(), asking.await?)),
+        Some((question, _, answer)) => Ok((question.clone(), answer.await?)),
         None => std::future::pending().await,
     }
 }
