@@ -159,6 +159,8 @@ mod tests {
             (Driver::Acp, vec!["node".into(), "/x/agent.js".into(), "--acp".into()])
         );
         assert_eq!(described("pty:bash -i").unwrap().resume.by, ResumeBy::Nothing);
+        let rests = |name: &str| described(name).unwrap().rests();
+        assert!(rests("acp:x") && rests("exec:x") && !rests("pty:x"), "its memory is its process");
         assert_eq!(described("a2a:https://h:1/x").unwrap().address(), Some("https://h:1/x"));
         assert_eq!(described("claude"), Err(NamedError::Plain));
         assert_eq!(described("acp: "), Err(NamedError::Empty));

@@ -63,7 +63,7 @@ Ctrl-C cancels the run and waits for its end; a second one leaves it alone.")]
     #[command(after_help = "Examples:
   qd attach ses_4k
   echo 'and now the tests' | qd attach nightly
-  qd attach --raw ses_4k                the screen of a program that runs in a terminal, and its keys
+  qd attach --raw ses_4k                the screen of its terminal, and its keys
 A line is sent as a prompt, or answers the ask that is open. /steer TEXT, /cancel, /detach, /help.
 With --raw, every key goes to the program; Ctrl-] leaves, and the session goes on.")]
     Attach {
