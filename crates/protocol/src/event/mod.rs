@@ -1,0 +1,181 @@
+//! Everything that can be in the journal, and the words that events, asks and runs share.
+//!
+//! Layout: `session` (what a conversation is made with), `run` (what becomes of a prompt), `message` (what is said),
+//! `ask` (what an agent waits for).
+
+mod ask;
+mod message;
+mod run;
+mod session;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub use self::ask::{
+    Answer, Ask, AskDelivered, AskKind, AskOpened, AskResolved, AskState, Decision, ResolvedBy,
+};
+pub use self::message::{
+    Attachment, Delta, Finish, MessageCreated, MessageFinished, Notice, Part, Plan, PlanEntry, Role, Tool,
+    Usage, UsageReported,
+};
+pub use self::run::{
+    CancelRequested, ChildResult, FinishReason, Processes, QueueReason, RunAccepted, RunError, RunFinished,
+    RunQueued, RunResumed, RunSuspended, SteerAccepted, SteerMissed, SteerSent, SteerTaken, StopCause,
+};
+pub use self::session::{
+    Closing, ExitReason, Limits, SessionClosed, SessionCreated, SessionUpdated, WorkerExited,
+    WorkerReattached, WorkerStarted,
+};
+use crate::ids::{RunId, Seq, SessionId, WorkspaceId};
+use crate::time::Millis;
+
+/// One record of the journal, as clients see it.
+#[derive(Debug, Clone, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Event {
+    /// Position in the journal.
+    #[schema(value_type = u64)]
+    pub seq: Seq,
+    /// When it was decided.
+    pub ts: Millis,
+    /// Whose project.
+    pub workspace_id: Option<WorkspaceId>,
+    /// Whose conversation.
+    pub session_id: Option<SessionId>,
+    /// Whose run.
+    pub run_id: Option<RunId>,
+    /// What happened.
+    pub kind: String,
+    /// The particulars, by kind.
+    #[schema(value_type = Object)]
+    pub data: Value,
+}
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $name:ident($data:ty) = $kind:literal;)*) => {
+        /// What happened, with its particulars. The kind and the data are stored and sent apart.
+        #[derive(Debug, Clone, PartialEq)]
+        pub enum Body { $($(#[$doc])* $name($data),)* }
+
+        impl Body {
+            /// Every kind that this version writes.
+            pub const KINDS: &[&str] = &[$($kind,)*];
+
+            /// The kind, as it stands on the wire.
+            pub fn kind(&self) -> &'static str {
+                match self { $(Self::$name(_) => $kind,)* }
+            }
+
+            /// The data as JSON.
+            pub fn encode(&self) -> Result<Vec<u8>, serde_json::Error> {
+                match self { $(Self::$name(data) => serde_json::to_vec(data),)* }
+            }
+
+            /// Reads a stored event; `None` for a kind that this version does not know.
+            pub fn decode(kind: &str, data: &[u8]) -> Result<Option<Self>, serde_json::Error> {
+                match kind {
+                    $($kind => serde_json::from_slice(data).map(|data| Some(Self::$name(data))),)*
+                    _ => Ok(None),
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// A directory is known from here on.
+    WorkspaceCreated(WorkspaceCreated) = "workspace.created";
+    /// A directory was forgotten.
+    WorkspaceRemoved(Empty) = "workspace.removed";
+    /// A conversation exists.
+    SessionCreated(SessionCreated) = "session.created";
+    /// Something about a conversation changed.
+    SessionUpdated(SessionUpdated) = "session.updated";
+    /// A conversation has ended.
+    SessionClosed(SessionClosed) = "session.closed";
+    /// A prompt is ours.
+    RunAccepted(RunAccepted) = "run.accepted";
+    /// It waits.
+    RunQueued(RunQueued) = "run.queued";
+    /// The agent is ready and gets the prompt next.
+    RunStarted(Empty) = "run.started";
+    /// A message began.
+    MessageCreated(MessageCreated) = "message.created";
+    /// A piece of the answer.
+    TextDelta(Delta) = "text.delta";
+    /// A piece of what the agent thinks.
+    ThoughtDelta(Delta) = "thought.delta";
+    /// A tool call began.
+    ToolStarted(Tool) = "tool.started";
+    /// A tool call gave something out.
+    ToolOutput(Tool) = "tool.output";
+    /// A tool call ended.
+    ToolFinished(Tool) = "tool.finished";
+    /// The agent's plan.
+    PlanUpdated(Plan) = "plan.updated";
+    /// Something a person should see.
+    NoticeShown(Notice) = "notice.shown";
+    /// An increment of what was used.
+    UsageReported(UsageReported) = "usage.reported";
+    /// The model was called once more.
+    TurnStarted(Empty) = "turn.started";
+    /// The agent waits for a person.
+    AskOpened(AskOpened) = "ask.opened";
+    /// It need not wait any more.
+    AskResolved(AskResolved) = "ask.resolved";
+    /// The agent has the answer.
+    AskDelivered(AskDelivered) = "ask.delivered";
+    /// A steer is ours.
+    SteerAccepted(SteerAccepted) = "steer.accepted";
+    /// It waited for its run to start, and goes to the agent now.
+    SteerSent(SteerSent) = "steer.sent";
+    /// The turn took it in.
+    SteerTaken(SteerTaken) = "steer.taken";
+    /// The turn did not.
+    SteerMissed(SteerMissed) = "steer.missed";
+    /// A run is to stop.
+    RunCancelRequested(CancelRequested) = "run.cancel_requested";
+    /// A run was asked to stop, did not in time, and is being killed.
+    RunKillRequested(Empty) = "run.kill_requested";
+    /// A run waits for the sessions that it started, and costs no process meanwhile.
+    RunSuspended(RunSuspended) = "run.suspended";
+    /// They have ended, and the agent gets their results next.
+    RunResumed(RunResumed) = "run.resumed";
+    /// A message is complete.
+    MessageFinished(MessageFinished) = "message.finished";
+    /// A run has ended.
+    RunFinished(RunFinished) = "run.finished";
+    /// The session gets a worker.
+    WorkerStarted(WorkerStarted) = "worker.started";
+    /// A daemon that had lost it found it again.
+    WorkerReattached(WorkerReattached) = "worker.reattached";
+    /// It is no more.
+    WorkerExited(WorkerExited) = "worker.exited";
+    /// Something failed.
+    ErrorRaised(RunError) = "error.raised";
+    /// Nothing starts any more.
+    HaltSet(HaltSet) = "halt.set";
+    /// Things start again.
+    HaltLifted(Empty) = "halt.lifted";
+}
+
+/// Nothing to add.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Empty {}
+
+/// See [`Body::WorkspaceCreated`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WorkspaceCreated {
+    /// Resolved, without symbolic links.
+    pub path: String,
+    /// For people.
+    pub name: String,
+}
+
+/// See [`Body::HaltSet`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HaltSet {
+    /// In the client's words.
+    pub reason: Option<String>,
+    /// Whether live runs are cancelled.
+    pub cancel: bool,
+}
