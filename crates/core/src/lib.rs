@@ -4,10 +4,12 @@
 //!
 //! Layout, in reading order:
 //! - [`session`]: one conversation: its queue, its active run, its asks. The heart of everything.
+//! - [`fleet`]: several sessions: who is given what when somebody has ended.
 //! - [`policy`]: what an agent may do without asking.
 //! - [`rows`]: the documents that lists are made of, derived from state and events.
 //! - [`messages`]: events folded into messages.
 
+pub mod fleet;
 pub mod messages;
 pub mod policy;
 pub mod rows;

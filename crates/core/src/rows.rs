@@ -249,7 +249,7 @@ fn run_row(state: &State, run: &Run, prompt: Option<Prompt>) -> Row {
 }
 
 fn run_doc(state: &State, run: &Run) -> RunDoc {
-    let waits = state.pending_asks().any(|ask| ask.run_id == run.id);
+    let waits = state.pending_asks().any(|ask| ask.run_id.as_ref() == Some(&run.id));
     RunDoc {
         session_id: state.id.clone(),
         state: match (&run.started, run.position) {

@@ -109,6 +109,10 @@ id!(
     SessionId, "ses_"
 );
 id!(
+    /// Several sessions and the routes between them.
+    FleetId, "flt_"
+);
+id!(
     /// One accepted prompt; clients may choose it themselves.
     RunId, "run_"
 );
@@ -162,6 +166,13 @@ impl RunId {
             format!("run_steer_{}_{}", session.as_str().trim_start_matches(SessionId::PREFIX), steer.0)
                 .into(),
         )
+    }
+
+    /// A run that a fleet starts: its cause (`start`, or a route and how often it has fired), the session's name, which
+    /// of several, and which attempt. Derived, so that a repeat after a crash is the same run.
+    pub fn of_fleet(fleet: &FleetId, cause: &str, session: &str, nth: usize, attempt: u32) -> Self {
+        let fleet = fleet.as_str().trim_start_matches(FleetId::PREFIX);
+        Self(format!("run_flt_{fleet}.{cause}.{session}.{nth}.{attempt}").into())
     }
 }
 

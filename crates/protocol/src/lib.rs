@@ -10,6 +10,7 @@
 //! - [`frame`]: how a worker's socket carries that, with the subprotocol and without.
 //! - [`manifest`]: how an agent is found, started and understood.
 //! - [`worker`]: what a worker is started with and how it is found again.
+//! - [`fleet`]: several sessions and the routes between them.
 //! - [`api`]: requests and answers of the HTTP API.
 //! - [`trial`]: a policy tried on asks of the past.
 //! - [`error`]: the one shape of every refusal, and the stable codes.
@@ -20,6 +21,7 @@
 pub mod api;
 pub mod error;
 pub mod event;
+pub mod fleet;
 pub mod frame;
 pub mod ids;
 pub mod limits;
@@ -33,6 +35,6 @@ pub mod worker;
 
 pub use error::{ApiError, Code};
 pub use event::{Body, Event, FinishReason, Usage};
-pub use ids::{AskId, MessageId, Number, RunId, Seq, SessionId, TokenId, WorkerId, WorkspaceId};
+pub use ids::{AskId, FleetId, MessageId, Number, RunId, Seq, SessionId, TokenId, WorkerId, WorkspaceId};
 pub use text::Text;
 pub use time::Millis;

@@ -39,6 +39,18 @@ pub const ENV_VALUE_MAX: usize = 64 << 10;
 pub const ATTACHMENTS_MAX: usize = 32;
 /// Sessions above a session.
 pub const DEPTH_MAX: usize = 16;
+/// Sessions in one fleet.
+pub const FLEET_SESSIONS_MAX: usize = 1000;
+/// Routes in one fleet.
+pub const FLEET_ROUTES_MAX: usize = 1000;
+/// Subtasks in one block.
+pub const SUBTASKS_MAX: usize = 256;
+/// What one session of a fleet is passed of the last message of another; the whole of it is in its run.
+pub const FLEET_PASSED_MAX: usize = 256 << 10;
+/// What a person is shown of the last message of one session of a fleet, when asked for the result.
+pub const FLEET_SHOWN_MAX: usize = 16 << 10;
+/// What is kept of the last message as the result of a fleet.
+pub const FLEET_RESULT_MAX: usize = 64 << 10;
 /// How long an agent may take to be ready.
 pub const START_S: u64 = 60;
 /// How long an agent may take to stop after it was asked, before it is killed, unless the session says otherwise.

@@ -24,7 +24,7 @@ pub fn try_again(policy: &Policy, doc: &AskDoc, workspace: Option<&str>) -> Opti
         main_argument(tool, &ask.input).map(|text| text[..text.floor_char_boundary(ARGUMENT_MAX)].to_owned());
     Some(Trial {
         ask_id: ask.id.clone(),
-        session_id: ask.session_id.clone(),
+        session_id: ask.session_id.clone()?,
         tool: tool.clone(),
         argument,
         risk: ask.risk,

@@ -37,7 +37,7 @@ impl Draft<'_> {
             Up::AskDelivered { ask } => {
                 if let Some(AskEntry::Answered { run, .. }) = self.asks.get(&ask) {
                     let run = run.clone();
-                    self.emit(Some(run), Body::AskDelivered(AskDelivered { ask_id: ask }));
+                    self.emit(run, Body::AskDelivered(AskDelivered { ask_id: ask }));
                 }
             }
             Up::SteerTaken { steer } => {
@@ -124,8 +124,9 @@ impl Draft<'_> {
         let risk = policy::assess(tool.as_deref().unwrap_or_default(), &input, risk, directory);
         let ask = Ask {
             id,
-            session_id: self.id.clone(),
-            run_id: run.clone(),
+            session_id: Some(self.id.clone()),
+            run_id: Some(run.clone()),
+            fleet_id: None,
             kind,
             tool,
             input,
@@ -186,7 +187,7 @@ impl Draft<'_> {
     /// Journals an answer and sends it down. What the agent is told is what `evolve` made of it: once, never always.
     pub(super) fn resolve(&mut self, resolved: AskResolved) {
         let (id, run) = (resolved.ask_id.clone(), resolved.ask.run_id.clone());
-        let number = self.emit(Some(run), Body::AskResolved(resolved));
+        let number = self.emit(run, Body::AskResolved(resolved));
         if let Some(AskEntry::Answered { reply, .. }) = self.asks.get(&id) {
             let reply = reply.clone();
             self.effect(Effect::Answer { number, ask: id, reply });

@@ -216,8 +216,11 @@ impl Draft<'_> {
 
     /// Takes back every open ask of a run, and tells the agent so.
     pub(super) fn withdraw(&mut self, run: &RunId, by: ResolvedBy) {
-        let open: Vec<AskId> =
-            self.pending_asks().filter(|ask| ask.run_id == *run).map(|ask| ask.id.clone()).collect();
+        let open: Vec<AskId> = self
+            .pending_asks()
+            .filter(|ask| ask.run_id.as_ref() == Some(run))
+            .map(|ask| ask.id.clone())
+            .collect();
         for id in open {
             self.withdraw_one(&id, by);
         }
@@ -227,7 +230,7 @@ impl Draft<'_> {
         let Some(AskEntry::Pending(ask)) = self.asks.get(id) else { return };
         let mut ask = ask.clone();
         ask.state = AskState::Withdrawn;
-        let run = Some(ask.run_id.clone());
+        let run = ask.run_id.clone();
         let number = self.emit(run, Body::AskResolved(AskResolved::new(ask, by)));
         if by == ResolvedBy::Cancel {
             self.effect(Effect::Answer { number, ask: id.clone(), reply: AskReply::Withdrawn });
@@ -321,7 +324,7 @@ impl Draft<'_> {
 }
 
 /// Whether an answer is one to this ask.
-fn fits(ask: &Ask, answer: &Answer) -> Result<(), String> {
+pub(crate) fn fits(ask: &Ask, answer: &Answer) -> Result<(), String> {
     match ask.kind {
         AskKind::Permission => match (answer.decision, &answer.value) {
             (_, Some(_)) => Err("a permission takes a decision, not a value".to_owned()),

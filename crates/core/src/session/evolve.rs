@@ -77,7 +77,7 @@ pub fn evolve(state: &mut State, event: &Recorded) {
         }
         Body::RunSuspended(suspended) => {
             // The turn that asked is over, and with it whoever waited for an answer.
-            state.asks.retain(|_, entry| Some(entry.run()) != ours);
+            state.asks.retain(|_, entry| entry.run() != ours);
             if let Some(started) = started(state, event) {
                 started.children.clear();
                 let waits_for = suspended.children.iter().cloned().collect();
@@ -99,7 +99,7 @@ pub fn evolve(state: &mut State, event: &Recorded) {
         Body::RunFinished(_) => {
             state.last_finished = Some(event.ts);
             state.runs.retain(|run| Some(&run.id) != ours);
-            state.asks.retain(|_, entry| Some(entry.run()) != ours);
+            state.asks.retain(|_, entry| entry.run() != ours);
         }
         Body::RunCancelRequested(request) => {
             let mark = Mark { number: event.number, at: event.ts, by: request.by };
@@ -205,6 +205,10 @@ pub fn evolve(state: &mut State, event: &Recorded) {
         | Body::ErrorRaised(_)
         | Body::WorkspaceCreated(_)
         | Body::WorkspaceRemoved(_)
+        | Body::FleetStarted(_)
+        | Body::FleetUpdated(_)
+        | Body::FleetRouted(_)
+        | Body::FleetFinished(_)
         | Body::HaltSet(_)
         | Body::HaltLifted(_) => {}
     }

@@ -21,6 +21,7 @@ use qd_protocol::link::{Gone, Reply as AskReply, Up, UpNumber};
 use qd_protocol::policy::Policy;
 use qd_protocol::{AskId, Millis, Number, RunId, SessionId, Text, WorkerId};
 
+pub(crate) use commands::fits;
 pub use evolve::evolve;
 pub use state::{AskEntry, Mark, Phase, Run, Started, State, Steer, Suspended};
 pub use timers::{deadline, milliseconds};

@@ -178,7 +178,7 @@ pub enum AskEntry {
     /// Answered; the agent has not confirmed that it knows.
     Answered {
         /// The run.
-        run: RunId,
+        run: Option<RunId>,
         /// The number of its `ask.resolved`.
         number: Number,
         /// What the agent is told.
@@ -188,10 +188,10 @@ pub enum AskEntry {
 
 impl AskEntry {
     /// The run that it belongs to.
-    pub fn run(&self) -> &RunId {
+    pub fn run(&self) -> Option<&RunId> {
         match self {
-            Self::Pending(ask) => &ask.run_id,
-            Self::Answered { run, .. } => run,
+            Self::Pending(ask) => ask.run_id.as_ref(),
+            Self::Answered { run, .. } => run.as_ref(),
         }
     }
 }

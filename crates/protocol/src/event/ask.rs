@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::ids::{AskId, RunId, SessionId};
+use crate::ids::{AskId, FleetId, RunId, SessionId};
 use crate::policy::{Risk, Rule};
 use crate::time::Millis;
 
@@ -76,10 +76,13 @@ pub enum ResolvedBy {
 pub struct Ask {
     /// The ask.
     pub id: AskId,
-    /// Whose.
-    pub session_id: SessionId,
+    /// Whose; absent if it is a fleet's.
+    pub session_id: Option<SessionId>,
     /// In which run.
-    pub run_id: RunId,
+    pub run_id: Option<RunId>,
+    /// The fleet that wants to know its result.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fleet_id: Option<FleetId>,
     /// Permission or question.
     pub kind: AskKind,
     /// The tool that wants permission.

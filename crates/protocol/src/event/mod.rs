@@ -1,9 +1,10 @@
 //! Everything that can be in the journal, and the words that events, asks and runs share.
 //!
 //! Layout: `session` (what a conversation is made with), `run` (what becomes of a prompt), `message` (what is said),
-//! `ask` (what an agent waits for).
+//! `ask` (what an agent waits for), `fleet` (what is given to whom).
 
 mod ask;
+mod fleet;
 mod message;
 mod run;
 mod session;
@@ -13,6 +14,9 @@ use serde_json::Value;
 
 pub use self::ask::{
     Answer, Ask, AskDelivered, AskKind, AskOpened, AskResolved, AskState, Decision, ResolvedBy,
+};
+pub use self::fleet::{
+    FleetFinished, FleetRouted, FleetStarted, FleetUpdated, Given, RunEnded, Source, StopReason, Subtask,
 };
 pub use self::message::{
     Attachment, Delta, Finish, MessageCreated, MessageFinished, Notice, Part, Plan, PlanEntry, Role, Tool,
@@ -150,6 +154,14 @@ kinds! {
     WorkerReattached(WorkerReattached) = "worker.reattached";
     /// It is no more.
     WorkerExited(WorkerExited) = "worker.exited";
+    /// Several sessions work together from here on.
+    FleetStarted(FleetStarted) = "fleet.started";
+    /// Something about a fleet changed.
+    FleetUpdated(FleetUpdated) = "fleet.updated";
+    /// Sessions of a fleet are given what others have ended with, or a person is asked.
+    FleetRouted(FleetRouted) = "fleet.routed";
+    /// A fleet has ended.
+    FleetFinished(FleetFinished) = "fleet.finished";
     /// Something failed.
     ErrorRaised(RunError) = "error.raised";
     /// Nothing starts any more.

@@ -1,0 +1,103 @@
+//! How a lead deals out its work: a fenced block that names itself `cap-subtasks`, with a JSON array of strings.
+
+use qd_protocol::limits::SUBTASKS_MAX;
+
+/// What the block is called.
+const TAG: &str = "cap-subtasks";
+
+/// Why there are none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoSubtasks {
+    /// There is no block.
+    #[error("its last message has no block ```cap-subtasks with a JSON array of strings")]
+    Missing,
+    /// It is not ended.
+    #[error("the block ```cap-subtasks of its last message is not closed by ```")]
+    Open,
+    /// It is not what it should be.
+    #[error("the block ```cap-subtasks of its last message is not a JSON array of strings: {0}")]
+    Bad(String),
+    /// There is nothing in it, or something blank.
+    #[error("the block ```cap-subtasks of its last message has an empty entry, or none")]
+    Blank,
+    /// There is too much in it.
+    #[error("the block ```cap-subtasks of its last message has {0} entries; {SUBTASKS_MAX} are the most")]
+    TooMany(usize),
+}
+
+/// The subtasks in a message: those of its last block, since a lead may change its mind.
+pub fn read(text: &str) -> Result<Vec<String>, NoSubtasks> {
+    let block = last_block(text)?;
+    let entries: Vec<String> =
+        serde_json::from_str(block).map_err(|error| NoSubtasks::Bad(error.to_string()))?;
+    if entries.is_empty() || entries.iter().any(|entry| entry.trim().is_empty()) {
+        return Err(NoSubtasks::Blank);
+    }
+    if entries.len() > SUBTASKS_MAX {
+        return Err(NoSubtasks::TooMany(entries.len()));
+    }
+    Ok(entries)
+}
+
+/// Looks line by line, as Markdown does: a fence is three or more of its character at the beginning of a line, and is
+/// closed by at least as many.
+fn last_block(text: &str) -> Result<&str, NoSubtasks> {
+    let mut found = Err(NoSubtasks::Missing);
+    let mut fence: Option<(char, usize, Option<usize>)> = None;
+    let mut at = 0;
+    for line in text.split_inclusive('\n') {
+        let (start, end) = (at, at + line.len());
+        at = end;
+        let bare = line.trim();
+        let mark = bare.chars().next().filter(|mark| matches!(mark, '`' | '~'));
+        let length = mark.map_or(0, |mark| bare.chars().take_while(|c| *c == mark).count());
+        match (fence, mark) {
+            (None, Some(mark)) if length >= 3 => {
+                let is_ours = bare[length..].split_whitespace().next() == Some(TAG);
+                fence = Some((mark, length, is_ours.then_some(end)));
+            }
+            (Some((open, least, begin)), Some(mark))
+                if mark == open && length >= least && bare.chars().all(|c| c == mark) =>
+            {
+                if let Some(begin) = begin {
+                    found = Ok(&text[begin..start]);
+                }
+                fence = None;
+            }
+            _ => {}
+        }
+    }
+    match fence {
+        Some((_, _, Some(_))) => Err(NoSubtasks::Open),
+        _ => found,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_block_counts_and_other_fences_do_not_hide_it() {
+        let text = "Plan:\n```json\n[\"no\"]\n```\n```cap-subtasks\n[\"old\"]\n```\nBetter:\n~~~~ cap-subtasks\n[\"a\",\n \"b ``` c\"]\n~~~~\nDone.";
+        assert_eq!(read(text).unwrap(), ["a", "b ``` c"]);
+        let quoted = "````\n```cap-subtasks\n[\"shown, not meant\"]\n```\n````\n";
+        assert_eq!(read(quoted), Err(NoSubtasks::Missing));
+        assert_eq!(read("  ```cap-subtasks\r\n[\"a\"]\r\n  ```").unwrap(), ["a"]);
+    }
+
+    #[test]
+    fn a_missing_or_bad_block_says_why() {
+        assert_eq!(read("no block"), Err(NoSubtasks::Missing));
+        assert_eq!(read("```cap-subtasks\n[\"a\"]"), Err(NoSubtasks::Open));
+        assert!(matches!(read("```cap-subtasks\n{\"a\": 1}\n```"), Err(NoSubtasks::Bad(_))));
+        assert!(matches!(read("```cap-subtasks\n[1]\n```"), Err(NoSubtasks::Bad(_))));
+        assert_eq!(read("```cap-subtasks\n[]\n```"), Err(NoSubtasks::Blank));
+        assert_eq!(read("```cap-subtasks\n[\" \"]\n```"), Err(NoSubtasks::Blank));
+        let many = serde_json::to_string(&vec!["x"; SUBTASKS_MAX + 1]).unwrap();
+        assert_eq!(
+            read(&format!("```cap-subtasks\n{many}\n```")),
+            Err(NoSubtasks::TooMany(SUBTASKS_MAX + 1))
+        );
+    }
+}

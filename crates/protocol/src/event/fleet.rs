@@ -1,0 +1,139 @@
+//! What a fleet is made of and what it gives to whom. A fleet's events are numbered like a session's and bear no session.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::FinishReason;
+use crate::fleet::{FleetState, Spec};
+use crate::ids::{AskId, FleetId, RunId, SessionId};
+
+/// See [`Body::FleetStarted`](super::Body::FleetStarted). Its sessions are created with it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FleetStarted {
+    /// The fleet.
+    pub fleet_id: FleetId,
+    /// As it was declared, with the task that it was given.
+    pub spec: Spec,
+    /// Its sessions, by name.
+    pub sessions: BTreeMap<String, SessionId>,
+}
+
+/// See [`Body::FleetUpdated`](super::Body::FleetUpdated). Only what changed is there.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FleetUpdated {
+    /// The fleet.
+    pub fleet_id: FleetId,
+    /// A run that the fleet started has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<RunEnded>,
+    /// What came of it so far.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<String>,
+    /// It starts nothing any more, and what runs is being cancelled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stops: Option<StopReason>,
+}
+
+impl FleetUpdated {
+    /// Of this fleet, with nothing changed yet.
+    pub fn of(fleet_id: FleetId) -> Self {
+        Self { fleet_id, ended: None, result: None, stops: None }
+    }
+}
+
+/// Why a fleet stops before its time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StopReason {
+    /// Somebody cancelled it.
+    Cancel,
+    /// Its time is over.
+    Timeout,
+}
+
+/// How a run that the fleet started ended, and what there is to know of its last message.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunEnded {
+    /// The run.
+    pub run_id: RunId,
+    /// How.
+    pub finish_reason: FinishReason,
+    /// The run that it is given again as.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retried_as: Option<RunId>,
+    /// The routes whose pattern its last message matches, by their place in the file.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub matches: Vec<u32>,
+    /// How many subtasks are in it, where a route deals them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subtasks: Option<u32>,
+    /// Why they could not be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_subtasks: Option<String>,
+}
+
+/// See [`Body::FleetRouted`](super::Body::FleetRouted).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FleetRouted {
+    /// The fleet.
+    pub fleet_id: FleetId,
+    /// The route, by its place in the file.
+    pub route: u32,
+    /// How often it has fired with this.
+    pub round: u32,
+    /// On whose ends it followed.
+    pub from: Vec<Source>,
+    /// Who else is quoted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub quoted: Vec<Source>,
+    /// Who gets something, and what; one that is dealt nothing has no runs.
+    pub to: Vec<Given>,
+    /// The question that a person is asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ask_id: Option<AskId>,
+    /// Why it could not be done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// A session and the runs whose last messages count.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Source {
+    /// Its name.
+    pub session: String,
+    /// Its runs.
+    pub runs: Vec<RunId>,
+}
+
+/// What a session is given: one run, or one for each of its subtasks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Given {
+    /// Its name.
+    pub session: String,
+    /// The runs, in order.
+    pub runs: Vec<RunId>,
+    /// The subtask of each of them, where they are dealt.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub subtasks: Vec<Subtask>,
+}
+
+/// An entry of a block of subtasks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subtask {
+    /// In the last message of this run.
+    pub run: RunId,
+    /// Its place there.
+    pub entry: u32,
+}
+
+/// See [`Body::FleetFinished`](super::Body::FleetFinished).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FleetFinished {
+    /// The fleet.
+    pub fleet_id: FleetId,
+    /// How.
+    pub state: FleetState,
+    /// What came of it.
+    pub result: Option<String>,
+}
