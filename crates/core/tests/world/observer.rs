@@ -166,7 +166,7 @@ impl Observer {
         }
         match body {
             Body::AskOpened(opened) => {
-                let asked = (opened.ask.run_id.clone(), Asked::Open);
+                let asked = (opened.ask.run_id.clone().unwrap(), Asked::Open);
                 assert!(self.asks.insert(opened.ask_id.clone(), asked).is_none(), "opened twice");
             }
             Body::AskResolved(resolved) => {
@@ -178,7 +178,7 @@ impl Observer {
                 );
                 let now =
                     if resolved.ask.state == AskState::Answered { Asked::Answered } else { Asked::Over };
-                self.asks.insert(resolved.ask_id.clone(), (resolved.ask.run_id.clone(), now));
+                self.asks.insert(resolved.ask_id.clone(), (resolved.ask.run_id.clone().unwrap(), now));
             }
             Body::AskDelivered(delivered) => {
                 let (_, asked) = self.asks.get_mut(&delivered.ask_id).expect("resolved before");

@@ -1,0 +1,117 @@
+//! A fleet's file for editors: a JSON Schema that says the same as the reader.
+
+use serde_json::{Value, json};
+
+use crate::sections::{NAME_MAX, RETRY_MAX};
+
+/// The JSON Schema, as it is checked in under `docs/fleet.schema.json`.
+pub fn json() -> Value {
+    let seconds = json!({
+        "description": "Seconds, or a number with s, m or h.",
+        "anyOf": [{ "type": "number", "exclusiveMinimum": 0 }, { "type": "string", "pattern": "^[0-9.]+ *[smh]?$" }]
+    });
+    let money = json!({ "description": "US dollars.", "type": "number", "minimum": 0 });
+    let name = format!("^[A-Za-z0-9_][A-Za-z0-9_-]{{0,{}}}$", NAME_MAX - 1);
+    let one_or_more = |item: Value| json!({ "anyOf": [item, { "type": "array", "items": item, "minItems": 1, "uniqueItems": true }] });
+    let template = json!({
+        "description": "What a session is told. {{task}}, {{subtask}}, {{role}}, {{session}}, {{round}}, {{from.text}} and {{from.NAME.text}} stand for what they say.",
+        "type": "string"
+    });
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A fleet of Quarterdeck",
+        "type": "object",
+        "additionalProperties": false,
+        "required": ["fleet"],
+        "properties": { "fleet": { "$ref": "#/$defs/fleet" } },
+        "$defs": {
+            "fleet": {
+                "type": "object",
+                "additionalProperties": false,
+                "required": ["sessions", "start"],
+                "properties": {
+                    "task": { "description": "What is to be done; `qd up --task` replaces it.", "type": "string" },
+                    "base_branch": { "description": "Where worktrees start; not needed outside git.", "type": "string" },
+                    "permissions": { "$ref": "#/$defs/permissions" },
+                    "budget_usd": money,
+                    "timeout": seconds,
+                    "mode": { "description": "As CAP has it.", "const": "static" },
+                    "sessions": {
+                        "type": "object",
+                        "minProperties": 1,
+                        "additionalProperties": false,
+                        "patternProperties": { name: { "$ref": "#/$defs/session" } }
+                    },
+                    "start": one_or_more(json!({ "description": "A session that gets the task first.", "type": "string" })),
+                    "routes": { "type": "array", "items": { "$ref": "#/$defs/route" } }
+                }
+            },
+            "session": {
+                "type": "object",
+                "additionalProperties": false,
+                "oneOf": [{ "required": ["agent"] }, { "required": ["driver"] }, { "required": ["manifest"] }],
+                "properties": {
+                    "agent": { "description": "A known agent, or acp:CMD, pty:CMD, exec:CMD, a2a:URL, worker:URL.", "type": "string" },
+                    "driver": { "description": "The same as agent.", "type": "string" },
+                    "manifest": { "description": "A file that describes the agent.", "type": "string" },
+                    "model": { "type": "string" },
+                    "system_prompt": { "type": "string" },
+                    "role": { "description": "What it is there for.", "type": "string" },
+                    "permissions": { "$ref": "#/$defs/permissions" },
+                    "max_turns": { "type": "integer", "minimum": 1 },
+                    "timeout": seconds,
+                    "budget_usd": money,
+                    "worktree": { "description": "Whether it works in a git worktree of its own; true where base_branch is given.", "type": "boolean" },
+                    "retry": { "description": "How often a prompt that failed is given again.", "type": "integer", "minimum": 0, "maximum": RETRY_MAX },
+                    "prompt": template
+                }
+            },
+            "route": {
+                "type": "object",
+                "additionalProperties": false,
+                "required": ["when"],
+                "oneOf": [{ "required": ["route_to"] }, { "required": ["fan_out"] }, { "required": ["collect"] }],
+                "properties": {
+                    "when": one_or_more(json!({
+                        "description": "An end: NAME.done, NAME.failed or NAME.cancelled. A list waits for all.",
+                        "type": "string",
+                        "pattern": "^.+\\.(done|failed|cancelled)$"
+                    })),
+                    "match": { "description": "A pattern for the last message.", "type": "string" },
+                    "max": { "description": "How often; a circle needs it.", "type": "integer", "minimum": 1 },
+                    "prompt": template,
+                    "route_to": { "type": "string" },
+                    "fan_out": {
+                        "type": "object",
+                        "additionalProperties": false,
+                        "required": ["to"],
+                        "properties": {
+                            "to": one_or_more(json!({ "type": "string" })),
+                            "split": { "enum": ["broadcast", "by_subtask"] }
+                        }
+                    },
+                    "collect": { "const": "human" }
+                }
+            },
+            "permissions": {
+                "anyOf": [
+                    { "enum": ["ask", "allow", "deny", "bypass"] },
+                    {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "additionalProperties": false,
+                            "required": ["decision"],
+                            "properties": {
+                                "tool": { "type": "string" },
+                                "match": { "type": "string" },
+                                "decision": { "enum": ["ask", "allow", "deny"] },
+                                "risk": { "enum": ["low", "medium", "high"] }
+                            }
+                        }
+                    }
+                ]
+            }
+        }
+    })
+}
