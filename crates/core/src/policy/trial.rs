@@ -91,8 +91,9 @@ mod tests {
         };
         let ask = Ask {
             id: AskId::parse("ask_1").unwrap(),
-            session_id: SessionId::parse("ses_1").unwrap(),
-            run_id: RunId::parse("run_1").unwrap(),
+            session_id: Some(SessionId::parse("ses_1").unwrap()),
+            run_id: Some(RunId::parse("run_1").unwrap()),
+            fleet_id: None,
             kind: AskKind::Permission,
             tool: Some("Bash".to_owned()),
             input: json!({"command": "make"}),
