@@ -92,6 +92,7 @@ impl SessionRef {
         let scope = Arc::new(Scope {
             workspace: Some((workspace_key, workspace.clone())),
             session: Some((key, id.clone())),
+            fleet: None,
         });
         Self { id, key, workspace, workspace_key, scope }
     }

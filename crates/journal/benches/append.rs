@@ -212,6 +212,7 @@ fn scope(session: i64) -> Arc<Scope> {
     Arc::new(Scope {
         workspace: Some((WorkspaceKey(1), WorkspaceId::parse("ws_bench").unwrap())),
         session: Some((SessionKey(session), SessionId::parse(&format!("ses_bench{session:021}")).unwrap())),
+        fleet: None,
     })
 }
 

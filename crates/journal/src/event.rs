@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use bytes::{Buf, Bytes};
 use qd_protocol::link::UpNumber;
-use qd_protocol::{Body, Millis, Number, RunId, Seq, SessionId, WorkspaceId};
+use qd_protocol::{Body, FleetId, Millis, Number, RunId, Seq, SessionId, WorkspaceId};
 
-/// A session inside this journal: compact, and given out in the order of creation.
+/// A session or a fleet inside this journal: compact, and given out in the order of creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionKey(pub i64);
 
@@ -25,6 +25,16 @@ pub struct Scope {
     pub workspace: Option<(WorkspaceKey, WorkspaceId)>,
     /// Whose conversation.
     pub session: Option<(SessionKey, SessionId)>,
+    /// Or whose fleet. It has a key like a session, and its events are numbered like one's.
+    pub fleet: Option<(SessionKey, FleetId)>,
+}
+
+impl Scope {
+    /// The session or fleet whose events are numbered.
+    pub(crate) fn stream(&self) -> Option<(SessionKey, &str)> {
+        let session = self.session.as_ref().map(|(key, id)| (*key, id.as_str()));
+        session.or_else(|| self.fleet.as_ref().map(|(key, id)| (*key, id.as_str())))
+    }
 }
 
 /// An event to be appended.
@@ -192,7 +202,7 @@ impl Draft {
             seq,
             ts: self.ts,
             workspace: self.scope.workspace.as_ref().map(|(key, _)| *key),
-            session: self.scope.session.as_ref().map(|(key, _)| *key),
+            session: self.scope.stream().map(|(key, _)| key),
             kind: self.kind,
             frame,
             json_at: json_at - start,
@@ -240,6 +250,7 @@ mod tests {
         Arc::new(Scope {
             workspace: Some((WorkspaceKey(1), WorkspaceId::parse("ws_1").unwrap())),
             session: Some((SessionKey(2), SessionId::parse("ses_2").unwrap())),
+            fleet: None,
         })
     }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use qd_protocol::api::Match;
 use qd_protocol::limits::EVENT_MAX;
-use qd_protocol::{AskId, Millis, Number, RunId, Seq, SessionId, WorkspaceId};
+use qd_protocol::{AskId, FleetId, Millis, Number, RunId, Seq, SessionId, WorkspaceId};
 use rusqlite::{Connection, OptionalExtension};
 use tokio::sync::oneshot;
 
@@ -24,13 +24,15 @@ use crate::faults::Faults;
 use crate::gc::{self, Closed, Sizes};
 use crate::held;
 use crate::index::Index;
-use crate::lists::{self, AskFilter, Counts, Remembered, RunFilter, SessionFilter};
+use crate::lists::{self, AskFilter, Counts, FleetFilter, Remembered, RunFilter, SessionFilter};
 use crate::lock::HomeLock;
 use crate::queue::{Appended, Job, Queue, Remember, Work};
 use crate::read::{self, Loaded, PAGE_BYTES, Page, Pool, SessionPage};
 use crate::reserve::Reserve;
 use crate::ring::{Board, Filter};
-use crate::rows::{AskRow, RowChange, RunRow, SEQ_COUNTER, SESSION_COUNTER, SessionRow, WorkspaceRow, count};
+use crate::rows::{
+    AskRow, FleetRow, RowChange, RunRow, SEQ_COUNTER, SESSION_COUNTER, SessionRow, WorkspaceRow, count,
+};
 use crate::schema;
 use crate::stats::Stats;
 use crate::tail::Subscription;
@@ -200,6 +202,28 @@ impl Journal {
     /// One session.
     pub async fn session_by_key(&self, key: SessionKey) -> Result<Option<SessionRow>, ReadError> {
         self.read(move |db| lists::session_by_key(db, key)).await
+    }
+
+    /// The fleet of this id.
+    pub async fn fleet(&self, id: &FleetId) -> Result<Option<FleetRow>, ReadError> {
+        let id = id.clone();
+        self.read(move |db| lists::fleet(db, &id)).await
+    }
+
+    /// The fleet of this key.
+    pub async fn fleet_by_key(&self, key: SessionKey) -> Result<Option<FleetRow>, ReadError> {
+        self.read(move |db| lists::fleet_by_key(db, key)).await
+    }
+
+    /// Fleets, in the order of creation.
+    pub async fn fleets(
+        &self,
+        filter: FleetFilter,
+        after: Option<&FleetId>,
+        limit: usize,
+    ) -> Result<Vec<FleetRow>, ReadError> {
+        let after = after.cloned();
+        self.read(move |db| lists::fleets(db, filter, after.as_ref(), limit)).await
     }
 
     /// One run.
@@ -454,7 +478,7 @@ impl Drop for Inner {
 fn check(event: &NewEvent) -> Result<(), AppendError> {
     let NewEvent { scope, number, kind, data, .. } = event;
     let refuse = |why: &str| Err(AppendError::Violation(format!("{kind}: {why}")));
-    if scope.session.is_some() != number.is_some() {
+    if scope.stream().is_some() != number.is_some() {
         return refuse("an event has a number in its session, and one without a session has none");
     }
     if number.is_some_and(|number| number.0 == 0) {

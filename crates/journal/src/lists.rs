@@ -3,14 +3,14 @@
 
 use qd_protocol::api::{Match, MatchKind};
 use qd_protocol::limits::{DEPTH_MAX, IDEMPOTENCY_S};
-use qd_protocol::{AskId, Millis, RunId, Seq, SessionId, WorkspaceId};
+use qd_protocol::{AskId, FleetId, Millis, RunId, Seq, SessionId, WorkspaceId};
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
 
 use crate::error::ReadError;
 use crate::event::{SessionKey, WorkspaceKey};
 use crate::read::{damaged, text};
-use crate::rows::{AskRow, RunRow, SessionRow, WorkspaceRow, count, int};
+use crate::rows::{AskRow, FleetRow, RunRow, SessionRow, WorkspaceRow, count, int};
 
 /// Which sessions a list has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -25,6 +25,15 @@ pub struct SessionFilter {
     pub owes_only: bool,
     /// Those right below this one.
     pub parent: Option<SessionKey>,
+}
+
+/// Which fleets a list has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FleetFilter {
+    /// Of this project.
+    pub workspace: Option<WorkspaceKey>,
+    /// Those that have not ended.
+    pub live_only: bool,
 }
 
 /// Which runs a list has.
@@ -67,6 +76,7 @@ pub struct Counts {
 const WORKSPACE: &str = "key, id, path, name, removed, created_at, doc";
 const SESSION: &str =
     "key, id, workspace, parent, title, closed_at, live, owes, cost_usd, budget_usd, updated_at, doc";
+const FLEET: &str = "key, id, workspace, live, budget_usd, doc";
 const RUN: &str = "seq, id, session, workspace, finished, fingerprint, prompt, doc";
 const ASK: &str = "id, session, pending, doc";
 
@@ -140,6 +150,33 @@ pub(crate) fn sessions(
     list.rows(db, limit, session_row)
 }
 
+pub(crate) fn fleet(db: &Connection, id: &FleetId) -> Result<Option<FleetRow>, ReadError> {
+    one(db, &format!("SELECT {FLEET} FROM fleets WHERE id = ?1"), id.as_str(), fleet_row)
+}
+
+pub(crate) fn fleet_by_key(db: &Connection, key: SessionKey) -> Result<Option<FleetRow>, ReadError> {
+    one(db, &format!("SELECT {FLEET} FROM fleets WHERE key = ?1"), key.0, fleet_row)
+}
+
+/// In the order of creation.
+pub(crate) fn fleets(
+    db: &Connection,
+    filter: FleetFilter,
+    after: Option<&FleetId>,
+    limit: usize,
+) -> Result<Vec<FleetRow>, ReadError> {
+    let mut list = List::new("fleets", FLEET, "key");
+    list.after(db, after.map(FleetId::as_str))?;
+    list.index = match filter {
+        FleetFilter { live_only: true, .. } => "fleets_live",
+        FleetFilter { workspace: Some(_), .. } => "fleets_by_workspace",
+        FleetFilter { .. } => "",
+    };
+    list.equals("workspace", filter.workspace.map(|workspace| workspace.0));
+    list.only(filter.live_only, "live = 1");
+    list.rows(db, limit, fleet_row)
+}
+
 /// In the order of acceptance.
 pub(crate) fn runs(
     db: &Connection,
@@ -161,6 +198,10 @@ pub(crate) fn runs(
     list.rows(db, limit, run_row)
 }
 
+/// An ask is a session's or a fleet's.
+const ASK_WORKSPACE: &str = "coalesce((SELECT workspace FROM sessions WHERE key = session),
+    (SELECT workspace FROM fleets WHERE key = session))";
+
 /// The oldest first, unless the filter says otherwise.
 pub(crate) fn asks(
     db: &Connection,
@@ -176,7 +217,7 @@ pub(crate) fn asks(
         _ => "",
     };
     list.equals("session", filter.session.map(|session| session.0));
-    list.equals("(SELECT workspace FROM sessions WHERE key = session)", filter.workspace.map(|key| key.0));
+    list.equals(ASK_WORKSPACE, filter.workspace.map(|key| key.0));
     list.only(filter.pending_only, "pending = 1");
     list.rows(db, limit, ask_row)
 }
@@ -246,8 +287,8 @@ pub(crate) fn meta(db: &Connection, key: &str) -> Result<Option<Vec<u8>>, ReadEr
         .optional()?)
 }
 
-/// The four tables that a reference can point into: what they hold, how their ids begin, and what a match says.
-const KINDS: [(MatchKind, &str, &str); 4] = [
+/// The five tables that a reference can point into: what they hold, how their ids begin, and what a match says.
+const KINDS: [(MatchKind, &str, &str); 5] = [
     (
         MatchKind::Session,
         SessionId::PREFIX,
@@ -262,8 +303,14 @@ const KINDS: [(MatchKind, &str, &str); 4] = [
     (
         MatchKind::Ask,
         AskId::PREFIX,
-        "SELECT s.id, w.id, n.id FROM asks s JOIN session_names n ON n.key = s.session
-         JOIN sessions t ON t.key = s.session JOIN workspace_names w ON w.key = t.workspace WHERE 1",
+        "SELECT s.id, w.id, t.id FROM asks s LEFT JOIN sessions t ON t.key = s.session
+         LEFT JOIN fleets f ON f.key = s.session
+         JOIN workspace_names w ON w.key = coalesce(t.workspace, f.workspace) WHERE 1",
+    ),
+    (
+        MatchKind::Fleet,
+        FleetId::PREFIX,
+        "SELECT s.id, w.id, NULL FROM fleets s JOIN workspace_names w ON w.key = s.workspace WHERE 1",
     ),
     (
         MatchKind::Workspace,
@@ -425,6 +472,17 @@ fn session_row(row: &Row<'_>) -> Result<SessionRow, ReadError> {
         budget_usd: row.get(9)?,
         updated_at: millis(row.get(10)?),
         doc: row.get(11)?,
+    })
+}
+
+fn fleet_row(row: &Row<'_>) -> Result<FleetRow, ReadError> {
+    Ok(FleetRow {
+        key: SessionKey(row.get(0)?),
+        id: FleetId::parse(text(row, 1)?).map_err(damaged)?,
+        workspace: WorkspaceKey(row.get(2)?),
+        live: row.get(3)?,
+        budget_usd: row.get(4)?,
+        doc: row.get(5)?,
     })
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use qd_protocol::link::UpNumber;
-use qd_protocol::{Millis, Number, RunId, Seq, SessionId, WorkspaceId};
+use qd_protocol::{FleetId, Millis, Number, RunId, Seq, SessionId, WorkspaceId};
 use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 use tokio::sync::Semaphore;
 
@@ -395,8 +395,8 @@ impl<'c> Names<'c> {
             return Ok(scope.clone());
         }
         let workspace = keys.0.map(|key| self.workspace(key)).transpose()?;
-        let session = keys.1.map(|key| self.session(key)).transpose()?;
-        let scope = Arc::new(Scope { workspace, session });
+        let stream = keys.1.map(|key| self.stream(key)).transpose()?;
+        let scope = Arc::new(Scope { workspace, ..stream.unwrap_or_default() });
         self.scopes.insert(keys, scope.clone());
         Ok(scope)
     }
@@ -406,9 +406,16 @@ impl<'c> Names<'c> {
         Ok((WorkspaceKey(key), WorkspaceId::parse(&id).map_err(damaged)?))
     }
 
-    fn session(&self, key: i64) -> Result<(SessionKey, SessionId), ReadError> {
+    fn stream(&self, key: i64) -> Result<Scope, ReadError> {
         let id = self.lookup("SELECT id FROM session_names WHERE key = ?1", key)?;
-        Ok((SessionKey(key), SessionId::parse(&id).map_err(damaged)?))
+        let key = SessionKey(key);
+        // Ids of both kinds are ours, so their beginnings tell them apart.
+        Ok(match id.starts_with(FleetId::PREFIX) {
+            true => Scope { fleet: Some((key, FleetId::parse(&id).map_err(damaged)?)), ..Scope::default() },
+            false => {
+                Scope { session: Some((key, SessionId::parse(&id).map_err(damaged)?)), ..Scope::default() }
+            }
+        })
     }
 
     fn lookup(&self, sql: &str, key: i64) -> Result<String, ReadError> {

@@ -275,7 +275,7 @@ mod tests {
 
     fn event(seq: u64, session: i64) -> Arc<Published> {
         let id = SessionId::parse("ses_x").unwrap();
-        let scope = Arc::new(Scope { workspace: None, session: Some((SessionKey(session), id)) });
+        let scope = Arc::new(Scope { session: Some((SessionKey(session), id)), ..Scope::default() });
         let draft = Draft::new(scope, None, Millis(0), None, Cow::Borrowed("text.delta"), b"{}", None);
         Arc::new(draft.publish(Seq(seq)))
     }

@@ -1,7 +1,7 @@
 //! The rows that lists are made of, and the SQL that changes them. A change is applied in the transaction of the
 //! events that caused it; what the documents in the rows say is the caller's business.
 
-use qd_protocol::{AskId, Millis, Number, RunId, Seq, SessionId, WorkspaceId};
+use qd_protocol::{AskId, FleetId, Millis, Number, RunId, Seq, SessionId, WorkspaceId};
 use rusqlite::{Connection, params};
 
 use crate::error::AppendError;
@@ -36,7 +36,7 @@ pub struct SessionRow {
     pub id: SessionId,
     /// Its project.
     pub workspace: WorkspaceKey,
-    /// The session above.
+    /// The session above, or the fleet that it belongs to.
     pub parent: Option<SessionKey>,
     /// For people.
     pub title: Option<String>,
@@ -52,6 +52,23 @@ pub struct SessionRow {
     pub budget_usd: Option<f64>,
     /// The last change.
     pub updated_at: Millis,
+    /// The rest, as the caller likes it.
+    pub doc: Vec<u8>,
+}
+
+/// Several sessions that work together. They are right below its key.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FleetRow {
+    /// Inside this journal.
+    pub key: SessionKey,
+    /// Outside.
+    pub id: FleetId,
+    /// Its project.
+    pub workspace: WorkspaceKey,
+    /// Whether it has not ended.
+    pub live: bool,
+    /// What all of its sessions may cost together.
+    pub budget_usd: Option<f64>,
     /// The rest, as the caller likes it.
     pub doc: Vec<u8>,
 }
@@ -99,6 +116,8 @@ pub enum RowChange {
     Workspace(WorkspaceRow),
     /// A new one, or a change of the one with its key.
     Session(SessionRow),
+    /// A new one, or a change of the one with its key.
+    Fleet(FleetRow),
     /// A new one if it is being accepted, else a change of the one with its id.
     Run(RunRow),
     /// A new one, or a change of the one with its id.
@@ -134,6 +153,7 @@ impl RowChange {
             + match self {
                 Self::Workspace(row) => row.doc.len() + row.path.len(),
                 Self::Session(row) => row.doc.len(),
+                Self::Fleet(row) => row.doc.len(),
                 Self::Run(row) => row.doc.len() + row.prompt.as_ref().map_or(0, Vec::len),
                 Self::Ask(row) => row.doc.len(),
                 Self::Snapshot { state, .. } => state.len(),
@@ -153,6 +173,7 @@ impl RowChange {
         match self {
             Self::Workspace(row) => put_workspace(db, row),
             Self::Session(row) => put_session(db, row),
+            Self::Fleet(row) => put_fleet(db, row),
             Self::Run(row) => put_run(db, row, first, events),
             Self::Ask(row) => put_ask(db, row),
             Self::Snapshot { session, number, state } => {
@@ -188,9 +209,9 @@ pub(crate) fn count(value: i64) -> u64 {
 
 /// Remembers which id a key stands for: events carry keys, and their frames need the id even after the rows were
 /// emptied for a rebuild.
-pub(crate) fn name_session(db: &Connection, key: SessionKey, id: &SessionId) -> Result<(), AppendError> {
+pub(crate) fn name_session(db: &Connection, key: SessionKey, id: &str) -> Result<(), AppendError> {
     db.prepare_cached("INSERT OR IGNORE INTO session_names(key, id) VALUES (?1, ?2)")?
-        .execute(params![key.0, id.as_str()])?;
+        .execute(params![key.0, id])?;
     Ok(())
 }
 
@@ -256,7 +277,17 @@ fn put_session(db: &Connection, row: &SessionRow) -> Result<(), AppendError> {
         int(row.updated_at.0),
         row.doc,
     ])?;
-    name_session(db, row.key, &row.id)
+    name_session(db, row.key, row.id.as_str())
+}
+
+fn put_fleet(db: &Connection, row: &FleetRow) -> Result<(), AppendError> {
+    let FleetRow { key, id, workspace, live, budget_usd, doc } = row;
+    db.prepare_cached(
+        "INSERT INTO fleets(key, id, workspace, live, budget_usd, doc) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+         ON CONFLICT(key) DO UPDATE SET live = ?4, budget_usd = ?5, doc = ?6",
+    )?
+    .execute(params![key.0, id.as_str(), workspace.0, live, budget_usd, doc])?;
+    name_session(db, *key, id.as_str())
 }
 
 /// A run id is one run of the whole daemon: two sessions that accept the same one at once meet here, and the second
@@ -322,6 +353,7 @@ fn purge(db: &Connection, session: SessionKey, head: Seq) -> Result<(), AppendEr
         &newest,
         "DELETE FROM session_events WHERE session = ?1",
         "DELETE FROM sessions WHERE key = ?1",
+        "DELETE FROM fleets WHERE key = ?1",
         "DELETE FROM session_names WHERE key = ?1",
         "DELETE FROM runs WHERE session = ?1",
         "DELETE FROM asks WHERE session = ?1",

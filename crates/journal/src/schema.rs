@@ -30,7 +30,7 @@ const STATEMENTS: usize = 64;
 const BUSY: Duration = Duration::from_secs(5);
 
 /// Each brings the schema one version further; the version is how many have been applied.
-const MIGRATIONS: &[&str] = &[FIRST];
+const MIGRATIONS: &[&str] = &[FIRST, FLEETS];
 
 /// `events` and the names are the truth; `counters` never go back; `remembered` is its own truth; the rest can be
 /// rebuilt from the events. A session's events are found through `session_events`, which is not an index of SQLite's
@@ -123,10 +123,25 @@ CREATE TABLE snapshots(session INTEGER PRIMARY KEY, number INTEGER NOT NULL, sta
 CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT, WITHOUT ROWID;
 ";
 
+/// A fleet has a key like a session, since its events are numbered like one's and its sessions are below it.
+const FLEETS: &str = "
+CREATE TABLE fleets(
+    key INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    workspace INTEGER NOT NULL,
+    live INTEGER NOT NULL,
+    budget_usd REAL,
+    doc BLOB NOT NULL
+) STRICT;
+CREATE INDEX fleets_by_workspace ON fleets(workspace);
+CREATE INDEX fleets_live ON fleets(key) WHERE live = 1;
+";
+
 /// What a rebuild empties before it refills it. Names, counters, remembered answers and `keep.` keys stay.
 pub(crate) const EMPTY_ROWS: &str = "
 DELETE FROM workspaces;
 DELETE FROM sessions;
+DELETE FROM fleets;
 DELETE FROM runs;
 DELETE FROM asks;
 DELETE FROM snapshots;
@@ -277,7 +292,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         open_writer(home.path()).unwrap().pragma_update(None, "user_version", 99).unwrap();
         match open_writer(home.path()) {
-            Err(OpenError::TooNew { found: 99, known }) => assert_eq!(known, 1),
+            Err(OpenError::TooNew { found: 99, known }) => assert_eq!(known, 2),
             other => panic!("{other:?}"),
         }
     }

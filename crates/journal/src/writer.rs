@@ -358,10 +358,11 @@ impl<'c> Hand<'c> {
         for draft in &job.events {
             seq.0 += 1;
             let scope = &draft.scope;
-            if let (Some((session, _)), Some(number)) = (&scope.session, draft.number) {
-                index.take(self.db, *session, number)?;
+            let stream = scope.stream();
+            if let (Some((key, _)), Some(number)) = (stream, draft.number) {
+                index.take(self.db, key, number)?;
             }
-            let session = scope.session.as_ref().map(|(key, _)| key.0);
+            let session = stream.map(|(key, _)| key.0);
             let workspace = scope.workspace.as_ref().map(|(key, _)| key.0);
             self.insert.execute(params![
                 int(seq.0),
@@ -377,8 +378,8 @@ impl<'c> Hand<'c> {
             // A session's first event and those of no session name whom they speak of; all others can be sure that
             // it has been done.
             if draft.number.is_none_or(|number| number.0 == 1) {
-                if let Some((key, id)) = &scope.session {
-                    name_session(self.db, *key, id)?;
+                if let Some((key, id)) = stream {
+                    name_session(self.db, key, id)?;
                 }
                 if let Some((key, id)) = &scope.workspace {
                     name_workspace(self.db, *key, id)?;

@@ -553,6 +553,8 @@ pub enum MatchKind {
     Run,
     /// Something an agent waits for.
     Ask,
+    /// Several sessions that work together.
+    Fleet,
 }
 
 /// `GET /v1/gc`: what the home holds. `POST /v1/gc`: the same, and what was freed.

@@ -59,6 +59,7 @@ pub(crate) fn scope_in(workspace: i64, session: i64) -> Arc<Scope> {
     Arc::new(Scope {
         workspace: Some((WorkspaceKey(workspace), workspace_id(workspace))),
         session: Some((SessionKey(session), session_id(session))),
+        fleet: None,
     })
 }
 
