@@ -135,6 +135,7 @@ impl SessionDoc {
             state: SessionState::Idle,
             busy: state.busy(),
             parent: settings.parent.clone(),
+            fleet: settings.fleet.clone(),
             model: settings.model.clone(),
             system_prompt: settings.system_prompt.clone(),
             policy: settings.policy.clone(),

@@ -11,13 +11,14 @@ use qd_journal::{
 };
 use qd_protocol::limits::{MAILBOX_MAX, STOP_S};
 use qd_protocol::policy::Policy;
-use qd_protocol::{ApiError, Code, Millis, SessionId, WorkspaceId, api};
+use qd_protocol::{ApiError, Code, FleetId, Millis, SessionId, WorkspaceId, api};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
 use crate::actor::{self, Birth, Done, IdempotencyKey, Mail, Probe, Request};
 use crate::budget::Budgets;
 use crate::config::Config;
+use crate::fleets::FleetMail;
 use crate::home::Home;
 use crate::keyed::Keyed;
 use crate::metrics::Stats;
@@ -55,6 +56,8 @@ pub(crate) struct Daemon {
     /// Since when.
     pub(crate) started_at: Millis,
     registry: Registry<SessionId, Mail>,
+    /// The fleets that are awake.
+    pub(crate) fleets: Registry<FleetId, FleetMail>,
     /// Read by every step; set before, and lifted after, the journal says so.
     halted: AtomicBool,
     /// Set once, when the workers end with the daemon.
@@ -119,6 +122,7 @@ impl Daemon {
             policy: config.policy.value.clone(),
             started_at: Millis::now(),
             registry: Registry::new(MAILBOX_MAX),
+            fleets: Registry::new(MAILBOX_MAX),
             halted: AtomicBool::new(halt.halted),
             ending: AtomicBool::new(false),
             halt: Mutex::new(halt),
@@ -314,6 +318,9 @@ impl Daemon {
         for session in self.registry.awake() {
             // One that is gone or full ends by the stop signal all the same.
             let _sent = self.registry.send_if_awake(&session, Mail::Stop);
+        }
+        for fleet in self.fleets.awake() {
+            let _sent = self.fleets.send_if_awake(&fleet, FleetMail::Stop);
         }
         loop {
             // What ends may have begun something else.

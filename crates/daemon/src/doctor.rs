@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use qd_core::fleet;
 use qd_core::rows::apply;
 use qd_core::session::State;
 use qd_journal::{RebuildError, RowChange, SessionKey, StoredEvent, WorkspaceRow};
@@ -11,6 +12,7 @@ use qd_protocol::event::Body;
 
 use crate::actor::{recorded, row_change, session_row, snapshot};
 use crate::daemon::SessionRef;
+use crate::fleets::{self, FleetRef};
 
 /// What a rebuild made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -21,6 +23,8 @@ pub struct RebuildReport {
     pub workspaces: u64,
     /// Sessions.
     pub sessions: u64,
+    /// Fleets.
+    pub fleets: u64,
     /// Runs.
     pub runs: u64,
     /// Asks.
@@ -39,6 +43,7 @@ pub fn rebuild(home: &Path) -> Result<RebuildReport, RebuildError> {
 #[derive(Default)]
 struct Fold {
     sessions: HashMap<SessionKey, Alive>,
+    fleets: HashMap<SessionKey, (FleetRef, fleet::State)>,
     workspaces: HashMap<i64, Workspace>,
     report: RebuildReport,
 }
@@ -59,6 +64,12 @@ impl Fold {
                 return Vec::new();
             }
         };
+        if let (Some((workspace_key, workspace)), Some((key, id))) =
+            (&event.scope.workspace, &event.scope.fleet)
+        {
+            let fleet = FleetRef::new(*key, id.clone(), *workspace_key, workspace.clone());
+            return self.of_fleet(fleet, event, body);
+        }
         match (&event.scope.workspace, &event.scope.session) {
             (Some((workspace_key, workspace)), Some((key, id))) => {
                 if let Body::SessionCreated(created) = body {
@@ -67,6 +78,9 @@ impl Fold {
                     let parent =
                         self.sessions.values().find(|alive| Some(&alive.session.id) == above.as_ref());
                     let parent = parent.map(|alive| alive.session.key);
+                    let fleet = created.fleet.as_ref().map(|member| &member.fleet_id);
+                    let fleet = self.fleets.values().find(|(known, _)| Some(&known.id) == fleet);
+                    let parent = parent.or(fleet.map(|(fleet, _)| fleet.key));
                     let state = State::new(id.clone(), workspace.clone(), created, event.ts);
                     self.report.sessions += 1;
                     let alive = Alive { session, state, parent };
@@ -114,6 +128,28 @@ impl Fold {
             .into_iter()
             .collect(),
         }
+    }
+
+    fn of_fleet(&mut self, fleet: FleetRef, stored: &StoredEvent, body: Body) -> Vec<RowChange> {
+        let number = stored.number.unwrap_or_default();
+        let ask = fleets::ask_row(&fleet, &body).ok().flatten();
+        self.report.asks += u64::from(matches!(body, Body::AskOpened(_)));
+        let (fleet, state) = match body {
+            Body::FleetStarted(started) => {
+                self.report.fleets += 1;
+                let state = fleet::State::new(fleet.workspace.clone(), started, stored.ts);
+                self.fleets.entry(fleet.key).insert_entry((fleet, state)).into_mut()
+            }
+            body => {
+                let Some(known) = self.fleets.get_mut(&fleet.key) else {
+                    self.report.unreadable += 1;
+                    return Vec::new();
+                };
+                fleet::evolve(&mut known.1, &fleet::Recorded { number, ts: stored.ts, body });
+                known
+            }
+        };
+        fleets::row(fleet, state).ok().into_iter().chain(ask).collect()
     }
 
     fn of_session(&mut self, key: SessionKey, stored: &StoredEvent, body: Body) -> Vec<RowChange> {

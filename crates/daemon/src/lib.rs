@@ -4,7 +4,8 @@
 //! - [`edge`]: sockets, certificates, who may come in, limits.
 //! - `http`: the API, one file per family of routes.
 //! - `daemon`: what all parts share, and the way to a session.
-//! - `places`, `sessions`, `halt`, `budget`: what is not one session's own business.
+//! - `places`, `sessions`, `fleets`, `halt`, `budget`: what is not one session's own business.
+//! - `words`: what callers say, checked and kept.
 //! - `registry`: who is awake, and how two of one session are impossible.
 //! - `actor`: the shell around one session's machine.
 //! - `workers`: the processes that hold agents: started, found again, counted, ended.
@@ -19,6 +20,7 @@ pub mod config;
 mod daemon;
 pub mod doctor;
 pub mod edge;
+mod fleets;
 mod halt;
 pub mod home;
 mod http;
@@ -30,6 +32,14 @@ mod registry;
 mod serve;
 mod sessions;
 mod sync;
+mod words;
 mod workers;
 
 pub use serve::{ServeError, ServeOptions, serve};
+
+use qd_protocol::{ApiError, Code};
+
+/// A field has a value that it cannot have.
+fn invalid(message: impl Into<String>) -> ApiError {
+    ApiError::new(Code::InvalidValue, message)
+}

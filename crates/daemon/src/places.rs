@@ -182,7 +182,7 @@ impl Daemon {
         remember: Option<Remember>,
     ) -> Result<(), ApiError> {
         let event = NewEvent {
-            scope: Arc::new(Scope { workspace: Some((key, workspace.id.clone())), session: None }),
+            scope: Arc::new(Scope { workspace: Some((key, workspace.id.clone())), ..Scope::default() }),
             number: None,
             // Its creation has one time, in the list and in the event.
             ts: if matches!(body, Body::WorkspaceCreated(_)) { workspace.created_at } else { Millis::now() },

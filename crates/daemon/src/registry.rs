@@ -82,23 +82,15 @@ pub(crate) struct Registry<K, M> {
     limit: usize,
 }
 
-/// Too many messages wait for one actor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Overloaded;
-
 impl<K: Eq + Hash + Clone, M> Registry<K, M> {
     /// With room for `limit` messages in each mailbox.
     pub(crate) fn new(limit: usize) -> Self {
         Self { awake: Mutex::new(HashMap::new()), limit }
     }
 
-    /// Delivers a message. If nobody is awake, `wake` is called with the mailbox that the new actor is to serve.
-    pub(crate) fn send(
-        &self,
-        key: &K,
-        message: M,
-        wake: impl FnOnce(Arc<Mailbox<M>>),
-    ) -> Result<(), Overloaded> {
+    /// Delivers a message, or gives it back if too many wait. If nobody is awake, `wake` is called with the mailbox that
+    /// the new actor is to serve.
+    pub(crate) fn send(&self, key: &K, message: M, wake: impl FnOnce(Arc<Mailbox<M>>)) -> Result<(), M> {
         let mut message = message;
         loop {
             let mailbox = {
@@ -116,7 +108,7 @@ impl<K: Eq + Hash + Clone, M> Registry<K, M> {
             };
             match mailbox.push(message) {
                 Ok(()) => return Ok(()),
-                Err(NotTaken::Full(_)) => return Err(Overloaded),
+                Err(NotTaken::Full(back)) => return Err(back),
                 // It fell asleep between our two looks, and left the map as it did: look again.
                 Err(NotTaken::Asleep(back)) => message = back,
             }

@@ -122,6 +122,7 @@ async fn run(options: ServeOptions, exe: PathBuf, announce: &mut dyn FnMut(&str)
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     daemon.wake_live().await?;
+    daemon.wake_fleets().await?;
     // What the last daemon left is settled before anybody can ask: a run that died with it is not shown as running.
     // A very long list of them is not worth the wait; those are settled as they come.
     let settled = tokio::time::timeout(SETTLE, daemon.barrier()).await;

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use qd_core::policy;
 use qd_core::rows::SessionDoc;
 use qd_core::session::{Command, State, Update};
-use qd_journal::{Append, Filter, NewEvent, Remember, Topic};
+use qd_journal::{Append, Filter, NewEvent, Remember, RowChange, SessionKey, Topic};
 use qd_protocol::api::{NewSession, Session, SessionPatch};
-use qd_protocol::event::{Body, Limits, SessionCreated};
+use qd_protocol::event::{Body, Limits, Membership, SessionCreated};
 use qd_protocol::limits::{DEPTH_MAX, ENV_MAX, ENV_VALUE_MAX, INLINE_MAX, RESTARTS_MAX, TITLE_MAX};
 use qd_protocol::policy::Policy;
 use qd_protocol::text::escaped_len;
@@ -18,8 +18,17 @@ use qd_protocol::{ApiError, Code, Millis, SessionId};
 
 use crate::actor::{Birth, IdempotencyKey, session_row, unwritable};
 use crate::daemon::{Daemon, SessionRef, append_failed, read_failed};
+use crate::invalid;
 use crate::places::Place;
 use crate::random;
+
+/// A session that could be made, before it is in the journal.
+pub(crate) struct Unborn {
+    pub(crate) session: SessionRef,
+    pub(crate) state: State,
+    pub(crate) event: NewEvent,
+    pub(crate) row: RowChange,
+}
 
 impl Daemon {
     /// Makes a session.
@@ -29,56 +38,17 @@ impl Daemon {
         new: NewSession,
         key: Option<IdempotencyKey>,
     ) -> Result<Session, ApiError> {
-        self.check_agent(&new, &place.path)?;
-        let limits = Limits {
-            budget_usd: new.budget_usd,
-            max_turns: new.max_turns,
-            run_timeout_s: new.run_timeout_s,
-            cancel_grace_s: new.cancel_grace_s,
-            restarts: new.restarts,
-            restart_window_s: new.restart_window_s,
-        };
-        check_limits(&limits)?;
-        check_words(new.title.as_deref(), new.model.as_deref(), new.system_prompt.as_deref())?;
         check_env(&new)?;
-        let policy = new.policy.unwrap_or_else(|| self.policy.clone());
-        check_policy(&policy)?;
         let parent = match &new.parent {
             Some(parent) => Some(self.parent(place, parent).await?),
             None => None,
         };
-        // On another machine the directory may be another one, and only its worker knows which.
-        let directory = self.workers.is_here(&new.agent).then(|| place.doc.path.clone());
-        let created = SessionCreated {
-            agent: new.agent,
-            title: new.title,
-            model: new.model,
-            system_prompt: new.system_prompt,
-            policy,
-            parent: new.parent,
-            directory,
-            limits,
-            env: new.env.keys().cloned().collect(),
-        };
-        let id = SessionId::from_random(&random::bytes::<16>());
-        let session = SessionRef::new(self.journal.new_session_key(), id, place.key, place.id.clone());
-        let now = Millis::now();
-        let body = Body::SessionCreated(created.clone());
-        let state = State::new(session.id.clone(), place.id.clone(), created, now);
-        let event = NewEvent {
-            scope: session.scope.clone(),
-            number: Some(state.number),
-            ts: now,
-            run: None,
-            kind: body.kind(),
-            data: body.encode().map_err(unwritable)?,
-            up: None,
-        };
-        let mut line = vec![session.key];
-        line.extend(parent.iter().map(|parent| parent.key));
-        let rows = vec![session_row(&session, &state, &line)?];
-        if !new.env.is_empty() {
-            self.home.put_env(&session.id, &new.env).map_err(|error| {
+        let env = new.env.clone();
+        let unborn = self.conceive(place, new, None, parent.as_ref().map(|parent| parent.key))?;
+        let Unborn { session, state, event, row } = unborn;
+        let rows = vec![row];
+        if !env.is_empty() {
+            self.home.put_env(&session.id, &env).map_err(|error| {
                 ApiError::new(
                     Code::StorageFailed,
                     format!("the session's variables could not be kept: {error}"),
@@ -110,6 +80,60 @@ impl Daemon {
             return Err(error);
         }
         Ok(view)
+    }
+
+    /// Checks what a session is to be made with, and makes everything of it but its place in the journal.
+    pub(crate) fn conceive(
+        &self,
+        place: &Place,
+        new: NewSession,
+        fleet: Option<Membership>,
+        above: Option<SessionKey>,
+    ) -> Result<Unborn, ApiError> {
+        self.check_agent(&new, &place.path)?;
+        let limits = Limits {
+            budget_usd: new.budget_usd,
+            max_turns: new.max_turns,
+            run_timeout_s: new.run_timeout_s,
+            cancel_grace_s: new.cancel_grace_s,
+            restarts: new.restarts,
+            restart_window_s: new.restart_window_s,
+        };
+        check_limits(&limits)?;
+        check_words(new.title.as_deref(), new.model.as_deref(), new.system_prompt.as_deref())?;
+        let policy = new.policy.unwrap_or_else(|| self.policy.clone());
+        check_policy(&policy)?;
+        // On another machine the directory may be another one, and only its worker knows which.
+        let directory = self.workers.is_here(&new.agent).then(|| place.doc.path.clone());
+        let created = SessionCreated {
+            agent: new.agent,
+            title: new.title,
+            model: new.model,
+            system_prompt: new.system_prompt,
+            policy,
+            parent: new.parent,
+            fleet,
+            directory,
+            limits,
+            env: new.env.into_keys().collect(),
+        };
+        let id = SessionId::from_random(&random::bytes::<16>());
+        let session = SessionRef::new(self.journal.new_session_key(), id, place.key, place.id.clone());
+        let now = Millis::now();
+        let body = Body::SessionCreated(created.clone());
+        let state = State::new(session.id.clone(), place.id.clone(), created, now);
+        let event = NewEvent {
+            scope: session.scope.clone(),
+            number: Some(state.number),
+            ts: now,
+            run: None,
+            kind: body.kind(),
+            data: body.encode().map_err(unwritable)?,
+            up: None,
+        };
+        let line: Vec<SessionKey> = [session.key].into_iter().chain(above).collect();
+        let row = session_row(&session, &state, &line)?;
+        Ok(Unborn { session, state, event, row })
     }
 
     /// The session above, which must be of the same workspace and not too deep.
@@ -198,10 +222,6 @@ impl Daemon {
         check_limits(&limits)?;
         Ok(Update { title, model, policy, limits: touched.then_some(limits) })
     }
-}
-
-fn invalid(message: impl Into<String>) -> ApiError {
-    ApiError::new(Code::InvalidValue, message)
 }
 
 fn check_limits(limits: &Limits) -> Result<(), ApiError> {

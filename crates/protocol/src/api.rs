@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
-use crate::event::{Ask, Event, Finish, FinishReason, Part, Role, RunError, Usage};
+use crate::event::{Ask, Event, Finish, FinishReason, Membership, Part, Role, RunError, Usage};
 use crate::ids::{MessageId, RunId, Seq, SessionId, TokenId, WorkspaceId};
 use crate::policy::Policy;
 use crate::text::Blob;
@@ -181,6 +182,9 @@ pub struct Session {
     pub busy: bool,
     /// The session above.
     pub parent: Option<SessionId>,
+    /// The fleet that it belongs to, and its name there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fleet: Option<Membership>,
     /// Which model, in the agent's words.
     pub model: Option<String>,
     /// What the agent is told before anything else.
@@ -215,6 +219,18 @@ pub struct Session {
     pub created_at: Millis,
     /// The last change.
     pub updated_at: Millis,
+}
+
+/// `POST /v1/workspaces/{w}/fleets` as JSON.
+#[derive(Debug, Clone, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewFleet {
+    /// The fleet, as its file has it: an object, or the file's text.
+    #[schema(value_type = Object)]
+    pub spec: Value,
+    /// What to do, instead of the file's own task.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task: Option<String>,
 }
 
 /// A file that comes with a prompt.

@@ -41,6 +41,8 @@ codes! {
     BadCursor = "bad_cursor", 400;
     /// The answer does not fit its ask, which stays open.
     InvalidAnswer = "invalid_answer", 400;
+    /// A fleet's file is wrong; the details say where.
+    InvalidFleet = "invalid_fleet", 400;
     /// No token, or a wrong one.
     Unauthorized = "unauthorized", 401;
     /// The `Host` header names somebody else.

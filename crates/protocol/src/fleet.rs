@@ -7,8 +7,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::api::SessionState;
 use crate::event::{FinishReason, Limits};
-use crate::ids::{FleetId, SessionId};
+use crate::ids::{FleetId, SessionId, WorkspaceId};
 use crate::policy::Policy;
 use crate::time::Millis;
 
@@ -242,6 +243,8 @@ impl FleetState {
 pub struct Fleet {
     /// The fleet.
     pub id: FleetId,
+    /// Its project.
+    pub workspace_id: WorkspaceId,
     /// Where it stands.
     pub state: FleetState,
     /// Its sessions, by name.
@@ -264,6 +267,6 @@ pub struct Fleet {
 pub struct FleetSession {
     /// The session.
     pub session_id: SessionId,
-    /// What it does: that of the session, until the fleet has given it nothing more to do.
-    pub state: String,
+    /// What it does.
+    pub state: SessionState,
 }

@@ -291,6 +291,7 @@ fn stop_cause(cause: StopCause) -> &'static str {
     match cause {
         StopCause::User => "cancelled",
         StopCause::Parent => "the session above was cancelled",
+        StopCause::Fleet => "its fleet was stopped",
         StopCause::Close => "the session closes",
         StopCause::Halt => "a halt was set",
         StopCause::Timeout => "over its time",

@@ -8,7 +8,7 @@ use qd_protocol::text::{escaped_len, head};
 use qd_protocol::{FinishReason, MessageId, Number, RunId};
 
 use super::draft::Draft;
-use super::{Accept, Large};
+use super::{Accept, Effect, Large};
 
 /// How a run is to end, if nobody asked for another end.
 pub(super) struct Ending {
@@ -64,6 +64,9 @@ impl Draft<'_> {
         if let Some(text) = large {
             let event = self.last_event();
             self.large(Large { event, text });
+        }
+        if self.settings.fleet.is_some() {
+            self.effect(Effect::TellFleet { run: id.clone() });
         }
         self.tell_parent();
     }

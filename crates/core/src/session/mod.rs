@@ -279,6 +279,11 @@ pub enum Effect {
     },
     /// Nothing is left to do here: say [`Command::ChildEnded`] to the session above.
     TellParent,
+    /// A run of a session in a fleet has ended: say so to the fleet, which knows whether it started it.
+    TellFleet {
+        /// The run.
+        run: RunId,
+    },
     /// Cancel the sessions below; then say [`Command::BelowCancelled`].
     CancelBelow {
         /// The number that this cancel bears.

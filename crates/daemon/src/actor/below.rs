@@ -76,6 +76,12 @@ impl Actor {
         });
     }
 
+    /// Tells our fleet that a run has ended; it knows whether it is one of its own.
+    pub(super) fn tell_fleet(&self, run: RunId) {
+        let Some(member) = self.state.settings.fleet.clone() else { return };
+        self.daemon.tell_fleet(member.fleet_id, run);
+    }
+
     /// Tells the session above that nothing runs here any more, in case it waits for that.
     pub(super) fn tell_parent(&self) {
         let Some(parent) = self.state.settings.parent.clone() else { return };

@@ -56,6 +56,7 @@ impl Actor {
             Effect::CloseBelow { purge } => self.close_below(purge),
             Effect::AskChildren { children } => self.ask_children(children),
             Effect::TellParent => self.tell_parent(),
+            Effect::TellFleet { run } => self.tell_fleet(run),
             Effect::CheckBudget => self.check_budget().await,
             Effect::Purge => {
                 self.purged = true;

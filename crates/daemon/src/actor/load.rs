@@ -23,13 +23,12 @@ pub(super) async fn load(
     let loaded = daemon.journal.load(session.key).await.map_err(read_failed)?;
     let snapshot = loaded.snapshot.map(|(_, bytes)| serde_json::from_slice::<State>(&bytes)).transpose();
     let state = replay(session, snapshot.map_err(|error| unreadable(session, error))?, &loaded.events)?;
-    let has_parent = state.settings.parent.is_some();
-    let mut line = vec![session.key];
-    if has_parent {
-        line =
-            daemon.journal.line(session.key).await.map_err(read_failed)?.iter().map(|row| row.key).collect();
-    }
-    if has_parent || state.settings.limits.budget_usd.is_some() {
+    let is_below = state.settings.parent.is_some() || state.settings.fleet.is_some();
+    let line = match is_below {
+        true => daemon.line(session.key).await?,
+        false => vec![session.key],
+    };
+    if is_below || state.settings.limits.budget_usd.is_some() {
         daemon.check_budgets(session.key).await.map_err(read_failed)?;
     }
     Ok((Box::new(state), line))
@@ -180,7 +179,7 @@ fn message(child: &ChildResult) -> Value {
 }
 
 /// The whole of a text of which the journal may hold only the head.
-pub(super) async fn whole(blobs: &Path, text: Text) -> Result<String, ApiError> {
+pub(crate) async fn whole(blobs: &Path, text: Text) -> Result<String, ApiError> {
     let Some(file) = &text.blob else { return Ok(text.head) };
     String::from_utf8(blob(blobs, file).await?).map_err(|error| {
         ApiError::new(Code::StorageFailed, format!("the file {} is not text: {error}", file.sha256))

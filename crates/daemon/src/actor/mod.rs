@@ -30,7 +30,7 @@ use crate::workers::{Had, Need};
 use agent::Agent;
 use batch::{Batch, Held};
 pub(crate) use batch::{Birth, row_change, session_row, unwritable};
-pub(crate) use load::{recorded, snapshot};
+pub(crate) use load::{recorded, snapshot, whole};
 
 /// How many things are judged before the next append.
 const BATCH_MAX: usize = 256;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::State;
+use qd_core::fleet;
 use qd_core::session::Command;
 use qd_journal::{AskFilter, AskRow};
 use qd_protocol::api::{AnswerRequest, Resolved};
@@ -18,11 +19,12 @@ use super::describe::{BadBody, BadQuery, Guarded, KeyHeader, Missing};
 use super::extract::{Ids, Keyed, Query};
 use super::list::{List, after, fill, limit};
 use super::once::{Kept, once};
-use super::words::check_remark;
 use super::{fault, unreadable};
-use crate::actor::{Answer, unwritable};
+use crate::actor::{Answer, IdempotencyKey, unwritable};
 use crate::daemon::{Daemon, read_failed};
 use crate::edge::{Json, Refusal};
+use crate::fleets;
+use crate::words::check_remark;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new().routes(routes!(list_asks)).routes(routes!(get_ask)).routes(routes!(answer_ask))
@@ -89,13 +91,9 @@ async fn answer_ask(
 ) -> Result<Json<Resolved>, Refusal> {
     let row = find(&daemon, &id).await?;
     let answer = understood(request)?;
-    let session = daemon.journal.session_by_key(row.session).await.map_err(read_failed)?;
-    let session = session.ok_or_else(|| ApiError::not_found("ask", &id))?;
-    let session = daemon.session_ref(&session)?;
     let deed = |key| async {
-        let command = Command::Answer { ask: id.clone(), answer };
-        match daemon.command(&session, command, key).await {
-            Ok(done) => Ok((done.answer, Kept::WithEffect)),
+        match give(&daemon, &row, answer, key).await {
+            Ok(answered) => Ok(answered),
             Err(error) if error.code == Code::NotFound => {
                 Err(too_late(view(&find(&daemon, &id).await?)?, error))
             }
@@ -105,6 +103,27 @@ async fn answer_ask(
     match once(&daemon, key, deed).await? {
         Answer::Answered(ask) => Ok(Json(Resolved { resolved: true, ask: *ask })),
         _ => Err(fault().into()),
+    }
+}
+
+/// Gives an answer to whoever asks: a session or a fleet.
+async fn give(
+    daemon: &Arc<Daemon>,
+    row: &AskRow,
+    answer: AskAnswer,
+    key: Option<IdempotencyKey>,
+) -> Result<(Answer, Kept), ApiError> {
+    let ask = row.id.clone();
+    if let Some(session) = daemon.journal.session_by_key(row.session).await.map_err(read_failed)? {
+        let session = daemon.session_ref(&session)?;
+        let done = daemon.command(&session, Command::Answer { ask, answer }, key).await?;
+        return Ok((done.answer, Kept::WithEffect));
+    }
+    let fleet = daemon.journal.fleet_by_key(row.session).await.map_err(read_failed)?;
+    let fleet = daemon.fleet_ref(&fleet.ok_or_else(|| ApiError::not_found("ask", &ask))?)?;
+    match daemon.command_fleet(&fleet, fleet::Command::Answer { ask, answer }).await? {
+        fleets::Answer::Answered(ask) => Ok((Answer::Answered(ask), Kept::NotYet)),
+        fleets::Answer::Cancelled(_) => Err(fault()),
     }
 }
 

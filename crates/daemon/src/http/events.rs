@@ -24,9 +24,10 @@ use utoipa_axum::routes;
 
 use super::describe::{BadQuery, Guarded, InWorkspace, Missing};
 use super::extract::{Ids, Query};
-use super::{invalid, sessions};
+use super::sessions;
 use crate::daemon::Daemon;
 use crate::edge::Refusal;
+use crate::invalid;
 
 /// The header with which a reader comes back.
 const LAST_EVENT_ID: &str = "last-event-id";

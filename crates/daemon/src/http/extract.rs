@@ -9,9 +9,9 @@ use qd_protocol::{ApiError, Code};
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 
-use super::invalid;
 use crate::actor::IdempotencyKey;
 use crate::edge::{Refusal, read_whole};
+use crate::invalid;
 
 /// The header that makes a repeat harmless.
 const KEY_HEADER: &str = "idempotency-key";

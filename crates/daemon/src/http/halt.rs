@@ -11,9 +11,9 @@ use utoipa_axum::routes;
 use super::describe::{BadBody, Guarded, KeyHeader};
 use super::extract::Keyed;
 use super::once::{Kept, once};
-use super::words::check_remark;
 use crate::daemon::Daemon;
 use crate::edge::{Json, OptionalJson, Refusal};
+use crate::words::check_remark;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new().routes(routes!(get_halt, set_halt, lift_halt))

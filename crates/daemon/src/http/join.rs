@@ -20,12 +20,13 @@ use utoipa_axum::routes;
 
 use super::describe::{BadBody, BadQuery, Guarded, KeyHeader, Missing};
 use super::extract::{Ids, Keyed, Query};
+use super::fault;
 use super::list::{List, ListQuery};
 use super::once::{Kept, once};
-use super::{fault, invalid};
 use crate::daemon::{Daemon, stopping};
 use crate::edge::{Json, OptionalJson, Refusal, Upgrade};
 use crate::home::HomeError;
+use crate::invalid;
 use crate::workers::Tokens;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {

@@ -11,9 +11,9 @@ use qd_protocol::{ApiError, Code};
 use serde::{Deserialize, Serialize};
 use utoipa::IntoParams;
 
-use super::invalid;
 use crate::daemon::read_failed;
 use crate::edge::Json;
+use crate::invalid;
 
 /// The query of a list that has no filters.
 #[derive(Debug, Deserialize, IntoParams)]

@@ -16,11 +16,11 @@ use utoipa_axum::routes;
 
 use super::describe::{self, BadBody, BadQuery, Guarded, KeyHeader, Missing};
 use super::extract::{Ids, Keyed, Query};
-use super::invalid;
 use super::list::{List, ListQuery, limit};
 use super::once::{Kept, once};
 use crate::daemon::{Daemon, blob_failed, read_failed};
 use crate::edge::{Json, OptionalJson, Refusal};
+use crate::invalid;
 use crate::metrics;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {

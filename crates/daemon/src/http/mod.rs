@@ -13,6 +13,7 @@ mod asks;
 mod describe;
 mod events;
 mod extract;
+mod fleets;
 mod gc;
 mod halt;
 mod join;
@@ -25,7 +26,6 @@ mod queue;
 mod runs;
 mod sessions;
 mod terminal;
-mod words;
 mod workspaces;
 
 use std::sync::Arc;
@@ -66,6 +66,7 @@ fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .merge(asks::routes())
         .merge(policy::routes())
         .merge(agents::routes())
+        .merge(fleets::routes())
         .merge(halt::routes())
         .merge(events::routes())
 }
@@ -113,11 +114,6 @@ fn unreadable(what: &str, id: impl std::fmt::Display) -> impl FnOnce(serde_json:
         let message = format!("{what} {id} could not be read from the journal: {error}; see `qd doctor`");
         ApiError::new(Code::Internal, message)
     }
-}
-
-/// A field has a value that it cannot have.
-fn invalid(message: impl Into<String>) -> ApiError {
-    ApiError::new(Code::InvalidValue, message)
 }
 
 #[cfg(test)]

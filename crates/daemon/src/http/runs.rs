@@ -28,12 +28,13 @@ use super::describe::{BadBody, BadQuery, Guarded, InRun, InSession, InWorkspace,
 use super::extract::{Ids, Keyed, Query};
 use super::list::{List, after, fill, limit};
 use super::once::{Kept, once};
-use super::words::{check_files, check_remark, fingerprint, keep_files, keep_text};
-use super::{fault, invalid, sessions, unreadable};
+use super::{fault, sessions, unreadable};
 use crate::actor::{Answer, Done, IdempotencyKey, run_id_conflict};
 use crate::daemon::{Daemon, SessionRef, blob_failed, read_failed, stopping};
 use crate::edge::{Json, OptionalJson, Refusal};
+use crate::invalid;
 use crate::random;
+use crate::words::{check_files, check_remark, fingerprint, keep_files, keep_text};
 
 /// How long a wait is unless it says.
 const WAIT_S: f64 = 60.0;

@@ -15,11 +15,11 @@ use utoipa_axum::routes;
 
 use super::describe::{BadBody, BadQuery, Guarded, InWorkspace, KeyHeader, Missing};
 use super::extract::{Ids, Keyed, Query};
-use super::invalid;
 use super::list::{List, ListQuery};
 use super::once::{Kept, once};
 use crate::daemon::Daemon;
 use crate::edge::{Json, Refusal};
+use crate::invalid;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new()

@@ -27,7 +27,7 @@ pub use self::run::{
     RunQueued, RunResumed, RunSuspended, SteerAccepted, SteerMissed, SteerSent, SteerTaken, StopCause,
 };
 pub use self::session::{
-    Closing, ExitReason, Limits, SessionClosed, SessionCreated, SessionUpdated, WorkerExited,
+    Closing, ExitReason, Limits, Membership, SessionClosed, SessionCreated, SessionUpdated, WorkerExited,
     WorkerReattached, WorkerStarted,
 };
 use crate::ids::{RunId, Seq, SessionId, WorkspaceId};

@@ -86,6 +86,8 @@ pub enum StopCause {
     User,
     /// The session above was cancelled.
     Parent,
+    /// Its fleet was cancelled, or is over its time.
+    Fleet,
     /// The session is closing.
     Close,
     /// A halt that cancels.
@@ -102,7 +104,7 @@ impl StopCause {
     /// What a run that was stopped for this ends as.
     pub fn finish_reason(self) -> FinishReason {
         match self {
-            Self::User | Self::Parent | Self::Close | Self::Halt => FinishReason::Cancelled,
+            Self::User | Self::Parent | Self::Fleet | Self::Close | Self::Halt => FinishReason::Cancelled,
             Self::Timeout => FinishReason::Timeout,
             Self::MaxTurns => FinishReason::MaxTurns,
             Self::Budget => FinishReason::BudgetExceeded,

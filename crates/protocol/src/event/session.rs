@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{ChildResult, RunError};
-use crate::ids::{Number, SessionId, WorkerId};
+use crate::ids::{FleetId, Number, SessionId, WorkerId};
 use crate::policy::Policy;
 
 /// See [`Body::SessionCreated`]. What the session was made with; later changes are `session.updated`.
@@ -26,6 +26,9 @@ pub struct SessionCreated {
     /// The session above.
     #[serde(default)]
     pub parent: Option<SessionId>,
+    /// The fleet that it belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fleet: Option<Membership>,
     /// Where its agent works, as an absolute path; absent if that is not known, as on another machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub directory: Option<String>,
@@ -35,6 +38,15 @@ pub struct SessionCreated {
     /// Names of the variables that were given; their values are kept elsewhere.
     #[serde(default)]
     pub env: Vec<String>,
+}
+
+/// A session's part in a fleet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Membership {
+    /// The fleet.
+    pub fleet_id: FleetId,
+    /// What it is called there.
+    pub name: String,
 }
 
 /// What a run may take. Absent means no limit but where a default is named.

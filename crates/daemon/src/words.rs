@@ -11,18 +11,18 @@ use qd_protocol::text::{escaped_len, head};
 use qd_protocol::{ApiError, SessionId, Text};
 use sha2::{Digest, Sha256};
 
-use super::invalid;
 use crate::daemon::blob_failed;
+use crate::invalid;
 
 /// A reason, or the answer to a question, as JSON: it goes into an event beside other things.
-pub(super) const REMARK_MAX: usize = 16 << 10;
+pub(crate) const REMARK_MAX: usize = 16 << 10;
 /// Name or kind of a file. All files of a prompt, without their content, must fit beside its text.
 const FILE_NAME_MAX: usize = 255;
 /// What of a prompt's files is kept inside its event, in base64.
 const FILES_INLINE_MAX: usize = 256 << 10;
 
 /// A reason or an answer must fit its event.
-pub(super) fn check_remark(name: &str, text: Option<&str>) -> Result<(), ApiError> {
+pub(crate) fn check_remark(name: &str, text: Option<&str>) -> Result<(), ApiError> {
     match text {
         Some(text) if escaped_len(text) > REMARK_MAX => {
             Err(invalid(format!("`{name}` is at most {REMARK_MAX} bytes as JSON")))
@@ -32,7 +32,7 @@ pub(super) fn check_remark(name: &str, text: Option<&str>) -> Result<(), ApiErro
 }
 
 /// The content of a prompt's files, in their order.
-pub(super) fn check_files(files: &[NewAttachment]) -> Result<Vec<Vec<u8>>, ApiError> {
+pub(crate) fn check_files(files: &[NewAttachment]) -> Result<Vec<Vec<u8>>, ApiError> {
     if files.len() > ATTACHMENTS_MAX {
         return Err(invalid(format!("a prompt has at most {ATTACHMENTS_MAX} attachments")));
     }
@@ -58,7 +58,7 @@ fn content(at: usize, file: &NewAttachment) -> Result<Vec<u8>, ApiError> {
 }
 
 /// What tells a prompt apart from another under the same run id.
-pub(super) fn fingerprint(session: &SessionId, prompt: &str, files: &[NewAttachment]) -> String {
+pub(crate) fn fingerprint(session: &SessionId, prompt: &str, files: &[NewAttachment]) -> String {
     let mut hash = Sha256::new();
     let mut add = |part: &str| {
         // With its length, so that no two lists of parts can look the same.
@@ -76,7 +76,7 @@ pub(super) fn fingerprint(session: &SessionId, prompt: &str, files: &[NewAttachm
 }
 
 /// A text that is ready for an event: if it is too long for one, it is on the disk when this returns.
-pub(super) async fn keep_text(journal: &Journal, text: String) -> Result<Text, ApiError> {
+pub(crate) async fn keep_text(journal: &Journal, text: String) -> Result<Text, ApiError> {
     if escaped_len(&text) <= INLINE_MAX {
         return Ok(text.into());
     }
@@ -86,7 +86,7 @@ pub(super) async fn keep_text(journal: &Journal, text: String) -> Result<Text, A
 }
 
 /// Files that are ready for the event that has `text` in it. `contents` is what [`check_files`] gave.
-pub(super) async fn keep_files(
+pub(crate) async fn keep_files(
     journal: &Journal,
     text: &Text,
     files: Vec<NewAttachment>,

@@ -1,0 +1,197 @@
+//! Prompts on their way to sessions, and ends on their way back. Everything is looked up before it is done, so doing it
+//! again changes nothing.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures_util::{StreamExt, stream};
+use qd_core::fleet::{Ended, Errand, Input, Open, State, prompt, subtasks};
+use qd_core::rows::RunDoc;
+use qd_core::session::{Accept, Command};
+use qd_protocol::event::{FinishReason, StopCause};
+use qd_protocol::{ApiError, Code, RunId, SessionId};
+
+use super::actor::FleetActor;
+use crate::actor::{unwritable, whole};
+use crate::daemon::{Daemon, read_failed};
+use crate::words::{fingerprint, keep_text};
+
+/// How many sessions are given something at once: as many as share a sync of the journal with profit.
+const AT_ONCE: usize = 64;
+
+/// What became of an open run that was looked after.
+enum Found {
+    /// Its session has it.
+    There,
+    /// It has ended.
+    Over,
+    /// It cannot be: the run ends with this.
+    Refused(FinishReason, String),
+    /// Perhaps later.
+    Later,
+}
+
+impl FleetActor {
+    /// Gives every open run to its session that does not have it.
+    pub(super) async fn give(&mut self) {
+        let owed = self.owed();
+        let (daemon, state) = (Arc::clone(&self.daemon), Arc::new(self.state.clone()));
+        let work = owed.into_iter().map(|(errand, open)| {
+            let (daemon, state) = (Arc::clone(&daemon), Arc::clone(&state));
+            async move {
+                let found = deliver(&daemon, &state, &errand, &open).await;
+                (open.run, found)
+            }
+        });
+        let found: Vec<_> = stream::iter(work).buffered(AT_ONCE).collect().await;
+        Box::pin(self.settle(found)).await;
+    }
+
+    /// Cancels every open run that its session has; one that it never got has ended with that.
+    pub(super) async fn stop(&mut self) {
+        let owed: Vec<_> = self.state.open().map(|(errand, open)| (errand.clone(), open.clone())).collect();
+        let (daemon, sessions) = (Arc::clone(&self.daemon), Arc::new(self.state.sessions.clone()));
+        let work = owed.into_iter().map(|(errand, open)| {
+            let (daemon, sessions) = (Arc::clone(&daemon), Arc::clone(&sessions));
+            async move {
+                let session = sessions.get(&errand.session);
+                let found = cancel(&daemon, session, &open.run).await;
+                (open.run, found)
+            }
+        });
+        let found: Vec<_> = stream::iter(work).buffered(AT_ONCE).collect().await;
+        Box::pin(self.settle(found)).await;
+    }
+
+    fn owed(&self) -> Vec<(Errand, Open)> {
+        let open = self.state.open().filter(|(_, open)| !self.given.contains(&open.run));
+        open.map(|(errand, open)| (errand.clone(), open.clone())).collect()
+    }
+
+    async fn settle(&mut self, found: Vec<(RunId, Result<Found, ApiError>)>) {
+        for (run, found) in found {
+            match found {
+                Ok(Found::There) => {
+                    self.given.insert(run);
+                }
+                Ok(Found::Over) => self.told.push_back(run),
+                Ok(Found::Refused(reason, text)) => {
+                    let ended = Ended { run, reason, text, others: BTreeMap::new() };
+                    self.judge(Input::Ended(ended), None).await;
+                }
+                Ok(Found::Later) => self.again = true,
+                Err(error) => {
+                    tracing::warn!(fleet = %self.fleet.id, %run, %error, "a run of a fleet could not be looked after; it is tried again");
+                    self.again = true;
+                }
+            }
+        }
+    }
+}
+
+/// How a run ended, with what the machine needs to judge that; `None` if it has not.
+pub(super) async fn ended(daemon: &Daemon, state: &State, run: &RunId) -> Result<Option<Ended>, ApiError> {
+    let Some((Some(reason), text)) = outcome(daemon, run).await? else { return Ok(None) };
+    let mut others = BTreeMap::new();
+    for other in state.wants_texts(run) {
+        if let Some((_, text)) = outcome(daemon, &other).await? {
+            others.insert(other, text);
+        }
+    }
+    Ok(Some(Ended { run: run.clone(), reason, text, others }))
+}
+
+/// Why a run ended and its last message; of one that failed without any, what went wrong.
+async fn outcome(daemon: &Daemon, run: &RunId) -> Result<Option<(Option<FinishReason>, String)>, ApiError> {
+    let Some(row) = daemon.journal.run(run).await.map_err(read_failed)? else { return Ok(None) };
+    let doc: RunDoc = serde_json::from_slice(&row.doc).map_err(unwritable)?;
+    let text = qd_protocol::Text { head: doc.text.unwrap_or_default(), blob: doc.text_blob };
+    let text = whole(&daemon.home.blobs(), text).await?;
+    let text = match (text.is_empty(), doc.error) {
+        (true, Some(error)) => error.message,
+        _ => text,
+    };
+    Ok(Some((doc.finish_reason.filter(|_| row.finished), text)))
+}
+
+async fn deliver(
+    daemon: &Arc<Daemon>,
+    state: &State,
+    errand: &Errand,
+    open: &Open,
+) -> Result<Found, ApiError> {
+    let _one_at_a_time = daemon.keys.lock(format!("run {}", open.run)).await;
+    if let Some(row) = daemon.journal.run(&open.run).await.map_err(read_failed)? {
+        return Ok(if row.finished { Found::Over } else { Found::There });
+    }
+    let Some(id) = state.sessions.get(&errand.session) else {
+        return Ok(Found::Refused(FinishReason::Error, "the fleet has no such session".to_owned()));
+    };
+    let text = match words(daemon, state, errand, open).await? {
+        text if text.trim().is_empty() => {
+            return Ok(Found::Refused(FinishReason::Error, "its prompt is empty".to_owned()));
+        }
+        text => text,
+    };
+    let given = async {
+        let session = daemon.find_session(id).await?;
+        let fingerprint = fingerprint(id, &text, &[]);
+        let prompt = keep_text(&daemon.journal, text).await?;
+        let accept = Accept { run: open.run.clone(), prompt, attachments: Vec::new(), fingerprint };
+        daemon.command(&session, Command::Accept(accept), None).await
+    };
+    match given.await {
+        Ok(_) => Ok(Found::There),
+        Err(error) => match error.code {
+            Code::QueueFull | Code::Overloaded | Code::Stopping => Ok(Found::Later),
+            Code::NotFound | Code::SessionClosed | Code::RunIdConflict => {
+                Ok(Found::Refused(FinishReason::Error, error.message))
+            }
+            _ => Err(error),
+        },
+    }
+}
+
+/// What a run is told.
+async fn words(daemon: &Daemon, state: &State, errand: &Errand, open: &Open) -> Result<String, ApiError> {
+    let mut texts = BTreeMap::new();
+    for source in &errand.from {
+        let mut said = Vec::with_capacity(source.runs.len());
+        for run in &source.runs {
+            said.push(outcome(daemon, run).await?.map(|(_, text)| text).unwrap_or_default());
+        }
+        texts.insert(source.session.clone(), prompt::joined(said.iter().map(String::as_str)));
+    }
+    let subtask = match &open.subtask {
+        None => None,
+        Some(subtask) => {
+            let text = outcome(daemon, &subtask.run).await?.map(|(_, text)| text).unwrap_or_default();
+            // It could be read when it was dealt, and has not changed since.
+            let entries = subtasks::read(&text).unwrap_or_default();
+            entries.into_iter().nth(subtask.entry as usize)
+        }
+    };
+    Ok(prompt::compose(state, errand, &texts, subtask.as_deref()))
+}
+
+async fn cancel(daemon: &Arc<Daemon>, session: Option<&SessionId>, run: &RunId) -> Result<Found, ApiError> {
+    let _one_at_a_time = daemon.keys.lock(format!("run {run}")).await;
+    let cancelled = || Found::Refused(FinishReason::Cancelled, String::new());
+    match daemon.journal.run(run).await.map_err(read_failed)? {
+        None => return Ok(cancelled()),
+        Some(row) if row.finished => return Ok(Found::Over),
+        Some(_) => {}
+    }
+    let Some(session) = session else { return Ok(cancelled()) };
+    let session = match daemon.find_session(session).await {
+        Ok(session) => session,
+        Err(error) if error.code == Code::NotFound => return Ok(cancelled()),
+        Err(error) => return Err(error),
+    };
+    let command = Command::Cancel { run: Some(run.clone()), by: StopCause::Fleet, reason: None };
+    match daemon.command(&session, command, None).await {
+        Ok(_) => Ok(Found::There),
+        Err(error) if matches!(error.code, Code::Overloaded | Code::Stopping) => Ok(Found::Later),
+        Err(error) => Err(error),
+    }
+}
