@@ -53,11 +53,32 @@ Ctrl-C cancels the run and waits for its end; a second one leaves it alone.")]
     /// List sessions
     #[command(after_help = "Examples:
   qd ps
-  qd ps -a --json | jq '.[].id'")]
+  qd ps -a --json | jq '.[].id'
+  qd ps --fleet                         the fleets
+  qd ps --fleet flt_4k                  the sessions of one")]
     Ps {
         /// The closed ones too
         #[arg(short, long)]
         all: bool,
+        /// The fleets, or the sessions of one
+        #[arg(long, value_name = "FLEET", num_args = 0..=1, default_missing_value = "")]
+        fleet: Option<String>,
+    },
+    /// Start a fleet from its file and watch it to its end
+    #[command(after_help = "Examples:
+  qd up fleet.yaml
+  qd up fleet.yaml --task 'port the parser' --detach
+  qd up fleet.yaml --plan               show who would do what, and start nothing
+Exit codes: 0 if every session that ran ended well or its failure was routed on, 1 if not, 130 if cancelled.
+Ctrl-C cancels the fleet and waits for its end; a second one leaves it alone.")]
+    Up(Up),
+    /// Cancel fleets
+    #[command(after_help = "Examples:
+  qd down flt_4k")]
+    Down {
+        /// Fleets
+        #[arg(required = true, value_name = "FLEET")]
+        ids: Vec<String>,
     },
     /// Show what happened in a session, go on live, and talk to it
     #[command(after_help = "Examples:
@@ -345,6 +366,25 @@ pub(crate) struct Join {
     /// An agent to offer; may be given several times [default: all that can start here]
     #[arg(long, value_name = "A")]
     pub(crate) agent: Vec<String>,
+}
+
+/// `qd up`.
+#[derive(Debug, Args)]
+pub(crate) struct Up {
+    /// The fleet's file; `-` reads it from stdin
+    pub(crate) file: PathBuf,
+    /// What to do, instead of the file's own task
+    #[arg(long, value_name = "T")]
+    pub(crate) task: Option<String>,
+    /// Leave it to itself and print its id
+    #[arg(long, conflicts_with = "plan")]
+    pub(crate) detach: bool,
+    /// Show who would do what, and start nothing
+    #[arg(long)]
+    pub(crate) plan: bool,
+    /// Work in this directory [default: where the file is]
+    #[arg(short = 'C', value_name = "DIR")]
+    pub(crate) dir: Option<PathBuf>,
 }
 
 /// `qd run`.

@@ -162,3 +162,52 @@ impl Output {
         }
     }
 }
+
+/// A picture on the terminal that is drawn over and over, until something else has to be said.
+#[derive(Debug)]
+pub(crate) struct Live {
+    /// Lines that stand there now.
+    drawn: usize,
+    /// Whether there is a terminal to draw on.
+    tty: bool,
+}
+
+impl Live {
+    pub(crate) fn new(out: &Output) -> Self {
+        Self { drawn: 0, tty: out.out_tty && !out.json }
+    }
+
+    /// Columns and rows.
+    pub(crate) fn size(&self) -> (usize, usize) {
+        match rustix::termios::tcgetwinsize(io::stdout()) {
+            Ok(size) if size.ws_col > 0 && size.ws_row > 0 => {
+                (usize::from(size.ws_col), usize::from(size.ws_row))
+            }
+            _ => (80, 24),
+        }
+    }
+
+    /// Puts these lines where the last ones stood.
+    pub(crate) fn draw(&mut self, out: &Output, lines: &[String]) -> io::Result<()> {
+        if !self.tty {
+            return Ok(());
+        }
+        let mut picture = String::new();
+        if self.drawn > 0 {
+            picture.push_str(&format!("\x1b[{}A\r", self.drawn));
+        }
+        for line in lines {
+            // Each line replaces what stood there, so nothing flickers.
+            picture.push_str(&format!("{line}\x1b[K\n"));
+        }
+        picture.push_str("\x1b[J");
+        self.drawn = lines.len();
+        out.paint(picture.as_bytes())
+    }
+
+    /// Lets the picture stand and goes on below it.
+    pub(crate) fn leave(&mut self, _out: &Output) -> io::Result<()> {
+        self.drawn = 0;
+        Ok(())
+    }
+}

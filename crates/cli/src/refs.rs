@@ -81,6 +81,28 @@ pub(crate) async fn target(client: &Client, text: &str) -> Result<Target> {
     Ok(Target::Run(session, RunId::parse(&found.id).map_err(anyhow::Error::from)?))
 }
 
+/// A fleet and where it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FleetRef {
+    /// The workspace.
+    pub(crate) workspace: String,
+    /// The fleet.
+    pub(crate) id: String,
+}
+
+impl FleetRef {
+    /// `/v1/workspaces/W/fleets/F`.
+    pub(crate) fn path(&self) -> String {
+        format!("/v1/workspaces/{}/fleets/{}", self.workspace, self.id)
+    }
+}
+
+/// A fleet, by id or beginning of one.
+pub(crate) async fn fleet(client: &Client, text: &str) -> Result<FleetRef> {
+    let found = one(client, text, &[MatchKind::Fleet]).await?;
+    Ok(FleetRef { workspace: found.workspace_id.to_string(), id: found.id })
+}
+
 /// An ask, by its whole id.
 pub(crate) async fn ask(client: &Client, text: &str) -> Result<String> {
     Ok(one(client, text, &[MatchKind::Ask]).await?.id)
@@ -144,6 +166,7 @@ fn noun(kind: MatchKind) -> &'static str {
         MatchKind::Session => "a session",
         MatchKind::Run => "a run",
         MatchKind::Ask => "an ask",
+        MatchKind::Fleet => "a fleet",
     }
 }
 

@@ -8,7 +8,10 @@ mod attach;
 mod cancel;
 mod completions;
 mod config;
+mod crew;
 mod doctor;
+mod down;
+mod fleets;
 mod follow;
 mod gc;
 mod halt;
@@ -25,9 +28,11 @@ mod stop;
 mod transcript;
 mod trust;
 mod typed;
+mod up;
 mod wait;
 pub(crate) mod worker;
 mod workers;
+mod workspace;
 
 use crate::args::{Verb, WorkerVerb};
 use crate::client::Client;
@@ -55,7 +60,10 @@ impl Context {
 pub(crate) async fn perform(context: &Context, verb: Verb) -> Result<Exit> {
     match verb {
         Verb::Run(flags) => run::run(context, flags).await,
-        Verb::Ps { all } => ps::ps(context, all).await,
+        Verb::Ps { all, fleet: None } => ps::ps(context, all).await,
+        Verb::Ps { all: _, fleet: Some(fleet) } => fleets::ps(context, &fleet).await,
+        Verb::Up(flags) => up::up(context, flags).await,
+        Verb::Down { ids } => down::down(context, &ids).await,
         Verb::Attach { id, raw: false } => attach::attach(context, &id).await,
         Verb::Attach { id, raw: true } => raw::attach(context, &id).await,
         Verb::Send { id, text, steer } => send::send(context, &id, &text, steer).await,

@@ -2,6 +2,7 @@
 //! that cannot be wrong. A session below another is created by that one's actor, so that spawn and cancel have one
 //! order.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -38,7 +39,7 @@ impl Daemon {
         new: NewSession,
         key: Option<IdempotencyKey>,
     ) -> Result<Session, ApiError> {
-        check_env(&new)?;
+        check_env(&new.env)?;
         let parent = match &new.parent {
             Some(parent) => Some(self.parent(place, parent).await?),
             None => None,
@@ -47,14 +48,7 @@ impl Daemon {
         let unborn = self.conceive(place, new, None, parent.as_ref().map(|parent| parent.key))?;
         let Unborn { session, state, event, row } = unborn;
         let rows = vec![row];
-        if !env.is_empty() {
-            self.home.put_env(&session.id, &env).map_err(|error| {
-                ApiError::new(
-                    Code::StorageFailed,
-                    format!("the session's variables could not be kept: {error}"),
-                )
-            })?;
-        }
+        self.keep_env(&session.id, &env)?;
         let view = SessionDoc::of(&state).view(self.halted());
         let answer = serde_json::to_vec(&view).map_err(unwritable)?;
         let born = match parent {
@@ -74,12 +68,28 @@ impl Daemon {
             }
         };
         if let Err(error) = born {
-            if let Err(error) = self.home.drop_env(&session.id) {
-                tracing::warn!(%error, "the variables of a session that was not made are left over");
-            }
+            self.forget_env(&session.id);
             return Err(error);
         }
         Ok(view)
+    }
+
+    /// Puts the variables of a session that is about to be made where its agent will find them.
+    pub(crate) fn keep_env(&self, id: &SessionId, env: &BTreeMap<String, String>) -> Result<(), ApiError> {
+        if env.is_empty() {
+            return Ok(());
+        }
+        self.home.put_env(id, env).map_err(|error| {
+            let message = format!("the session's variables could not be kept: {error}");
+            ApiError::new(Code::StorageFailed, message)
+        })
+    }
+
+    /// The session was not made after all.
+    pub(crate) fn forget_env(&self, id: &SessionId) {
+        if let Err(error) = self.home.drop_env(id) {
+            tracing::warn!(%error, "the variables of a session that was not made are left over");
+        }
     }
 
     /// Checks what a session is to be made with, and makes everything of it but its place in the journal.
@@ -275,11 +285,11 @@ pub(crate) fn check_policy(policy: &Policy) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn check_env(new: &NewSession) -> Result<(), ApiError> {
-    if new.env.len() > ENV_MAX {
+pub(crate) fn check_env(env: &BTreeMap<String, String>) -> Result<(), ApiError> {
+    if env.len() > ENV_MAX {
         return Err(invalid(format!("`env` has at most {ENV_MAX} variables")));
     }
-    for (name, value) in &new.env {
+    for (name, value) in env {
         let good = name.len() <= 256 && !name.is_empty() && !name.contains(['=', '\0']);
         if !good || value.len() > ENV_VALUE_MAX || value.contains('\0') {
             return Err(invalid(format!(

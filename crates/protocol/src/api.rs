@@ -231,6 +231,9 @@ pub struct NewFleet {
     /// What to do, instead of the file's own task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub task: Option<String>,
+    /// Variables; each agent is given those that its manifest lists. Their values are never shown or journalled.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
 }
 
 /// A file that comes with a prompt.

@@ -29,7 +29,7 @@ pub(crate) async fn asks(context: &Context, follow: bool) -> Result<Exit> {
     let now = Millis::now();
     let mut table = Table::new(&["ID", "SESSION", "RISK", "AGE", "WANTS"]);
     for ask in &asks {
-        let (id, session) = (ask.id.to_string(), ask.session_id.to_string());
+        let (id, session) = (ask.id.to_string(), of(ask));
         table.row([
             id,
             session,
@@ -72,6 +72,12 @@ fn show(context: &Context, ask: &Ask) -> Result<()> {
     if context.out.json {
         return context.out.value(ask);
     }
-    context.out.data(&format!("{}    of {}\n{}", ask::block(ask), ask.session_id, ask::commands(ask)))?;
+    context.out.data(&format!("{}    of {}\n{}", ask::block(ask), of(ask), ask::commands(ask)))?;
     Ok(())
+}
+
+/// Whose it is.
+fn of(ask: &Ask) -> String {
+    let session = ask.session_id.as_ref().map(ToString::to_string);
+    session.or_else(|| ask.fleet_id.as_ref().map(ToString::to_string)).unwrap_or_default()
 }

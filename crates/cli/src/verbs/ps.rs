@@ -47,7 +47,9 @@ fn table(sessions: &[Session], workspaces: &[Workspace], asks: &[Ask], held: &st
         workspaces.iter().map(|workspace| (&workspace.id, workspace.path.as_str())).collect();
     let mut waiting: HashMap<&SessionId, usize> = HashMap::new();
     for ask in asks {
-        *waiting.entry(&ask.session_id).or_default() += 1;
+        if let Some(session) = &ask.session_id {
+            *waiting.entry(session).or_default() += 1;
+        }
     }
     let mut table = Table::new(&["ID", "AGENT", "STATE", "AGE", "COST", "TITLE", "WORKSPACE"]);
     for session in sessions {

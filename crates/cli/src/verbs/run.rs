@@ -1,15 +1,13 @@
 //! `qd run`: a prompt for an agent, in a new session or an old one. What is said before the run exists lives here;
 //! watching it to its end is `follow.rs`.
 
-use std::ffi::OsString;
-
 use anyhow::Context as _;
 use qd_daemon::config::Config;
-use qd_protocol::api::{Agent, NewSession, NewWorkspace, Receipt, Session, Workspace};
+use qd_protocol::api::{Agent, NewSession, Receipt, Session};
 use serde_json::json;
 
 use super::follow::{Follow, Watched};
-use super::{Context, prompt};
+use super::{Context, prompt, workspace};
 use crate::args::Run;
 use crate::client::Client;
 use crate::client::stream::EventStream;
@@ -58,7 +56,7 @@ async fn session(context: &Context, client: &Client, flags: &Run) -> Result<(Ses
         return Ok((session, agent));
     }
     let policy = flags.policy.as_deref().map(prompt::policy).transpose()?;
-    let workspace = workspace(client, flags).await?;
+    let workspace = workspace::of(client, flags.dir.as_deref()).await?;
     let agents: Vec<Agent> = client.list(&format!("/v1/agents?workspace={}", workspace.id)).await?;
     let name = match &flags.agent {
         Some(name) => name.clone(),
@@ -75,22 +73,11 @@ async fn session(context: &Context, client: &Client, flags: &Run) -> Result<(Ses
         policy,
         // Attached, we keep the time ourselves; a run that is left alone is timed by the daemon.
         run_timeout_s: flags.timeout.filter(|_| flags.detach),
-        env: qd_catalog::passed(listed, texts(std::env::vars_os())),
+        env: qd_catalog::passed(listed, workspace::texts(std::env::vars_os())),
         ..NewSession::default()
     };
     let session: Session = client.post(&format!("/v1/workspaces/{}/sessions", workspace.id), &new).await?;
     Ok((SessionRef { workspace: workspace.id.to_string(), id: session.id }, name))
-}
-
-async fn workspace(client: &Client, flags: &Run) -> Result<Workspace> {
-    let dir = flags.dir.clone().unwrap_or_else(|| ".".into());
-    let path = dir
-        .canonicalize()
-        .map_err(|error| Failure::Usage(format!("{} is no directory to work in: {error}", dir.display())))?;
-    let path = path.into_os_string().into_string().map_err(|path| {
-        Failure::Usage(format!("{} is not UTF-8, and JSON cannot carry it", path.display()))
-    })?;
-    client.post("/v1/workspaces", &NewWorkspace { path, name: None }).await
 }
 
 /// The configured agent, else the only one found, else `echo` with a note.
@@ -113,11 +100,6 @@ fn choose(configured: Option<String>, agents: &[Agent], out: &Output) -> String 
             "echo".to_owned()
         }
     }
-}
-
-/// The variables that JSON can carry.
-fn texts(vars: impl Iterator<Item = (OsString, OsString)>) -> impl Iterator<Item = (String, String)> {
-    vars.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
 fn detached(out: &Output, session: &SessionRef, receipt: &Receipt) -> Result<Exit> {

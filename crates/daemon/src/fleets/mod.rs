@@ -32,7 +32,7 @@ use crate::daemon::{Daemon, append_failed, read_failed, stopping};
 use crate::places::Place;
 use crate::random;
 use crate::registry::Mailbox;
-use crate::sessions::Unborn;
+use crate::sessions::{Unborn, check_env};
 
 /// How long a message to a fleet whose mailbox is full waits before it is tried again.
 const FULL: Duration = Duration::from_millis(50);
@@ -70,17 +70,18 @@ impl Daemon {
         self: &Arc<Self>,
         place: &Place,
         spec: Spec,
+        env: &BTreeMap<String, String>,
         key: Option<IdempotencyKey>,
     ) -> Result<Fleet, ApiError> {
         let id = FleetId::from_random(&random::bytes::<16>());
         let fleet = FleetRef::new(self.journal.new_session_key(), id, place.key, place.id.clone());
-        let mut unborn: Vec<Unborn> = Vec::with_capacity(spec.sessions.len());
+        check_env(env)?;
+        let mut unborn: Vec<(Unborn, BTreeMap<String, String>)> = Vec::with_capacity(spec.sessions.len());
         let mut sessions = BTreeMap::new();
         for (name, member) in &spec.sessions {
-            let part = Membership { fleet_id: fleet.id.clone(), name: name.clone() };
-            let one = self.conceive(place, settings(name, member), Some(part), Some(fleet.key));
-            let one = one.map_err(|error| of_member(name, error))?;
-            sessions.insert(name.clone(), one.session.id.clone());
+            let one =
+                self.member(place, &fleet, name, member, env).map_err(|error| of_member(name, error))?;
+            sessions.insert(name.clone(), one.0.session.id.clone());
             unborn.push(one);
         }
         let started = FleetStarted { fleet_id: fleet.id.clone(), spec, sessions };
@@ -105,7 +106,10 @@ impl Daemon {
         let view = rows::view(&state, |_| None);
         let answer = serde_json::to_vec(&view).map_err(unwritable)?;
         let (mut events, mut changes) = (vec![event], vec![row(&fleet, &state)?]);
-        for Unborn { event, row, .. } in unborn {
+        let mut made = Vec::with_capacity(unborn.len());
+        for (Unborn { session, event, row, .. }, env) in unborn {
+            self.keep_env(&session.id, &env)?;
+            made.push(session.id);
             events.push(event);
             changes.push(row);
         }
@@ -115,9 +119,28 @@ impl Daemon {
             answer: Box::new(move |_| answer.clone()),
         });
         let append = Append { events, rows: changes, remember, reserve: false };
-        self.journal.append(append).await.map_err(append_failed)?;
+        if let Err(error) = self.journal.append(append).await {
+            made.iter().for_each(|session| self.forget_env(session));
+            return Err(append_failed(error));
+        }
         self.send_fleet(&Arc::new(fleet), FleetMail::Wake);
         Ok(view)
+    }
+
+    /// One of its sessions, and the variables that its agent is given.
+    fn member(
+        &self,
+        place: &Place,
+        fleet: &FleetRef,
+        name: &str,
+        member: &Member,
+        env: &BTreeMap<String, String>,
+    ) -> Result<(Unborn, BTreeMap<String, String>), ApiError> {
+        let listed = self.workers.agent(&member.agent, &place.path)?.env;
+        let env = qd_catalog::passed(&listed, env.clone().into_iter());
+        let part = Membership { fleet_id: fleet.id.clone(), name: name.to_owned() };
+        let new = settings(name, member, env.clone());
+        Ok((self.conceive(place, new, Some(part), Some(fleet.key))?, env))
     }
 
     /// The fleet of this id in this workspace.
@@ -216,7 +239,7 @@ impl Daemon {
 }
 
 /// What a session of a fleet is made with.
-fn settings(name: &str, member: &Member) -> NewSession {
+fn settings(name: &str, member: &Member, env: BTreeMap<String, String>) -> NewSession {
     NewSession {
         agent: member.agent.clone(),
         title: Some(name.to_owned()),
@@ -227,6 +250,7 @@ fn settings(name: &str, member: &Member) -> NewSession {
         budget_usd: member.limits.budget_usd,
         max_turns: member.limits.max_turns,
         run_timeout_s: member.limits.run_timeout_s,
+        env,
         ..NewSession::default()
     }
 }

@@ -1,6 +1,7 @@
 //! Fleets: starting, listing, showing and cancelling them. What a file may say is read in `qd-fleetfile`; what follows
 //! on what is the fleet's own business.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::body::Bytes;
@@ -48,7 +49,7 @@ impl<S: Send + Sync> FromRequest<S> for File {
         let body: Bytes = read_whole(request.into_body()).await?;
         let text = String::from_utf8(body.into())
             .map_err(|_| ApiError::new(Code::InvalidRequest, "a fleet's file is text in UTF-8"))?;
-        Ok(Self(NewFleet { spec: text.into(), task: None }))
+        Ok(Self(NewFleet { spec: text.into(), task: None, env: BTreeMap::new() }))
     }
 }
 
@@ -70,14 +71,14 @@ async fn start_fleet(
     Keyed(key, File(new)): Keyed<File>,
 ) -> Result<(StatusCode, Json<Fleet>), Refusal> {
     let place = daemon.places.get(&workspace)?;
-    let NewFleet { spec, task } = new;
+    let NewFleet { spec, task, env } = new;
     let text = match spec {
         serde_json::Value::String(text) => text,
         object => object.to_string(),
     };
     let spec = qd_fleetfile::read(&text, task.as_deref()).map_err(refused)?;
     let deed = |key| async {
-        let started = Box::pin(daemon.start_fleet(&place, spec, key)).await?;
+        let started = Box::pin(daemon.start_fleet(&place, spec, &env, key)).await?;
         Ok((started, Kept::WithEffect))
     };
     Ok((StatusCode::CREATED, Json(once(&daemon, key, deed).await?)))
