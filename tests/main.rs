@@ -15,6 +15,8 @@ mod cli;
 mod cli_terminal;
 mod crash;
 mod events;
+mod fleets;
+mod fleets_cli;
 mod halt;
 mod holes;
 mod http;

@@ -5,7 +5,7 @@
 //! - [`home`]: a temporary home, and any `qd` command in it.
 //! - [`daemon`]: `qd serve` in a home, killed and started again at will.
 //! - [`client`]: one HTTP request at a time, over the socket or TCP.
-//! - [`session`]: the verbs of a workspace and a session, over a client.
+//! - [`session`], [`fleet`]: the verbs of a workspace, a session and a fleet, over a client.
 //! - [`stream`]: a reader of server-sent events.
 //! - [`script`]: steps of the `script` agent.
 //! - [`rules`]: what must hold of any journal.
@@ -23,6 +23,7 @@ pub mod clis;
 pub mod daemon;
 pub mod escapees;
 pub mod figures;
+pub mod fleet;
 pub mod home;
 pub mod model;
 pub mod processes;
@@ -42,6 +43,7 @@ pub use client::{Answer, Client};
 pub use clis::{Cli, Clis};
 pub use daemon::{Daemon, Options};
 pub use figures::Table;
+pub use fleet::Fleet;
 pub use home::{Home, Output, Running};
 pub use model::Model;
 pub use processes::Process;

@@ -1,0 +1,95 @@
+//! `qd up`, `qd down` and `qd ps --fleet`, with their exit codes.
+
+use qd_testkit::{Daemon, Running, Terminal, script::*};
+use rustix::process::Signal;
+use serde_json::json;
+
+/// A file in the daemon's project.
+fn write(daemon: &Daemon, text: &str) -> String {
+    let path = daemon.home.work().join("fleet.yaml");
+    std::fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn pair(task: &str) -> String {
+    format!(
+        "fleet:\n  task: {}\n  sessions: {{ a: {{ agent: script }}, b: {{ agent: echo }} }}\n  start: a\n  routes: [{{ when: a.done, route_to: b }}]\n",
+        json!(task)
+    )
+}
+
+#[tokio::test]
+async fn up_shows_plain_lines_off_a_terminal_and_exits_by_how_it_ended() {
+    let daemon = Daemon::start().await;
+    let file = write(&daemon, &pair("hello"));
+    let output = daemon.qd(&["up", &file]).await;
+    for line in ["a: works", "a: done: hello", "a → b", "b: done: echo: hello"] {
+        assert!(output.stdout.contains(line), "{line}: {output:?}");
+    }
+    output.ok();
+    let failing = daemon.qd(&["up", &file, "--task", &steps(&[fail("no")])]).await;
+    assert!(failing.stdout.contains("a: error: no"), "{failing:?}");
+    failing.exits(1);
+}
+
+#[tokio::test]
+async fn a_plan_starts_nothing() {
+    let daemon = Daemon::start().await;
+    let file = write(&daemon, &pair("hello"));
+    let plan = daemon.qd(&["up", &file, "--plan"]).await.ok();
+    assert!(plan.contains("a.done → b"), "{plan}");
+    assert!(daemon.client().get("/v1/sessions").await.list().is_empty());
+}
+
+#[tokio::test]
+async fn a_mistake_is_told_with_file_line_and_column() {
+    let daemon = Daemon::start().await;
+    let file = write(&daemon, "fleet:\n  task: t\n  sessions: { a: { agent: echo } }\n  strat: a\n");
+    let output = daemon.qd(&["up", &file]).await;
+    assert!(output.stderr.contains(&format!("{file}:4:3: ")), "{output:?}");
+    assert!(output.stderr.contains("did you mean `start`?"), "{output:?}");
+    output.exits(2);
+}
+
+#[tokio::test]
+async fn a_detached_fleet_is_listed_and_taken_down() {
+    let daemon = Daemon::start().await;
+    let file = write(&daemon, &pair(&steps(&[forever()])));
+    let id = daemon.qd(&["up", &file, "--detach"]).await.ok().trim().to_owned();
+    assert!(id.starts_with("flt_"), "{id}");
+    let listed = daemon.qd(&["ps", "--fleet"]).await.ok();
+    assert!(listed.contains(&id) && listed.contains("running"), "{listed}");
+    let one = daemon.qd(&["ps", "--fleet", &id[..10]]).await.ok();
+    assert!(one.contains("script") && one.contains("echo"), "{one}");
+    let down = daemon.qd(&["down", &id]).await.ok();
+    assert!(down.contains("cancelled, 1 run"), "{down}");
+    let mut stream = daemon.client().stream("/v1/events?after=0").await;
+    let events = stream.until("the end", |event| event.kind == "fleet.finished").await;
+    assert_eq!(events.last().unwrap().data["state"], "cancelled");
+    daemon.qd(&["down", "flt_nobody"]).await.exits(3);
+}
+
+#[tokio::test]
+async fn ctrl_c_cancels_the_fleet_and_waits_for_its_end() {
+    let daemon = Daemon::start().await;
+    let file = write(&daemon, &pair(&steps(&[say("begun"), forever()])));
+    let mut running: Running = daemon.home.start(&["up", &file]);
+    running.says("a: works").await;
+    running.signal(Signal::INT);
+    let output = running.end().await;
+    assert!(output.stderr.contains("cancelled"), "{output:?}");
+    output.exits(130);
+}
+
+#[tokio::test]
+async fn on_a_terminal_it_is_a_picture_and_asks_are_answered_in_place() {
+    let daemon = Daemon::start().await;
+    let file = write(&daemon, &pair(&steps(&[ask_bash("make test"), say(" and done")])));
+    let terminal = Terminal::qd(&daemon.home, &["up", &file]).await;
+    terminal.shows("a asks").await;
+    terminal.shows("allow?").await;
+    terminal.types("y\n").await;
+    terminal.shows("done").await;
+    let screen = terminal.shows("flt_").await;
+    assert!(screen.contains("allowed and done"), "{screen}");
+}
