@@ -206,8 +206,7 @@ impl Live {
     }
 
     /// Lets the picture stand and goes on below it.
-    pub(crate) fn leave(&mut self, _out: &Output) -> io::Result<()> {
+    pub(crate) fn leave(&mut self) {
         self.drawn = 0;
-        Ok(())
     }
 }

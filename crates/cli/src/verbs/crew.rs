@@ -32,7 +32,6 @@ pub(super) struct Crew<'a> {
     open: Vec<Ask>,
     /// Whether we asked for its end.
     stopped: bool,
-    changed: bool,
 }
 
 impl<'a> Crew<'a> {
@@ -46,7 +45,6 @@ impl<'a> Crew<'a> {
             fleet,
             open: Vec::new(),
             stopped: false,
-            changed: true,
         }
     }
 
@@ -78,12 +76,12 @@ impl<'a> Crew<'a> {
                 },
                 _ = interrupts.recv() => {
                     if self.stopped {
-                        self.live.leave(self.out)?;
+                        self.live.leave();
                         self.out.note(&format!("left alone; it ends by itself (qd ps --fleet {})", self.fleet.id));
                         return Ok(Exit::Cancelled);
                     }
                     self.stopped = true;
-                    self.live.leave(self.out)?;
+                    self.live.leave();
                     self.out.note("cancelling; Ctrl-C again leaves it alone");
                     let path = format!("/v1/workspaces/{}/fleets/{}/cancel", self.fleet.workspace_id, self.fleet.id);
                     self.client.post::<Cancelled>(&path, &serde_json::json!({})).await?;
@@ -101,7 +99,6 @@ impl<'a> Crew<'a> {
     fn draw(&mut self) -> Result<()> {
         let (width, height) = self.live.size();
         let lines = self.board.lines(Millis::now(), self.out.out_style(), width, height);
-        self.changed = false;
         Ok(self.live.draw(self.out, &lines)?)
     }
 
@@ -118,7 +115,6 @@ impl<'a> Crew<'a> {
             return Ok(false);
         };
         let news = self.board.take(&arrived.event, &body);
-        self.changed = true;
         if let Some(news) = news.filter(|_| !self.is_pictured() && !self.out.json) {
             self.out.line(&news.line)?;
         }
@@ -137,7 +133,7 @@ impl<'a> Crew<'a> {
     fn opened(&mut self, ask: Ask) -> Result<()> {
         let first = self.open.is_empty();
         if !self.has_person() {
-            self.live.leave(self.out)?;
+            self.live.leave();
             self.out.aside(&self.block(&ask));
             self.out.aside(&ask::commands(&ask));
         }
@@ -168,7 +164,7 @@ impl<'a> Crew<'a> {
         if self.is_pictured() {
             self.draw()?;
         }
-        self.live.leave(self.out)?;
+        self.live.leave();
         if let Some(ask) = self.open.first() {
             self.out.aside(&format!("{}{}", self.block(ask), ask::invitation(ask)));
         }
@@ -217,7 +213,7 @@ impl<'a> Crew<'a> {
         if self.is_pictured() {
             self.draw()?;
         }
-        self.live.leave(self.out)?;
+        self.live.leave();
         let state = self.board.state;
         if !self.out.json {
             let style = self.out.err_style();
