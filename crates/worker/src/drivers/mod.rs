@@ -4,6 +4,7 @@
 //! - [`Agent`]: any of them, from its start to its end.
 //! - `process`: an agent's process, below the keeper; `lines`: its two streams; `telling`: what is said of a turn;
 //!   `price`: what its tokens cost.
+//! - `stage` and `recorded`: what the drivers' tests share.
 
 pub(crate) mod acp;
 mod claude;
@@ -14,6 +15,10 @@ mod lines;
 mod price;
 mod process;
 pub(crate) mod pty;
+#[cfg(test)]
+mod recorded;
+#[cfg(test)]
+mod stage;
 mod telling;
 
 use std::sync::Arc;

@@ -1,11 +1,12 @@
 //! What is evened out between agents: each test plays one of them by hand, as it was seen to behave.
 
-use qd_protocol::event::{Answer, AskKind, Decision};
-use qd_protocol::link::{Reply, Said, Stop, Up};
+use qd_protocol::event::{AskKind, Decision};
+use qd_protocol::link::{Said, Stop, Up};
 use serde_json::{Value, json};
 
-use super::turns::Hand;
-use super::{Stage, assert_well, decide};
+use super::hand::Hand;
+use super::with;
+use crate::drivers::stage::{Stage, assert_well, choose, decide};
 
 /// An agent by hand, of the kind that a manifest describes.
 fn play<A>(agent: &'static str, model: Option<&'static str>, far: impl FnOnce(Hand) -> A) -> Stage
@@ -16,7 +17,7 @@ where
         spec.agent = agent.to_owned();
         spec.model = model.map(str::to_owned);
     };
-    Stage::with(change, |pipe| far(Hand::new(pipe)))
+    with(change, |pipe| far(Hand::new(pipe)))
 }
 
 async fn update(hand: &mut Hand, update: Value) {
@@ -117,7 +118,7 @@ async fn questions_that_come_as_a_permission_are_questions() {
     let ask = agent.until_ask().await;
     assert_eq!((ask.kind, ask.prompt.as_str()), (AskKind::Question, "Which?"));
     assert_eq!(ask.options, ["Red", "Blue"]);
-    agent.answer(&ask, Reply::Answered(Answer { value: Some("Blue".to_owned()), ..Answer::default() }));
+    agent.answer(&ask, choose("Blue"));
     assert_well(&agent.ended("a").await);
 }
 
@@ -240,7 +241,7 @@ async fn what_an_agent_repeats_after_it_was_ready_is_not_its_next_answer() {
         spec.agent = "gemini".to_owned();
         spec.agent_session_id = Some("s".to_owned());
     };
-    let mut agent = Stage::with(change, |pipe| far(Hand::new(pipe)));
+    let mut agent = with(change, |pipe| far(Hand::new(pipe)));
     assert!(matches!(agent.hear().await, Up::Ready { .. }));
     assert_eq!(agent.play("a", "x").await.text(), "new");
 }

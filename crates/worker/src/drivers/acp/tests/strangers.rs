@@ -8,12 +8,13 @@ use serde_json::json;
 use tokio::io::AsyncWriteExt;
 
 use super::super::wire::Peer;
-use super::turns::Hand;
-use super::{Stage, assert_well, decide};
+use super::hand::Hand;
+use super::with;
+use crate::drivers::stage::{assert_well, decide};
 
 #[tokio::test(start_paused = true)]
 async fn garbage_between_the_messages_is_ignored() {
-    let mut agent = Stage::with(
+    let mut agent = with(
         |_| {},
         async |far| {
             let mut hand = Hand::new(far);
@@ -49,7 +50,7 @@ async fn garbage_between_the_messages_is_ignored() {
 
 #[tokio::test(start_paused = true)]
 async fn requests_that_we_do_not_know_are_refused_and_known_ones_with_bad_parameters_too() {
-    let mut agent = Stage::with(
+    let mut agent = with(
         |_| {},
         async |far| {
             let mut hand = Hand::new(far);
@@ -76,7 +77,7 @@ async fn requests_that_we_do_not_know_are_refused_and_known_ones_with_bad_parame
 #[tokio::test]
 async fn files_are_served_in_the_workspace_and_nowhere_else() {
     let (place, given) = std::sync::mpsc::channel::<std::path::PathBuf>();
-    let mut agent = Stage::with(
+    let mut agent = with(
         move |spec| place.send(spec.cwd.clone()).expect("it is taken"),
         async move |far| {
             let cwd = given.recv().expect("it was given");
@@ -115,7 +116,7 @@ async fn files_are_served_in_the_workspace_and_nowhere_else() {
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_of_another_version_or_without_an_answer_is_not_ready() {
-    let mut agent = Stage::with(
+    let mut agent = with(
         |_| {},
         async |far| {
             let mut hand = Hand::new(far);
@@ -127,13 +128,13 @@ async fn an_agent_of_another_version_or_without_an_answer_is_not_ready() {
     let error = agent.gone().await;
     assert!(error.message.contains("version 2"), "{}", error.message);
 
-    let mut agent = Stage::with(|_| {}, async |far| drop(far));
+    let mut agent = with(|_| {}, async |far| drop(far));
     assert_eq!(agent.gone().await.code, "hung_up");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_stop_reason_that_we_do_not_know_is_an_error_and_never_a_success() {
-    let mut agent = Stage::with(
+    let mut agent = with(
         |_| {},
         async |far| {
             let mut hand = Hand::new(far);

@@ -2,95 +2,17 @@
 
 use qd_protocol::event::{Decision, RunError};
 use qd_protocol::link::{Reply, Said, Stop, Up};
-use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};
+use serde_json::json;
+use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 
-use super::{Stage, assert_well, decide};
-
-/// An agent by hand.
-pub(super) struct Hand {
-    lines: Lines<BufReader<ReadHalf<DuplexStream>>>,
-    to: WriteHalf<DuplexStream>,
-}
-
-impl Hand {
-    pub(super) fn new(far: DuplexStream) -> Self {
-        let (from, to) = tokio::io::split(far);
-        Self { lines: BufReader::new(from).lines(), to }
-    }
-
-    pub(super) async fn hear(&mut self) -> Value {
-        let line = self.lines.next_line().await.expect("a pipe in memory").expect("it is open");
-        serde_json::from_str(&line).expect("a message")
-    }
-
-    /// The next message, which is of this method; gives its id and its parameters.
-    pub(super) async fn expect(&mut self, method: &str) -> (Value, Value) {
-        let mut message = self.hear().await;
-        assert_eq!(message["method"], method, "{message}");
-        (message["id"].take(), message["params"].take())
-    }
-
-    pub(super) async fn write(&mut self, line: &str) {
-        self.to.write_all(line.as_bytes()).await.expect("a pipe in memory");
-        self.to.write_all(b"\n").await.expect("a pipe in memory");
-    }
-
-    pub(super) async fn send(&mut self, mut message: Value) {
-        message["jsonrpc"] = json!("2.0");
-        self.write(&message.to_string()).await;
-    }
-
-    pub(super) async fn answer(&mut self, id: Value, result: Value) {
-        self.send(json!({"id": id, "result": result})).await;
-    }
-
-    pub(super) async fn say(&mut self, text: &str) {
-        let update =
-            json!({"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": text}});
-        self.send(json!({"method": "session/update", "params": {"sessionId": "s", "update": update}})).await;
-    }
-
-    /// Asks for permission.
-    pub(super) async fn ask(&mut self, id: Value, tool: &str) {
-        let options = json!([
-            {"optionId": "for-ever", "name": "Always", "kind": "allow_always"},
-            {"optionId": "once", "name": "Once", "kind": "allow_once"},
-            {"optionId": "never", "name": "No", "kind": "reject_once"},
-        ]);
-        let call = json!({"toolCallId": tool, "title": tool, "rawInput": {"command": tool}});
-        let params = json!({"sessionId": "s", "toolCall": call, "options": options});
-        self.send(json!({"id": id, "method": "session/request_permission", "params": params})).await;
-    }
-
-    /// The handshake.
-    pub(super) async fn open(&mut self) {
-        let (id, hello) = self.expect("initialize").await;
-        assert_eq!(hello["protocolVersion"], 1);
-        self.answer(id, json!({"protocolVersion": 1, "agentCapabilities": {}})).await;
-        let (id, _) = self.expect("session/new").await;
-        self.answer(id, json!({"sessionId": "s"})).await;
-    }
-
-    /// Takes a prompt; gives the id by which its turn is ended.
-    pub(super) async fn prompted(&mut self) -> Value {
-        self.expect("session/prompt").await.0
-    }
-
-    pub(super) async fn end(&mut self, prompt: Value, reason: &str) {
-        self.answer(prompt, json!({"stopReason": reason})).await;
-    }
-
-    /// Lives until the other side hangs up.
-    pub(super) async fn idle(mut self) {
-        while let Ok(Some(_)) = self.lines.next_line().await {}
-    }
-}
+use super::hand::Hand;
+use super::{scripted, with};
+use crate::drivers::stage::{Far, assert_well, decide, run};
 
 #[tokio::test(start_paused = true)]
 async fn a_polite_cancel_ends_a_scripted_turn_wherever_it_waits() {
-    let mut agent = Stage::script().await;
+    let mut agent = scripted().await;
     for (at, step) in [
         r#"{"sleep_ms":99999999}"#,
         r#"{"say":"x","times":3,"every_ms":99999999}"#,
@@ -114,7 +36,7 @@ async fn a_polite_cancel_ends_a_scripted_turn_wherever_it_waits() {
 
 #[tokio::test(start_paused = true)]
 async fn a_turn_that_ignores_cancels_goes_on_and_only_that_turn_does() {
-    let mut agent = Stage::script().await;
+    let mut agent = scripted().await;
     agent.prompt("a", r#"[{"ignore_cancel":true},{"say":"x"},{"sleep_ms":1000},{"say":"y"}]"#);
     agent.until_text("x").await;
     agent.cancel("a");
@@ -129,7 +51,7 @@ async fn a_turn_that_ignores_cancels_goes_on_and_only_that_turn_does() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_at_once_still_cancels_and_the_next_turn_is_not_poisoned() {
-    let mut agent = Stage::script().await;
+    let mut agent = scripted().await;
     for at in 0..20 {
         let name = format!("r{at}");
         agent.prompt(&name, r#"[{"sleep_ms":99999999}]"#);
@@ -142,7 +64,7 @@ async fn a_cancel_at_once_still_cancels_and_the_next_turn_is_not_poisoned() {
 #[tokio::test(start_paused = true)]
 async fn a_cancel_that_came_before_the_turn_had_begun_is_said_again_at_its_first_word_and_no_more() {
     let (seen, mut sees) = mpsc::channel(1);
-    let mut agent = Stage::with(
+    let mut agent = with(
         |_| {},
         async move |far| {
             let mut hand = Hand::new(far);
@@ -171,7 +93,7 @@ async fn a_cancel_that_came_before_the_turn_had_begun_is_said_again_at_its_first
 
 #[tokio::test(start_paused = true)]
 async fn two_asks_wait_at_once_and_each_gets_its_own_answer() {
-    let mut agent = Stage::with(
+    let mut agent = with(
         |_| {},
         async |far| {
             let mut hand = Hand::new(far);
@@ -208,7 +130,7 @@ async fn two_asks_wait_at_once_and_each_gets_its_own_answer() {
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_would_only_take_a_yes_for_ever_is_refused_with_a_notice() {
-    let mut agent = Stage::with(
+    let mut agent = with(
         |_| {},
         async |far| {
             let mut hand = Hand::new(far);
@@ -236,7 +158,7 @@ async fn an_agent_that_would_only_take_a_yes_for_ever_is_refused_with_a_notice()
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_answers_every_open_ask_with_cancelled_and_those_that_come_later_too() {
-    let mut agent = Stage::with(
+    let mut agent = with(
         |_| {},
         async |far| {
             let mut hand = Hand::new(far);
@@ -268,7 +190,7 @@ async fn a_cancel_answers_every_open_ask_with_cancelled_and_those_that_come_late
 
 #[tokio::test(start_paused = true)]
 async fn an_ask_that_the_agent_gives_up_is_withdrawn() {
-    let mut agent = Stage::with(
+    let mut agent = with(
         |_| {},
         async |far| {
             let mut hand = Hand::new(far);
@@ -292,7 +214,7 @@ async fn an_ask_that_the_agent_gives_up_is_withdrawn() {
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_goes_in_the_middle_of_its_turn_has_said_what_it_said() {
-    let mut agent = Stage::with(
+    let mut agent = with(
         |_| {},
         async |far| {
             let mut hand = Hand::new(far);
@@ -313,7 +235,7 @@ async fn an_agent_that_goes_in_the_middle_of_its_turn_has_said_what_it_said() {
 async fn an_agent_that_says_much_waits_while_nobody_listens() {
     const PIECES: usize = 5000;
     let (progress, mut written) = tokio::sync::watch::channel(0);
-    let mut agent = Stage::with(
+    let mut agent = with(
         |_| {},
         async move |far| {
             let mut hand = Hand::new(far);
@@ -340,10 +262,10 @@ async fn an_agent_that_says_much_waits_while_nobody_listens() {
 #[tokio::test(start_paused = true)]
 async fn a_cancel_overtakes_words_that_nobody_takes() {
     let (seen, mut sees) = mpsc::channel(1);
-    let mut agent = Stage::with(
+    let mut agent = with(
         |_| {},
         async move |far| {
-            let Hand { mut lines, mut to } = {
+            let Hand { far: Far { mut lines, mut to } } = {
                 let mut hand = Hand::new(far);
                 hand.open().await;
                 hand.prompted().await;
@@ -373,7 +295,7 @@ async fn a_cancel_overtakes_words_that_nobody_takes() {
 
 #[tokio::test(start_paused = true)]
 async fn an_error_of_the_agent_is_the_error_of_its_turn() {
-    let mut agent = Stage::with(
+    let mut agent = with(
         |_| {},
         async |far| {
             let mut hand = Hand::new(far);
@@ -402,7 +324,7 @@ async fn an_error_of_the_agent_is_the_error_of_its_turn() {
 
 #[tokio::test(start_paused = true)]
 async fn words_between_turns_belong_to_the_turn_before_and_those_before_the_first_to_none() {
-    let mut agent = Stage::with(
+    let mut agent = with(
         |_| {},
         async |far| {
             let mut hand = Hand::new(far);
@@ -422,7 +344,7 @@ async fn words_between_turns_belong_to_the_turn_before_and_those_before_the_firs
     agent.hear().await;
     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
     assert!(agent.play("a", "x").await.ups.is_empty());
-    let late = Up::Said { run: super::run("a"), what: Said::Text { text: "afterthought".to_owned() } };
+    let late = Up::Said { run: run("a"), what: Said::Text { text: "afterthought".to_owned() } };
     assert_eq!(agent.hear().await, late);
     assert_eq!(agent.play("b", "x").await.text(), "answer");
 }
