@@ -16,6 +16,7 @@ use qd_protocol::link::{Gone, Up};
 use qd_protocol::worker::AgentSpec;
 use tokio::io::{DuplexStream, ReadHalf, WriteHalf};
 
+use self::hand::Hand;
 use super::opening::{Opening, Unopened, open};
 use super::profile::Profile;
 use super::service::Service;
@@ -38,6 +39,21 @@ async fn scripted_with(setup: Setup, change: impl FnOnce(&mut AgentSpec)) -> Sta
     let mut stage = with(change, async |far| {
         let (from, to) = tokio::io::split(far);
         serve(from, to, setup).await;
+    });
+    assert!(matches!(stage.hear().await, Up::Ready { .. }));
+    stage
+}
+
+/// An agent by hand, of the kind that a manifest describes and after its handshake.
+async fn by_hand<A>(agent: &str, play: impl FnOnce(Hand) -> A + Send + 'static) -> Stage
+where
+    A: Future<Output = ()> + Send + 'static,
+{
+    let change = |spec: &mut AgentSpec| agent.clone_into(&mut spec.agent);
+    let mut stage = with(change, |far| async move {
+        let mut hand = Hand::new(far);
+        hand.open().await;
+        play(hand).await;
     });
     assert!(matches!(stage.hear().await, Up::Ready { .. }));
     stage
