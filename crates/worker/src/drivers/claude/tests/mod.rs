@@ -7,12 +7,10 @@ mod recorded;
 mod steers;
 mod turns;
 
-use std::collections::BTreeMap;
 use std::future::pending;
 
 use qd_protocol::event::RunError;
 use qd_protocol::link::{Gone, Up};
-use qd_protocol::manifest::Price;
 use tokio::io::{DuplexStream, ReadHalf, WriteHalf};
 
 use self::hand::Hand;
@@ -21,6 +19,7 @@ use super::opening::{Unopened, open};
 use super::talk::Talk;
 use super::tally::Tally;
 use crate::drivers::lines::Lines;
+use crate::drivers::price::Pricing;
 use crate::drivers::stage::{Stage, hung_up, talks};
 
 type Pipe = Talk<ReadHalf<DuplexStream>, WriteHalf<DuplexStream>>;
@@ -30,7 +29,7 @@ talks!(Pipe);
 /// What the driver is given besides the agent.
 #[derive(Default)]
 struct Given {
-    prices: BTreeMap<String, Price>,
+    pricing: Pricing,
     /// The conversation that it goes on with.
     resumed: Option<String>,
     forgot: Option<String>,
@@ -70,8 +69,8 @@ async fn opened(given: Given, near: DuplexStream) -> Result<(Pipe, Up), Gone> {
         Err(Unopened::HungUp) => return Err(hung_up()),
         Err(Unopened::Refused(why)) => return Err(Gone::Failed(RunError::new("refused", why))),
     }
-    let Given { prices, resumed, forgot } = given;
-    let ear = Ear::new(Tally::new(prices, None, resumed.is_some()));
+    let Given { pricing, resumed, forgot } = given;
+    let ear = Ear::new(Tally::new(pricing, None, resumed.is_some()));
     let talk = Talk::new(lines, resumed.unwrap_or_else(|| "s".to_owned()), ear, true, forgot);
     let hello = Up::Ready { agent_session_id: Some(talk.session().to_owned()), steers: true };
     Ok((talk, hello))

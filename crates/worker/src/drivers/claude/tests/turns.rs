@@ -8,6 +8,7 @@ use qd_protocol::manifest::Price;
 use serde_json::json;
 
 use super::{Given, Hand, staged, with};
+use crate::drivers::price::Pricing;
 use crate::drivers::stage::{assert_well, choose, decide, run};
 
 #[tokio::test(start_paused = true)]
@@ -259,7 +260,8 @@ async fn a_failed_call_of_the_model_is_a_failure_and_its_words_are_no_answer() {
 #[tokio::test(start_paused = true)]
 async fn a_known_price_is_told_in_the_middle_of_a_turn_and_only_the_rest_at_its_end() {
     let prices = BTreeMap::from([("m".to_owned(), Price { input: 10_000.0, output: 10_000.0 })]);
-    let mut agent = staged(Given { prices, ..Given::default() }, |far| async move {
+    let given = Given { pricing: Pricing::new(prices), ..Given::default() };
+    let mut agent = staged(given, |far| async move {
         let mut hand = Hand::new(far);
         hand.open().await;
         let prompt = hand.begin().await;

@@ -18,6 +18,7 @@ use self::hand::Hand;
 use super::opening::{Opening, Unopened, open};
 use super::talk::{Talk, run_error};
 use super::wire::Peer;
+use crate::drivers::price::Pricing;
 use crate::drivers::stage::{Stage, hung_up, rest, talks};
 
 type Pipe = Talk<ReadHalf<DuplexStream>, WriteHalf<DuplexStream>>;
@@ -61,7 +62,7 @@ async fn opened(spec: AgentSpec, near: DuplexStream) -> Result<(Pipe, Up), Gone>
         Err(Unopened::HungUp) => return Err(hung_up()),
         Err(Unopened::Refused(told)) => return Err(Gone::Failed(run_error(&told))),
     };
-    let talk = Talk::new(peer, opened, spec.prices.clone());
+    let talk = Talk::new(peer, opened, Pricing::of(&spec));
     let hello = Up::Ready { agent_session_id: Some(talk.thread().to_owned()), steers: true };
     Ok((talk, hello))
 }
