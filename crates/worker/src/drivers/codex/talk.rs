@@ -19,10 +19,11 @@ use super::asks::{Asked, Reply};
 use super::compose;
 use super::ends::Ended;
 use super::opening::Opened;
-use super::round::{Open, Round, Telling, said, say_late, tell_first, until};
+use super::round::{Open, Round, until};
 use super::wire::{Message, Params, Peer, Refusal};
 use super::words::{Heard, News, Words};
 use crate::drivers::price::Pricing;
+use crate::drivers::telling::{Telling, said, say_late, tell_first};
 use crate::turn::{Prompt, Steer, Turn};
 
 /// A conversation.
