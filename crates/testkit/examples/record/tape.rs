@@ -42,7 +42,7 @@ impl Tape {
         let all: Vec<Value> =
             log.lines().map(|line| serde_json::from_str(line).expect("a line of a log")).collect();
         let told = |line: &&Value| line.get(">").is_some();
-        let pid = all.iter().filter(told).next_back().expect("the agent was told something")["pid"].clone();
+        let pid = all.iter().rfind(told).expect("the agent was told something")["pid"].clone();
         let first = all.iter().position(|line| line["pid"] == pid).expect("it is there");
         // A process is started by what was done last.
         let from = all[..first].iter().rposition(|line| line.get("!").is_some()).unwrap_or(first);
@@ -87,8 +87,43 @@ impl Tape {
             text.push_str(&line);
             text.push('\n');
         }
-        text
+        numbered(&text)
     }
+}
+
+/// The same text with the names that an agent draws numbered and its times at rest, so that what differs from an older
+/// recording is what the agent does differently.
+fn numbered(text: &str) -> String {
+    const NAME: &str = "xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx";
+    const TIME: &str = "dddd-dd-ddTdd:dd:dd.dddZ";
+    let has_shape = |text: &str, shape: &str| {
+        let fits = |(c, shape): (char, char)| match shape {
+            'x' => c.is_ascii_hexdigit(),
+            'd' => c.is_ascii_digit(),
+            other => c == other,
+        };
+        text.len() >= shape.len() && text.chars().zip(shape.chars()).all(fits)
+    };
+    let (mut numbered, mut names) = (String::new(), Vec::new());
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        if has_shape(rest, NAME) {
+            let (name, after) = rest.split_at(NAME.len());
+            let number = names.iter().position(|known| *known == name).unwrap_or_else(|| {
+                names.push(name);
+                names.len() - 1
+            });
+            numbered.push_str(&format!("00000000-0000-4000-8000-{:012}", number + 1));
+            rest = after;
+        } else if has_shape(rest, TIME) {
+            numbered.push_str("2026-01-01T00:00:00.000Z");
+            rest = &rest[TIME.len()..];
+        } else {
+            numbered.push(c);
+            rest = &rest[c.len_utf8()..];
+        }
+    }
+    numbered
 }
 
 /// How far ahead the effect of a deed is.

@@ -267,6 +267,15 @@ async fn a_turn_that_ends_with_a_denial_ends_well_whatever_it_is_called() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_reason_that_comes_after_the_turn_was_ended_by_the_denial_begins_one_of_its_own() {
+    // Its words come in the turn of the next prompt, which waits for it.
+    assert!(Recording::read("codex-acp", "denied").says(r#""outcome":"startedNewTurn""#));
+    let [_, after] = play("codex-acp", "denied").await.runs();
+    let own = "ECHO[Bash was refused: not on a Friday] users=2 results=0";
+    assert_eq!(after.text(), format!("{own}ECHO[after] users=3 results=0"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_cancel_is_said_again_to_an_agent_that_goes_on() {
     for agent in ["claude-acp", "codex-acp", "opencode", "qwen"] {
         assert_eq!(Recording::read(agent, "cancel-ask").times_told("session/cancel"), 2, "{agent}");
