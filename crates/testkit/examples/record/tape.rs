@@ -166,3 +166,58 @@ fn cut(value: &mut Value) {
         _ => {}
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recorded(log: &[Value]) -> Vec<String> {
+        let log: String = log.iter().map(|line| format!("{line}\n")).collect();
+        let header = Header { agent: "a".to_owned(), version: "1".to_owned(), resume: None };
+        let places = [("/tmp/x".to_owned(), "/w")];
+        Tape::of(&log).recording(&header, &places).lines().skip(1).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_last_process_is_kept_with_the_deed_that_started_it_before_its_effect() {
+        let log = [
+            json!({"!": {"prompt": "one"}}),
+            json!({"pid": 1, ">": {"prompt": "one"}}),
+            json!({"!": {"prompt": "two"}}),
+            json!({"pid": 2, ">": {"method": "open"}}),
+            json!({"pid": 2, "<": {"cwd": "/tmp/x/f"}}),
+            json!({"pid": 2, ">": {"prompt": "two"}}),
+            json!({"pid": 3, "<": {"version": "of a process that nobody spoke to"}}),
+        ];
+        let wanted = [r#"{">":{"method":"open"}}"#, r#"{"<":{"cwd":"/w/f"}}"#, r#"{"!":{"prompt":"two"}}"#];
+        assert_eq!(recorded(&log)[..3], wanted);
+        assert_eq!(recorded(&log)[3..], [r#"{">":{"prompt":"two"}}"#]);
+    }
+
+    #[test]
+    fn a_cancel_stands_where_the_agent_is_told_and_a_steer_before_the_agent_asks_for_it() {
+        let log = [
+            json!({"!": {"cancel": true}}),
+            json!({"pid": 1, "<": "meanwhile"}),
+            json!({"pid": 1, ">": {"method": "cancel"}}),
+            json!({"!": {"steer": "left"}}),
+            json!({"pid": 1, "<": {"id": 7, "method": "asks"}}),
+            json!({"pid": 1, ">": {"id": 7, "result": ["left"]}}),
+        ];
+        let first: Vec<String> = recorded(&log).iter().map(|line| line[2..3].to_owned()).collect();
+        assert_eq!(first.concat(), "<!>!<>");
+    }
+
+    #[test]
+    fn what_is_drawn_is_numbered_and_what_is_long_is_cut() {
+        let name = |c: &str| format!("{0}-{1}-{1}-{1}-{0}{1}", c.repeat(8), c.repeat(4));
+        let text = format!("{} {} {} 2026-11-16T10:05:22.306Z", name("a"), name("b"), name("a"));
+        let (one, two) = ("00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002");
+        assert_eq!(numbered(&text), format!("{one} {two} {one} 2026-01-01T00:00:00.000Z"));
+        let mut long =
+            json!({"text": "x".repeat(2 * TEXT_MAX), "list": vec![1; 20], "availableCommands": [1]});
+        cut(&mut long);
+        assert_eq!(long["text"].as_str().map(|text| text.chars().count()), Some(TEXT_MAX + 1));
+        assert_eq!((&long["list"], &long["availableCommands"]), (&json!(vec![1; LIST_MAX]), &json!([])));
+    }
+}

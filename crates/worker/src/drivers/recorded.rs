@@ -44,7 +44,7 @@ pub(super) struct About {
     pub(super) resume: Option<String>,
 }
 
-/// Any other line.
+/// A line.
 #[derive(Debug, Deserialize)]
 enum Line {
     #[serde(rename = "#")]
@@ -106,12 +106,17 @@ impl Recording {
         let name = format!("{agent}/{scene}.jsonl");
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded").join(&name);
         let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let recording = Self::parse(name, &text);
+        assert_eq!(recording.about.agent, agent, "{}", recording.name);
+        recording
+    }
+
+    fn parse(name: String, text: &str) -> Self {
         let parse = |(at, line): (usize, &str)| {
             serde_json::from_str(line).unwrap_or_else(|error| panic!("{name}:{}: {error}", at + 1))
         };
         let mut lines = text.lines().enumerate().map(parse);
         let Some(Line::About(about)) = lines.next() else { panic!("{name} does not say whose it is") };
-        assert_eq!(about.agent, agent, "{name}");
         Self { about, lines: lines.collect(), name }
     }
 
@@ -142,9 +147,7 @@ impl Recording {
     /// Plays it to its end. The driver is silent then.
     pub(super) async fn play(self, stage: Stage, far: DuplexStream) -> Played {
         let mut player = Player::new(&self, stage, far);
-        for (at, line) in self.lines.iter().enumerate() {
-            player.line(line, at).await;
-        }
+        player.lines(&self.lines).await;
         let silence = tokio::time::timeout(WAIT, player.far.hear()).await;
         assert!(silence.is_err(), "{}: the driver says more than it did: {silence:?}", self.name);
         player.end().await;
@@ -154,9 +157,7 @@ impl Recording {
     /// Plays one whose agent is never ready; gives why.
     pub(super) async fn refused(self, stage: Stage, far: DuplexStream) -> RunError {
         let mut player = Player::new(&self, stage, far);
-        for (at, line) in self.lines.iter().enumerate() {
-            player.line(line, at).await;
-        }
+        player.lines(&self.lines).await;
         player.stage.gone().await
     }
 }
@@ -190,23 +191,26 @@ impl<'a> Player<'a> {
         }
     }
 
-    async fn line(&mut self, line: &Line, at: usize) {
-        match line {
-            Line::About(_) => panic!("{} says twice whose it is", self.name),
-            Line::Theirs(said) => self.far.write(&self.renamed(said)).await,
-            Line::Ours(said) => self.hear(said, at).await,
-            Line::Did(deed) => {
-                rest().await;
-                self.act(deed).await;
-                rest().await;
+    async fn lines(&mut self, lines: &[Line]) {
+        // The first line of the file is not among them.
+        for (number, line) in (2..).zip(lines) {
+            match line {
+                Line::About(_) => panic!("{} says twice whose it is", self.name),
+                Line::Theirs(said) => self.far.write(&self.renamed(said)).await,
+                Line::Ours(said) => self.hear(said, number).await,
+                Line::Did(deed) => {
+                    // Each has all of its effect before the next line.
+                    rest().await;
+                    self.act(deed).await;
+                    rest().await;
+                }
             }
         }
     }
 
     /// The driver must say this now.
-    async fn hear(&mut self, wanted: &Value, at: usize) {
-        // The first line of the file is not among the lines.
-        let place = format!("{}:{}", self.name, at + 2);
+    async fn hear(&mut self, wanted: &Value, number: u32) {
+        let place = format!("{}:{number}", self.name);
         let heard = tokio::time::timeout(WAIT, self.far.try_hear()).await;
         let Ok(heard) = heard else {
             panic!("{place}: the driver says nothing, and said then\n  {wanted}");
@@ -291,5 +295,64 @@ impl TryFrom<bool> for True {
 
     fn try_from(is: bool) -> Result<Self, Self::Error> {
         is.then_some(Self).ok_or("it is true or not there")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use qd_link::{Closed, Voice};
+    use qd_protocol::link::Outcome;
+    use tokio::io::AsyncWriteExt;
+
+    use super::super::stage::Talks;
+    use super::*;
+    use crate::turn::{Prompt, Turn};
+
+    /// A driver that is silent, and holds its end of the pipe.
+    struct Silent(DuplexStream);
+
+    impl Talks for Silent {
+        async fn turn(&mut self, _: &Turn<'_>, _: &Prompt) -> Result<Option<Outcome>, Closed> {
+            Ok(None)
+        }
+
+        async fn idle(&mut self, _: &Voice) {
+            let _held = &self.0;
+            std::future::pending().await
+        }
+    }
+
+    /// A recording in which we say `hello`, played with a driver that says this.
+    async fn played(says: &'static [u8]) -> Played {
+        let text = "{\"#\":{\"agent\":\"a\",\"version\":\"1\"}}\n{\">\":\"hello\"}\n";
+        let opened = |_, mut near: DuplexStream| async move {
+            near.write_all(says).await.expect("a pipe in memory");
+            Ok((Silent(near), Up::Ready { agent_session_id: None, steers: false }))
+        };
+        let (stage, far) = Stage::new("a", |_| {}, opened);
+        Recording::parse("a/scene.jsonl".to_owned(), text).play(stage, far).await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_driver_that_says_what_it_said_is_heard_to_the_end() {
+        assert_eq!(played(b"\"hello\"\n").await.runs.len(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    #[should_panic(expected = "a/scene.jsonl:2: the driver says\n  \"hullo\"\nand said then\n  \"hello\"")]
+    async fn a_driver_that_says_something_else_is_told_where() {
+        played(b"\"hullo\"\n").await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    #[should_panic(expected = "a/scene.jsonl:2: the driver says nothing")]
+    async fn a_driver_that_says_nothing_is_told_what_is_missing() {
+        played(b"").await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    #[should_panic(expected = "a/scene.jsonl: the driver says more than it did")]
+    async fn a_driver_that_says_more_is_told_so() {
+        played(b"\"hello\"\n\"and more\"\n").await;
     }
 }

@@ -299,6 +299,13 @@ impl Far {
         self.try_hear().await.expect("it is open")
     }
 
+    /// The next message, which is of this method; gives its id and its parameters.
+    pub(super) async fn expect(&mut self, method: &str) -> (Value, Value) {
+        let mut message = self.hear().await;
+        assert_eq!(message["method"], method, "{message}");
+        (message["id"].take(), message["params"].take())
+    }
+
     /// Nothing was told, and nothing will be unless something happens.
     pub(super) async fn expect_silence(&mut self) {
         let heard = tokio::time::timeout(Duration::from_secs(60), self.hear()).await;

@@ -17,13 +17,6 @@ impl Hand {
         Self { far: Far::new(far) }
     }
 
-    /// The next message, which is of this method; gives its id and its parameters.
-    pub(super) async fn expect(&mut self, method: &str) -> (Value, Value) {
-        let mut message = self.hear().await;
-        assert_eq!(message["method"], method, "{message}");
-        (message["id"].take(), message["params"].take())
-    }
-
     pub(super) async fn send(&mut self, mut message: Value) {
         message["jsonrpc"] = json!("2.0");
         self.write(&message.to_string()).await;

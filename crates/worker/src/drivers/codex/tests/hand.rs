@@ -17,13 +17,6 @@ impl Hand {
         Self { far: Far::new(far) }
     }
 
-    /// The next message, which is of this method; gives its id and its parameters.
-    pub(super) async fn expect(&mut self, method: &str) -> (Value, Value) {
-        let mut message = self.hear().await;
-        assert_eq!(message["method"], method, "{message}");
-        (message["id"].take(), message["params"].take())
-    }
-
     /// The next message, which answers this request; gives the answer.
     pub(super) async fn expect_answer(&mut self, id: Value) -> Value {
         let mut message = self.hear().await;
