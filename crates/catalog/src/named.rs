@@ -98,6 +98,22 @@ fn split(name: &str) -> Option<(Driver, &str)> {
 /// The words of a command as a shell would part them, of which only quotes and backslashes mean anything: there is no
 /// shell, so nothing is expanded. `None` if a quote has no end.
 pub fn words(line: &str) -> Option<Vec<String>> {
+    parted(line, |_, _| false)
+}
+
+/// The same of a line that means no more to a shell than these words: `None` also if a shell would put something else in
+/// their place, or do something besides.
+pub fn plain_words(line: &str) -> Option<Vec<String>> {
+    parted(line, |c, quoted| match c {
+        '$' | '`' => true,
+        ';' | '&' | '|' | '<' | '>' | '(' | ')' | '*' | '?' => !quoted,
+        c => !quoted && c != ' ' && c.is_whitespace(),
+    })
+}
+
+/// Parts a line into words; `None` if a quote has no end, or if `means` is true of a character that no backslash and no
+/// single quote protects. It is told whether double quotes do.
+fn parted(line: &str, means: impl Fn(char, bool) -> bool) -> Option<Vec<String>> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
     let mut chars = line.chars();
@@ -121,11 +137,13 @@ pub fn words(line: &str) -> Option<Vec<String>> {
                             c @ ('"' | '\\' | '$' | '`') => word.push(c),
                             c => word.extend(['\\', c]),
                         },
+                        c if means(c, true) => return None,
                         c => word.push(c),
                     }
                 }
             }
             '\\' => word.get_or_insert_default().push(chars.next()?),
+            c if means(c, false) => return None,
             c if c.is_whitespace() => words.extend(word.take()),
             c => word.get_or_insert_default().push(c),
         }
@@ -149,6 +167,29 @@ mod tests {
         assert_eq!(words("a 'b"), None);
         assert_eq!(words("a \"b"), None);
         assert_eq!(words("a \\"), None);
+    }
+
+    #[test]
+    fn words_of_which_a_shell_would_make_more_are_not_plain() {
+        let plain = "bash -lc 'a; $b' \"c; d\" e\\;f \"\\$g\"";
+        assert_eq!(plain_words(plain).unwrap(), ["bash", "-lc", "a; $b", "c; d", "e;f", "$g"]);
+        assert_eq!(plain_words(plain), words(plain));
+        for more in [
+            "a; b",
+            "a | b",
+            "a > b",
+            "a $b",
+            "a \"$b\"",
+            "a `b`",
+            "a \"`b`\"",
+            "a *",
+            "a\nb",
+            "a\tb",
+            "(a)",
+            "a 'b",
+        ] {
+            assert_eq!(plain_words(more), None, "{more}");
+        }
     }
 
     #[test]

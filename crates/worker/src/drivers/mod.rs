@@ -3,17 +3,23 @@
 //!
 //! - [`Agent`]: any of them, from its start to its end.
 //! - `process`: an agent's process, below the keeper; `lines`: its two streams; `telling`: what is said of a turn;
-//!   `price`: what its tokens cost.
+//!   `floor`: what is said and asked in one; `price`: what its tokens cost.
+//! - `stage` and `recorded`: what the drivers' tests share.
 
 pub(crate) mod acp;
 mod claude;
 mod codex;
 pub(crate) mod echo;
 mod exec;
+mod floor;
 mod lines;
 mod price;
 mod process;
 pub(crate) mod pty;
+#[cfg(test)]
+mod recorded;
+#[cfg(test)]
+mod stage;
 mod telling;
 
 use std::sync::Arc;
