@@ -108,7 +108,7 @@ impl Agent {
             Self::Codex(codex) => Up::Ready { agent_session_id: codex.session_id(), steers: true },
             // It has no name for its conversation: that is its process.
             Self::Pty(pty) => Up::Ready { agent_session_id: None, steers: pty.steers() },
-            // A task at work may refuse another message, or make another task of it: a steer waits for its turn.
+            // A task at work may refuse another message, or make another task of it: no steer is promised.
             Self::A2a(a2a) => Up::Ready { agent_session_id: a2a.session_id(), steers: false },
         }
     }

@@ -3,12 +3,14 @@
 //!
 //! Layout, in reading order:
 //! - `address`: where an agent is; `card`: how it is called there, and what lets us in.
-//! - `talk`: one turn, in one loop; `round`: what is open in it, and what becomes of a task; `told`: what was told of it.
+//! - `talk`: one turn, in one loop; `round`: what becomes of its task; `open`: what that is heard on; `told`: what
+//!   was told of it.
 //! - `words`: both wire forms; `remote`: the calls; `http`: what carries them.
 
 mod address;
 mod card;
 mod http;
+mod open;
 mod remote;
 mod round;
 mod talk;

@@ -5,11 +5,9 @@
 //! has no streams, or will not be listened to again, its task is looked at again and again. A line that was opened again
 //! may have missed something, so until it has shown the whole task, its events only say that it is time to look.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
 use qd_link::Closed;
 use qd_protocol::AskId;
 use qd_protocol::event::{Answer, AskKind, RunError};
@@ -18,6 +16,7 @@ use serde_json::Value;
 
 use super::card::TOKEN;
 use super::http::Fault;
+use super::open::{Came, Doing, OpenTask, Source, Wanted};
 use super::remote::{Line, Remote, code};
 use super::told::{ANSWER_MAX, Told};
 use super::words::{self, Heard, Of, State, Status, Task};
@@ -35,25 +34,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 const RECONNECTS_MAX: u32 = 8;
 /// Between two requests to stop: an agent may have missed one that came before it had begun.
 const CANCEL_AGAIN: Duration = Duration::from_millis(500);
-/// How long the last request to stop may take, of a turn that nobody waits for any more.
-const PARTING: Duration = Duration::from_secs(5);
 /// Random bytes in the id of an ask, five bits of each of which count.
 const ASK_RANDOM: usize = 26;
 /// Random bytes in the id of a message.
 const MESSAGE_RANDOM: usize = 16;
-
-/// Something that takes time.
-type Doing<'a, T> = Option<BoxFuture<'a, T>>;
-
-/// Waits for something that is being done, which then is no more; for ever if nothing is.
-pub(super) async fn next<T>(doing: &mut Doing<'_, T>) -> T {
-    let done = match doing {
-        Some(doing) => doing.await,
-        None => std::future::pending().await,
-    };
-    *doing = None;
-    done
-}
 
 /// What is open in one turn.
 pub(super) struct Round<'t> {
@@ -92,65 +76,12 @@ pub(super) struct Round<'t> {
     end: Option<Outcome>,
 }
 
-/// Where the task is heard.
-pub(super) enum Source {
-    /// Nowhere: it is looked at, or it waits for an answer.
-    Silent,
-    /// A line that is being opened.
-    Opening(Wanted, BoxFuture<'static, Result<Line, Fault>>),
-    Line(Line),
-}
-
-/// What a line is opened for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wanted {
-    /// To tell the agent something.
-    Telling,
-    /// To listen to it again.
-    Hearing,
-}
-
-/// What came from there.
-pub(super) enum Came {
-    Opened(Wanted, Result<Line, Fault>),
-    Heard(Result<Option<Heard>, Fault>),
-}
-
-impl Source {
-    /// What comes next. Nothing is lost if the wait is given up.
-    pub(super) async fn next(&mut self) -> Came {
-        match self {
-            Self::Silent => std::future::pending().await,
-            Self::Opening(wanted, opening) => Came::Opened(*wanted, opening.await),
-            Self::Line(line) => Came::Heard(line.next().await),
-        }
-    }
-}
-
 /// What tells one question of an agent from another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Question {
     id: Option<String>,
     text: String,
     timestamp: String,
-}
-
-/// The task of a turn. One that is let go of and is not known to be over is asked to stop: nobody would hear of it again.
-struct OpenTask {
-    remote: Arc<Remote>,
-    id: Option<String>,
-    over: bool,
-}
-
-impl Drop for OpenTask {
-    fn drop(&mut self) {
-        let Some(id) = self.id.take().filter(|_| !self.over) else { return };
-        let remote = Arc::clone(&self.remote);
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            // It ends by its own limit, and with its process, whichever comes first.
-            drop(runtime.spawn(async move { tokio::time::timeout(PARTING, remote.cancel(&id, None)).await }));
-        }
-    }
 }
 
 impl<'t> Round<'t> {
@@ -539,7 +470,7 @@ impl<'t> Round<'t> {
             return self.look_in(pause);
         }
         let remote = Arc::clone(&self.remote);
-        let hearing: Pin<Box<_>> = Box::pin(async move {
+        let hearing = Box::pin(async move {
             tokio::time::sleep(pause).await;
             remote.subscribe(&task).await
         });

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use qd_link::Closed;
 use qd_protocol::link::Outcome;
 
+use super::open::next;
 use super::remote::Remote;
-use super::round::{Round, next};
+use super::round::Round;
 use super::words;
 use crate::drivers::telling::said;
 use crate::turn::{Prompt, Turn};
