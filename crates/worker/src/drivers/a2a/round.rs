@@ -34,6 +34,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 const RECONNECTS_MAX: u32 = 8;
 /// Between two requests to stop: an agent may have missed one that came before it had begun.
 const CANCEL_AGAIN: Duration = Duration::from_millis(500);
+/// How often an agent may show a question that has been answered. One that still does has not taken the answer in, and
+/// the question is asked again.
+const SHOWN_AGAIN_MAX: u32 = 3;
 /// Random bytes in the id of an ask, five bits of each of which count.
 const ASK_RANDOM: usize = 26;
 /// Random bytes in the id of a message.
@@ -65,6 +68,8 @@ pub(super) struct Round<'t> {
     next_ask: Option<AskRequest>,
     /// The last question that was asked: the agent may show it until it has taken the answer in.
     question: Option<Question>,
+    /// How often it has done so.
+    shown_again: u32,
     /// Attempts in a row that came to nothing.
     breaks: u32,
     pub(super) cancelled: bool,
@@ -103,6 +108,7 @@ impl<'t> Round<'t> {
             ask: None,
             next_ask: None,
             question: None,
+            shown_again: 0,
             breaks: 0,
             cancelled: false,
             unstoppable: false,
@@ -262,8 +268,8 @@ impl<'t> Round<'t> {
             }
             Heard::Status { of, status } => {
                 self.note(&of);
-                if !self.exact && status.state.is_over() {
-                    // How it ended is known, and what it made is not.
+                if !self.exact && status.state != State::Working {
+                    // How it stands is known, and what it made before is not.
                     self.source = Source::Silent;
                     self.look_in(Duration::ZERO);
                 } else {
@@ -339,9 +345,14 @@ impl<'t> Round<'t> {
 
     /// The agent asks. Nothing is to be heard of it until it has its answer.
     fn inquire(&mut self, question: Question) {
-        if self.cancelled || self.verdict.is_some() || self.question.as_ref() == Some(&question) {
+        if self.cancelled || self.verdict.is_some() {
             return;
         }
+        if self.question.as_ref() == Some(&question) && self.shown_again < SHOWN_AGAIN_MAX {
+            self.shown_again += 1;
+            return;
+        }
+        self.shown_again = 0;
         let random = match random::<ASK_RANDOM>() {
             Ok(random) => random,
             Err(error) => return self.give_up(Outcome::failed(error), None),
@@ -366,17 +377,14 @@ impl<'t> Round<'t> {
         const WILL_NOT: [i64; 3] =
             [code::TASK_NOT_CANCELABLE, code::UNSUPPORTED_OPERATION, code::METHOD_NOT_FOUND];
         if let Some(verdict) = self.verdict.take() {
-            // It was asked, which is all that can be done.
-            self.task.over = true;
+            // It was asked, which is all that can be done; one that could not be reached is asked once more.
+            self.task.over = !matches!(&stopped, Err(fault) if fault.may_pass());
             return self.close(verdict);
         }
         match stopped {
-            Ok(task) => {
-                self.hear_task(task);
-                if self.end.is_none() {
-                    self.stop(CANCEL_AGAIN, None);
-                }
-            }
+            Ok(task) if task.status.state.is_over() => self.hear_task(task),
+            // What it has made meanwhile is not told from here: the line may still bring it.
+            Ok(_) => self.stop(CANCEL_AGAIN, None),
             Err(fault) if is_refused(&fault, &[code::TASK_NOT_FOUND]) => {
                 self.task.over = true;
                 self.close(Outcome::cancelled());
@@ -480,7 +488,13 @@ impl<'t> Round<'t> {
     /// The turn failed. The agent is asked to stop what it may be doing.
     fn fail(&mut self, fault: &Fault) {
         if self.cancelled {
-            return self.close(Outcome::cancelled());
+            if self.task.id.is_none() || self.task.over {
+                return self.close(Outcome::cancelled());
+            }
+            // It is being asked to stop, and what comes of that ends the turn.
+            self.source = Source::Silent;
+            self.look = None;
+            return self.stop(Duration::ZERO, None);
         }
         let code = if fault.may_pass() { "agent_unreachable" } else { "agent_error" };
         let mut message = self.remote.words(fault);

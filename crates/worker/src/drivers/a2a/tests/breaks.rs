@@ -118,3 +118,46 @@ async fn an_answer_that_was_lost_on_the_way_is_asked_for_again() {
     call.result(form.told_task("completed", Some(("m", "thanks")), &[]));
     assert_eq!(stage.ended("a").await.text(), "thanks");
 }
+
+#[tokio::test]
+async fn a_question_after_a_break_comes_after_what_was_missed() {
+    let form = Form(Version::Old);
+    let (mut stage, mut server) = Stage::ready(card(Version::Old, true)).await;
+    stage.prompt("a", "x");
+    let feed = server.call().await.stream();
+    feed.event(form.artifact("x", "one ", false)).await;
+    stage.until_text("one ").await;
+    feed.break_off().await;
+    let feed = server.expect("tasks/resubscribe").await.stream();
+    feed.event(form.status("input-required", Some(("q", "Well?")))).await;
+    let call = server.expect("tasks/get").await;
+    call.result(form.task("input-required", Some(("q", "Well?")), &[("x", "one two ")]));
+    stage.until_text("two ").await;
+    let ask = stage.until_ask().await;
+    stage.answer(&ask, Answer { value: Some("yes".to_owned()), ..Answer::default() });
+    let feed = server.expect("message/stream").await.stream();
+    feed.event(form.artifact("x", "three", true)).await;
+    feed.event(form.status("completed", None)).await;
+    assert_eq!(stage.ended("a").await.text(), "three");
+}
+
+#[tokio::test]
+async fn a_question_that_stays_open_after_its_answer_is_asked_again() {
+    let form = Form(Version::One);
+    let (mut stage, mut server) = Stage::ready(card(Version::One, false)).await;
+    let open = || form.task("input-required", Some(("q", "Well?")), &[]);
+    stage.prompt("a", "x");
+    server.expect("SendMessage").await.result(json!({ "task": open() }));
+    let ask = stage.until_ask().await;
+    stage.answer(&ask, Answer { value: Some("yes".to_owned()), ..Answer::default() });
+    server.expect("SendMessage").await.result(json!({ "task": open() }));
+    for _ in 0..3 {
+        server.expect("GetTask").await.result(open());
+    }
+    let again = stage.until_ask().await;
+    assert_eq!(again.prompt, "Well?");
+    assert_ne!(again.id, ask.id);
+    stage.answer(&again, Answer { value: Some("yes!".to_owned()), ..Answer::default() });
+    server.expect("SendMessage").await.result(form.told_task("completed", Some(("m", "thanks")), &[]));
+    assert_eq!(stage.ended("a").await.text(), "thanks");
+}

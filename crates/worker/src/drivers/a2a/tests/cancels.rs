@@ -14,8 +14,8 @@ async fn a_cancelled_turn_ends_when_its_task_has() {
         stage.cancel("a");
         let call = server.expect(form.method("CancelTask")).await;
         assert_eq!(call.params["id"], "t");
-        call.result(form.task("working", None, &[("x", "words")]));
-        // It has not stopped, so it is asked again.
+        // It is ahead of its stream, and has not stopped: it is asked again, and nothing is told twice.
+        call.result(form.task("working", None, &[("x", "words to the last")]));
         let again = server.expect(form.method("CancelTask")).await;
         feed.event(form.artifact("x", " to the last", true)).await;
         feed.event(form.status("canceled", None)).await;
@@ -100,6 +100,32 @@ async fn a_request_to_stop_that_fails_is_made_again() {
     server.expect("CancelTask").await.refuse(-32603, "oops");
     server.expect("CancelTask").await.result(form.task("canceled", None, &[]));
     assert_eq!(stage.ended("a").await.stop(), Stop::Cancelled);
+}
+
+#[tokio::test]
+async fn a_cancelled_task_that_cannot_be_heard_any_more_is_over_when_it_says_so() {
+    let form = Form(Version::One);
+    let (mut stage, mut server) = Stage::ready(card(Version::One, true)).await;
+    stage.prompt("a", "x");
+    let feed = begun(&mut stage, &mut server).await;
+    stage.cancel("a");
+    let call = server.expect("CancelTask").await;
+    // Its stream becomes unreadable before it has answered.
+    feed.raw(b"data: {\"error\":{\"code\":-32603,\"message\":\"oops\"}}\n\n").await;
+    server.expect("GetTask").await.refuse(-32001, "not yet there");
+    assert_eq!(stage.ended("a").await.stop(), Stop::Cancelled);
+    call.result(form.task("canceled", None, &[]));
+
+    stage.prompt("b", "x");
+    let feed = begun(&mut stage, &mut server).await;
+    stage.cancel("b");
+    let call = server.expect("CancelTask").await;
+    feed.raw(b"data: {\"error\":{\"code\":-32603,\"message\":\"oops\"}}\n\n").await;
+    // No task at all: there is nothing to be heard, and the answer to the cancel decides.
+    server.expect("GetTask").await.result(json!("?"));
+    call.result(form.task("canceled", None, &[("x", "words to the end")]));
+    let ended = stage.ended("b").await;
+    assert_eq!((ended.stop(), ended.text().as_str()), (Stop::Cancelled, " to the end"));
 }
 
 #[tokio::test]
