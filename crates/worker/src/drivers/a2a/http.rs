@@ -113,10 +113,9 @@ pub(super) struct Asking<'a> {
 }
 
 /// Dials remote agents.
-#[derive(Default)]
 pub(super) struct Client {
     /// Trusted in place of what the system trusts.
-    pub(super) roots: Option<PathBuf>,
+    roots: Option<PathBuf>,
     tls: OnceLock<Arc<ClientConfig>>,
 }
 

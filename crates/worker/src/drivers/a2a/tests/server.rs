@@ -70,10 +70,12 @@ impl Server {
                 let (pages, sender, tls) = (Arc::clone(&known), sender.clone(), tls.clone());
                 connections.spawn(async move {
                     match tls {
-                        Some(tls) => match tls.accept(stream).await {
-                            Ok(stream) => serve(stream, pages, sender).await,
-                            Err(_) => {}
-                        },
+                        Some(tls) => {
+                            // Who does not trust us goes away.
+                            if let Ok(stream) = tls.accept(stream).await {
+                                serve(stream, pages, sender).await;
+                            }
+                        }
                         None => serve(stream, pages, sender).await,
                     }
                 });

@@ -126,10 +126,9 @@ async fn an_agent_behind_tls_is_trusted_by_its_certificate_alone() {
 
     // A card that came by TLS and wants the token sent to where it could be read.
     server.card(&json!({"url": "http://agents.example/", "capabilities": {}}));
-    let error = Stage::with(&url, |spec| {
+    let mut refused = Stage::with(&url, |spec| {
         spec.env.insert("SSL_CERT_FILE".to_owned(), roots.display().to_string());
         spec.env.insert("A2A_TOKEN".to_owned(), SECRET.to_owned());
     });
-    let mut error = error;
-    assert!(error.failed().await.message.contains("could read A2A_TOKEN"));
+    assert!(refused.failed().await.message.contains("could read A2A_TOKEN"));
 }
