@@ -61,7 +61,8 @@ impl Agent {
         match (kind, below) {
             (Kind::Echo, _) => Ok(Self::Echo),
             (Kind::Remote(manifest), _) => {
-                let a2a = A2a::start(spec, &manifest, limit(&manifest)).await?;
+                // Boxed, since the start of every agent has room for the largest of all.
+                let a2a = Box::pin(A2a::start(spec, &manifest, limit(&manifest))).await?;
                 Ok(Self::A2a(Box::new(a2a)))
             }
             (Kind::Driven(manifest), Some(below)) => {
