@@ -1,9 +1,12 @@
 //! Agents that are described by their name alone: `acp:CMD`, `pty:CMD`, `exec:CMD` and `a2a:URL`.
 
 use qd_protocol::manifest::{
-    About, Capabilities, Cost, Driver, FastPath, IdleRules, Manifest, Offer, ResumeBy, ResumeRules, Startup,
-    TurnRules,
+    About, AskUser, Capabilities, Cost, Driver, FastPath, IdleRules, Manifest, Offer, ResumeBy, ResumeRules,
+    Startup, TurnRules,
 };
+
+/// The variable whose value lets people in at a remote agent.
+const TOKEN: &str = "A2A_TOKEN";
 
 /// Why a name describes nobody.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -49,10 +52,13 @@ pub fn described(name: &str) -> Result<Manifest, NamedError> {
         }
         return Ok(Manifest {
             agent: about(String::new()),
+            // What lets people in there is the caller's to give.
+            startup: Startup { pass_env: vec![TOKEN.to_owned()], ..Startup::default() },
             fast_path: FastPath { a2a_serve_at: Some(Offer::At(url.to_owned())), ..FastPath::default() },
             capabilities: Capabilities {
                 streaming_output: true,
                 mid_turn_cancel: true,
+                ask_user: AskUser { free_text: true, ..AskUser::default() },
                 ..Capabilities::default()
             },
             ..Manifest::default()
@@ -203,6 +209,12 @@ mod tests {
         let rests = |name: &str| described(name).unwrap().rests();
         assert!(rests("acp:x") && rests("exec:x") && !rests("pty:x"), "its memory is its process");
         assert_eq!(described("a2a:https://h:1/x").unwrap().address(), Some("https://h:1/x"));
+        let remote = described("a2a:http://h").unwrap();
+        assert!(
+            remote.rests() && remote.capabilities.ask_user.any(),
+            "its memory is elsewhere, and it may ask"
+        );
+        assert_eq!(remote.startup.pass_env, ["A2A_TOKEN"]);
         assert_eq!(described("claude"), Err(NamedError::Plain));
         assert_eq!(described("acp: "), Err(NamedError::Empty));
         assert_eq!(described("exec:a 'b"), Err(NamedError::Quote));

@@ -12,6 +12,7 @@
 //! - [`worker`]: what a worker is started with and how it is found again.
 //! - [`api`]: requests and answers of the HTTP API.
 //! - [`trial`]: a policy tried on asks of the past.
+//! - [`sse`]: server-sent events, read.
 //! - [`error`]: the one shape of every refusal, and the stable codes.
 //! - [`limits`]: every limit, by name.
 //!
@@ -26,6 +27,7 @@ pub mod limits;
 pub mod link;
 pub mod manifest;
 pub mod policy;
+pub mod sse;
 pub mod text;
 pub mod time;
 pub mod trial;
