@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use qd_link::Closed;
-use qd_protocol::AskId;
 use qd_protocol::event::{Answer, AskKind, RunError};
 use qd_protocol::link::{AskRequest, Outcome, Said, Stop};
 use serde_json::Value;
@@ -21,7 +20,7 @@ use super::remote::{Line, Remote, code};
 use super::told::{ANSWER_MAX, Told};
 use super::words::{self, Heard, Of, State, Status, Task};
 use crate::drivers::telling::{Telling, tell};
-use crate::turn::Turn;
+use crate::turn::{Turn, ask_id};
 
 /// Between two looks at a task.
 const POLL: Duration = Duration::from_secs(1);
@@ -37,8 +36,6 @@ const CANCEL_AGAIN: Duration = Duration::from_millis(500);
 /// How often an agent may show a question that has been answered. One that still does has not taken the answer in, and
 /// the question is asked again.
 const SHOWN_AGAIN_MAX: u32 = 3;
-/// Random bytes in the id of an ask, five bits of each of which count.
-const ASK_RANDOM: usize = 26;
 /// Random bytes in the id of a message.
 const MESSAGE_RANDOM: usize = 16;
 
@@ -152,10 +149,10 @@ impl<'t> Round<'t> {
 
     /// Tells the agent a prompt or an answer.
     pub(super) fn tell_agent(&mut self, parts: Vec<Value>) {
-        let random = match random::<MESSAGE_RANDOM>() {
-            Ok(random) => random,
-            Err(error) => return self.give_up(Outcome::failed(error), None),
-        };
+        let mut random = [0; MESSAGE_RANDOM];
+        if let Err(cause) = getrandom::fill(&mut random) {
+            return self.give_up(Outcome::failed(no_randomness(cause)), None);
+        }
         let id: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
         let of = Of { task: self.task.id.clone(), context: self.context.clone() };
         let message = words::tell(self.remote.card.interface.version, &of, &id, parts);
@@ -353,12 +350,12 @@ impl<'t> Round<'t> {
             return;
         }
         self.shown_again = 0;
-        let random = match random::<ASK_RANDOM>() {
-            Ok(random) => random,
-            Err(error) => return self.give_up(Outcome::failed(error), None),
+        let id = match ask_id() {
+            Ok(id) => id,
+            Err(cause) => return self.give_up(Outcome::failed(no_randomness(cause)), None),
         };
         self.next_ask = Some(AskRequest {
-            id: AskId::from_random(&random),
+            id,
             kind: AskKind::Question,
             tool: None,
             input: Value::Null,
@@ -533,9 +530,6 @@ fn is_refused(fault: &Fault, codes: &[i64]) -> bool {
     matches!(fault, Fault::Refused { code, .. } if codes.contains(code))
 }
 
-fn random<const N: usize>() -> Result<[u8; N], RunError> {
-    let mut random = [0; N];
-    getrandom::fill(&mut random)
-        .map_err(|cause| RunError::new("agent_error", format!("the kernel gives no randomness: {cause}")))?;
-    Ok(random)
+fn no_randomness(cause: getrandom::Error) -> RunError {
+    RunError::new("agent_error", format!("the kernel gives no randomness: {cause}"))
 }

@@ -17,7 +17,7 @@ use qd_link::{Closed, Voice};
 use qd_protocol::RunId;
 use qd_protocol::event::RunError;
 use qd_protocol::link::{Outcome, Said, Stop};
-use qd_protocol::manifest::{QuestionsBy, Steer as Verb};
+use qd_protocol::manifest::{QuestionsBy, Refused, Steer as Verb};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -209,15 +209,15 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
         }
     }
 
-    /// Tells the agent why a tool was refused. The protocol has no word for that; what cannot be told on the way is told
-    /// with the next prompt.
+    /// Tells the agent why a tool was refused. The protocol has no word for that; what cannot be told on the way, as to an
+    /// agent that stops there and would begin anew for it, is told with the next prompt.
     fn explain(&mut self, tool: &str, reason: &str) {
         if self.reads_ours {
             return;
         }
         let text = format!("{tool} was refused: {reason}");
         match self.verb().clone() {
-            Verb::Request(method) => {
+            Verb::Request(method) if self.ear.profile().refused == Refused::GoesOn => {
                 // Whatever it says to that.
                 let _id = self.peer.request_by_name(&method, self.text(&text));
             }
