@@ -23,7 +23,8 @@ fn main() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let agents = [Cli::Claude, Cli::Codex, Cli::Gemini, Cli::Copilot, Cli::Opencode, Cli::Qwen];
     let chosen = agents.into_iter().filter(|cli| only.as_ref().is_none_or(|only| cli.name() == only));
-    let mut times = Table::new("From the start to the first word, with the daemon running (middle of 5)".to_owned());
+    let mut times =
+        Table::new("From the start to the first word, with the daemon running (middle of 5)".to_owned());
     let mut sizes = Table::new("Memory of one session (Pss)".to_owned());
     for cli in chosen {
         runtime.as_ref().expect("a runtime starts").block_on(measure(cli, &mut times, &mut sizes));
@@ -55,11 +56,25 @@ async fn measure(cli: Cli, times: &mut Table, sizes: &mut Table) {
     let ms = |time: Duration| format!("{} ms", time.as_millis());
     let added = with.saturating_sub(alone);
     let ratio = format!("{:.2} ×", with.as_secs_f64() / alone.as_secs_f64());
-    times.row([cli.name(), &ms(with), &ms(alone), &ratio, &format!("+ {}", ms(added)), "the agent by itself"]);
+    times.row([
+        cli.name(),
+        &ms(with),
+        &ms(alone),
+        &ratio,
+        &format!("+ {}", ms(added)),
+        "the agent by itself",
+    ]);
     let (ours, theirs) = memory;
     let mib = |kib: u64| format!("{:.1} MiB", kib as f64 / 1024.0);
     let share = format!("{:.1} %", 100.0 * ours as f64 / theirs.max(1) as f64);
-    sizes.row([cli.name(), &mib(ours), &mib(theirs), &share, "", "worker and keeper, against the agent's own"]);
+    sizes.row([
+        cli.name(),
+        &mib(ours),
+        &mib(theirs),
+        &share,
+        "",
+        "worker and keeper, against the agent's own",
+    ]);
 }
 
 fn middle(mut times: Vec<Duration>) -> Duration {

@@ -267,12 +267,12 @@ async fn a_turn_that_ends_with_a_denial_ends_well_whatever_it_is_called() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reason_that_comes_after_the_turn_was_ended_by_the_denial_begins_one_of_its_own() {
-    // Its words come in the turn of the next prompt, which waits for it.
-    assert!(Recording::read("codex-acp", "denied").says(r#""outcome":"startedNewTurn""#));
+async fn an_agent_that_stops_at_a_denial_is_told_the_reason_with_the_next_prompt() {
+    // Told on the way, it would begin a turn of its own for it.
+    assert_eq!(Recording::read("codex-acp", "denied").times_told("_session/steering"), 0);
     let [_, after] = play("codex-acp", "denied").await.runs();
-    let own = "ECHO[Bash was refused: not on a Friday] users=2 results=0";
-    assert_eq!(after.text(), format!("{own}ECHO[after] users=3 results=0"));
+    // The player has seen that it was: the model knows of three things that its user said.
+    assert_eq!(after.text(), "ECHO[after] users=3 results=0");
 }
 
 #[tokio::test(start_paused = true)]
