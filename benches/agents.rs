@@ -4,7 +4,7 @@
 #![expect(clippy::print_stdout, reason = "a benchmark's table is its output")]
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use qd_testkit::clis::isolated;
 use qd_testkit::{Cli, Clis, Daemon, Home, Model, Table};
 use serde_json::{Value, json};
+use tokio::io::AsyncReadExt;
 
 /// Starts of each kind that are measured; the middle one counts.
 const STARTS: usize = 5;
@@ -176,12 +177,12 @@ async fn through(daemon: &Daemon, cli: Cli, env: &BTreeMap<String, String>) -> (
     let mut said = Vec::new();
     let mut piece = [0; 4096];
     while !String::from_utf8_lossy(&said).contains(FIRST_WORD) {
-        let read = output.read(&mut piece).expect("qd can be read");
+        let read = output.read(&mut piece).await.expect("qd can be read");
         assert!(read > 0, "qd ended before the agent said anything: {}", String::from_utf8_lossy(&said));
         said.extend_from_slice(&piece[..read]);
     }
     let took = began.elapsed();
-    let status = child.wait().expect("qd ends");
+    let status = child.wait().await.expect("qd ends");
     assert!(status.success(), "{status}");
     let (mut ours, mut theirs) = (0, 0);
     for worker in daemon.home.worker_pids() {
@@ -192,7 +193,7 @@ async fn through(daemon: &Daemon, cli: Cli, env: &BTreeMap<String, String>) -> (
         }
     }
     // The next start is not to have this one's processes beside it.
-    let removed = daemon.home.command(&["rm", session.id.as_str()]).output().expect("qd starts");
+    let removed = daemon.home.command(&["rm", session.id.as_str()]).output().await.expect("qd starts");
     assert!(removed.status.success(), "{removed:?}");
     while !daemon.home.worker_pids().is_empty() {
         tokio::time::sleep(Duration::from_millis(10)).await;
