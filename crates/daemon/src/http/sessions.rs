@@ -175,7 +175,8 @@ async fn get_session(
     Ids((workspace, id)): Ids<(WorkspaceId, SessionId)>,
 ) -> Result<Json<Session>, Refusal> {
     let row = find(&daemon, &workspace, &id).await?;
-    Ok(Json(view(&daemon, &row)?))
+    let tree_cost_usd = daemon.journal.tree_cost(row.key).await.map_err(read_failed)?;
+    Ok(Json(Session { tree_cost_usd: Some(tree_cost_usd), ..view(&daemon, &row)? }))
 }
 
 /// Changes what it names and leaves the rest. A limit that is `null` is lifted; a policy counts for later asks.
