@@ -64,7 +64,8 @@ async fn what_agents_used_is_told_for_each_run_session_and_tree_and_in_metrics()
     child.play(&[usage(1, 1, 0.25)]).await;
     let shown = session.show().await;
     assert_eq!(shown["usage"]["cost_usd"], 0.75);
-    assert_eq!(shown["tree_cost_usd"], 1.0, "with the sessions below");
+    let whole = daemon.client().get(&session.at("?tree=true")).await.expect(200);
+    assert_eq!(whole["tree_cost_usd"], 1.0, "with the sessions below");
     let metrics = daemon.client().get("/metrics").await;
     let text = String::from_utf8(metrics.body.to_vec()).unwrap();
     for line in [
