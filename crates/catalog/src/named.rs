@@ -6,7 +6,7 @@ use qd_protocol::manifest::{
 };
 
 /// The variable whose value lets people in at a remote agent.
-const TOKEN: &str = "A2A_TOKEN";
+pub const REMOTE_TOKEN: &str = "A2A_TOKEN";
 
 /// Why a name describes nobody.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -53,7 +53,7 @@ pub fn described(name: &str) -> Result<Manifest, NamedError> {
         return Ok(Manifest {
             agent: about(String::new()),
             // What lets people in there is the caller's to give.
-            startup: Startup { pass_env: vec![TOKEN.to_owned()], ..Startup::default() },
+            startup: Startup { pass_env: vec![REMOTE_TOKEN.to_owned()], ..Startup::default() },
             fast_path: FastPath { a2a_serve_at: Some(Offer::At(url.to_owned())), ..FastPath::default() },
             capabilities: Capabilities {
                 streaming_output: true,

@@ -26,6 +26,7 @@ pub mod escapees;
 pub mod figures;
 pub mod home;
 pub mod model;
+mod pieces;
 pub mod processes;
 pub mod proxy;
 pub mod random;

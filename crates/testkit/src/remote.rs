@@ -4,14 +4,11 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::io;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http_body_util::BodyExt;
-use hyper::body::{Body, Frame, Incoming};
+use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
@@ -20,6 +17,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 
+use crate::pieces::Pieces;
 use crate::within;
 
 /// Pieces that may wait for a client that does not read.
@@ -252,28 +250,4 @@ fn shown(room: &Room, task: &str) -> Value {
 fn whole(body: &Value) -> Response<Pieces> {
     let response = Response::builder().header("content-type", "application/json");
     response.body(Pieces::Whole(Some(body.to_string().into()))).expect("the head is valid")
-}
-
-/// A body that is there, or that comes piece by piece.
-#[derive(Debug)]
-enum Pieces {
-    Whole(Option<Bytes>),
-    Fed(mpsc::Receiver<io::Result<Bytes>>),
-}
-
-impl Body for Pieces {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-        match self.get_mut() {
-            Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Self::Fed(pieces) => {
-                pieces.poll_recv(context).map(|piece| piece.map(|piece| piece.map(Frame::data)))
-            }
-        }
-    }
 }

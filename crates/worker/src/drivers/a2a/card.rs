@@ -2,13 +2,11 @@
 //! Cards of 1.0 and of 0.3 have different shapes; an agent may put both into one.
 
 use hyper::header::{AUTHORIZATION, HeaderName, HeaderValue};
+use qd_catalog::REMOTE_TOKEN;
 use serde_json::Value;
 
 use super::address::Address;
 use super::http::Credential;
-
-/// The variable whose value lets us in.
-pub(super) const TOKEN: &str = "A2A_TOKEN";
 
 /// Which of the two wire forms an agent speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,7 +114,7 @@ fn credential(header: HeaderName, token: &str) -> Result<Credential, String> {
     let token = token.trim();
     let text = if header == AUTHORIZATION { format!("Bearer {token}") } else { token.to_owned() };
     let mut value = HeaderValue::from_str(&text)
-        .map_err(|_| format!("the value of {TOKEN} has characters that no header can have"))?;
+        .map_err(|_| format!("the value of {REMOTE_TOKEN} has characters that no header can have"))?;
     value.set_sensitive(true);
     Ok(Credential { header, value })
 }

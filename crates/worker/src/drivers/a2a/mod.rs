@@ -22,13 +22,13 @@ mod words;
 use std::sync::Arc;
 use std::time::Duration;
 
+use qd_catalog::REMOTE_TOKEN;
 use qd_link::Closed;
 use qd_protocol::event::RunError;
 use qd_protocol::manifest::Manifest;
 use qd_protocol::worker::AgentSpec;
 
 use self::address::Address;
-use self::card::TOKEN;
 use self::http::Client;
 use self::remote::Remote;
 use self::talk::Talk;
@@ -56,7 +56,7 @@ impl A2a {
             value.map(String::as_str).filter(|value| !value.trim().is_empty())
         };
         let client = Client::new(variable(NAMED_BY).map(Into::into));
-        let found = Remote::find(client, &address, variable(TOKEN));
+        let found = Remote::find(client, &address, variable(REMOTE_TOKEN));
         let late = || format!("the agent's card did not come within {} s", limit.as_secs());
         let remote = match tokio::time::timeout(limit, found).await {
             Ok(found) => found.map_err(failed)?,

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::Method;
+use qd_catalog::REMOTE_TOKEN;
 use qd_protocol::sse::{Frame, Parser};
 use serde_json::{Value, json};
 
 use super::address::Address;
-use super::card::{Binding, Card, TOKEN, Version, bearer};
+use super::card::{Binding, Card, Version, bearer};
 use super::http::{Asking, Client, Credential, Fault, Reply, shown};
 use super::words::{self, Heard, Task};
 
@@ -84,7 +85,7 @@ impl Remote {
         let called = &card.interface.at;
         if token.is_some() && at.tls && !called.tls && !called.is_here() {
             return Err(format!(
-                "the card at {at} wants to be called at {called}, where anybody on the way could read {TOKEN}; leave it out \
+                "the card at {at} wants to be called at {called}, where anybody on the way could read {REMOTE_TOKEN}; leave it out \
                  or use an agent that is called by https"
             ));
         }
@@ -129,9 +130,9 @@ impl Remote {
         let header = self.card.header();
         match self.credential {
             None => format!(
-                "{fault}; the agent wants a credential: give the session {TOKEN}, which goes into `{header}`"
+                "{fault}; the agent wants a credential: give the session {REMOTE_TOKEN}, which goes into `{header}`"
             ),
-            Some(_) => format!("{fault}; the value of {TOKEN} in `{header}` was not taken"),
+            Some(_) => format!("{fault}; the value of {REMOTE_TOKEN} in `{header}` was not taken"),
         }
     }
 
@@ -204,8 +205,8 @@ async fn fetch_card(
             Err(fault @ Fault::Status(_, 404 | 410, _)) => first = first.or(Some(fault)),
             Err(fault) if fault.is_about_credentials() => {
                 return Err(match token {
-                    None => format!("{fault}; its card wants a credential: give the session {TOKEN}"),
-                    Some(_) => format!("{fault}; the value of {TOKEN} was not taken"),
+                    None => format!("{fault}; its card wants a credential: give the session {REMOTE_TOKEN}"),
+                    Some(_) => format!("{fault}; the value of {REMOTE_TOKEN} was not taken"),
                 });
             }
             Err(fault @ (Fault::Unreachable(..) | Fault::Broken(..))) => {

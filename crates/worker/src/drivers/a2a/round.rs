@@ -8,12 +8,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use qd_catalog::REMOTE_TOKEN;
 use qd_link::Closed;
 use qd_protocol::event::{Answer, AskKind, RunError};
 use qd_protocol::link::{AskRequest, Outcome, Said, Stop};
 use serde_json::Value;
 
-use super::card::TOKEN;
 use super::http::Fault;
 use super::open::{Came, Doing, OpenTask, Source, Wanted};
 use super::remote::{Line, Remote, code};
@@ -333,7 +333,7 @@ impl<'t> Round<'t> {
                 let words = words.map(|words| format!(" ({words})")).unwrap_or_default();
                 let message = format!(
                     "the agent needs to be authorised{words}: see to that with the agent, or give the session another \
-                     {TOKEN}, and send the prompt again"
+                     {REMOTE_TOKEN}, and send the prompt again"
                 );
                 self.give_up(Outcome::failed(RunError::new("auth_required", message)), None);
             }
