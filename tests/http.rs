@@ -55,6 +55,31 @@ async fn healthz_version_and_metrics_answer() {
 }
 
 #[tokio::test]
+async fn what_agents_used_is_told_for_each_run_session_and_tree_and_in_metrics() {
+    let daemon = Daemon::start().await;
+    let session = daemon.session("script").await;
+    let child = session.child(json!({ "agent": "script" })).await;
+    let run = session.play(&[usage(100, 20, 0.5), usage(10, 2, 0.25)]).await;
+    assert_eq!(run["usage"], json!({ "input_tokens": 110, "output_tokens": 22, "cost_usd": 0.75 }));
+    child.play(&[usage(1, 1, 0.25)]).await;
+    let shown = session.show().await;
+    assert_eq!(shown["usage"]["cost_usd"], 0.75);
+    let whole = daemon.client().get(&session.at("?tree=true")).await.expect(200);
+    assert_eq!(whole["tree_cost_usd"], 1.0, "with the sessions below");
+    let metrics = daemon.client().get("/metrics").await;
+    let text = String::from_utf8(metrics.body.to_vec()).unwrap();
+    for line in [
+        "quarterdeck_tokens_total{agent=\"script\",direction=\"input\"} 111",
+        "quarterdeck_tokens_total{agent=\"script\",direction=\"output\"} 23",
+        "quarterdeck_cost_usd_total{agent=\"script\"} 1",
+    ] {
+        assert!(text.lines().any(|one| one == line), "{line} is not in {text}");
+    }
+    let logs = daemon.qd(&["logs", &session.id]).await.ok();
+    assert!(logs.contains("used 110 tokens in, 22 out, $0.75"), "{logs}");
+}
+
+#[tokio::test]
 async fn an_unknown_id_or_path_is_404_in_the_shape_of_every_refusal() {
     let daemon = Daemon::start().await;
     let workspace = daemon.workspace().await;

@@ -7,6 +7,7 @@
     reason = "all of this is tests; clippy only spares functions that bear the attribute"
 )]
 
+mod a2a;
 mod ask_policies;
 mod asks;
 mod cancel;

@@ -23,7 +23,7 @@ use qd_protocol::api;
 use qd_protocol::manifest::{Driver, Manifest, ResumeBy};
 use toml::Table;
 
-pub use named::{NamedError, described, is_described, words};
+pub use named::{NamedError, REMOTE_TOKEN, described, is_described, plain_words, words};
 pub use read::ManifestError;
 
 /// Manifests that come with the program, in the order of the list of agents.

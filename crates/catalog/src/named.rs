@@ -1,9 +1,12 @@
 //! Agents that are described by their name alone: `acp:CMD`, `pty:CMD`, `exec:CMD` and `a2a:URL`.
 
 use qd_protocol::manifest::{
-    About, Capabilities, Cost, Driver, FastPath, IdleRules, Manifest, Offer, ResumeBy, ResumeRules, Startup,
-    TurnRules,
+    About, AskUser, Capabilities, Cost, Driver, FastPath, IdleRules, Manifest, Offer, ResumeBy, ResumeRules,
+    Startup, TurnRules,
 };
+
+/// The variable whose value lets people in at a remote agent.
+pub const REMOTE_TOKEN: &str = "A2A_TOKEN";
 
 /// Why a name describes nobody.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -49,10 +52,13 @@ pub fn described(name: &str) -> Result<Manifest, NamedError> {
         }
         return Ok(Manifest {
             agent: about(String::new()),
+            // What lets people in there is the caller's to give.
+            startup: Startup { pass_env: vec![REMOTE_TOKEN.to_owned()], ..Startup::default() },
             fast_path: FastPath { a2a_serve_at: Some(Offer::At(url.to_owned())), ..FastPath::default() },
             capabilities: Capabilities {
                 streaming_output: true,
                 mid_turn_cancel: true,
+                ask_user: AskUser { free_text: true, ..AskUser::default() },
                 ..Capabilities::default()
             },
             ..Manifest::default()
@@ -98,6 +104,22 @@ fn split(name: &str) -> Option<(Driver, &str)> {
 /// The words of a command as a shell would part them, of which only quotes and backslashes mean anything: there is no
 /// shell, so nothing is expanded. `None` if a quote has no end.
 pub fn words(line: &str) -> Option<Vec<String>> {
+    parted(line, |_, _| false)
+}
+
+/// The same of a line that means no more to a shell than these words: `None` also if a shell would put something else in
+/// their place, or do something besides.
+pub fn plain_words(line: &str) -> Option<Vec<String>> {
+    parted(line, |c, quoted| match c {
+        '$' | '`' => true,
+        ';' | '&' | '|' | '<' | '>' | '(' | ')' | '*' | '?' => !quoted,
+        c => !quoted && c != ' ' && c.is_whitespace(),
+    })
+}
+
+/// Parts a line into words; `None` if a quote has no end, or if `means` is true of a character that no backslash and no
+/// single quote protects. It is told whether double quotes do.
+fn parted(line: &str, means: impl Fn(char, bool) -> bool) -> Option<Vec<String>> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
     let mut chars = line.chars();
@@ -121,11 +143,13 @@ pub fn words(line: &str) -> Option<Vec<String>> {
                             c @ ('"' | '\\' | '$' | '`') => word.push(c),
                             c => word.extend(['\\', c]),
                         },
+                        c if means(c, true) => return None,
                         c => word.push(c),
                     }
                 }
             }
             '\\' => word.get_or_insert_default().push(chars.next()?),
+            c if means(c, false) => return None,
             c if c.is_whitespace() => words.extend(word.take()),
             c => word.get_or_insert_default().push(c),
         }
@@ -152,6 +176,29 @@ mod tests {
     }
 
     #[test]
+    fn words_of_which_a_shell_would_make_more_are_not_plain() {
+        let plain = "bash -lc 'a; $b' \"c; d\" e\\;f \"\\$g\"";
+        assert_eq!(plain_words(plain).unwrap(), ["bash", "-lc", "a; $b", "c; d", "e;f", "$g"]);
+        assert_eq!(plain_words(plain), words(plain));
+        for more in [
+            "a; b",
+            "a | b",
+            "a > b",
+            "a $b",
+            "a \"$b\"",
+            "a `b`",
+            "a \"`b`\"",
+            "a *",
+            "a\nb",
+            "a\tb",
+            "(a)",
+            "a 'b",
+        ] {
+            assert_eq!(plain_words(more), None, "{more}");
+        }
+    }
+
+    #[test]
     fn a_name_with_a_command_is_an_agent() {
         let agent = described("acp:node /x/agent.js --acp").unwrap();
         assert_eq!(
@@ -162,6 +209,12 @@ mod tests {
         let rests = |name: &str| described(name).unwrap().rests();
         assert!(rests("acp:x") && rests("exec:x") && !rests("pty:x"), "its memory is its process");
         assert_eq!(described("a2a:https://h:1/x").unwrap().address(), Some("https://h:1/x"));
+        let remote = described("a2a:http://h").unwrap();
+        assert!(
+            remote.rests() && remote.capabilities.ask_user.any(),
+            "its memory is elsewhere, and it may ask"
+        );
+        assert_eq!(remote.startup.pass_env, ["A2A_TOKEN"]);
         assert_eq!(described("claude"), Err(NamedError::Plain));
         assert_eq!(described("acp: "), Err(NamedError::Empty));
         assert_eq!(described("exec:a 'b"), Err(NamedError::Quote));

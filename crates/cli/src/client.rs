@@ -3,7 +3,6 @@
 
 mod dial;
 pub(crate) mod host;
-mod sse;
 pub(crate) mod stream;
 pub(crate) mod tls;
 

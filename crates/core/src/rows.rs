@@ -150,6 +150,7 @@ impl SessionDoc {
             restarts: settings.limits.restarts,
             restart_window_s: settings.limits.restart_window_s,
             env: settings.env.clone(),
+            tree_cost_usd: None,
             closing: state.closing.is_some(),
             created_at: state.created_at,
             updated_at: state.updated_at,

@@ -45,6 +45,7 @@ struct Fold {
     sessions: HashMap<SessionKey, Alive>,
     fleets: HashMap<SessionKey, (FleetRef, fleet::State)>,
     workspaces: HashMap<i64, Workspace>,
+    halt: Halt,
     report: RebuildReport,
 }
 
@@ -119,14 +120,14 @@ impl Fold {
                 });
                 row.into_iter().collect()
             }
-            _ => crate::halt::row(&match body {
-                Body::HaltSet(set) => {
-                    Halt { halted: true, reason: set.reason, cancel: set.cancel, since: Some(event.ts) }
-                }
-                _ => Halt::default(),
-            })
-            .into_iter()
-            .collect(),
+            _ => {
+                self.halt = match body {
+                    Body::HaltSet(set) => crate::halt::after_set(&self.halt, &set, event.ts),
+                    Body::HaltLifted(_) => Halt::default(),
+                    _ => return Vec::new(),
+                };
+                crate::halt::row(&self.halt).into_iter().collect()
+            }
         }
     }
 

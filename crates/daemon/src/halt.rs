@@ -30,17 +30,13 @@ impl Daemon {
     ) -> Result<Halt, ApiError> {
         let _one_at_a_time = self.keys.lock("halt".to_owned()).await;
         let before = self.halt();
-        let HaltRequest { reason, cancel } = request;
-        let halt = Halt {
-            halted: true,
-            reason: reason.clone(),
-            cancel,
-            since: before.since.or(Some(Millis::now())),
-        };
         self.set_halted(true);
         self.barrier().await;
-        let body = Body::HaltSet(HaltSet { reason, cancel });
-        if let Err(error) = self.append_halt(body, &halt, key).await {
+        let HaltRequest { reason, cancel } = request;
+        let set = HaltSet { reason, cancel };
+        let ts = Millis::now();
+        let halt = after_set(&before, &set, ts);
+        if let Err(error) = self.append_halt(Body::HaltSet(set), ts, &halt, key).await {
             self.set_halted(before.halted);
             return Err(error);
         }
@@ -60,7 +56,7 @@ impl Daemon {
         if !self.halted() {
             return Ok(Halt::default());
         }
-        self.append_halt(Body::HaltLifted(Empty {}), &Halt::default(), None).await?;
+        self.append_halt(Body::HaltLifted(Empty {}), Millis::now(), &Halt::default(), None).await?;
         self.set_halt(Halt::default());
         self.set_halted(false);
         self.wake_live().await?;
@@ -98,6 +94,7 @@ impl Daemon {
     async fn append_halt(
         &self,
         body: Body,
+        ts: Millis,
         halt: &Halt,
         key: Option<IdempotencyKey>,
     ) -> Result<(), ApiError> {
@@ -105,7 +102,7 @@ impl Daemon {
         let event = NewEvent {
             scope: Arc::new(Scope::default()),
             number: None,
-            ts: Millis::now(),
+            ts,
             run: None,
             kind: body.kind(),
             data: body.encode().map_err(unwritable)?,
@@ -120,6 +117,16 @@ impl Daemon {
         let rows = row(halt).into_iter().collect();
         let append = Append { events: vec![event], rows, remember, reserve: true };
         self.journal.append(append).await.map(drop).map_err(append_failed)
+    }
+}
+
+/// The halt after `halt.set` was written at `ts`: one that is set again holds since it was first.
+pub(crate) fn after_set(before: &Halt, set: &HaltSet, ts: Millis) -> Halt {
+    Halt {
+        halted: true,
+        reason: set.reason.clone(),
+        cancel: set.cancel,
+        since: before.since.or(Some(ts)),
     }
 }
 

@@ -1,8 +1,11 @@
 //! What an operator would like to know, counted as it happens and written as Prometheus text when asked for.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
+use qd_protocol::Usage;
 use qd_protocol::event::{Body, FinishReason};
 
 use crate::daemon::Daemon;
@@ -15,6 +18,8 @@ pub(crate) struct Stats {
     finished: [AtomicU64; REASONS.len()],
     cancels: AtomicU64,
     asks: AtomicU64,
+    /// By what stands for the agent in a label.
+    used: Mutex<BTreeMap<String, Usage>>,
     /// Event streams that are open.
     pub(crate) streams: AtomicU64,
     /// Answers, by the first digit of their status.
@@ -34,9 +39,13 @@ const REASONS: [(FinishReason, &str); 9] = [
 ];
 
 impl Stats {
-    /// Counts what has just been journalled.
-    pub(crate) fn count<'a>(&self, bodies: impl Iterator<Item = &'a Body>) {
+    /// Counts what has just been journalled of a session with this agent.
+    pub(crate) fn count<'a>(&self, agent: &str, bodies: impl Iterator<Item = &'a Body>) {
         for body in bodies {
+            if let Body::UsageReported(report) = body {
+                let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+                *used.entry(label(agent).to_owned()).or_default() += report.usage();
+            }
             let counter = match body {
                 Body::RunAccepted(_) => &self.accepted,
                 Body::RunStarted(_) => &self.started,
@@ -51,6 +60,12 @@ impl Stats {
             counter.fetch_add(1, Ordering::Relaxed);
         }
     }
+}
+
+/// What stands for an agent in a label: its name, or of `acp:CMD` and its like the way alone, since commands and
+/// addresses are many and may hold what is not for everybody.
+fn label(agent: &str) -> &str {
+    agent.split_once(':').map_or(agent, |(way, _)| way)
 }
 
 /// The page for a scraper.
@@ -68,6 +83,8 @@ pub(crate) async fn page(daemon: &Daemon) -> Result<String, qd_protocol::ApiErro
     }
     page.one("quarterdeck_cancels_total", "counter", "Stops asked of runs.", get(&stats.cancels));
     page.one("quarterdeck_asks_total", "counter", "Asks put to people.", get(&stats.asks));
+    let used = stats.used.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    page.used(&used);
     let active = counts.live_sessions.min(counts.unfinished_runs);
     page.one("quarterdeck_runs_active", "gauge", "Runs at the head of their session.", active);
     page.one(
@@ -117,6 +134,25 @@ impl Page {
     fn one(&mut self, name: &str, kind: &str, help: &str, value: u64) {
         self.head(name, kind, help);
         self.line(name, value);
+    }
+
+    fn used(&mut self, used: &BTreeMap<String, Usage>) {
+        self.head(
+            "quarterdeck_tokens_total",
+            "counter",
+            "Tokens that agents reported, by agent and direction.",
+        );
+        for (agent, usage) in used {
+            for (direction, tokens) in [("input", usage.input_tokens), ("output", usage.output_tokens)] {
+                let labels = format!("agent=\"{agent}\",direction=\"{direction}\"");
+                self.line(&format!("quarterdeck_tokens_total{{{labels}}}"), tokens);
+            }
+        }
+        self.head("quarterdeck_cost_usd_total", "counter", "Dollars that agents have cost, by agent.");
+        for (agent, usage) in used {
+            let cost = usage.cost_usd;
+            self.0.push_str(&format!("quarterdeck_cost_usd_total{{agent=\"{agent}\"}} {cost}\n"));
+        }
     }
 
     fn head(&mut self, name: &str, kind: &str, help: &str) {

@@ -213,6 +213,9 @@ pub struct Session {
     pub restart_window_s: Option<f64>,
     /// Names of the variables that it was given.
     pub env: Vec<String>,
+    /// Dollars that it and all sessions below it have cost; only if `?tree=true` asks for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tree_cost_usd: Option<f64>,
     /// Whether it takes no more prompts and closes when its last run has ended.
     pub closing: bool,
     /// Since when.

@@ -13,6 +13,7 @@
 //! - [`fleet`]: several sessions and the routes between them.
 //! - [`api`]: requests and answers of the HTTP API.
 //! - [`trial`]: a policy tried on asks of the past.
+//! - [`sse`]: server-sent events, read.
 //! - [`error`]: the one shape of every refusal, and the stable codes.
 //! - [`limits`]: every limit, by name.
 //!
@@ -28,6 +29,7 @@ pub mod limits;
 pub mod link;
 pub mod manifest;
 pub mod policy;
+pub mod sse;
 pub mod text;
 pub mod time;
 pub mod trial;

@@ -14,6 +14,7 @@
 //! - [`clis`]: the real agents, installed and isolated.
 //! - [`model`]: a model for real agents, scripted by their prompts.
 //! - [`proxy`]: a network that breaks when told to.
+//! - [`remote`]: an agent elsewhere, scripted by its prompts.
 //! - [`random`]: numbers from a printed seed.
 //! - [`terminal`]: a real terminal, by tmux.
 //! - [`figures`], [`raw_log`], [`wire`]: what the benchmarks are made of: tables, the disk as a limit, one connection.
@@ -26,10 +27,12 @@ pub mod figures;
 pub mod fleet;
 pub mod home;
 pub mod model;
+mod pieces;
 pub mod processes;
 pub mod proxy;
 pub mod random;
 pub mod raw_log;
+pub mod remote;
 pub mod rules;
 pub mod script;
 pub mod session;
@@ -50,6 +53,7 @@ pub use processes::Process;
 pub use proxy::Proxy;
 pub use random::Random;
 pub use raw_log::RawLog;
+pub use remote::Remote;
 pub use session::{Session, Workspace};
 pub use stream::{Event, Stream};
 pub use terminal::Terminal;

@@ -1,4 +1,5 @@
-//! What kind of agent a session is to have: in this process, or one of its own that is driven as its manifest says.
+//! What kind of agent a session is to have: in this process, elsewhere, or a process of its own that is driven as its
+//! manifest says.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,6 +14,8 @@ use qd_protocol::worker::AgentSpec;
 pub(crate) enum Kind {
     /// In this process.
     Echo,
+    /// Elsewhere: nothing of it is started here.
+    Remote(Arc<Manifest>),
     /// By a driver, below a keeper.
     Driven(Arc<Manifest>),
 }
@@ -28,6 +31,7 @@ impl Kind {
         };
         Ok(match manifest.driver() {
             Driver::Echo => Self::Echo,
+            Driver::A2a => Self::Remote(Arc::new(manifest)),
             _ => Self::Driven(Arc::new(manifest)),
         })
     }
@@ -35,7 +39,7 @@ impl Kind {
     /// What a keeper must spare; `None` if the agent needs none.
     pub(crate) fn helpers(&self) -> Option<Vec<String>> {
         match self {
-            Self::Echo => None,
+            Self::Echo | Self::Remote(_) => None,
             Self::Driven(manifest) => Some(manifest.turn.helpers.clone()),
         }
     }
@@ -62,6 +66,8 @@ mod tests {
         };
         assert!(matches!(Kind::of(&spec("echo")), Ok(Kind::Echo)));
         assert!(matches!(Kind::of(&spec("script")), Ok(Kind::Driven(_))));
+        let remote = Kind::of(&spec("a2a:http://127.0.0.1:1")).unwrap();
+        assert!(matches!(remote, Kind::Remote(_)) && remote.helpers().is_none(), "there is nothing to keep");
         assert_eq!(Kind::of(&spec("nobody")).unwrap_err().code, "unknown_agent");
         let mut named = spec("nobody");
         named.manifest = Catalog::built_in().get("claude").map(Box::new);

@@ -11,6 +11,7 @@
 //!   is found.
 //! - `window`: where people look at an agent's terminal.
 //! - `executor`: the same agents behind a worker that anybody may talk to.
+//! - [`roots`]: whom a connection out of here by TLS trusts.
 //! - [`script`]: the scripted agent, a process of its own; [`tty`]: the step before a program that wants a terminal.
 
 mod agent;
@@ -23,6 +24,7 @@ mod kinds;
 mod meter;
 mod record;
 mod redact;
+pub mod roots;
 pub mod script;
 pub mod tty;
 mod turn;

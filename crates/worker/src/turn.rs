@@ -19,6 +19,8 @@ use crate::meter::Meter;
 const STEERS_MAX: usize = QUEUE_MAX;
 /// Asks that may be open in one turn; what comes on top counts as withdrawn at once.
 const ASKS_MAX: usize = 256;
+/// Random bytes in the id of an ask, five bits of each of which count.
+const ASK_RANDOM: usize = 26;
 
 /// What a turn is to do.
 #[derive(Debug)]
@@ -136,6 +138,13 @@ impl<'a> Turn<'a> {
     async fn settle(&self, steer: Number, word: Up) -> Result<(), Closed> {
         if self.inbox.settle(steer) { self.voice.say(word).await } else { Ok(()) }
     }
+}
+
+/// A name for an ask, which nobody can guess.
+pub(crate) fn ask_id() -> Result<AskId, getrandom::Error> {
+    let mut random = [0; ASK_RANDOM];
+    getrandom::fill(&mut random)?;
+    Ok(AskId::from_random(&random))
 }
 
 /// Something a turn was told on its way.

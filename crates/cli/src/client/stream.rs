@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use anyhow::Context;
 use http_body_util::BodyExt;
+use qd_protocol::sse::{Frame, Parser};
 use qd_protocol::{Event, Seq, limits};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::sse::{Frame, Parser};
 use super::{AWAY, Client};
 use crate::failure::{Failure, Result};
 
@@ -24,6 +24,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Silence after which a connection counts as broken: three heartbeats missed.
 const SILENCE: Duration = Duration::from_secs(3 * limits::HEARTBEAT_S);
+
+/// The longest frame: an event's data at its limit, and more than enough for all around it.
+const FRAME_MAX: usize = 2 * limits::EVENT_MAX;
 
 /// One event with the line that it came as.
 #[derive(Debug)]
@@ -185,7 +188,7 @@ impl Reader {
         };
         *heard = true;
         let mut body = response.into_body();
-        let mut parser = Parser::default();
+        let mut parser = Parser::new(FRAME_MAX);
         let stop = loop {
             let frame = match timeout(SILENCE, body.frame()).await {
                 Ok(Some(Ok(frame))) => frame,
@@ -193,7 +196,8 @@ impl Reader {
                 Ok(Some(Err(_))) | Err(_) => break Stop::Broken(lost()),
             };
             let Some(bytes) = frame.data_ref() else { continue };
-            if let Err(stop) = self.give(parser.feed(bytes)).await {
+            let Ok(frames) = parser.feed(bytes) else { break Stop::Broken(lost()) };
+            if let Err(stop) = self.give(frames).await {
                 break stop;
             }
         };

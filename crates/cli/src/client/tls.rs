@@ -1,15 +1,14 @@
 //! TLS to a daemon: a certificate that the system trusts, or exactly the one whose fingerprint was named, as
 //! `qd serve --tls self` printed it.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
+use qd_worker::roots::roots;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, SignatureScheme};
 use sha2::{Digest, Sha256};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -19,14 +18,6 @@ use super::host::Host;
 
 /// Names the one certificate to trust.
 const PIN: &str = "QD_TLS_FINGERPRINT";
-/// Where systems keep the certificates they trust; `SSL_CERT_FILE` goes before them.
-const BUNDLES: [&str; 4] = [
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/cert.pem",
-    "/etc/ssl/ca-bundle.pem",
-];
-
 /// Whose certificate is taken.
 #[derive(Debug, Clone)]
 pub(crate) struct Trust {
@@ -85,7 +76,7 @@ impl Trust {
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()?;
         let Some(sha256) = self.pin else {
-            return Ok(builder.with_root_certificates(roots()).with_no_client_auth());
+            return Ok(builder.with_root_certificates(roots(None)).with_no_client_auth());
         };
         let pinned = Arc::new(Pinned { sha256, provider });
         Ok(builder.dangerous().with_custom_certificate_verifier(pinned).with_no_client_auth())
@@ -119,18 +110,6 @@ fn is_about_trust(error: &std::io::Error) -> bool {
 fn is_about_tls(error: &std::io::Error) -> bool {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
     matches!(inner, Some(rustls::Error::InvalidMessage(_)))
-}
-
-/// The certificates that the system trusts; none, if it keeps them where we do not look.
-fn roots() -> RootCertStore {
-    let mut roots = RootCertStore::empty();
-    let named = std::env::var_os("SSL_CERT_FILE").map(std::path::PathBuf::from);
-    let mut files = named.iter().map(std::path::PathBuf::as_path).chain(BUNDLES.iter().map(Path::new));
-    if let Some(file) = files.find(|file| file.exists()) {
-        let found = CertificateDer::pem_file_iter(file).into_iter().flatten().flatten();
-        roots.add_parsable_certificates(found);
-    }
-    roots
 }
 
 /// Thirty-two bytes in hexadecimal, with colons or without, `sha256:` before them or not.

@@ -2,7 +2,7 @@
 //! pieces for one of two channels and keeps the lines whole; where the channels go is the verb's choice.
 
 use qd_protocol::event::{Body, Delta, Event, Part, QueueReason, Role, RunFinished, StopCause, Tool};
-use qd_protocol::{FinishReason, RunId};
+use qd_protocol::{FinishReason, RunId, Usage};
 use serde_json::Value;
 
 use super::style::Style;
@@ -233,6 +233,12 @@ impl Conversation {
             let line = format!("{} processes would not die", finished.processes.survivors);
             self.aside(out, &style.red(&line));
         }
+        // Who has just typed the prompt wants the answer; who reads what happened wants to know what it cost, too.
+        if self.look.prompts
+            && let Some(line) = used(finished.usage)
+        {
+            self.aside(out, &style.dim(&line));
+        }
     }
 
     /// A line of its own beside the answer.
@@ -254,6 +260,16 @@ impl Conversation {
             out.push(Piece { channel: Channel::Aside, text: "\n".to_owned() });
         }
     }
+}
+
+/// What a run used, if it reported anything.
+fn used(usage: Usage) -> Option<String> {
+    let Usage { input_tokens, output_tokens, cost_usd } = usage;
+    if usage == Usage::default() {
+        return None;
+    }
+    let money = if cost_usd > 0.0 { format!(", {}", text::dollars(cost_usd)) } else { String::new() };
+    Some(format!("used {input_tokens} tokens in, {output_tokens} out{money}"))
 }
 
 /// A finish reason as it stands on the wire.

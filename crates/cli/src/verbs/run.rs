@@ -65,7 +65,10 @@ async fn session(context: &Context, client: &Client, flags: &Run) -> Result<(Ses
             choose(config.agent.value, &agents, &context.out)
         }
     };
-    let listed = agents.iter().find(|agent| agent.name == name).map_or(&[][..], |agent| &agent.env);
+    // What only its name describes is in no list.
+    let described =
+        qd_catalog::described(&name).map(|manifest| manifest.startup.pass_env).unwrap_or_default();
+    let listed = agents.iter().find(|agent| agent.name == name).map_or(&described, |agent| &agent.env);
     let new = NewSession {
         agent: name.clone(),
         title: flags.title.clone(),

@@ -454,7 +454,7 @@ impl Actor {
                 let taken = if self.state.closed { UpNumber(u64::MAX) } else { self.state.taken };
                 self.agent.acknowledge(taken);
                 self.part(batch.gone.is_some());
-                self.daemon.stats.count(batch.bodies());
+                self.daemon.stats.count(&self.state.settings.agent, batch.bodies());
                 if batch.bodies().any(|body| matches!(body, Body::SessionClosed(_))) {
                     self.forget_env();
                 }

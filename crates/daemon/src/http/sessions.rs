@@ -166,16 +166,30 @@ async fn create_session(
     Ok((StatusCode::CREATED, Json(once(&daemon, key, deed).await?)))
 }
 
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct SessionQuery {
+    /// Whether to sum up what it and all sessions below it have cost.
+    #[serde(default)]
+    tree: bool,
+}
+
 /// One session.
-#[utoipa::path(get, path = "/v1/workspaces/{w}/sessions/{s}", tag = "sessions", params(InSession), responses(
-    (status = 200, description = "It", body = Session), Missing, Guarded,
-))]
+#[utoipa::path(get, path = "/v1/workspaces/{w}/sessions/{s}", tag = "sessions", params(InSession, SessionQuery),
+    responses((status = 200, description = "It", body = Session), BadQuery, Missing, Guarded)
+)]
 async fn get_session(
     State(daemon): State<Arc<Daemon>>,
     Ids((workspace, id)): Ids<(WorkspaceId, SessionId)>,
+    Query(query): Query<SessionQuery>,
 ) -> Result<Json<Session>, Refusal> {
     let row = find(&daemon, &workspace, &id).await?;
-    Ok(Json(view(&daemon, &row)?))
+    let mut session = view(&daemon, &row)?;
+    if query.tree {
+        session.tree_cost_usd = Some(daemon.journal.tree_cost(row.key).await.map_err(read_failed)?);
+    }
+    Ok(Json(session))
 }
 
 /// Changes what it names and leaves the rest. A limit that is `null` is lifted; a policy counts for later asks.

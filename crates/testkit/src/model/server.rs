@@ -4,14 +4,11 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Instant;
 
-use bytes::Bytes;
 use http_body_util::BodyExt;
-use hyper::body::{Body, Frame, Incoming};
+use hyper::body::Incoming;
 use hyper::header::HeaderValue;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response};
@@ -26,6 +23,7 @@ use super::script::{Plan, Script};
 use super::seen::{Api, Log, Outcome, Record, Seen};
 use super::tools::Call;
 use super::{CALL_TOKENS, INPUT_TOKENS, chat, gemini, messages, responses};
+use crate::pieces::Pieces;
 
 /// What an answer is made of.
 #[derive(Debug)]
@@ -258,30 +256,6 @@ async fn carry_out(
 
 /// How many pieces may wait for a client that does not read.
 const PIECES: usize = 16;
-
-/// A body that is there, or that comes piece by piece.
-#[derive(Debug)]
-enum Pieces {
-    Whole(Option<Bytes>),
-    Fed(mpsc::Receiver<io::Result<Bytes>>),
-}
-
-impl Body for Pieces {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-        match self.get_mut() {
-            Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Self::Fed(pieces) => {
-                pieces.poll_recv(context).map(|piece| piece.map(|piece| piece.map(Frame::data)))
-            }
-        }
-    }
-}
 
 fn event_stream(pieces: Pieces) -> Response<Pieces> {
     let builder =

@@ -3,17 +3,24 @@
 //!
 //! - [`Agent`]: any of them, from its start to its end.
 //! - `process`: an agent's process, below the keeper; `lines`: its two streams; `telling`: what is said of a turn;
-//!   `price`: what its tokens cost.
+//!   `floor`: what is said and asked in one; `price`: what its tokens cost.
+//! - `stage` and `recorded`: what the drivers' tests share.
 
+mod a2a;
 pub(crate) mod acp;
 mod claude;
 mod codex;
 pub(crate) mod echo;
 mod exec;
+mod floor;
 mod lines;
 mod price;
 mod process;
 pub(crate) mod pty;
+#[cfg(test)]
+mod recorded;
+#[cfg(test)]
+mod stage;
 mod telling;
 
 use std::sync::Arc;
@@ -23,9 +30,10 @@ use qd_link::{Closed, Voice};
 use qd_protocol::event::RunError;
 use qd_protocol::limits::START_S;
 use qd_protocol::link::Up;
-use qd_protocol::manifest::Driver;
+use qd_protocol::manifest::{Driver, Manifest};
 use qd_protocol::worker::AgentSpec;
 
+use self::a2a::A2a;
 use self::acp::Acp;
 use self::claude::Claude;
 use self::codex::Codex;
@@ -43,6 +51,7 @@ pub(crate) enum Agent {
     Exec(Box<Exec>),
     Codex(Box<Codex>),
     Pty(Box<Pty>),
+    A2a(Box<A2a>),
 }
 
 impl Agent {
@@ -52,10 +61,18 @@ impl Agent {
         spec: &AgentSpec,
         below: Option<&Arc<Below>>,
     ) -> Result<Self, RunError> {
+        let limit = |manifest: &Manifest| {
+            Duration::from_secs(manifest.startup.init_timeout_seconds.unwrap_or(START_S))
+        };
         match (kind, below) {
             (Kind::Echo, _) => Ok(Self::Echo),
+            (Kind::Remote(manifest), _) => {
+                // Boxed, since the start of every agent has room for the largest of all.
+                let a2a = Box::pin(A2a::start(spec, &manifest, limit(&manifest))).await?;
+                Ok(Self::A2a(Box::new(a2a)))
+            }
             (Kind::Driven(manifest), Some(below)) => {
-                let limit = Duration::from_secs(manifest.startup.init_timeout_seconds.unwrap_or(START_S));
+                let limit = limit(&manifest);
                 let keeper = Arc::clone(below.keeper());
                 match manifest.driver() {
                     Driver::Acp => {
@@ -75,8 +92,8 @@ impl Agent {
                         let pty = Pty::start(spec, &manifest, keeper, below.window(), limit).await?;
                         Ok(Self::Pty(Box::new(pty)))
                     }
-                    other => {
-                        let message = format!("there is no driver {other} in this version");
+                    other @ (Driver::Echo | Driver::A2a) => {
+                        let message = format!("an agent by {other} has nothing below a keeper");
                         Err(RunError::new("agent_failed_to_start", message))
                     }
                 }
@@ -98,6 +115,8 @@ impl Agent {
             Self::Codex(codex) => Up::Ready { agent_session_id: codex.session_id(), steers: true },
             // It has no name for its conversation: that is its process.
             Self::Pty(pty) => Up::Ready { agent_session_id: None, steers: pty.steers() },
+            // A task at work may refuse another message, or make another task of it: no steer is promised.
+            Self::A2a(a2a) => Up::Ready { agent_session_id: a2a.session_id(), steers: false },
         }
     }
 
@@ -110,13 +129,15 @@ impl Agent {
             Self::Exec(exec) => exec.turn(turn, prompt).await,
             Self::Codex(codex) => codex.turn(turn, prompt).await,
             Self::Pty(pty) => pty.turn(turn, prompt).await,
+            Self::A2a(a2a) => a2a.turn(turn, prompt).await,
         }
     }
 
     /// Between turns; resolves if the agent ends by itself.
     pub(crate) async fn idle(&mut self, voice: &Voice) -> RunError {
         match self {
-            Self::Echo | Self::Exec(_) => std::future::pending().await,
+            // Between turns nothing of it is here.
+            Self::Echo | Self::Exec(_) | Self::A2a(_) => std::future::pending().await,
             Self::Acp(acp) => Box::pin(acp.idle(voice)).await,
             Self::Claude(claude) => Box::pin(claude.idle(voice)).await,
             Self::Codex(codex) => Box::pin(codex.idle(voice)).await,
@@ -127,7 +148,7 @@ impl Agent {
     /// Ends it politely.
     pub(crate) async fn stop(self) {
         match self {
-            Self::Echo | Self::Exec(_) => {}
+            Self::Echo | Self::Exec(_) | Self::A2a(_) => {}
             Self::Acp(acp) => acp.stop().await,
             Self::Claude(claude) => claude.stop().await,
             Self::Codex(codex) => codex.stop().await,

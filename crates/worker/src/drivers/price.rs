@@ -1,12 +1,21 @@
-//! What tokens cost, for agents that tell only how many they used. The prices are the user's, by model.
+//! What tokens cost, for agents that tell only how many they used, and how such figures are told: what nobody can have
+//! used is not believed, and what is told of money is a figure that people know. The prices are the user's, by model.
 
 use std::collections::BTreeMap;
 
 use qd_protocol::manifest::Price;
 use qd_protocol::worker::AgentSpec;
 
+/// The most tokens that are believed; whoever reads JSON as floating point can still count them.
+pub(crate) const TOKENS_MAX: u64 = 1 << 50;
+/// The greatest cost that is believed, in dollars.
+pub(crate) const COST_MAX: f64 = 1e9;
+/// Costs are told in billionths of a dollar, so that sums and differences of them are figures that people know.
+const COST_UNIT: f64 = 1e9;
 /// Tokens that a price is for.
 const MILLION: f64 = 1e6;
+/// The name under which there is a price for all models that have none.
+const ANY: &str = "*";
 
 /// The price of one session's tokens.
 #[derive(Debug, Clone, Default)]
@@ -16,9 +25,14 @@ pub(crate) struct Pricing {
 }
 
 impl Pricing {
+    /// By these prices, of no model yet.
+    pub(crate) fn new(prices: BTreeMap<String, Price>) -> Self {
+        Self { prices, now: None }
+    }
+
     /// Of the model that the session was given, if any.
     pub(crate) fn of(spec: &AgentSpec) -> Self {
-        let mut pricing = Self { prices: spec.prices.clone(), now: None };
+        let mut pricing = Self::new(spec.prices.clone());
         if let Some(model) = &spec.model {
             pricing.model(model);
         }
@@ -30,16 +44,27 @@ impl Pricing {
         self.now = self.prices.get(model).copied().or(self.now);
     }
 
-    /// In dollars; nothing where there is no price.
-    pub(crate) fn cost(&self, input_tokens: u64, output_tokens: u64) -> f64 {
-        let Some(Price { input, output }) = self.now.or_else(|| self.for_all()) else { return 0.0 };
-        (input_tokens as f64 * input + output_tokens as f64 * output) / MILLION
+    /// The agent uses the model that has these names, and no other one's price will do.
+    pub(crate) fn model_of<'a>(&mut self, names: impl IntoIterator<Item = &'a str>) {
+        self.now = names.into_iter().find_map(|name| self.prices.get(name)).copied();
     }
 
-    /// A price without a model is for all that have none.
-    fn for_all(&self) -> Option<Price> {
-        self.prices.get("*").copied()
+    /// In dollars; nothing where there is no price. Tokens that cost less than others are fewer.
+    pub(crate) fn cost(&self, input_tokens: f64, output_tokens: f64) -> f64 {
+        let price = self.now.or_else(|| self.prices.get(ANY).copied());
+        let Some(Price { input, output }) = price else { return 0.0 };
+        (input_tokens * input + output_tokens * output) / MILLION
     }
+}
+
+/// A cost, as it is told.
+pub(crate) fn rounded(cost: f64) -> f64 {
+    (cost * COST_UNIT).round() / COST_UNIT
+}
+
+/// A cost that an agent tells, as far as it is believed.
+pub(crate) fn believed(cost: f64) -> f64 {
+    if cost.is_nan() { 0.0 } else { cost.clamp(0.0, COST_MAX) }
 }
 
 #[cfg(test)]
@@ -50,14 +75,24 @@ mod tests {
     #[test]
     fn the_price_is_that_of_the_model_and_else_the_one_for_all() {
         let mut spec = AgentSpec::new(SessionId::from_random(&[1]), WorkerId::from_random(&[1]), "a", "/");
-        assert_eq!(Pricing::of(&spec).cost(1000, 1000), 0.0);
+        assert_eq!(Pricing::of(&spec).cost(1e3, 1e3), 0.0);
         spec.prices.insert("*".to_owned(), Price { input: 1.0, output: 2.0 });
         spec.prices.insert("big".to_owned(), Price { input: 10.0, output: 20.0 });
         let mut pricing = Pricing::of(&spec);
-        assert_eq!(pricing.cost(1_000_000, 500_000), 2.0);
+        assert_eq!(pricing.cost(1e6, 5e5), 2.0);
         pricing.model("big");
-        assert_eq!(pricing.cost(1_000_000, 500_000), 20.0);
+        assert_eq!(pricing.cost(1e6, 5e5), 20.0);
         pricing.model("another name of it");
-        assert_eq!(pricing.cost(1_000_000, 500_000), 20.0);
+        assert_eq!(pricing.cost(1e6, 5e5), 20.0);
+        pricing.model_of(["another model", "an alias"]);
+        assert_eq!(pricing.cost(1e6, 5e5), 2.0);
+        pricing.model_of(["another model", "big"]);
+        assert_eq!(pricing.cost(1e6, 5e5), 20.0);
+    }
+
+    #[test]
+    fn costs_are_told_without_dust_and_believed_within_reason() {
+        assert_eq!(rounded(0.1 + 0.2), 0.3);
+        assert_eq!((believed(f64::NAN), believed(-1.0), believed(f64::INFINITY)), (0.0, 0.0, COST_MAX));
     }
 }

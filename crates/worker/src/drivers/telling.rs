@@ -21,8 +21,13 @@ pub(crate) async fn said(telling: &mut Option<Telling<'_>>) -> Result<(), Closed
 
 /// Says something of a turn.
 pub(crate) async fn tell(turn: &Turn<'_>, said: Vec<Said>) -> Result<(), Closed> {
+    tell_of(turn, turn.run.clone(), said).await
+}
+
+/// The same of any run, in this turn.
+pub(crate) async fn tell_of(turn: &Turn<'_>, run: RunId, said: Vec<Said>) -> Result<(), Closed> {
     for what in said {
-        turn.tell(what).await?;
+        turn.tell_of(run.clone(), what).await?;
     }
     Ok(())
 }

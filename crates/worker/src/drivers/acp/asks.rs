@@ -22,11 +22,9 @@ use serde_json::{Value, json};
 
 use super::ear::{OURS, ours};
 use super::service::Wish;
-use crate::turn::Turn;
+use crate::turn::{Turn, ask_id};
 use qd_link::fit::OPTIONS_BYTES;
 
-/// Random bytes in the id of an ask, five bits of each of which count.
-const ASK_RANDOM: usize = 26;
 /// Questions that one form may have.
 const FIELDS_MAX: usize = 32;
 /// Options that one question may have.
@@ -104,7 +102,7 @@ impl Asked {
         }
         let prompt = title.filter(|title| *title != tool);
         let ask = AskRequest {
-            id: ask_id()?,
+            id: new_id()?,
             kind: AskKind::Permission,
             prompt: prompt.unwrap_or_else(|| format!("May the agent use {tool}?")),
             tool: Some(tool),
@@ -169,7 +167,7 @@ impl Asked {
             Wish::Run(_) => wish.argument(),
         };
         let ask = AskRequest {
-            id: ask_id()?,
+            id: new_id()?,
             kind: AskKind::Permission,
             tool: Some(wish.tool().to_owned()),
             input: wish.input(),
@@ -311,7 +309,7 @@ fn choices(options: &[PermissionOption]) -> (Option<PermissionOptionId>, Option<
 
 fn asks(prompt: String, options: Vec<String>) -> Result<AskRequest, Error> {
     Ok(AskRequest {
-        id: ask_id()?,
+        id: new_id()?,
         kind: AskKind::Question,
         tool: None,
         input: Value::Null,
@@ -433,10 +431,8 @@ fn as_json<T: Serialize>(answer: &T) -> Value {
     serde_json::to_value(answer).expect("the protocol's own types are JSON")
 }
 
-fn ask_id() -> Result<AskId, Error> {
-    let mut random = [0; ASK_RANDOM];
-    getrandom::fill(&mut random).map_err(Error::into_internal_error)?;
-    Ok(AskId::from_random(&random))
+fn new_id() -> Result<AskId, Error> {
+    ask_id().map_err(Error::into_internal_error)
 }
 
 #[cfg(test)]

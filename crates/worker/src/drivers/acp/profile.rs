@@ -2,7 +2,7 @@
 //! for another, it does because of something that stands here.
 
 use agent_client_protocol::v1::schema::Meta;
-use qd_protocol::manifest::{FailedWhen, Manifest, QuestionsBy, Steer, TokensOf};
+use qd_protocol::manifest::{FailedWhen, Manifest, QuestionsBy, Refused, Steer, TokensOf};
 use qd_protocol::worker::AgentSpec;
 use regex::Regex;
 use serde_json::Value;
@@ -14,6 +14,8 @@ use crate::drivers::price::Pricing;
 pub(super) struct Profile {
     /// Its verb for a word on the way.
     pub(super) steer: Steer,
+    /// What it does when a tool is refused.
+    pub(super) refused: Refused,
     /// The mode in which it asks, if it does not begin in that.
     pub(super) ask_mode: Option<String>,
     /// Whether it was told its model when it was started.
@@ -37,6 +39,7 @@ impl Profile {
         let patterns = |list: &[String]| list.iter().filter_map(|it| Regex::new(it).ok()).collect();
         Self {
             steer: manifest.turn.steer.clone(),
+            refused: manifest.turn.refused,
             ask_mode: manifest.turn.ask_mode.clone(),
             model_is_told: manifest.startup.model_arg.is_some(),
             questions: manifest.turn.questions,

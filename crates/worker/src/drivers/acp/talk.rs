@@ -17,7 +17,7 @@ use qd_link::{Closed, Voice};
 use qd_protocol::RunId;
 use qd_protocol::event::RunError;
 use qd_protocol::link::{Outcome, Said, Stop};
-use qd_protocol::manifest::{QuestionsBy, Steer as Verb};
+use qd_protocol::manifest::{QuestionsBy, Refused, Steer as Verb};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -27,9 +27,10 @@ use super::calls::Asking;
 use super::compose;
 use super::ear::{Ear, OURS, ours};
 use super::opening::{Opened, words};
-use super::round::{Open, Round};
+use super::round::Round;
 use super::service::{Request, Service, Wish};
 use super::wire::Peer;
+use crate::drivers::floor::Open;
 use crate::drivers::telling::{Telling, said, say_late, tell_first};
 use crate::turn::{Prompt, Steer, Turn};
 
@@ -97,20 +98,20 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
         let mut round = Round::new(turn, self.peer.request(&request));
         let cannot = |name| format!("the agent cannot take the file {name}, which was left out");
         let notices = self.notice.take().into_iter().chain(left_out.into_iter().map(cannot)).collect();
-        round.telling = Some(Box::pin(tell_first(turn, self.late.take(), notices)));
+        round.floor.telling = Some(Box::pin(tell_first(turn, self.late.take(), notices)));
         loop {
-            let listening = round.telling.is_none();
+            let listening = round.floor.telling.is_none();
             tokio::select! {
                 // A cancel first; what was heard before what comes next.
                 biased;
                 () = turn.cancelled(), if !round.cancelled => self.cancel(&mut round),
-                told = said(&mut round.telling) => {
+                told = said(&mut round.floor.telling) => {
                     told?;
-                    round.told();
+                    round.floor.told();
                 }
-                Some(answered) = round.asks.next() => {
+                Some(answered) = round.floor.asks.next() => {
                     let (id, settled) = answered?;
-                    if round.close(&id).is_some() {
+                    if round.floor.close(&id).is_some() {
                         self.settle(&mut round, id, settled);
                     }
                 }
@@ -150,11 +151,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
     fn cancel(&mut self, round: &mut Round<'_>) {
         round.stops();
         self.peer.notify(&CancelNotification::new(self.session.clone()));
-        round.asks.clear();
-        for open in round.open.drain(..) {
-            self.peer.answer(open.id, open.cancelled);
-        }
-        if let Some((open, _)) = round.next_ask.take() {
+        for open in round.floor.close_all() {
             self.peer.answer(open.id, open.cancelled);
         }
     }
@@ -169,7 +166,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
 
     async fn steer(&mut self, round: &mut Round<'_>, steer: Steer) -> Result<(), Closed> {
         match self.verb().clone() {
-            Verb::None | Verb::Native => round.turn.steer_missed(steer.number).await,
+            Verb::None | Verb::Native => round.floor.turn.steer_missed(steer.number).await,
             Verb::Request(method) => {
                 let id = self.peer.request_by_name(&method, self.text(&steer.text));
                 round.steers.push((id, steer.number));
@@ -179,7 +176,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
             Verb::Prompt => {
                 let id = self.peer.request_by_name(PROMPT, self.text(&steer.text));
                 round.prompts.push(id);
-                round.turn.steer_taken(steer.number).await
+                round.floor.turn.steer_taken(steer.number).await
             }
             Verb::Pull(_) => {
                 round.pulled.push_back(steer);
@@ -212,15 +209,15 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
         }
     }
 
-    /// Tells the agent why a tool was refused. The protocol has no word for that; what cannot be told on the way is told
-    /// with the next prompt.
+    /// Tells the agent why a tool was refused. The protocol has no word for that; what cannot be told on the way, as to an
+    /// agent that stops there and would begin anew for it, is told with the next prompt.
     fn explain(&mut self, tool: &str, reason: &str) {
         if self.reads_ours {
             return;
         }
         let text = format!("{tool} was refused: {reason}");
         match self.verb().clone() {
-            Verb::Request(method) => {
+            Verb::Request(method) if self.ear.profile().refused == Refused::GoesOn => {
                 // Whatever it says to that.
                 let _id = self.peer.request_by_name(&method, self.text(&text));
             }
@@ -238,7 +235,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
             RawJsonRpcMessage::Response(response) if round.prompts.contains(response.id()) => {
                 round.prompts.retain(|id| id != response.id());
                 let by_refusal = round.refused && !round.cancelled;
-                let outcome = self.outcome(round.turn, by_refusal, response).await?;
+                let outcome = self.outcome(round.floor.turn, by_refusal, response).await?;
                 // A steer that was given as a prompt is part of the turn.
                 return Ok(round.prompts.is_empty().then_some(outcome));
             }
@@ -246,9 +243,9 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
                 if let Some(at) = round.steers.iter().position(|(id, _)| id == response.id()) {
                     let (_, number) = round.steers.swap_remove(at);
                     if was_taken(&response) {
-                        round.turn.steer_taken(number).await?;
+                        round.floor.turn.steer_taken(number).await?;
                     } else {
-                        round.turn.steer_missed(number).await?;
+                        round.floor.turn.steer_missed(number).await?;
                     }
                 }
             }
@@ -258,13 +255,13 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
                     if !said.is_empty() {
                         self.cancel_again(round);
                     }
-                    round.tell(said);
+                    round.floor.tell(said);
                 }
                 Some(Notified::GivenUp(id)) => {
-                    if let Some(open) = round.close(&id) {
+                    if let Some(open) = round.floor.close(&id) {
                         self.peer.answer(id, Err(Error::request_cancelled()));
                         for ask in &open.asks {
-                            round.turn.withdraw(ask).await;
+                            round.floor.turn.withdraw(ask).await;
                         }
                     }
                 }
@@ -273,7 +270,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
             RawJsonRpcMessage::Request(request) if self.is_pull(&request) => {
                 let mut texts = Vec::new();
                 while let Some(Steer { number, text }) = round.pulled.pop_front() {
-                    round.turn.steer_taken(number).await?;
+                    round.floor.turn.steer_taken(number).await?;
                     texts.push(text);
                 }
                 self.peer.answer(request.id, Ok(json!({ "messages": texts })));
@@ -334,10 +331,13 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
                 (Vec::new(), Asked::wish(wish))
             }
         };
-        round.tell(said);
+        round.floor.tell(said);
         match asked {
             Ok(_) if round.cancelled => self.peer.answer(id, cancelled),
-            Ok(asked) => round.ask(Open { id, asks: asked.ids(), cancelled }, asked),
+            Ok(asked) => {
+                let open = Open { id, asks: asked.ids(), cancelled };
+                round.floor.ask(open, Box::pin(asked.put(round.floor.turn)));
+            }
             Err(error) => self.peer.answer(id, Err(error)),
         }
     }

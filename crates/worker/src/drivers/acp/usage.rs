@@ -10,13 +10,7 @@ use serde_json::Value;
 
 use super::ear::ours;
 use super::profile::Profile;
-
-/// Costs are counted in billionths of a dollar, so that the difference of two totals is a figure that people know.
-const COST_UNIT: f64 = 1e9;
-/// The greatest total that is believed, in dollars.
-const COST_MAX: f64 = 1e9;
-/// The same in tokens; whoever reads JSON as floating point can still count them.
-const TOKENS_MAX: u64 = 1 << 50;
+use crate::drivers::price::{TOKENS_MAX, believed, rounded};
 
 /// What has been counted of a conversation.
 #[derive(Debug, Default)]
@@ -112,7 +106,7 @@ impl Counter {
         let now = Totals {
             input_tokens: now.input_tokens.min(TOKENS_MAX),
             output_tokens: now.output_tokens.min(TOKENS_MAX),
-            cost_usd: if now.cost_usd.is_nan() { 0.0 } else { now.cost_usd.clamp(0.0, COST_MAX) },
+            cost_usd: believed(now.cost_usd),
         };
         let tokens = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
         let before = std::mem::replace(&mut self.totals, now);
@@ -121,12 +115,8 @@ impl Counter {
         let output_tokens = tokens(now.output_tokens, before.output_tokens);
         // An agent that tells what it cost knows better than the settings.
         let pricing = profile.map(|profile| &profile.pricing).filter(|_| now.cost_usd == 0.0);
-        let priced = pricing.map_or(0.0, |pricing| pricing.cost(input_tokens, output_tokens));
-        let usage = Usage {
-            input_tokens,
-            output_tokens,
-            cost_usd: ((more + priced) * COST_UNIT).round() / COST_UNIT,
-        };
+        let priced = pricing.map_or(0.0, |pricing| pricing.cost(input_tokens as f64, output_tokens as f64));
+        let usage = Usage { input_tokens, output_tokens, cost_usd: rounded(more + priced) };
         if usage == Usage::default() {
             return None;
         }
@@ -142,6 +132,7 @@ mod tests {
 
     use super::super::ear::OURS;
     use super::*;
+    use crate::drivers::price::COST_MAX;
 
     fn said(input_tokens: u64, output_tokens: u64, cost_usd: f64) -> Option<Said> {
         Some(Said::Usage { usage: Usage { input_tokens, output_tokens, cost_usd } })

@@ -9,8 +9,7 @@ use qd_protocol::link::AskRequest;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::words::ask_id;
-use crate::turn::Turn;
+use crate::turn::{Turn, ask_id};
 
 /// Questions that the agent may ask at once.
 const QUESTIONS_MAX: usize = 32;

@@ -34,6 +34,7 @@ use self::opening::Unopened;
 use self::talk::Talk;
 use self::tally::Tally;
 use super::lines::Lines;
+use super::price::Pricing;
 use super::process::{Process, Program};
 use crate::turn::{End, Prompt, Turn};
 
@@ -162,7 +163,7 @@ impl Start<'_> {
         forgot: Option<String>,
     ) -> Talk<pipe::Receiver, pipe::Sender> {
         let resumed = self.spec.agent_session_id.as_ref() == Some(&session);
-        let tally = Tally::new(self.spec.prices.clone(), self.spec.model.clone(), resumed);
+        let tally = Tally::new(Pricing::of(self.spec), self.spec.model.clone(), resumed);
         Talk::new(lines, session, Ear::new(tally), self.manifest.steers(), forgot)
     }
 

@@ -1,31 +1,18 @@
 //! What is open in one turn: the messages that the agent was given and has not settled, the asks that wait, what is being
 //! said, and whether the agent was asked to stop. It keeps; the loop in `talk` decides.
 
-use futures_util::future::BoxFuture;
-use futures_util::stream::FuturesUnordered;
-use qd_link::Closed;
+use qd_protocol::Number;
 use qd_protocol::event::RunError;
-use qd_protocol::link::{Outcome, Said, Stop};
-use qd_protocol::{AskId, Number};
+use qd_protocol::link::{Outcome, Stop};
 use serde_json::Value;
 
-use super::asks::Asked;
 use super::words::{Fate, TurnResult};
-use crate::drivers::telling::{Telling, tell};
+use crate::drivers::floor::Floor;
 use crate::turn::Turn;
-
-/// An ask that waits, and what its answer is for.
-type Waiting<'a> = BoxFuture<'a, Result<(String, Value), Closed>>;
 
 /// What is open in one turn.
 pub(super) struct Round<'t> {
-    pub(super) turn: &'t Turn<'t>,
-    pub(super) telling: Option<Telling<'t>>,
-    /// Asked when that has been said.
-    next_ask: Option<(Open, Asked)>,
-    pub(super) asks: FuturesUnordered<Waiting<'t>>,
-    /// The asks that the agent waits for.
-    open: Vec<Open>,
+    pub(super) floor: Floor<'t, String, (), Value>,
     /// The messages that are not settled: the turn's prompt and its steers. When there is none, the turn is over.
     sent: Vec<Sent>,
     /// Whether the prompt is being worked on. What is said before belongs to something else.
@@ -33,12 +20,6 @@ pub(super) struct Round<'t> {
     pub(super) cancelled: bool,
     /// What the last result made of the turn, or the first that told of a failure.
     outcome: Option<Outcome>,
-}
-
-/// An ask that the agent waits for.
-pub(super) struct Open {
-    pub(super) id: String,
-    pub(super) asks: Vec<AskId>,
 }
 
 /// A message of ours.
@@ -63,11 +44,7 @@ impl<'t> Round<'t> {
     /// Nothing is open yet but its prompt.
     pub(super) fn new(turn: &'t Turn<'t>, prompt: String) -> Self {
         Self {
-            turn,
-            telling: None,
-            next_ask: None,
-            asks: FuturesUnordered::new(),
-            open: Vec::new(),
+            floor: Floor::new(turn),
             sent: vec![Sent { uuid: prompt, steer: None, started: false, ended: false }],
             begun: false,
             cancelled: false,
@@ -163,45 +140,6 @@ impl<'t> Round<'t> {
             None if self.cancelled => Outcome::cancelled(),
             None => Outcome::failed(RunError::new("agent_error", "the agent dropped the prompt")),
         })
-    }
-
-    /// Says something.
-    pub(super) fn tell(&mut self, said: Vec<Said>) {
-        if !said.is_empty() {
-            self.telling = Some(Box::pin(tell(self.turn, said)));
-        }
-    }
-
-    /// It has been said.
-    pub(super) fn told(&mut self) {
-        self.telling = None;
-        if let Some((open, asked)) = self.next_ask.take() {
-            self.ask(open, asked);
-        }
-    }
-
-    /// Asks, after what is being said.
-    pub(super) fn ask(&mut self, open: Open, asked: Asked) {
-        if self.telling.is_some() {
-            self.next_ask = Some((open, asked));
-            return;
-        }
-        let (turn, id) = (self.turn, open.id.clone());
-        self.open.push(open);
-        self.asks.push(Box::pin(async move { asked.put(turn).await.map(|answer| (id, answer)) }));
-    }
-
-    /// The ask is no longer open; gives it if it was.
-    pub(super) fn close(&mut self, id: &str) -> Option<Open> {
-        let at = self.open.iter().position(|open| open.id == id)?;
-        Some(self.open.swap_remove(at))
-    }
-
-    /// No ask is open any more; gives the agent's names of those that were.
-    pub(super) fn close_all(&mut self) -> Vec<String> {
-        self.asks.clear();
-        let next = self.next_ask.take().map(|(open, _)| open);
-        self.open.drain(..).chain(next).map(|open| open.id).collect()
     }
 }
 

@@ -16,8 +16,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::asks::{Asked, Wanted, nobody_answers};
 use super::compose;
 use super::ear::Ear;
-use super::round::{Open, Round, Settled};
+use super::round::{Round, Settled};
 use super::words::{self, Fate, TurnResult, Word};
+use crate::drivers::floor::Open;
 use crate::drivers::lines::{Lines, ignore};
 use crate::drivers::telling::{Telling, said, say_late, tell_first};
 use crate::turn::{Prompt, Steer, Turn};
@@ -92,20 +93,20 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
         let mut round = Round::new(turn, name);
         let cannot = |name| format!("the agent cannot take the file {name}, which was left out");
         let notices = self.notice.take().into_iter().chain(left_out.into_iter().map(cannot)).collect();
-        round.telling = Some(Box::pin(tell_first(turn, self.late.take(), notices)));
+        round.floor.telling = Some(Box::pin(tell_first(turn, self.late.take(), notices)));
         loop {
-            let listening = round.telling.is_none();
+            let listening = round.floor.telling.is_none();
             tokio::select! {
                 // A cancel first; what was heard before what comes next.
                 biased;
                 () = turn.cancelled(), if !round.cancelled => self.cancel(&mut round),
-                told = said(&mut round.telling) => {
+                told = said(&mut round.floor.telling) => {
                     told?;
-                    round.told();
+                    round.floor.told();
                 }
-                Some(answered) = round.asks.next() => {
+                Some(answered) = round.floor.asks.next() => {
                     let (id, answer) = answered?;
-                    if round.close(&id).is_some() {
+                    if round.floor.close(&id).is_some() {
                         self.lines.put(&words::answer(&id, answer));
                     }
                 }
@@ -152,8 +153,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
 
     /// Nobody answers any more: what works on in the background would wait for ever.
     fn answer_all(&mut self, round: &mut Round<'_>) {
-        for id in round.close_all() {
-            self.lines.put(&words::answer(&id, nobody_answers()));
+        for open in round.floor.close_all() {
+            self.lines.put(&words::answer(&open.id, nobody_answers()));
         }
     }
 
@@ -188,7 +189,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
             Word::Fate { uuid, fate } => {
                 self.tells_fates = true;
                 let settled = round.fate(&uuid, fate);
-                settle(round.turn, settled).await?;
+                settle(round.floor.turn, settled).await?;
                 // The agent may have missed a cancel that reached it before it began with this.
                 if fate == Fate::Started && round.cancelled && round.sent(&uuid) {
                     self.interrupt();
@@ -201,10 +202,10 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
                     return Ok(());
                 }
                 if let Some(said) = said {
-                    round.turn.tell(said).await?;
+                    round.floor.turn.tell(said).await?;
                 }
                 let settled = round.ended(&result, self.tells_fates);
-                settle(round.turn, settled).await?;
+                settle(round.floor.turn, settled).await?;
                 if round.has_failed() {
                     // What was to be told to a turn that has failed is better asked anew.
                     for uuid in round.waiting_steers() {
@@ -214,15 +215,15 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
             }
             Word::Wants { id, request } => self.ask(round, id, &request),
             Word::GivenUp { id } => {
-                for ask in round.close(&id).into_iter().flat_map(|open| open.asks) {
-                    round.turn.withdraw(&ask).await;
+                for ask in round.floor.close(&id).into_iter().flat_map(|open| open.asks) {
+                    round.floor.turn.withdraw(&ask).await;
                 }
             }
             // The receipt of a cancel; what it names is dropped.
             Word::Answered { answer: Ok(answer), .. } => {
                 for uuid in answer["cancelled"].as_array().into_iter().flatten().filter_map(Value::as_str) {
                     let settled = round.fate(uuid, Fate::Cancelled);
-                    settle(round.turn, settled).await?;
+                    settle(round.floor.turn, settled).await?;
                 }
             }
             word => {
@@ -240,9 +241,9 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
     fn tell(&self, round: &mut Round<'_>, before: Option<&RunId>, said: Vec<Said>) {
         match self.before_its_time(round, before) {
             Some((voice, run)) if !said.is_empty() => {
-                round.telling = Some(Box::pin(say_late(voice.clone(), run.clone(), said)));
+                round.floor.telling = Some(Box::pin(say_late(voice.clone(), run.clone(), said)));
             }
-            _ => round.tell(said),
+            _ => round.floor.tell(said),
         }
     }
 
@@ -263,7 +264,10 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
         }
         let plan = self.ear.plan_for(&wanted.tool_name);
         match Asked::of(wanted, plan) {
-            Ok(asked) => round.ask(Open { id, asks: asked.ids() }, asked),
+            Ok(asked) => {
+                let open = Open { id, asks: asked.ids(), cancelled: () };
+                round.floor.ask(open, Box::pin(asked.put(round.floor.turn)));
+            }
             Err(cause) => self.lines.put(&words::refusal(&id, &no_random(cause).message)),
         }
     }

@@ -2,37 +2,26 @@
 //! estimate of their price where one is known, so that a budget can end a turn in its middle; each result then adds what
 //! its own figures have on top: calls of helpers, which are not streamed, and the true price.
 
-use std::collections::BTreeMap;
-
 use qd_protocol::event::Usage;
 use qd_protocol::link::Said;
-use qd_protocol::manifest::Price;
 use serde_json::Value;
 
 use super::words::TurnResult;
+use crate::drivers::price::{Pricing, TOKENS_MAX, believed, rounded};
 
 /// What reading from the model's cache costs, as a share of the price of its input; writing to it costs more.
 /// Both are the vendor's rule for all its models.
 const CACHE_READ: f64 = 0.1;
 const CACHE_WRITE: f64 = 1.25;
-/// Prices are for so many tokens.
-const PER: f64 = 1e6;
-/// Costs are counted in billionths of a dollar, so that the difference of two totals is a figure that people know.
-const COST_UNIT: f64 = 1e9;
-/// The greatest cost that is believed, in dollars.
-const COST_MAX: f64 = 1e9;
-/// The same in tokens; whoever reads JSON as floating point can still count them.
-const TOKENS_MAX: u64 = 1 << 50;
 
 /// The counters of a conversation.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    prices: BTreeMap<String, Price>,
+    pricing: Pricing,
     /// The model in the session's words, which may be an alias of the one that answers.
     model: Option<String>,
     /// The call that is being streamed.
     call: Tokens,
-    price: Option<Price>,
     /// What has been told since the last result.
     told: Usage,
     /// The last total of a version that tells nothing better; not known yet in a resumed conversation.
@@ -50,14 +39,14 @@ struct Tokens {
 
 impl Tally {
     /// Nothing is counted yet; a resumed conversation has cost something already.
-    pub(super) fn new(prices: BTreeMap<String, Price>, model: Option<String>, resumed: bool) -> Self {
-        Self { prices, model, total: (!resumed).then_some(0.0), ..Self::default() }
+    pub(super) fn new(pricing: Pricing, model: Option<String>, resumed: bool) -> Self {
+        Self { pricing, model, total: (!resumed).then_some(0.0), ..Self::default() }
     }
 
     /// The model was called: its message begins, or is all there.
     pub(super) fn call(&mut self, message: &Value) -> Option<Said> {
         let names = [message["model"].as_str(), self.model.as_deref()];
-        self.price = names.into_iter().flatten().find_map(|name| self.prices.get(name)).copied();
+        self.pricing.model_of(names.into_iter().flatten());
         self.call = Tokens::default();
         self.more(&message["usage"])
     }
@@ -66,8 +55,7 @@ impl Tally {
     pub(super) fn more(&mut self, usage: &Value) -> Option<Said> {
         let (before, now) = (self.call, self.call.at_least(usage));
         self.call = now;
-        let price = self.price.unwrap_or_default();
-        let cost = now.cost(price) - before.cost(price);
+        let cost = now.cost(&self.pricing) - before.cost(&self.pricing);
         self.tell(Usage {
             input_tokens: now.all_input() - before.all_input(),
             output_tokens: now.output - before.output,
@@ -133,10 +121,10 @@ impl Tokens {
     }
 
     #[expect(clippy::cast_precision_loss, reason = "it is an estimate")]
-    fn cost(self, price: Price) -> f64 {
+    fn cost(self, pricing: &Pricing) -> f64 {
         let input =
             self.input as f64 + self.cache_read as f64 * CACHE_READ + self.cache_write as f64 * CACHE_WRITE;
-        (input * price.input + self.output as f64 * price.output) / PER
+        pricing.cost(input, self.output as f64)
     }
 }
 
@@ -155,19 +143,22 @@ fn tokens(value: &Value) -> u64 {
     value.as_u64().unwrap_or_default().min(TOKENS_MAX)
 }
 
-fn believed(cost: f64) -> f64 {
-    if cost.is_nan() { 0.0 } else { cost.clamp(0.0, COST_MAX) }
-}
-
-fn rounded(cost: f64) -> f64 {
-    (cost * COST_UNIT).round() / COST_UNIT
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use qd_protocol::manifest::Price;
     use serde_json::json;
 
     use super::*;
+    use crate::drivers::price::COST_MAX;
+
+    /// What `begins` costs by `pricing`: 10 at full price, 1000 read at a tenth, 100 written at five quarters, 1 of output.
+    const ESTIMATE: f64 = ((10.0 + 100.0 + 125.0) * 10.0 + 100.0) / 1e6;
+
+    fn pricing(model: &str) -> Pricing {
+        Pricing::new(BTreeMap::from([(model.to_owned(), Price { input: 10.0, output: 100.0 })]))
+    }
 
     fn said(input_tokens: u64, output_tokens: u64, cost_usd: f64) -> Option<Said> {
         Some(Said::Usage { usage: Usage { input_tokens, output_tokens, cost_usd } })
@@ -184,7 +175,7 @@ mod tests {
 
     #[test]
     fn tokens_are_counted_as_the_model_streams_and_never_twice() {
-        let mut tally = Tally::new(BTreeMap::new(), None, false);
+        let mut tally = Tally::new(Pricing::default(), None, false);
         assert_eq!(tally.call(&begins("m", 10)), said(1110, 1, 0.0));
         assert_eq!(tally.more(&json!({"output_tokens": 8})), said(0, 7, 0.0));
         assert_eq!(tally.more(&json!({"output_tokens": 8, "input_tokens": 10})), None);
@@ -196,7 +187,7 @@ mod tests {
 
     #[test]
     fn what_helpers_used_comes_with_the_result() {
-        let mut tally = Tally::new(BTreeMap::new(), None, false);
+        let mut tally = Tally::new(Pricing::default(), None, false);
         tally.call(&json!({"usage": {"input_tokens": 10, "output_tokens": 1}}));
         let both = json!({"m": {"inputTokens": 10, "outputTokens": 1, "costUSD": 0.1},
             "helper": {"inputTokens": 70, "outputTokens": 7, "costUSD": 0.2}});
@@ -206,10 +197,8 @@ mod tests {
 
     #[test]
     fn a_known_price_makes_an_estimate_and_the_result_adds_only_what_is_missing() {
-        let prices = BTreeMap::from([("opus".to_owned(), Price { input: 10.0, output: 100.0 })]);
-        let mut tally = Tally::new(prices, Some("opus".to_owned()), false);
-        // 10 at full price, 1000 read at a tenth, 100 written at five quarters, 1 of output.
-        let estimate = (10.0 + 100.0 + 125.0) * 10.0 / PER + 100.0 / PER;
+        let mut tally = Tally::new(pricing("opus"), Some("opus".to_owned()), false);
+        let estimate = ESTIMATE;
         assert_eq!(tally.call(&begins("claude-opus-9", 10)), said(1110, 1, rounded(estimate)));
         let cost = |cost: f64| result(json!({"model_usage_since_last_result": {"m": {"costUSD": cost}}}));
         assert_eq!(tally.settle(&cost(estimate + 0.25)), said(0, 0, 0.25));
@@ -223,13 +212,21 @@ mod tests {
     }
 
     #[test]
+    fn a_price_for_all_models_makes_an_estimate_for_one_that_has_none() {
+        let mut tally = Tally::new(pricing("*"), Some("opus".to_owned()), false);
+        assert_eq!(tally.call(&begins("claude-opus-9", 10)), said(1110, 1, rounded(ESTIMATE)));
+        let mut another = Tally::new(pricing("sonnet"), Some("opus".to_owned()), false);
+        assert_eq!(another.call(&begins("claude-opus-9", 10)), said(1110, 1, 0.0));
+    }
+
+    #[test]
     fn a_version_that_tells_totals_only_is_counted_by_their_differences() {
         let total = |cost: f64| result(json!({"total_cost_usd": cost, "usage": {"input_tokens": 5}}));
-        let mut fresh = Tally::new(BTreeMap::new(), None, false);
+        let mut fresh = Tally::new(Pricing::default(), None, false);
         assert_eq!(fresh.settle(&total(0.1)), said(5, 0, 0.1));
         assert_eq!(fresh.settle(&total(0.1 + 0.2)), said(5, 0, 0.2));
         assert_eq!(fresh.settle(&total(0.05)), said(5, 0, 0.05), "a total that fell has begun again");
-        let mut resumed = Tally::new(BTreeMap::new(), None, true);
+        let mut resumed = Tally::new(Pricing::default(), None, true);
         assert_eq!(
             resumed.settle(&total(7.0)),
             said(5, 0, 0.0),
@@ -240,7 +237,7 @@ mod tests {
 
     #[test]
     fn figures_that_nobody_can_have_are_finite() {
-        let mut tally = Tally::new(BTreeMap::new(), None, false);
+        let mut tally = Tally::new(Pricing::default(), None, false);
         assert_eq!(
             tally.call(&json!({"usage": {"input_tokens": u64::MAX, "output_tokens": -3}})),
             said(TOKENS_MAX, 0, 0.0)

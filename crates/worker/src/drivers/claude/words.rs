@@ -1,12 +1,8 @@
 //! The words of the protocol: one JSON object a line, both ways. What is read here is what the driver understands of
 //! them; fields that it does not know are left alone, and so are lines of a type that it has never heard of.
 
-use qd_protocol::AskId;
 use serde::Deserialize;
 use serde_json::{Value, json};
-
-/// Random bytes in the id of an ask, five bits of each of which count.
-const ASK_RANDOM: usize = 26;
 
 /// What a line says.
 #[derive(Debug)]
@@ -164,13 +160,6 @@ pub(super) fn uuid() -> Result<String, getrandom::Error> {
         name.push_str(&format!("{byte:02x}"));
     }
     Ok(name)
-}
-
-/// The id of an ask.
-pub(super) fn ask_id() -> Result<AskId, getrandom::Error> {
-    let mut random = [0; ASK_RANDOM];
-    getrandom::fill(&mut random)?;
-    Ok(AskId::from_random(&random))
 }
 
 #[cfg(test)]

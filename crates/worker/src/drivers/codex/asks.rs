@@ -13,10 +13,8 @@ use super::calls::Calls;
 use super::forms::{self, Field};
 use super::items::{BASH, EDIT, Tool, mcp_tool, script};
 use super::wire::{Params, Refusal};
-use crate::turn::Turn;
+use crate::turn::{Turn, ask_id};
 
-/// Random bytes in the id of an ask, five bits of each of which count.
-const ASK_RANDOM: usize = 26;
 /// Questions that may be asked at once.
 const QUESTIONS_MAX: usize = 32;
 
@@ -307,7 +305,7 @@ impl Request {
         }
         let asked = Some(self.message).filter(|message| !message.is_empty()).or(self.reason);
         let ask = AskRequest {
-            id: ask_id()?,
+            id: new_id()?,
             kind: AskKind::Permission,
             prompt: asked.unwrap_or_else(|| format!("May the agent use {name}?")),
             tool: Some(name),
@@ -362,7 +360,7 @@ impl Request {
 
 fn question_ask(prompt: String, options: Vec<String>) -> Result<AskRequest, Refusal> {
     Ok(AskRequest {
-        id: ask_id()?,
+        id: new_id()?,
         kind: AskKind::Question,
         tool: None,
         input: Value::Null,
@@ -373,8 +371,6 @@ fn question_ask(prompt: String, options: Vec<String>) -> Result<AskRequest, Refu
     })
 }
 
-fn ask_id() -> Result<AskId, Refusal> {
-    let mut random = [0; ASK_RANDOM];
-    getrandom::fill(&mut random).map_err(|cause| Refusal::invalid(cause.to_string()))?;
-    Ok(AskId::from_random(&random))
+fn new_id() -> Result<AskId, Refusal> {
+    ask_id().map_err(|cause| Refusal::invalid(cause.to_string()))
 }

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use qd_catalog::plain_words;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -176,53 +177,12 @@ pub(super) fn script(command: &str) -> String {
         let name = Path::new(word).file_name().and_then(|name| name.to_str());
         matches!(name, Some("bash" | "sh" | "zsh"))
     };
-    match words(command).as_deref() {
+    match plain_words(command).as_deref() {
         Some([program, flag, script]) if shell(program) && matches!(flag.as_str(), "-lc" | "-c") => {
             script.clone()
         }
         _ => command.to_owned(),
     }
-}
-
-/// The words of a command line without anything but quotes, as Codex writes it; `None` if it is not such a line.
-fn words(line: &str) -> Option<Vec<String>> {
-    let mut words = Vec::new();
-    let mut word: Option<String> = None;
-    let mut chars = line.chars();
-    while let Some(c) = chars.next() {
-        match c {
-            ' ' => words.extend(word.take()),
-            '\'' => {
-                let word = word.get_or_insert_default();
-                loop {
-                    match chars.next()? {
-                        '\'' => break,
-                        c => word.push(c),
-                    }
-                }
-            }
-            '"' => {
-                let word = word.get_or_insert_default();
-                loop {
-                    match chars.next()? {
-                        '"' => break,
-                        '\\' => match chars.next()? {
-                            c @ ('"' | '\\' | '$' | '`') => word.push(c),
-                            c => word.extend(['\\', c]),
-                        },
-                        // Here a shell would put something else in its place.
-                        '$' | '`' => return None,
-                        c => word.push(c),
-                    }
-                }
-            }
-            '\\' => word.get_or_insert_default().push(chars.next()?),
-            '$' | '`' | ';' | '&' | '|' | '<' | '>' | '(' | ')' | '*' | '?' | '\n' | '\t' => return None,
-            c => word.get_or_insert_default().push(c),
-        }
-    }
-    words.extend(word);
-    Some(words)
 }
 
 #[cfg(test)]

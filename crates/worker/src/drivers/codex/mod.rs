@@ -38,6 +38,7 @@ use tokio::net::unix::pipe;
 use self::opening::{Opening, Unopened};
 use self::talk::{Talk, run_error};
 use self::wire::Peer;
+use super::price::Pricing;
 use super::process::{Process, Program};
 use crate::turn::{End, Prompt, Turn};
 
@@ -75,7 +76,7 @@ impl Codex {
             }
             Err(_) => return Err(process.complains(late()).await),
         };
-        let talk = Talk::new(peer, opened, spec.prices.clone());
+        let talk = Talk::new(peer, opened, Pricing::of(spec));
         Ok(Self { process, talk, _keeper: keeper })
     }
 

@@ -5,22 +5,21 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use qd_link::{Closed, Voice};
-use qd_protocol::link::{Outcome, Said, Up};
+use qd_link::Closed;
+use qd_protocol::link::{Outcome, Said};
 use qd_protocol::{AskId, Number, RunId};
 use serde_json::Value;
 use tokio::time::Instant;
 
 use super::asks::{Asked, Reply};
 use super::ends::{Ended, TurnError};
+use crate::drivers::telling::{Telling, tell_of};
 use crate::turn::Turn;
 
 /// How long the commands of a turn that has stopped may take to say so. They are ended in any case; this only gives
 /// them their place before the end of their run.
 const SETTLE: Duration = Duration::from_millis(500);
 
-/// Something that is being said.
-pub(super) type Telling<'a> = BoxFuture<'a, Result<(), Closed>>;
 /// An ask that waits, and what its answer is for.
 type Waiting<'a> = BoxFuture<'a, Result<(Value, Reply), Closed>>;
 
@@ -106,7 +105,7 @@ impl<'t> Round<'t> {
     /// Says something, of this run or of an earlier one.
     pub(super) fn tell(&mut self, run: RunId, said: Vec<Said>) {
         if !said.is_empty() {
-            self.telling = Some(Box::pin(tell(self.turn, run, said)));
+            self.telling = Some(Box::pin(tell_of(self.turn, run, said)));
         }
     }
 
@@ -131,45 +130,10 @@ impl<'t> Round<'t> {
     }
 }
 
-/// Waits for something to be said; for ever if nothing is.
-pub(super) async fn said(telling: &mut Option<Telling<'_>>) -> Result<(), Closed> {
-    match telling {
-        Some(telling) => telling.await,
-        None => std::future::pending().await,
-    }
-}
-
 /// Waits until then; for ever if there is no such moment.
 pub(super) async fn until(moment: Option<Instant>) {
     match moment {
         Some(moment) => tokio::time::sleep_until(moment).await,
         None => std::future::pending().await,
     }
-}
-
-/// Late words of the turn before, then notices.
-pub(super) async fn tell_first(
-    turn: &Turn<'_>,
-    late: Option<Telling<'static>>,
-    notices: Vec<String>,
-) -> Result<(), Closed> {
-    if let Some(late) = late {
-        late.await?;
-    }
-    tell(turn, turn.run.clone(), notices.into_iter().map(|text| Said::Notice { text }).collect()).await
-}
-
-/// Words of a run that is over.
-pub(super) async fn say_late(voice: Voice, run: RunId, said: Vec<Said>) -> Result<(), Closed> {
-    for what in said {
-        voice.say(Up::Said { run: run.clone(), what }).await?;
-    }
-    Ok(())
-}
-
-async fn tell(turn: &Turn<'_>, run: RunId, said: Vec<Said>) -> Result<(), Closed> {
-    for what in said {
-        turn.tell_of(run.clone(), what).await?;
-    }
-    Ok(())
 }

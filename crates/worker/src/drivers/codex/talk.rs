@@ -11,7 +11,6 @@ use qd_link::{Closed, Voice};
 use qd_protocol::RunId;
 use qd_protocol::event::RunError;
 use qd_protocol::link::{Outcome, Stop};
-use qd_protocol::manifest::Price;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -20,9 +19,11 @@ use super::asks::{Asked, Reply};
 use super::compose;
 use super::ends::Ended;
 use super::opening::Opened;
-use super::round::{Open, Round, Telling, said, say_late, tell_first, until};
+use super::round::{Open, Round, until};
 use super::wire::{Message, Params, Peer, Refusal};
 use super::words::{Heard, News, Words};
+use crate::drivers::price::Pricing;
+use crate::drivers::telling::{Telling, said, say_late, tell_first};
 use crate::turn::{Prompt, Steer, Turn};
 
 /// A conversation.
@@ -44,9 +45,9 @@ pub(super) struct Talk<R, W> {
 
 impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Talk<R, W> {
     /// Goes on after the opening.
-    pub(super) fn new(peer: Peer<R, W>, opened: Opened, prices: BTreeMap<String, Price>) -> Self {
+    pub(super) fn new(peer: Peer<R, W>, opened: Opened, pricing: Pricing) -> Self {
         let Opened { thread, model, notices } = opened;
-        let words = Words::new(thread.clone(), &model, prices);
+        let words = Words::new(thread.clone(), &model, pricing);
         let others = BTreeMap::new();
         Self { peer, thread, words, live: None, others, last_run: None, late: None, notices }
     }

@@ -4,17 +4,12 @@
 use std::collections::HashMap;
 
 use qd_protocol::event::Usage;
-use qd_protocol::manifest::Price;
 use serde::Deserialize;
+
+use crate::drivers::price::{Pricing, TOKENS_MAX, rounded};
 
 /// Threads that are told apart at once: ours, and those of the agents that it started.
 const THREADS_MAX: usize = 256;
-/// The greatest total that is believed; whoever reads JSON as floating point can still count it.
-const TOKENS_MAX: u64 = 1 << 50;
-/// Costs are told in billionths of a dollar, so that their sums are figures that people know.
-const COST_UNIT: f64 = 1e9;
-/// How many tokens a price is for.
-const PRICED: f64 = 1e6;
 
 /// The server's report on one thread.
 #[derive(Debug, Deserialize)]
@@ -36,14 +31,19 @@ struct Tokens {
 /// The count.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
-    price: Option<Price>,
+    pricing: Pricing,
     totals: HashMap<String, Tokens>,
 }
 
 impl Meter {
-    /// Tokens of later reports cost this.
-    pub(super) fn set_price(&mut self, price: Option<Price>) {
-        self.price = price;
+    /// Nothing is counted yet.
+    pub(super) fn new(pricing: Pricing) -> Self {
+        Self { pricing, totals: HashMap::new() }
+    }
+
+    /// Tokens of later reports are this model's.
+    pub(super) fn set_model(&mut self, model: &str) {
+        self.pricing.model_of([model]);
     }
 
     /// What is new in a report on a turn of this thread. One on a turn that is not `live` tells of the past, which a
@@ -62,7 +62,7 @@ impl Meter {
         let usage = Usage {
             input_tokens: new.input_tokens,
             output_tokens: new.output_tokens,
-            cost_usd: self.price.map_or(0.0, |price| cost(new, price)),
+            cost_usd: rounded(self.pricing.cost(new.input_tokens as f64, new.output_tokens as f64)),
         };
         (usage != Usage::default()).then_some(usage)
     }
@@ -84,14 +84,12 @@ impl Tokens {
     }
 }
 
-fn cost(tokens: Tokens, price: Price) -> f64 {
-    let dollars =
-        (tokens.input_tokens as f64 * price.input + tokens.output_tokens as f64 * price.output) / PRICED;
-    (dollars * COST_UNIT).round() / COST_UNIT
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use qd_protocol::manifest::Price;
+
     use super::*;
 
     fn report(total: (u64, u64), last: (u64, u64)) -> Report {
@@ -126,11 +124,12 @@ mod tests {
 
     #[test]
     fn tokens_cost_what_the_model_does() {
-        let mut meter = Meter::default();
-        meter.set_price(Some(Price { input: 1.25, output: 10.0 }));
+        let prices = BTreeMap::from([("m".to_owned(), Price { input: 1.25, output: 10.0 })]);
+        let mut meter = Meter::new(Pricing::new(prices));
+        meter.set_model("m");
         let usage = meter.count("t", true, report((100, 7), (100, 7))).unwrap();
         assert_eq!(usage.cost_usd, 0.000_195);
-        meter.set_price(None);
+        meter.set_model("another");
         assert_eq!(meter.count("t", true, report((200, 14), (100, 7))).unwrap().cost_usd, 0.0);
     }
 }

@@ -1,12 +1,11 @@
 //! Turns what the server tells into what a session hears. It keeps what single notifications only hint at: which items
 //! have been said already, which calls are open, whose turn is whose. Nothing is cut here: that comes last, in `fit`.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 
 use qd_protocol::RunId;
 use qd_protocol::event::PlanEntry;
 use qd_protocol::link::Said;
-use qd_protocol::manifest::Price;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -15,6 +14,7 @@ use super::ends::{Ended, TurnError};
 use super::items::{Item, Tool};
 use super::usage::{Meter, Report};
 use super::wire::Params;
+use crate::drivers::price::Pricing;
 
 /// Turns of which it is remembered whose they were: a command that a turn left behind goes on speaking.
 const TURNS_MAX: usize = 64;
@@ -25,7 +25,6 @@ const WARNINGS_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) struct Words {
     thread: String,
-    prices: BTreeMap<String, Price>,
     meter: Meter,
     calls: Calls,
     /// The latest turns, of any thread, and the runs that they belong to.
@@ -82,11 +81,12 @@ struct Told {
 
 impl Words {
     /// Of a thread with this model.
-    pub(super) fn new(thread: String, model: &str, prices: BTreeMap<String, Price>) -> Self {
-        let mut words = Self {
+    pub(super) fn new(thread: String, model: &str, pricing: Pricing) -> Self {
+        let mut meter = Meter::new(pricing);
+        meter.set_model(model);
+        Self {
             thread,
-            prices,
-            meter: Meter::default(),
+            meter,
             calls: Calls::default(),
             turns: VecDeque::new(),
             begun: HashSet::new(),
@@ -95,9 +95,7 @@ impl Words {
             tooled: HashSet::new(),
             between: HashSet::new(),
             warnings: VecDeque::new(),
-        };
-        words.set_model(model);
-        words
+        }
     }
 
     /// Forgets what was said in the turn before. Its commands may go on, and are not forgotten.
@@ -162,17 +160,11 @@ impl Words {
             "error" => error(params, told, turn.as_deref()),
             "warning" | "guardianWarning" => heard(self.warn(told.message)),
             "model/rerouted" => {
-                self.set_model(&told.to_model);
+                self.meter.set_model(&told.to_model);
                 heard(vec![Said::Notice { text: format!("the model is now {}", told.to_model) }])
             }
             _ => nothing,
         }
-    }
-
-    fn set_model(&mut self, model: &str) {
-        // A price without a model is for all that have none.
-        let price = self.prices.get(model).or_else(|| self.prices.get("*"));
-        self.meter.set_price(price.copied());
     }
 
     fn turned(&mut self, method: &str, params: &Params, told: Told) -> (Heard, Option<News>) {

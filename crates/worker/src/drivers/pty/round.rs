@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use qd_protocol::AskId;
 use qd_protocol::event::{Answer, AskKind, Decision};
 use qd_protocol::link::AskRequest;
 use serde_json::{Value, json};
@@ -14,6 +13,7 @@ use super::rules::{Question, Rules, Takes};
 use super::screen::Screen;
 use super::teller::Teller;
 use super::transcript::Transcript;
+use crate::turn::ask_id;
 
 /// How long a screen has to be still before it is judged. Programs write a screen in several pieces, and the last
 /// rarely comes so much later than the one before.
@@ -26,8 +26,6 @@ const INTERRUPT_AGAIN: Duration = Duration::from_millis(1500);
 /// How long a program may show nothing new, with no other program running in its terminal and nothing that says that it
 /// works, before nobody believes any more that its turn will end.
 const STILL_MAX: Duration = Duration::from_secs(600);
-/// Random bytes in the id of an ask, five bits of each of which count.
-const ASK_RANDOM: usize = 26;
 
 /// One turn.
 #[derive(Debug)]
@@ -168,8 +166,7 @@ impl Round {
 impl Question {
     /// As people are asked; `None` if the system gives no random numbers, and so nobody can be.
     pub(super) fn request(&self) -> Option<AskRequest> {
-        let mut random = [0; ASK_RANDOM];
-        getrandom::fill(&mut random).ok()?;
+        let id = ask_id().ok()?;
         let (kind, tool, input, options) = match &self.takes {
             Takes::YesOrNo => {
                 (AskKind::Permission, Some(TOOL.to_owned()), json!({ "question": self.text }), Vec::new())
@@ -179,7 +176,6 @@ impl Question {
                 (AskKind::Question, None, Value::Null, words)
             }
         };
-        let id = AskId::from_random(&random);
         Some(AskRequest {
             id,
             kind,

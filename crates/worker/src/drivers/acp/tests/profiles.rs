@@ -1,11 +1,12 @@
 //! What is evened out between agents: each test plays one of them by hand, as it was seen to behave.
 
-use qd_protocol::event::{Answer, AskKind, Decision};
-use qd_protocol::link::{Reply, Said, Stop, Up};
-use serde_json::{Value, json};
+use qd_protocol::event::{AskKind, Decision};
+use qd_protocol::link::{Said, Stop, Up};
+use serde_json::json;
 
-use super::turns::Hand;
-use super::{Stage, assert_well, decide};
+use super::hand::Hand;
+use super::{by_hand, with};
+use crate::drivers::stage::{Stage, assert_well, choose, decide};
 
 /// An agent by hand, of the kind that a manifest describes.
 fn play<A>(agent: &'static str, model: Option<&'static str>, far: impl FnOnce(Hand) -> A) -> Stage
@@ -16,27 +17,19 @@ where
         spec.agent = agent.to_owned();
         spec.model = model.map(str::to_owned);
     };
-    Stage::with(change, |pipe| far(Hand::new(pipe)))
-}
-
-async fn update(hand: &mut Hand, update: Value) {
-    hand.send(json!({"method": "session/update", "params": {"sessionId": "s", "update": update}})).await;
+    with(change, |pipe| far(Hand::new(pipe)))
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_would_decide_by_itself_is_put_into_the_mode_in_which_it_asks() {
     let mut agent = play("qwen", None, async |mut hand| {
-        let (id, _) = hand.expect("initialize").await;
-        hand.answer(id, json!({"protocolVersion": 1, "agentCapabilities": {}})).await;
-        let (id, _) = hand.expect("session/new").await;
         let modes = json!({"currentModeId": "auto", "availableModes": [{"id": "auto", "name": "Auto"}, {"id": "default", "name": "Ask"}]});
-        hand.answer(id, json!({"sessionId": "s", "modes": modes})).await;
+        hand.open_with(json!({"sessionId": "s", "modes": modes})).await;
         let (id, params) = hand.expect("session/set_mode").await;
         assert_eq!(params["modeId"], "default");
         hand.answer(id, json!({})).await;
         let prompt = hand.prompted().await;
-        hand.end(prompt, "end_turn").await;
-        hand.idle().await;
+        hand.finish(prompt).await;
     });
     assert!(matches!(agent.hear().await, Up::Ready { .. }));
     assert_well(&agent.play("a", "x").await);
@@ -45,12 +38,9 @@ async fn an_agent_that_would_decide_by_itself_is_put_into_the_mode_in_which_it_a
 #[tokio::test(start_paused = true)]
 async fn a_model_is_chosen_by_the_agents_setting_and_one_that_it_refuses_is_an_error() {
     let far = async |mut hand: Hand, refuses: bool| {
-        let (id, _) = hand.expect("initialize").await;
-        hand.answer(id, json!({"protocolVersion": 1, "agentCapabilities": {}})).await;
-        let (id, _) = hand.expect("session/new").await;
         let setting = json!({"id": "m", "name": "Model", "category": "model", "type": "select", "currentValue": "a",
             "options": [{"value": "a", "name": "A"}]});
-        hand.answer(id, json!({"sessionId": "s", "configOptions": [setting]})).await;
+        hand.open_with(json!({"sessionId": "s", "configOptions": [setting]})).await;
         let (id, params) = hand.expect("session/set_config_option").await;
         assert_eq!((&params["configId"], &params["value"]), (&json!("m"), &json!("b")));
         match refuses {
@@ -67,23 +57,20 @@ async fn a_model_is_chosen_by_the_agents_setting_and_one_that_it_refuses_is_an_e
 
 #[tokio::test(start_paused = true)]
 async fn what_was_allowed_is_not_asked_again_when_the_agent_has_it_done() {
-    let mut agent = play("gemini", None, async |mut hand| {
-        hand.open().await;
+    let mut agent = by_hand("gemini", async |mut hand| {
         let prompt = hand.prompted().await;
         let options = json!([{"optionId": "y", "name": "Yes", "kind": "allow_once"}, {"optionId": "n", "name": "No", "kind": "reject_once"}]);
         let call =
             json!({"toolCallId": "c", "title": "Write f", "kind": "edit", "locations": [{"path": "f"}]});
-        let params = json!({"sessionId": "s", "toolCall": call, "options": options});
-        hand.send(json!({"id": 1, "method": "session/request_permission", "params": params})).await;
+        hand.ask_about(json!(1), call, options).await;
         assert_eq!(hand.hear().await["result"]["outcome"]["optionId"], "y");
         let cwd = std::env::temp_dir();
         let outside = json!({"sessionId": "s", "path": cwd.join("outside"), "content": ""});
         hand.send(json!({"id": 2, "method": "fs/write_text_file", "params": outside})).await;
         assert!(hand.hear().await["error"]["message"].as_str().is_some_and(|it| it.contains("refused: no")));
-        hand.end(prompt, "end_turn").await;
-        hand.idle().await;
-    });
-    agent.hear().await;
+        hand.finish(prompt).await;
+    })
+    .await;
     agent.prompt("a", "x");
     let first = agent.until_ask().await;
     assert_eq!((first.tool.as_deref(), &first.input), (Some("Edit"), &json!({"path": "f"})));
@@ -97,34 +84,30 @@ async fn what_was_allowed_is_not_asked_again_when_the_agent_has_it_done() {
 
 #[tokio::test(start_paused = true)]
 async fn questions_that_come_as_a_permission_are_questions() {
-    let mut agent = play("qwen", None, async |mut hand| {
-        hand.open().await;
+    let mut agent = by_hand("qwen", async |mut hand| {
         let prompt = hand.prompted().await;
         let options = json!([{"optionId": "ok", "name": "Submit", "kind": "allow_once"}, {"optionId": "no", "name": "Cancel", "kind": "reject_once"}]);
         let questions = json!([{"question": "Which?", "options": [{"label": "Red"}, {"label": "Blue"}], "multiSelect": false}]);
         let call =
             json!({"toolCallId": "c", "title": "Ask", "kind": "think", "rawInput": {"questions": questions}});
-        let params = json!({"sessionId": "s", "toolCall": call, "options": options});
-        hand.send(json!({"id": 1, "method": "session/request_permission", "params": params})).await;
+        hand.ask_about(json!(1), call, options).await;
         let answer = hand.hear().await;
         assert_eq!(answer["result"]["outcome"]["optionId"], "ok", "{answer}");
         assert_eq!(answer["result"]["answers"], json!({"0": "Blue"}));
-        hand.end(prompt, "end_turn").await;
-        hand.idle().await;
-    });
-    agent.hear().await;
+        hand.finish(prompt).await;
+    })
+    .await;
     agent.prompt("a", "x");
     let ask = agent.until_ask().await;
     assert_eq!((ask.kind, ask.prompt.as_str()), (AskKind::Question, "Which?"));
     assert_eq!(ask.options, ["Red", "Blue"]);
-    agent.answer(&ask, Reply::Answered(Answer { value: Some("Blue".to_owned()), ..Answer::default() }));
+    agent.answer(&ask, choose("Blue"));
     assert_well(&agent.ended("a").await);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_asks_for_its_steers_gets_them_once() {
-    let mut agent = play("qwen", None, async |mut hand| {
-        hand.open().await;
+    let mut agent = by_hand("qwen", async |mut hand| {
         let prompt = hand.prompted().await;
         hand.say("working").await;
         let mut id = 0;
@@ -140,10 +123,9 @@ async fn an_agent_that_asks_for_its_steers_gets_them_once() {
             }
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         }
-        hand.end(prompt, "end_turn").await;
-        hand.idle().await;
-    });
-    agent.hear().await;
+        hand.finish(prompt).await;
+    })
+    .await;
     agent.prompt("a", "x");
     agent.until_text("working").await;
     let steer = agent.steer("a", "left");
@@ -154,17 +136,15 @@ async fn an_agent_that_asks_for_its_steers_gets_them_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_steer_that_is_a_second_prompt_is_part_of_the_turn_until_both_are_answered() {
-    let mut agent = play("opencode", None, async |mut hand| {
-        hand.open().await;
+    let mut agent = by_hand("opencode", async |mut hand| {
         let prompt = hand.prompted().await;
         hand.say("working").await;
         let steer = hand.prompted().await;
         hand.end(prompt, "end_turn").await;
         hand.say(" and more").await;
-        hand.end(steer, "end_turn").await;
-        hand.idle().await;
-    });
-    agent.hear().await;
+        hand.finish(steer).await;
+    })
+    .await;
     agent.prompt("a", "x");
     agent.until_text("working").await;
     let steer = agent.steer("a", "left");
@@ -176,16 +156,14 @@ async fn a_steer_that_is_a_second_prompt_is_part_of_the_turn_until_both_are_answ
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_call_of_the_model_that_ends_well_is_an_error() {
-    let mut agent = play("codex-acp", None, async |mut hand| {
-        hand.open().await;
+    let mut agent = by_hand("codex-acp", async |mut hand| {
         let prompt = hand.prompted().await;
         hand.say("Warning: no metadata\n\n").await;
-        update(&mut hand, json!({"sessionUpdate": "session_info_update", "_meta": {"codex": {"threadStatus": {"type": "systemError"}}}})).await;
+        hand.update(json!({"sessionUpdate": "session_info_update", "_meta": {"codex": {"threadStatus": {"type": "systemError"}}}})).await;
         hand.say("scripted 400\n\n").await;
-        hand.end(prompt, "end_turn").await;
-        hand.idle().await;
-    });
-    agent.hear().await;
+        hand.finish(prompt).await;
+    })
+    .await;
     let ended = agent.play("a", "x").await;
     assert_eq!(ended.outcome.stop, Stop::Error);
     assert_eq!(ended.outcome.error.as_ref().map(|error| error.message.as_str()), Some("scripted 400"));
@@ -195,8 +173,7 @@ async fn a_failed_call_of_the_model_that_ends_well_is_an_error() {
 #[tokio::test(start_paused = true)]
 async fn a_turn_that_ends_because_a_tool_was_refused_is_no_cancel_and_the_reason_comes_with_the_next_prompt()
 {
-    let mut agent = play("copilot", None, async |mut hand| {
-        hand.open().await;
+    let mut agent = by_hand("copilot", async |mut hand| {
         let prompt = hand.prompted().await;
         hand.ask(json!(1), "rm").await;
         assert_eq!(hand.hear().await["result"]["outcome"]["optionId"], "never");
@@ -209,10 +186,9 @@ async fn a_turn_that_ends_because_a_tool_was_refused_is_no_cancel_and_the_reason
             .filter_map(|it| it["text"].as_str())
             .collect();
         assert_eq!(texts, ["rm was refused: not today", "again"]);
-        hand.end(id, "end_turn").await;
-        hand.idle().await;
-    });
-    agent.hear().await;
+        hand.finish(id).await;
+    })
+    .await;
     agent.prompt("a", "x");
     let ask = agent.until_ask().await;
     agent.answer(&ask, decide(Decision::Deny, Some("not today")));
@@ -223,8 +199,7 @@ async fn a_turn_that_ends_because_a_tool_was_refused_is_no_cancel_and_the_reason
 #[tokio::test(start_paused = true)]
 async fn what_an_agent_repeats_after_it_was_ready_is_not_its_next_answer() {
     let far = async |mut hand: Hand| {
-        let (id, _) = hand.expect("initialize").await;
-        hand.answer(id, json!({"protocolVersion": 1, "agentCapabilities": {"loadSession": true}})).await;
+        hand.greet(json!({"loadSession": true})).await;
         let (id, _) = hand.expect("session/load").await;
         hand.answer(id, json!({})).await;
         for piece in ["old ", "words"] {
@@ -233,26 +208,24 @@ async fn what_an_agent_repeats_after_it_was_ready_is_not_its_next_answer() {
         }
         let prompt = hand.prompted().await;
         hand.say("new").await;
-        hand.end(prompt, "end_turn").await;
-        hand.idle().await;
+        hand.finish(prompt).await;
     };
     let change = |spec: &mut qd_protocol::worker::AgentSpec| {
         spec.agent = "gemini".to_owned();
         spec.agent_session_id = Some("s".to_owned());
     };
-    let mut agent = Stage::with(change, |pipe| far(Hand::new(pipe)));
+    let mut agent = with(change, |pipe| far(Hand::new(pipe)));
     assert!(matches!(agent.hear().await, Up::Ready { .. }));
     assert_eq!(agent.play("a", "x").await.text(), "new");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_is_said_again_until_the_turn_stops() {
-    let mut agent = play("copilot", None, async |mut hand| {
-        hand.open().await;
+    let mut agent = by_hand("copilot", async |mut hand| {
         let prompt = hand.prompted().await;
         hand.expect("session/cancel").await;
         // It came too early for it: it works on, and is told again.
-        update(&mut hand, json!({"sessionUpdate": "usage_update", "used": 1, "size": 2})).await;
+        hand.update(json!({"sessionUpdate": "usage_update", "used": 1, "size": 2})).await;
         hand.say("one ").await;
         hand.expect("session/cancel").await;
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
@@ -260,8 +233,8 @@ async fn a_cancel_is_said_again_until_the_turn_stops() {
         hand.expect("session/cancel").await;
         hand.end(prompt, "cancelled").await;
         hand.idle().await;
-    });
-    agent.hear().await;
+    })
+    .await;
     agent.prompt("a", "x");
     agent.cancel("a");
     assert_eq!(agent.ended("a").await.outcome.stop, Stop::Cancelled);

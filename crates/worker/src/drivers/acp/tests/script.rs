@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use qd_protocol::event::{Answer, AskKind, Decision, PlanEntry, Usage};
+use qd_protocol::event::{AskKind, Decision, PlanEntry, Usage};
 use qd_protocol::limits::INLINE_MAX;
 use qd_protocol::link::{Reply, Said, Stop, Up};
 use qd_protocol::policy::Risk;
@@ -10,12 +10,13 @@ use qd_protocol::text::escaped_len;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{Stage, assert_well, decide, run};
+use super::{scripted, scripted_with, with};
+use crate::drivers::stage::{assert_well, choose, decide, run};
 use crate::script::Setup;
 
 #[tokio::test(start_paused = true)]
 async fn text_that_is_no_script_is_echoed_without_a_special_result() {
-    let mut agent = Stage::script().await;
+    let mut agent = scripted().await;
     for (name, prompt) in [("a", "plain  words "), ("b", "[not json"), ("c", "{\"say\":\"x\"}")] {
         let ended = agent.play(name, prompt).await;
         assert_well(&ended);
@@ -25,7 +26,7 @@ async fn text_that_is_no_script_is_echoed_without_a_special_result() {
 
 #[tokio::test(start_paused = true)]
 async fn say_says_exactly_so_often_and_so_far_apart() {
-    let mut agent = Stage::script().await;
+    let mut agent = scripted().await;
     let start = Instant::now();
     let ended =
         agent.play("a", r#"[{"say":"x"},{"say":"yz","times":3,"every_ms":100},{"say":"n","times":0}]"#).await;
@@ -36,7 +37,7 @@ async fn say_says_exactly_so_often_and_so_far_apart() {
 
 #[tokio::test(start_paused = true)]
 async fn ten_thousand_pieces_come_whole_and_in_order_through_a_small_pipe() {
-    let mut agent = Stage::script().await;
+    let mut agent = scripted().await;
     let steps: Vec<_> = (0..10_000).map(|n| json!({"say": format!("{n} ")})).collect();
     let ended = agent.play("a", &Value::from(steps).to_string()).await;
     assert_well(&ended);
@@ -45,7 +46,7 @@ async fn ten_thousand_pieces_come_whole_and_in_order_through_a_small_pipe() {
 
 #[tokio::test(start_paused = true)]
 async fn think_and_sleep() {
-    let mut agent = Stage::script().await;
+    let mut agent = scripted().await;
     let start = Instant::now();
     let ended = agent.play("a", r#"[{"think":"hm"},{"sleep_ms":250},{"say":"done"}]"#).await;
     assert_eq!(start.elapsed().as_millis(), 250);
@@ -55,7 +56,7 @@ async fn think_and_sleep() {
 
 #[tokio::test(start_paused = true)]
 async fn a_tool_starts_gives_out_text_and_finishes() {
-    let mut agent = Stage::script().await;
+    let mut agent = scripted().await;
     let script = r#"[{"tool":{"name":"Bash","input":{"command":"ls"},"output":"a\nb","is_error":true}},
         {"tool":{"name":"Look","output":{"n":1}}}]"#;
     let ended = agent.play("a", script).await;
@@ -73,7 +74,7 @@ async fn a_tool_starts_gives_out_text_and_finishes() {
 
 #[tokio::test(start_paused = true)]
 async fn a_tool_output_that_no_event_can_hold_is_cut_with_a_note() {
-    let mut agent = Stage::script().await;
+    let mut agent = scripted().await;
     let script = json!([{"tool": {"name": "Big", "output": "x".repeat(3 << 20)}}]).to_string();
     let ended = agent.play("a", &script).await;
     let Some(Said::ToolFinished { output: Value::String(text), .. }) = ended.said().pop() else {
@@ -85,7 +86,7 @@ async fn a_tool_output_that_no_event_can_hold_is_cut_with_a_note() {
 
 #[tokio::test(start_paused = true)]
 async fn an_ask_waits_for_its_answer_and_says_it() {
-    let mut agent = Stage::script().await;
+    let mut agent = scripted().await;
     let script = r#"[{"ask":{"tool":"Bash","input":{"command":"rm"},"risk":"high"}}]"#;
     let mut ids = Vec::new();
     for (name, reply, says) in [
@@ -120,24 +121,24 @@ async fn an_ask_waits_for_its_answer_and_says_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_question_says_its_answer() {
-    let mut agent = Stage::script().await;
+    let mut agent = scripted().await;
     agent.prompt("a", r#"[{"question":{"prompt":"Which?","options":["red","blue"]}},{"say":"!"}]"#);
     let ask = agent.until_ask().await;
     assert_eq!((ask.kind, ask.prompt.as_str(), ask.tool.as_deref()), (AskKind::Question, "Which?", None));
     assert_eq!(ask.options, ["red", "blue"]);
-    agent.answer(&ask, Reply::Answered(Answer { value: Some("blue".to_owned()), ..Answer::default() }));
+    agent.answer(&ask, choose("blue"));
     assert_eq!(agent.ended("a").await.text(), "blue!");
 
     agent.prompt("b", r#"[{"question":{"prompt":"Name?"}}]"#);
     let ask = agent.until_ask().await;
     assert!(ask.options.is_empty());
-    agent.answer(&ask, Reply::Answered(Answer { value: Some("Ada".to_owned()), ..Answer::default() }));
+    agent.answer(&ask, choose("Ada"));
     assert_eq!(agent.ended("b").await.text(), "Ada");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_withdrawn_ask_ends_the_turn_unless_it_pays_no_heed() {
-    let mut agent = Stage::script().await;
+    let mut agent = scripted().await;
     for (name, step) in [("a", r#"{"ask":{"tool":"Bash"}}"#), ("b", r#"{"question":{"prompt":"q"}}"#)] {
         agent.prompt(name, &format!(r#"[{step},{{"say":"never"}}]"#));
         let ask = agent.until_ask().await;
@@ -154,7 +155,7 @@ async fn a_withdrawn_ask_ends_the_turn_unless_it_pays_no_heed() {
 
 #[tokio::test(start_paused = true)]
 async fn plan_and_usage_are_told_as_they_are() {
-    let mut agent = Stage::script().await;
+    let mut agent = scripted().await;
     let script = r#"[{"plan":[{"content":"one","status":"in_progress"},{"content":"two"},{"content":"three","status":"odd"}]},
         {"usage":{"input_tokens":3,"output_tokens":4,"cost_usd":0.1}},{"usage":{"input_tokens":1,"cost_usd":0.2}}]"#;
     let entry =
@@ -172,7 +173,7 @@ async fn plan_and_usage_are_told_as_they_are() {
 
 #[tokio::test(start_paused = true)]
 async fn write_and_read_are_relative_to_the_workspace_and_their_errors_fail_the_turn() {
-    let mut agent = Stage::script().await;
+    let mut agent = scripted().await;
     let script = r#"[{"write":{"path":"sub/f.txt","content":"käse"}},{"read":"sub/f.txt"}]"#;
     assert_eq!(agent.play("a", script).await.text(), "käse");
     assert_eq!(std::fs::read_to_string(agent.home.path().join("sub/f.txt")).unwrap(), "käse");
@@ -189,7 +190,7 @@ async fn write_and_read_are_relative_to_the_workspace_and_their_errors_fail_the_
 
 #[tokio::test]
 async fn spawn_really_starts_a_process_and_says_its_pid() {
-    let mut agent = Stage::script().await;
+    let mut agent = scripted().await;
     let ended = agent.play("a", r#"[{"spawn":{"argv":["sleep","600"]}}]"#).await;
     let text = ended.text();
     let pid: i32 = text.strip_prefix("pid ").and_then(|pid| pid.parse().ok()).expect("a pid");
@@ -206,7 +207,7 @@ async fn spawn_really_starts_a_process_and_says_its_pid() {
 
 #[tokio::test(start_paused = true)]
 async fn a_steer_is_taken_when_it_is_awaited_early_or_in_time() {
-    let mut agent = Stage::script().await;
+    let mut agent = scripted().await;
     agent.prompt("a", r#"[{"say":"x"},{"sleep_ms":10},{"await_steer":0},{"say":" "},{"await_steer":500}]"#);
     agent.until_text("x").await;
     let early = agent.steer("a", "left");
@@ -220,7 +221,7 @@ async fn a_steer_is_taken_when_it_is_awaited_early_or_in_time() {
 
 #[tokio::test(start_paused = true)]
 async fn without_a_steer_the_wait_ends_and_says_so() {
-    let mut agent = Stage::script().await;
+    let mut agent = scripted().await;
     let start = Instant::now();
     assert_eq!(agent.play("a", r#"[{"await_steer":400}]"#).await.text(), "no steer");
     assert_eq!(start.elapsed().as_millis(), 400);
@@ -228,7 +229,7 @@ async fn without_a_steer_the_wait_ends_and_says_so() {
 
 #[tokio::test(start_paused = true)]
 async fn steers_that_nobody_awaits_are_missed_before_the_end_also_of_a_cancelled_turn() {
-    let mut agent = Stage::script().await;
+    let mut agent = scripted().await;
     for (name, cancel, stop) in [("a", false, Stop::EndTurn), ("b", true, Stop::Cancelled)] {
         agent.prompt(name, r#"[{"say":"x"},{"sleep_ms":100}]"#);
         agent.until_text("x").await;
@@ -246,7 +247,7 @@ async fn steers_that_nobody_awaits_are_missed_before_the_end_also_of_a_cancelled
 
 #[tokio::test(start_paused = true)]
 async fn late_words_come_after_the_end_under_the_old_run_also_after_a_cancel() {
-    let mut agent = Stage::script().await;
+    let mut agent = scripted().await;
     for (name, script) in [
         ("a", r#"[{"late":"too late"},{"say":"x"}]"#),
         ("b", r#"[{"late":"too late"},{"say":"x"},{"sleep_ms":99999999}]"#),
@@ -262,7 +263,7 @@ async fn late_words_come_after_the_end_under_the_old_run_also_after_a_cancel() {
 
 #[tokio::test(start_paused = true)]
 async fn config_says_where_and_as_what_it_runs_in_one_line() {
-    let mut agent = Stage::script_with(Setup::default(), |spec| {
+    let mut agent = scripted_with(Setup::default(), |spec| {
         spec.cwd = "/some/where".into();
         spec.model = Some("m-1".to_owned());
         spec.system_prompt = Some("be\nbrief".to_owned());
@@ -274,7 +275,7 @@ async fn config_says_where_and_as_what_it_runs_in_one_line() {
 
 #[tokio::test(start_paused = true)]
 async fn stop_and_fail_end_the_turn_as_they_say() {
-    let mut agent = Stage::script().await;
+    let mut agent = scripted().await;
     for (at, (step, stop)) in [
         (r#"{"stop":"max_tokens"}"#, Stop::MaxTokens),
         (r#"{"stop":"max_turns"}"#, Stop::MaxTurns),
@@ -294,7 +295,7 @@ async fn stop_and_fail_end_the_turn_as_they_say() {
 
 #[tokio::test(start_paused = true)]
 async fn exit_ends_the_agent_after_its_last_words() {
-    let mut agent = Stage::script().await;
+    let mut agent = scripted().await;
     agent.prompt("a", r#"[{"say":"last words"},{"exit":3},{"say":"never"}]"#);
     agent.until_text("last words").await;
     assert_eq!(agent.gone().await.code, "hung_up");
@@ -302,7 +303,7 @@ async fn exit_ends_the_agent_after_its_last_words() {
 
 #[tokio::test(start_paused = true)]
 async fn a_script_with_a_bad_step_fails_before_its_first_step() {
-    let mut agent = Stage::script().await;
+    let mut agent = scripted().await;
     for (at, (script, says)) in [
         (r#"[{"say":"x"},{"dance":1}]"#, "step 2 of 2 (`dance`)"),
         (r#"[{"say":"x"},{"sleep_ms":"long"}]"#, "step 2 of 2 (`sleep_ms`)"),
@@ -322,10 +323,10 @@ async fn a_script_with_a_bad_step_fails_before_its_first_step() {
 async fn it_is_ready_after_as_long_as_its_environment_says_and_not_at_all_if_that_is_nonsense() {
     let start = Instant::now();
     let setup = |ms: &str| Setup { ready_ms: Some(ms.to_owned()), ..Setup::default() };
-    Stage::script_with(setup("1500"), |_| {}).await;
+    scripted_with(setup("1500"), |_| {}).await;
     assert_eq!(start.elapsed().as_millis(), 1500);
 
-    let mut agent = Stage::with(
+    let mut agent = with(
         |_| {},
         async move |far| {
             let (from, to) = tokio::io::split(far);

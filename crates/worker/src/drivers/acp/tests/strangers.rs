@@ -8,12 +8,13 @@ use serde_json::json;
 use tokio::io::AsyncWriteExt;
 
 use super::super::wire::Peer;
-use super::turns::Hand;
-use super::{Stage, assert_well, decide};
+use super::hand::Hand;
+use super::{by_hand, with};
+use crate::drivers::stage::{assert_well, decide};
 
 #[tokio::test(start_paused = true)]
 async fn garbage_between_the_messages_is_ignored() {
-    let mut agent = Stage::with(
+    let mut agent = with(
         |_| {},
         async |far| {
             let mut hand = Hand::new(far);
@@ -37,8 +38,7 @@ async fn garbage_between_the_messages_is_ignored() {
             hand.send(json!({"method": "session/update"})).await;
             hand.send(json!({"method": "_no/such/thing", "params": {}})).await;
             hand.say("sense").await;
-            hand.end(prompt, "end_turn").await;
-            hand.idle().await;
+            hand.finish(prompt).await;
         },
     );
     agent.hear().await;
@@ -49,34 +49,28 @@ async fn garbage_between_the_messages_is_ignored() {
 
 #[tokio::test(start_paused = true)]
 async fn requests_that_we_do_not_know_are_refused_and_known_ones_with_bad_parameters_too() {
-    let mut agent = Stage::with(
-        |_| {},
-        async |far| {
-            let mut hand = Hand::new(far);
-            hand.open().await;
-            let prompt = hand.prompted().await;
-            for (method, code) in [
-                ("craft/drainMidTurnQueue", -32601),
-                ("terminal/create", -32601),
-                ("session/request_permission", -32602),
-                ("fs/read_text_file", -32602),
-            ] {
-                hand.send(json!({"id": method, "method": method, "params": {"sessionId": "s"}})).await;
-                let answer = hand.hear().await;
-                assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!(method), &json!(code)));
-            }
-            hand.end(prompt, "end_turn").await;
-            hand.idle().await;
-        },
-    );
-    agent.hear().await;
+    let mut agent = by_hand("script", async |mut hand| {
+        let prompt = hand.prompted().await;
+        for (method, code) in [
+            ("craft/drainMidTurnQueue", -32601),
+            ("terminal/create", -32601),
+            ("session/request_permission", -32602),
+            ("fs/read_text_file", -32602),
+        ] {
+            hand.send(json!({"id": method, "method": method, "params": {"sessionId": "s"}})).await;
+            let answer = hand.hear().await;
+            assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!(method), &json!(code)));
+        }
+        hand.finish(prompt).await;
+    })
+    .await;
     assert_well(&agent.play("a", "x").await);
 }
 
 #[tokio::test]
 async fn files_are_served_in_the_workspace_and_nowhere_else() {
     let (place, given) = std::sync::mpsc::channel::<std::path::PathBuf>();
-    let mut agent = Stage::with(
+    let mut agent = with(
         move |spec| place.send(spec.cwd.clone()).expect("it is taken"),
         async move |far| {
             let cwd = given.recv().expect("it was given");
@@ -98,8 +92,7 @@ async fn files_are_served_in_the_workspace_and_nowhere_else() {
                 refused["error"]["message"].as_str().is_some_and(|it| it.contains("outside the workspace")),
                 "{refused}"
             );
-            hand.end(prompt, "end_turn").await;
-            hand.idle().await;
+            hand.finish(prompt).await;
         },
     );
     agent.hear().await;
@@ -115,7 +108,7 @@ async fn files_are_served_in_the_workspace_and_nowhere_else() {
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_of_another_version_or_without_an_answer_is_not_ready() {
-    let mut agent = Stage::with(
+    let mut agent = with(
         |_| {},
         async |far| {
             let mut hand = Hand::new(far);
@@ -127,23 +120,18 @@ async fn an_agent_of_another_version_or_without_an_answer_is_not_ready() {
     let error = agent.gone().await;
     assert!(error.message.contains("version 2"), "{}", error.message);
 
-    let mut agent = Stage::with(|_| {}, async |far| drop(far));
+    let mut agent = with(|_| {}, async |far| drop(far));
     assert_eq!(agent.gone().await.code, "hung_up");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_stop_reason_that_we_do_not_know_is_an_error_and_never_a_success() {
-    let mut agent = Stage::with(
-        |_| {},
-        async |far| {
-            let mut hand = Hand::new(far);
-            hand.open().await;
-            let prompt = hand.prompted().await;
-            hand.end(prompt, "bored").await;
-            hand.idle().await;
-        },
-    );
-    agent.hear().await;
+    let mut agent = by_hand("script", async |mut hand| {
+        let prompt = hand.prompted().await;
+        hand.end(prompt, "bored").await;
+        hand.idle().await;
+    })
+    .await;
     assert_eq!(agent.play("a", "x").await.outcome.stop, Stop::Error);
 }
 

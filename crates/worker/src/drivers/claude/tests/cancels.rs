@@ -4,11 +4,12 @@ use qd_protocol::link::{Stop, Up};
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::{Stage, assert_well};
+use super::with;
+use crate::drivers::stage::assert_well;
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_in_the_middle_ends_the_turn_and_the_next_gets_its_own_answer() {
-    let mut agent = Stage::with(|mut hand| async move {
+    let mut agent = with(|mut hand| async move {
         for _ in 0..3 {
             let prompt = hand.begin().await;
             hand.say("half of").await;
@@ -34,7 +35,7 @@ async fn a_cancel_in_the_middle_ends_the_turn_and_the_next_gets_its_own_answer()
 #[tokio::test(start_paused = true)]
 async fn a_prompt_that_was_cancelled_while_it_waited_has_no_result_and_its_turn_ends_all_the_same() {
     let (seen, mut sees) = mpsc::channel(1);
-    let mut agent = Stage::with(|mut hand| async move {
+    let mut agent = with(|mut hand| async move {
         for _ in 0..20 {
             let (prompt, _) = hand.told().await;
             hand.fate(&prompt, "queued").await;
@@ -61,7 +62,7 @@ async fn a_prompt_that_was_cancelled_while_it_waited_has_no_result_and_its_turn_
 #[tokio::test(start_paused = true)]
 async fn a_receipt_alone_is_enough_where_it_names_the_prompt() {
     let (seen, mut sees) = mpsc::channel(1);
-    let mut agent = Stage::with(|mut hand| async move {
+    let mut agent = with(|mut hand| async move {
         let (prompt, _) = hand.told().await;
         seen.send(()).await.expect("the test listens");
         let id = hand.wanted("interrupt").await;
@@ -78,7 +79,7 @@ async fn a_receipt_alone_is_enough_where_it_names_the_prompt() {
 #[tokio::test(start_paused = true)]
 async fn a_cancel_that_the_agent_missed_is_said_again_when_it_begins() {
     let (seen, mut sees) = mpsc::channel(1);
-    let mut agent = Stage::with(|mut hand| async move {
+    let mut agent = with(|mut hand| async move {
         let (prompt, _) = hand.told().await;
         seen.send(()).await.expect("the test listens");
         hand.interrupted().await;
@@ -102,7 +103,7 @@ async fn a_cancel_that_the_agent_missed_is_said_again_when_it_begins() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_with_an_ask_open_answers_it_after_the_interrupt() {
-    let mut agent = Stage::with(|mut hand| async move {
+    let mut agent = with(|mut hand| async move {
         let prompt = hand.begin().await;
         hand.ask("q", "Bash", json!({"command": "ls"})).await;
         hand.interrupted().await;
@@ -125,7 +126,7 @@ async fn a_cancel_with_an_ask_open_answers_it_after_the_interrupt() {
 
 #[tokio::test(start_paused = true)]
 async fn a_turn_that_was_done_when_the_cancel_came_keeps_its_result() {
-    let mut agent = Stage::with(|mut hand| async move {
+    let mut agent = with(|mut hand| async move {
         let prompt = hand.begin().await;
         hand.say("all of").await;
         hand.interrupted().await;

@@ -1,36 +1,23 @@
 //! An agent by hand: Claude's side of the protocol, as far as these tests need it.
 
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};
+use tokio::io::DuplexStream;
+
+use crate::drivers::stage::{Far, by_hand};
 
 /// An agent whose every line a test writes.
 pub(super) struct Hand {
-    lines: Lines<BufReader<ReadHalf<DuplexStream>>>,
-    to: WriteHalf<DuplexStream>,
+    far: Far,
     messages: u32,
     /// What it says that the conversation has cost.
     pub(super) total: f64,
 }
 
+by_hand!(Hand);
+
 impl Hand {
     pub(super) fn new(far: DuplexStream) -> Self {
-        let (from, to) = tokio::io::split(far);
-        Self { lines: BufReader::new(from).lines(), to, messages: 0, total: 0.0 }
-    }
-
-    /// The next line; `None` if the other side has hung up.
-    pub(super) async fn try_hear(&mut self) -> Option<Value> {
-        let line = self.lines.next_line().await.expect("a pipe in memory")?;
-        Some(serde_json::from_str(&line).expect("a message"))
-    }
-
-    pub(super) async fn hear(&mut self) -> Value {
-        self.try_hear().await.expect("it is open")
-    }
-
-    pub(super) async fn write(&mut self, line: &str) {
-        self.to.write_all(line.as_bytes()).await.expect("a pipe in memory");
-        self.to.write_all(b"\n").await.expect("a pipe in memory");
+        Self { far: Far::new(far), messages: 0, total: 0.0 }
     }
 
     pub(super) async fn send(&mut self, message: Value) {
@@ -151,10 +138,5 @@ impl Hand {
             "terminal_reason": "aborted_streaming", "errors": ["[diagnostic]"]});
         self.result(&[uuid], aborted).await;
         self.fate(uuid, "cancelled").await;
-    }
-
-    /// Lives until the other side hangs up.
-    pub(super) async fn idle(mut self) {
-        while let Ok(Some(_)) = self.lines.next_line().await {}
     }
 }

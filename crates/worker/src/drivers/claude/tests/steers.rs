@@ -5,7 +5,8 @@ use qd_protocol::link::{Stop, Up};
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::{Ended, Stage, assert_well};
+use super::with;
+use crate::drivers::stage::{Ended, assert_well};
 
 /// What became of the steers, in order.
 fn fates(ended: &Ended) -> Vec<(Number, bool)> {
@@ -19,7 +20,7 @@ fn fates(ended: &Ended) -> Vec<(Number, bool)> {
 
 #[tokio::test(start_paused = true)]
 async fn a_steer_during_a_tool_is_taken_into_the_turn_with_one_result() {
-    let mut agent = Stage::with(|mut hand| async move {
+    let mut agent = with(|mut hand| async move {
         let prompt = hand.begin().await;
         hand.say("working").await;
         let (steer, text) = hand.told().await;
@@ -47,7 +48,7 @@ async fn a_steer_during_a_tool_is_taken_into_the_turn_with_one_result() {
 
 #[tokio::test(start_paused = true)]
 async fn a_steer_while_the_model_speaks_follows_in_the_same_turn_whose_answer_is_the_last() {
-    let mut agent = Stage::with(|mut hand| async move {
+    let mut agent = with(|mut hand| async move {
         let prompt = hand.begin().await;
         hand.say("one").await;
         let (steer, _) = hand.told().await;
@@ -73,7 +74,7 @@ async fn a_steer_while_the_model_speaks_follows_in_the_same_turn_whose_answer_is
 #[tokio::test(start_paused = true)]
 async fn a_steer_that_the_agent_drops_is_missed_once() {
     let (seen, mut sees) = mpsc::channel(1);
-    let mut agent = Stage::with(|mut hand| async move {
+    let mut agent = with(|mut hand| async move {
         let prompt = hand.begin().await;
         hand.say("one").await;
         let (steer, _) = hand.told().await;
@@ -97,7 +98,7 @@ async fn a_steer_that_the_agent_drops_is_missed_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_steer_of_a_turn_that_failed_is_called_back_and_the_failure_stays() {
-    let mut agent = Stage::with(|mut hand| async move {
+    let mut agent = with(|mut hand| async move {
         for dropped in [true, false] {
             let prompt = hand.begin().await;
             hand.say("one").await;
@@ -133,7 +134,7 @@ async fn a_steer_of_a_turn_that_failed_is_called_back_and_the_failure_stays() {
 
 #[tokio::test(start_paused = true)]
 async fn a_steer_waits_until_the_turn_has_begun_and_none_is_passed_on_after_a_cancel() {
-    let mut agent = Stage::with(|mut hand| async move {
+    let mut agent = with(|mut hand| async move {
         let (prompt, _) = hand.told().await;
         hand.fate(&prompt, "queued").await;
         // Nothing is to be heard before this.

@@ -7,11 +7,13 @@ use qd_protocol::link::{File, Reply, Said, Stop, Up};
 use qd_protocol::manifest::Price;
 use serde_json::json;
 
-use super::{Given, Hand, Stage, assert_well, choose, decide, run};
+use super::{Given, Hand, staged, with};
+use crate::drivers::price::Pricing;
+use crate::drivers::stage::{assert_well, choose, decide, run};
 
 #[tokio::test(start_paused = true)]
 async fn text_comes_in_pieces_and_once_with_its_tokens_and_its_cost() {
-    let mut agent = Stage::with(|mut hand| async move {
+    let mut agent = with(|mut hand| async move {
         for _ in 0..2 {
             let prompt = hand.begin().await;
             hand.say("hello there").await;
@@ -34,7 +36,7 @@ async fn text_comes_in_pieces_and_once_with_its_tokens_and_its_cost() {
 
 #[tokio::test(start_paused = true)]
 async fn a_prompt_comes_with_its_files_and_what_cannot_be_taken_is_named() {
-    let mut agent = Stage::with(|mut hand| async move {
+    let mut agent = with(|mut hand| async move {
         let line = hand.hear().await;
         let content = line["message"]["content"].as_array().expect("blocks");
         assert_eq!((content[0]["text"].as_str(), content[1]["type"].as_str()), (Some("look"), Some("image")));
@@ -51,7 +53,7 @@ async fn a_prompt_comes_with_its_files_and_what_cannot_be_taken_is_named() {
 
 #[tokio::test(start_paused = true)]
 async fn what_is_said_between_two_turns_belongs_to_the_one_before_and_so_does_a_turn_of_its_own() {
-    let mut agent = Stage::with(|mut hand| async move {
+    let mut agent = with(|mut hand| async move {
         let prompt = hand.begin().await;
         hand.end(&prompt, "begun").await;
         // A task in the background has ended: nobody's prompt.
@@ -94,7 +96,7 @@ async fn what_is_said_between_two_turns_belongs_to_the_one_before_and_so_does_a_
 
 #[tokio::test(start_paused = true)]
 async fn a_tool_is_used_after_a_yes_that_holds_once_and_a_no_comes_with_its_reason() {
-    let mut agent = Stage::with(|mut hand| async move {
+    let mut agent = with(|mut hand| async move {
         let prompt = hand.begin().await;
         let input = json!({"command": "rm x"});
         hand.message("m", json!({"type": "tool_use", "id": "t1", "name": "Bash", "input": input})).await;
@@ -137,7 +139,7 @@ async fn questions_are_asked_one_by_one_and_answered_in_the_tools_arguments() {
     };
     let input = json!({"questions": [question("Which?", false), question("And which?", true)]});
     let given = input.clone();
-    let mut agent = Stage::with(|mut hand| async move {
+    let mut agent = with(|mut hand| async move {
         for answered in [true, false] {
             let prompt = hand.begin().await;
             hand.ask("q", "AskUserQuestion", given.clone()).await;
@@ -170,7 +172,7 @@ async fn questions_are_asked_one_by_one_and_answered_in_the_tools_arguments() {
 
 #[tokio::test(start_paused = true)]
 async fn an_ask_that_the_agent_gives_up_is_withdrawn_and_its_answer_goes_nowhere() {
-    let mut agent = Stage::with(|mut hand| async move {
+    let mut agent = with(|mut hand| async move {
         let prompt = hand.begin().await;
         hand.ask("gone", "Bash", json!({"command": "ls"})).await;
         hand.send(json!({"type": "control_cancel_request", "request_id": "gone"})).await;
@@ -192,7 +194,7 @@ async fn an_ask_that_the_agent_gives_up_is_withdrawn_and_its_answer_goes_nowhere
 
 #[tokio::test(start_paused = true)]
 async fn an_ask_that_outlives_its_turn_is_answered_when_that_ends() {
-    let mut agent = Stage::with(|mut hand| async move {
+    let mut agent = with(|mut hand| async move {
         let prompt = hand.begin().await;
         // Of a helper in the background.
         hand.ask("q", "Bash", json!({"command": "ls"})).await;
@@ -209,7 +211,7 @@ async fn an_ask_that_outlives_its_turn_is_answered_when_that_ends() {
 
 #[tokio::test(start_paused = true)]
 async fn what_the_agent_wants_and_nobody_knows_is_refused_and_never_met_with_silence() {
-    let mut agent = Stage::with(|mut hand| async move {
+    let mut agent = with(|mut hand| async move {
         let prompt = hand.begin().await;
         for request in [json!({"subtype": "hook_callback"}), json!({"subtype": "can_use_tool"}), json!({})] {
             hand.send(json!({"type": "control_request", "request_id": "r", "request": request})).await;
@@ -234,7 +236,7 @@ async fn what_the_agent_wants_and_nobody_knows_is_refused_and_never_met_with_sil
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_call_of_the_model_is_a_failure_and_its_words_are_no_answer() {
-    let mut agent = Stage::with(|mut hand| async move {
+    let mut agent = with(|mut hand| async move {
         let prompt = hand.begin().await;
         let message =
             json!({"id": "m", "model": "<synthetic>", "content": [{"type": "text", "text": "API Error"}]});
@@ -258,7 +260,8 @@ async fn a_failed_call_of_the_model_is_a_failure_and_its_words_are_no_answer() {
 #[tokio::test(start_paused = true)]
 async fn a_known_price_is_told_in_the_middle_of_a_turn_and_only_the_rest_at_its_end() {
     let prices = BTreeMap::from([("m".to_owned(), Price { input: 10_000.0, output: 10_000.0 })]);
-    let mut agent = Stage::given(Given { prices, ..Given::default() }, |far| async move {
+    let given = Given { pricing: Pricing::new(prices), ..Given::default() };
+    let mut agent = staged(given, |far| async move {
         let mut hand = Hand::new(far);
         hand.open().await;
         let prompt = hand.begin().await;
@@ -287,20 +290,20 @@ async fn a_known_price_is_told_in_the_middle_of_a_turn_and_only_the_rest_at_its_
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_ends_in_its_turn_or_before_it_is_ready_is_no_more() {
-    let mut agent = Stage::with(|mut hand| async move {
+    let mut agent = with(|mut hand| async move {
         hand.begin().await;
         hand.say("half of").await;
     })
     .await;
     agent.prompt("a", "x");
     assert_eq!(agent.gone().await.code, "hung_up");
-    let mut agent = Stage::given(Given::default(), |far| async move { drop(far) });
+    let mut agent = staged(Given::default(), |far| async move { drop(far) });
     assert_eq!(agent.gone().await.code, "hung_up");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_conversation_that_is_not_there_is_refused_with_the_agents_words() {
-    let mut agent = Stage::given(Given::default(), |far| async move {
+    let mut agent = staged(Given::default(), |far| async move {
         let mut hand = Hand::new(far);
         hand.wanted("initialize").await;
         let refused = json!({"is_error": true, "subtype": "error_during_execution", "errors": ["No conversation found"]});
@@ -313,7 +316,7 @@ async fn a_conversation_that_is_not_there_is_refused_with_the_agents_words() {
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_has_forgotten_says_so_in_its_first_turn_and_no_more() {
     let given = Given { forgot: Some("No conversation found".to_owned()), ..Given::default() };
-    let mut agent = Stage::given(given, |far| async move {
+    let mut agent = staged(given, |far| async move {
         let mut hand = Hand::new(far);
         hand.open().await;
         for _ in 0..2 {
@@ -330,7 +333,7 @@ async fn an_agent_that_has_forgotten_says_so_in_its_first_turn_and_no_more() {
 
 #[tokio::test(start_paused = true)]
 async fn a_resumed_conversation_is_not_charged_again_for_its_past() {
-    let mut agent = Stage::given(Given { resumed: true, ..Given::default() }, |far| async move {
+    let mut agent = staged(Given { resumed: Some("s".to_owned()), ..Given::default() }, |far| async move {
         let mut hand = Hand::new(far);
         hand.open().await;
         hand.total = 7.0;
@@ -345,7 +348,7 @@ async fn a_resumed_conversation_is_not_charged_again_for_its_past() {
 
 #[tokio::test(start_paused = true)]
 async fn a_version_that_names_no_messages_is_still_understood() {
-    let mut agent = Stage::with(|mut hand| async move {
+    let mut agent = with(|mut hand| async move {
         for text in ["one", "two"] {
             hand.told().await;
             hand.say(text).await;

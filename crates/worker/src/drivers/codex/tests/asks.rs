@@ -5,7 +5,8 @@ use qd_protocol::link::{Reply, Said, Stop, Up};
 use qd_protocol::policy::Risk;
 use serde_json::{Value, json};
 
-use super::{Stage, decide};
+use super::begun;
+use crate::drivers::stage::decide;
 
 fn command(decisions: Value) -> Value {
     json!({"kind": "command", "threadId": "t", "turnId": "u", "itemId": "c", "reason": "to be sure",
@@ -16,7 +17,7 @@ const COMMAND: &str = "item/commandExecution/requestApproval";
 
 #[tokio::test(start_paused = true)]
 async fn a_yes_is_for_this_once_and_a_no_goes_on_with_its_reason_told_before_it() {
-    let (mut stage, mut hand) = Stage::begun().await;
+    let (mut stage, mut hand) = begun().await;
     let longer =
         json!(["accept", {"acceptWithExecpolicyAmendment": {"execpolicy_amendment": ["make"]}}, "cancel"]);
     hand.ask(json!(0), COMMAND, command(longer)).await;
@@ -44,11 +45,11 @@ async fn a_yes_is_for_this_once_and_a_no_goes_on_with_its_reason_told_before_it(
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_would_only_take_a_yes_for_longer_is_refused_and_people_are_told() {
-    let (mut stage, mut hand) = Stage::begun().await;
+    let (mut stage, mut hand) = begun().await;
     hand.ask(json!(0), COMMAND, command(json!(["acceptForSession", "cancel"]))).await;
     assert_eq!(hand.expect_answer(json!(0)).await, json!({"decision": "decline"}));
     hand.completed("u", "completed").await;
-    let said = stage.ended("a").await.said();
+    let said = stage.ended("a").await.words();
     assert!(
         matches!(&said[..], [Said::Notice { text }] if text.contains("no yes for this once")),
         "{said:?}"
@@ -57,7 +58,7 @@ async fn a_server_that_would_only_take_a_yes_for_longer_is_refused_and_people_ar
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_answers_all_that_is_open_and_what_is_asked_after_it() {
-    let (mut stage, mut hand) = Stage::begun().await;
+    let (mut stage, mut hand) = begun().await;
     hand.ask(json!(0), COMMAND, command(Value::Null)).await;
     let questions = json!([{"id": "q", "header": "", "question": "Why?", "options": null}]);
     let question =
@@ -77,7 +78,7 @@ async fn a_cancel_answers_all_that_is_open_and_what_is_asked_after_it() {
 
 #[tokio::test(start_paused = true)]
 async fn what_the_server_no_longer_waits_for_is_withdrawn_and_never_answered() {
-    let (mut stage, mut hand) = Stage::begun().await;
+    let (mut stage, mut hand) = begun().await;
     hand.ask(json!(7), COMMAND, command(Value::Null)).await;
     let ask = stage.until_ask().await;
     hand.tell("serverRequest/resolved", json!({"threadId": "t", "requestId": 7})).await;
@@ -90,7 +91,7 @@ async fn what_the_server_no_longer_waits_for_is_withdrawn_and_never_answered() {
 
 #[tokio::test(start_paused = true)]
 async fn changes_are_judged_by_their_paths_and_those_that_nobody_has_seen_are_of_high_risk() {
-    let (mut stage, mut hand) = Stage::begun().await;
+    let (mut stage, mut hand) = begun().await;
     let change = |path: &str| json!({"path": path, "kind": {"type": "add"}, "diff": "x\n"});
     let patch = json!({"type": "fileChange", "id": "p", "status": "inProgress", "changes": [change("/w/a"), change("/w/b")]});
     hand.item("item/started", "u", patch).await;
@@ -113,7 +114,7 @@ async fn changes_are_judged_by_their_paths_and_those_that_nobody_has_seen_are_of
 
 #[tokio::test(start_paused = true)]
 async fn wider_permissions_older_words_and_hosts_are_asked_for_and_answered_in_their_own_way() {
-    let (mut stage, mut hand) = Stage::begun().await;
+    let (mut stage, mut hand) = begun().await;
     let wanted = json!({"network": {"enabled": true}});
     let request = json!({"threadId": "t", "turnId": "u", "itemId": "i", "cwd": "/w", "reason": "x", "permissions": wanted});
     for (id, decision, granted) in [(0, Decision::AllowOnce, wanted.clone()), (1, Decision::Deny, json!({}))]
@@ -150,7 +151,7 @@ async fn wider_permissions_older_words_and_hosts_are_asked_for_and_answered_in_t
 
 #[tokio::test(start_paused = true)]
 async fn questions_are_asked_one_after_the_other_and_answered_together() {
-    let (mut stage, mut hand) = Stage::begun().await;
+    let (mut stage, mut hand) = begun().await;
     let options = json!([{"label": "Red", "description": "like fire"}, {"label": "Blue", "description": ""}]);
     let questions = json!([
         {"id": "pick", "header": "Colour", "question": "Which?", "isOther": true, "isSecret": false, "options": options},
@@ -176,7 +177,7 @@ async fn questions_are_asked_one_after_the_other_and_answered_together() {
 
 #[tokio::test(start_paused = true)]
 async fn mcp_servers_ask_for_their_tools_and_fill_their_forms() {
-    let (mut stage, mut hand) = Stage::begun().await;
+    let (mut stage, mut hand) = begun().await;
     let call = json!({"type": "mcpToolCall", "id": "c", "server": "s", "tool": "poke", "arguments": {"what": "it"}, "status": "inProgress"});
     hand.item("item/started", "u", call).await;
     let meta = json!({"codex_approval_kind": "mcp_tool_call", "persist": ["session", "always"], "tool_params": {"what": "it"}});
@@ -205,7 +206,7 @@ async fn mcp_servers_ask_for_their_tools_and_fill_their_forms() {
 
 #[tokio::test(start_paused = true)]
 async fn between_turns_nobody_is_asked_and_the_server_is_told_no() {
-    let (mut stage, mut hand) = Stage::begun().await;
+    let (mut stage, mut hand) = begun().await;
     hand.completed("u", "completed").await;
     stage.ended("a").await;
     hand.ask(json!(0), COMMAND, command(Value::Null)).await;

@@ -6,11 +6,12 @@ use qd_protocol::link::{Said, Stop};
 use serde_json::json;
 
 use super::hand::command;
-use super::{Stage, rest, text};
+use super::{begun, ready, text};
+use crate::drivers::stage::rest;
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_before_the_turn_has_a_name_is_said_with_its_name_and_again_when_it_begins() {
-    let (mut stage, mut hand) = Stage::ready().await;
+    let (mut stage, mut hand) = ready().await;
     stage.prompt("a", "x");
     let (start, _) = hand.expect("turn/start").await;
     stage.cancel("a");
@@ -27,7 +28,7 @@ async fn a_cancel_before_the_turn_has_a_name_is_said_with_its_name_and_again_whe
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_between_name_and_beginning_is_said_again_at_each_edge_and_not_more_often() {
-    let (mut stage, mut hand) = Stage::ready().await;
+    let (mut stage, mut hand) = ready().await;
     stage.prompt("a", "x");
     hand.take("u").await;
     rest().await;
@@ -48,7 +49,7 @@ async fn a_cancel_between_name_and_beginning_is_said_again_at_each_edge_and_not_
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_that_is_refused_in_the_middle_of_a_turn_is_said_again_at_its_next_item() {
-    let (mut stage, mut hand) = Stage::begun().await;
+    let (mut stage, mut hand) = begun().await;
     hand.item("item/started", "u", json!({"type": "userMessage", "id": "m"})).await;
     rest().await;
     stage.cancel("a");
@@ -63,7 +64,7 @@ async fn a_cancel_that_is_refused_in_the_middle_of_a_turn_is_said_again_at_its_n
 
 #[tokio::test(start_paused = true)]
 async fn the_end_may_come_before_the_answer_to_the_cancel_and_the_next_turn_is_not_harmed_by_that() {
-    let (mut stage, mut hand) = Stage::begun().await;
+    let (mut stage, mut hand) = begun().await;
     stage.cancel("a");
     let (withheld, _) = hand.expect_interrupt("u").await;
     hand.stop("u").await;
@@ -82,7 +83,7 @@ async fn the_end_may_come_before_the_answer_to_the_cancel_and_the_next_turn_is_n
 
 #[tokio::test(start_paused = true)]
 async fn a_turn_that_was_cancelled_before_it_was_given_is_never_given() {
-    let (mut stage, mut hand) = Stage::ready().await;
+    let (mut stage, mut hand) = ready().await;
     stage.prompt("a", "x");
     stage.cancel("a");
     assert_eq!(stage.ended("a").await.stop(), Stop::Cancelled);
@@ -91,7 +92,7 @@ async fn a_turn_that_was_cancelled_before_it_was_given_is_never_given() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_turn_waits_a_little_for_its_commands_to_end_and_no_longer() {
-    let (mut stage, mut hand) = Stage::begun().await;
+    let (mut stage, mut hand) = begun().await;
     hand.item("item/started", "u", command("c", "inProgress")).await;
     rest().await;
     stage.cancel("a");
@@ -99,7 +100,9 @@ async fn a_cancelled_turn_waits_a_little_for_its_commands_to_end_and_no_longer()
     hand.stop("u").await;
     hand.item("item/completed", "u", command("c", "failed")).await;
     let ended = stage.ended("a").await;
-    assert!(matches!(&ended.said()[1], Said::ToolFinished { call_id, is_error: true, .. } if call_id == "c"));
+    assert!(
+        matches!(&ended.words()[1], Said::ToolFinished { call_id, is_error: true, .. } if call_id == "c")
+    );
 
     stage.prompt("b", "y");
     hand.take("v").await;
@@ -116,7 +119,7 @@ async fn a_cancelled_turn_waits_a_little_for_its_commands_to_end_and_no_longer()
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_stops_the_agents_that_the_turn_started_and_waits_for_them() {
-    let (mut stage, mut hand) = Stage::begun().await;
+    let (mut stage, mut hand) = begun().await;
     hand.turned("turn/started", "child", "cu", "inProgress").await;
     rest().await;
     stage.cancel("a");
@@ -146,7 +149,7 @@ async fn a_cancel_stops_the_agents_that_the_turn_started_and_waits_for_them() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_that_comes_too_late_leaves_the_end_as_the_server_says_it() {
-    let (mut stage, mut hand) = Stage::begun().await;
+    let (mut stage, mut hand) = begun().await;
     stage.cancel("a");
     hand.expect_interrupt("u").await;
     hand.say("u", "m", "done").await;
@@ -154,12 +157,12 @@ async fn a_cancel_that_comes_too_late_leaves_the_end_as_the_server_says_it() {
     let clean = hand.expect_clean().await;
     hand.answer(clean, json!({})).await;
     let ended = stage.ended("a").await;
-    assert_eq!((ended.stop(), ended.said()), (Stop::EndTurn, vec![text("done")]));
+    assert_eq!((ended.stop(), ended.words()), (Stop::EndTurn, vec![text("done")]));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_ends_the_commands_of_its_turn_and_none_that_an_earlier_one_left_on_purpose() {
-    let (mut stage, mut hand) = Stage::begun().await;
+    let (mut stage, mut hand) = begun().await;
     hand.item("item/started", "u", command("server", "inProgress")).await;
     hand.completed("u", "completed").await;
     stage.ended("a").await;

@@ -1,32 +1,20 @@
 //! A server by hand: the test writes its every line, and says what it must have been told.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};
+use tokio::io::DuplexStream;
+
+use crate::drivers::stage::{Far, by_hand};
 
 /// A server by hand, with a thread `t`.
 pub(super) struct Hand {
-    lines: Lines<BufReader<ReadHalf<DuplexStream>>>,
-    to: WriteHalf<DuplexStream>,
+    far: Far,
 }
+
+by_hand!(Hand);
 
 impl Hand {
     pub(super) fn new(far: DuplexStream) -> Self {
-        let (from, to) = tokio::io::split(far);
-        Self { lines: BufReader::new(from).lines(), to }
-    }
-
-    pub(super) async fn hear(&mut self) -> Value {
-        let line = self.lines.next_line().await.expect("a pipe in memory").expect("it is open");
-        serde_json::from_str(&line).expect("a message")
-    }
-
-    /// The next message, which is of this method; gives its id and its parameters.
-    pub(super) async fn expect(&mut self, method: &str) -> (Value, Value) {
-        let mut message = self.hear().await;
-        assert_eq!(message["method"], method, "{message}");
-        (message["id"].take(), message["params"].take())
+        Self { far: Far::new(far) }
     }
 
     /// The next message, which answers this request; gives the answer.
@@ -38,17 +26,6 @@ impl Hand {
             Some(error) => json!({"error": error["code"]}),
             None => message["result"].take(),
         }
-    }
-
-    /// Nothing was told, and nothing will be unless something happens.
-    pub(super) async fn expect_silence(&mut self) {
-        let heard = tokio::time::timeout(Duration::from_secs(60), self.hear()).await;
-        assert!(heard.is_err(), "{heard:?}");
-    }
-
-    pub(super) async fn write(&mut self, line: &str) {
-        self.to.write_all(line.as_bytes()).await.expect("a pipe in memory");
-        self.to.write_all(b"\n").await.expect("a pipe in memory");
     }
 
     pub(super) async fn tell(&mut self, method: &str, params: Value) {

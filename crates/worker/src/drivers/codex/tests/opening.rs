@@ -4,12 +4,12 @@ use qd_protocol::event::Usage;
 use qd_protocol::link::{Said, Stop, Up};
 use serde_json::json;
 
-use super::Stage;
 use super::hand::thread;
+use super::with;
 
 #[tokio::test(start_paused = true)]
 async fn a_thread_has_a_name_before_its_first_prompt_and_what_the_session_says_it_is_to_have() {
-    let (mut stage, mut hand) = Stage::with(|spec| {
+    let (mut stage, mut hand) = with(|spec| {
         spec.model = Some("big".to_owned());
         spec.system_prompt = Some("be brief".to_owned());
     });
@@ -31,7 +31,7 @@ async fn what_the_user_has_set_up_to_be_asked_is_not_weakened_and_never_asking_i
         (json!("untrusted"), None),
         (json!({"granular": {"sandbox_approval": false, "rules": true, "mcp_elicitations": true}}), None),
     ] {
-        let (mut stage, mut hand) = Stage::with(|_| {});
+        let (mut stage, mut hand) = with(|_| {});
         hand.greet(json!({"approval_policy": policy})).await;
         let (id, params) = hand.expect("thread/start").await;
         assert_eq!(params.get("approvalPolicy").and_then(|policy| policy.as_str()), wanted, "{policy}");
@@ -42,7 +42,7 @@ async fn what_the_user_has_set_up_to_be_asked_is_not_weakened_and_never_asking_i
 
 #[tokio::test(start_paused = true)]
 async fn a_server_whose_settings_let_it_do_anything_unasked_is_pointed_out() {
-    let (mut stage, mut hand) = Stage::with(|_| {});
+    let (mut stage, mut hand) = with(|_| {});
     hand.greet(json!({})).await;
     let (id, _) = hand.expect("thread/start").await;
     let mut open = thread("t");
@@ -53,13 +53,13 @@ async fn a_server_whose_settings_let_it_do_anything_unasked_is_pointed_out() {
     hand.take("u").await;
     hand.started("u").await;
     hand.completed("u", "completed").await;
-    let said = stage.ended("a").await.said();
+    let said = stage.ended("a").await.words();
     assert!(matches!(&said[..], [Said::Notice { text }] if text.contains("danger-full-access")), "{said:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_old_thread_goes_on_and_only_what_is_new_is_counted() {
-    let (mut stage, mut hand) = Stage::with(|spec| spec.agent_session_id = Some("t".to_owned()));
+    let (mut stage, mut hand) = with(|spec| spec.agent_session_id = Some("t".to_owned()));
     hand.greet(json!({})).await;
     let (id, params) = hand.expect("thread/resume").await;
     assert_eq!((&params["threadId"], &params["excludeTurns"]), (&json!("t"), &json!(true)));
@@ -76,12 +76,12 @@ async fn an_old_thread_goes_on_and_only_what_is_new_is_counted() {
     hand.completed("u", "completed").await;
     let ended = stage.ended("a").await;
     let usage = Usage { input_tokens: 100, output_tokens: 7, cost_usd: 0.0 };
-    assert_eq!((ended.stop(), ended.said()), (Stop::EndTurn, vec![Said::Usage { usage }]));
+    assert_eq!((ended.stop(), ended.words()), (Stop::EndTurn, vec![Said::Usage { usage }]));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_thread_that_cannot_be_resumed_is_followed_by_a_new_one_and_the_first_turn_says_so() {
-    let (mut stage, mut hand) = Stage::with(|spec| spec.agent_session_id = Some("old".to_owned()));
+    let (mut stage, mut hand) = with(|spec| spec.agent_session_id = Some("old".to_owned()));
     hand.greet(json!({})).await;
     let (id, _) = hand.expect("thread/resume").await;
     hand.refuse(id, "no rollout found for thread id old").await;
@@ -94,7 +94,7 @@ async fn a_thread_that_cannot_be_resumed_is_followed_by_a_new_one_and_the_first_
         hand.take(name).await;
         hand.started(name).await;
         hand.completed(name, "completed").await;
-        let said = stage.ended(name).await.said();
+        let said = stage.ended(name).await.words();
         assert_eq!(said.len(), notices, "{said:?}");
         assert!(said.iter().all(|said| matches!(said, Said::Notice { text } if text.contains("no rollout"))));
     }
@@ -102,7 +102,7 @@ async fn a_thread_that_cannot_be_resumed_is_followed_by_a_new_one_and_the_first_
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_opens_no_thread_says_why_and_one_that_asks_too_early_is_refused() {
-    let (mut stage, mut hand) = Stage::with(|_| {});
+    let (mut stage, mut hand) = with(|_| {});
     let (id, _) = hand.expect("initialize").await;
     hand.ask(json!(0), "account/chatgptAuthTokens/refresh", json!({})).await;
     assert_eq!(hand.expect_answer(json!(0)).await, json!({"error": -32601}));

@@ -8,11 +8,12 @@ use qd_protocol::manifest::Price;
 use serde_json::json;
 
 use super::hand::command;
-use super::{Stage, rest, run, text};
+use super::{begun, ready, text, with};
+use crate::drivers::stage::{rest, run};
 
 #[tokio::test(start_paused = true)]
 async fn words_are_heard_as_they_come_and_none_is_lost_or_said_twice() {
-    let (mut stage, mut hand) = Stage::ready().await;
+    let (mut stage, mut hand) = ready().await;
     stage.prompt("a", "x");
     assert_eq!(hand.take("u").await, json!([{"type": "text", "text": "x"}]));
     hand.started("u").await;
@@ -35,7 +36,7 @@ async fn words_are_heard_as_they_come_and_none_is_lost_or_said_twice() {
     assert_eq!(ended.outcome.text.as_deref(), Some("found"));
     assert_eq!(ended.stop(), Stop::EndTurn);
     let thoughts: String = ended
-        .said()
+        .words()
         .into_iter()
         .filter_map(|said| if let Said::Thought { text } = said { Some(text) } else { None })
         .collect();
@@ -44,7 +45,7 @@ async fn words_are_heard_as_they_come_and_none_is_lost_or_said_twice() {
 
 #[tokio::test(start_paused = true)]
 async fn commands_and_plans_are_heard_and_a_call_that_begins_twice_is_one() {
-    let (mut stage, mut hand) = Stage::begun().await;
+    let (mut stage, mut hand) = begun().await;
     hand.item("item/started", "u", command("c", "inProgress")).await;
     hand.item("item/started", "u", command("c", "inProgress")).await;
     let output = json!({"threadId": "t", "turnId": "u", "itemId": "c", "delta": "so far\n"});
@@ -64,7 +65,7 @@ async fn commands_and_plans_are_heard_and_a_call_that_begins_twice_is_one() {
     let id = || "c".to_owned();
     let entry = |content: &str, status: &str| PlanEntry { content: content.into(), status: status.into() };
     assert_eq!(
-        ended.said(),
+        ended.words(),
         [
             Said::ToolStarted {
                 call_id: id(),
@@ -85,7 +86,7 @@ async fn commands_and_plans_are_heard_and_a_call_that_begins_twice_is_one() {
 
 #[tokio::test(start_paused = true)]
 async fn tokens_are_told_as_they_are_used_and_priced_and_calls_of_the_model_are_counted() {
-    let (mut stage, mut hand) = Stage::with(|spec| {
+    let (mut stage, mut hand) = with(|spec| {
         spec.prices = BTreeMap::from([("m".to_owned(), Price { input: 1.0, output: 10.0 })]);
     });
     hand.open().await;
@@ -105,7 +106,7 @@ async fn tokens_are_told_as_they_are_used_and_priced_and_calls_of_the_model_are_
     hand.completed("u", "completed").await;
     let ended = stage.ended("a").await;
     let usage: Vec<Usage> = ended
-        .said()
+        .words()
         .into_iter()
         .filter_map(|said| if let Said::Usage { usage } = said { Some(usage) } else { None })
         .collect();
@@ -116,7 +117,7 @@ async fn tokens_are_told_as_they_are_used_and_priced_and_calls_of_the_model_are_
 
 #[tokio::test(start_paused = true)]
 async fn a_turn_fails_by_its_status_with_the_servers_words_and_what_is_tried_again_is_a_notice() {
-    let (mut stage, mut hand) = Stage::begun().await;
+    let (mut stage, mut hand) = begun().await;
     let error = |message: &str, retry: bool| {
         let error = json!({"message": message, "codexErrorInfo": "other", "additionalDetails": null});
         json!({"threadId": "t", "turnId": "u", "error": error, "willRetry": retry})
@@ -130,7 +131,7 @@ async fn a_turn_fails_by_its_status_with_the_servers_words_and_what_is_tried_aga
     assert_eq!(ended.stop(), Stop::Error);
     let error = ended.outcome.error.clone().unwrap();
     assert_eq!((error.code.as_str(), error.message.as_str()), ("agent_error", "scripted 400"));
-    assert_eq!(ended.said()[0], Said::Notice { text: "Reconnecting... 1/5".to_owned() });
+    assert_eq!(ended.words()[0], Said::Notice { text: "Reconnecting... 1/5".to_owned() });
 
     stage.prompt("b", "y");
     let (id, _) = hand.expect("turn/start").await;
@@ -147,7 +148,7 @@ async fn a_turn_fails_by_its_status_with_the_servers_words_and_what_is_tried_aga
 
 #[tokio::test(start_paused = true)]
 async fn the_end_of_another_turn_never_ends_ours() {
-    let (mut stage, mut hand) = Stage::ready().await;
+    let (mut stage, mut hand) = ready().await;
     stage.prompt("a", "x");
     let (start, _) = hand.expect("turn/start").await;
     // Before ours has a name, while it runs, and of a thread that is not ours.
@@ -163,7 +164,7 @@ async fn the_end_of_another_turn_never_ends_ours() {
 
 #[tokio::test(start_paused = true)]
 async fn a_turn_that_ends_before_it_has_a_name_has_ended_and_one_that_had_begun_can_be_steered() {
-    let (mut stage, mut hand) = Stage::ready().await;
+    let (mut stage, mut hand) = ready().await;
     stage.prompt("a", "x");
     let (start, _) = hand.expect("turn/start").await;
     hand.started("u").await;
@@ -187,7 +188,7 @@ async fn a_turn_that_ends_before_it_has_a_name_has_ended_and_one_that_had_begun_
 
 #[tokio::test(start_paused = true)]
 async fn a_steer_waits_for_the_beginning_and_one_that_comes_too_late_is_missed() {
-    let (mut stage, mut hand) = Stage::ready().await;
+    let (mut stage, mut hand) = ready().await;
     stage.prompt("a", "x");
     hand.take("u").await;
     let early = stage.steer("a", "louder");
@@ -210,7 +211,7 @@ async fn a_steer_waits_for_the_beginning_and_one_that_comes_too_late_is_missed()
 
 #[tokio::test(start_paused = true)]
 async fn late_words_belong_to_the_turn_before_also_in_the_middle_of_the_next() {
-    let (mut stage, mut hand) = Stage::begun().await;
+    let (mut stage, mut hand) = begun().await;
     hand.item("item/started", "u", command("c", "inProgress")).await;
     hand.completed("u", "completed").await;
     stage.ended("a").await;
@@ -242,7 +243,7 @@ type RunName = String;
 
 #[tokio::test(start_paused = true)]
 async fn what_nobody_knows_is_passed_over_and_asked_for_refused_and_never_left_unanswered() {
-    let (mut stage, mut hand) = Stage::begun().await;
+    let (mut stage, mut hand) = begun().await;
     for line in [
         "npm warn",
         "{",
@@ -267,21 +268,21 @@ async fn what_nobody_knows_is_passed_over_and_asked_for_refused_and_never_left_u
     assert_eq!(hand.expect_answer(json!(5)).await, json!({"error": -32602}));
     hand.completed("u", "completed").await;
     let ended = stage.ended("a").await;
-    assert_eq!(ended.said(), [Said::Notice { text: "careful".to_owned() }]);
+    assert_eq!(ended.words(), [Said::Notice { text: "careful".to_owned() }]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_goes_away_in_the_middle_of_a_turn_is_gone() {
-    let (mut stage, hand) = Stage::begun().await;
+    let (mut stage, hand) = begun().await;
     drop(hand);
     assert_eq!(stage.gone().await.code, "hung_up");
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_empty_message_makes_no_gap() {
-    let (mut stage, mut hand) = Stage::begun().await;
+    let (mut stage, mut hand) = begun().await;
     hand.item("item/completed", "u", json!({"type": "agentMessage", "id": "m", "text": ""})).await;
     hand.say("u", "n", "one").await;
     hand.completed("u", "completed").await;
-    assert_eq!(stage.ended("a").await.said(), [text("one")]);
+    assert_eq!(stage.ended("a").await.words(), [text("one")]);
 }

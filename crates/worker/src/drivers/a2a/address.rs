@@ -1,0 +1,180 @@
+//! Addresses of remote agents: read from what people and cards say, joined, and compared. Nothing is dialled here.
+
+use std::fmt;
+
+use hyper::Uri;
+use hyper::http::uri::Scheme;
+
+/// Where cards are, below an agent's base. The second is what older agents call it.
+const CARD_PLACES: [&str; 2] = [".well-known/agent-card.json", ".well-known/agent.json"];
+
+/// An address of HTTP, with TLS or without.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Address {
+    pub(super) tls: bool,
+    /// A name or a number; an IPv6 address in its brackets.
+    host: String,
+    pub(super) port: u16,
+    /// The path and the query; begins with a slash.
+    pub(super) path: String,
+}
+
+impl Address {
+    /// Reads a whole address.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let bad = |why: &str| format!("`{}` cannot be used as an address: {why}", shown(text));
+        let uri: Uri = text.parse().map_err(|cause| bad(&format!("{cause}")))?;
+        let tls = match uri.scheme() {
+            Some(scheme) if *scheme == Scheme::HTTPS => true,
+            Some(scheme) if *scheme == Scheme::HTTP => false,
+            _ => return Err(bad("it begins with neither http:// nor https://")),
+        };
+        let authority = uri.authority().ok_or_else(|| bad("it names no host"))?;
+        if authority.as_str().contains('@') {
+            return Err(bad(
+                "a name or a password in it would be shown everywhere; put the token into A2A_TOKEN",
+            ));
+        }
+        if authority.host().is_empty() {
+            return Err(bad("it names no host"));
+        }
+        Ok(Self {
+            tls,
+            host: authority.host().to_owned(),
+            port: authority.port_u16().unwrap_or(if tls { 443 } else { 80 }),
+            path: uri.path_and_query().map_or_else(|| "/".to_owned(), |path| path.as_str().to_owned()),
+        })
+    }
+
+    /// What a reference on the page at this address means.
+    pub(super) fn join(&self, reference: &str) -> Result<Self, String> {
+        let reference = reference.trim();
+        let scheme = if self.tls { "https" } else { "http" };
+        if reference.contains("://") {
+            return Self::parse(reference);
+        }
+        if reference.starts_with("//") {
+            return Self::parse(&format!("{scheme}:{reference}"));
+        }
+        let folder = || {
+            let path = self.path_alone();
+            path[..=path.rfind('/').unwrap_or(0)].to_owned()
+        };
+        let path = match reference {
+            "" => self.path.clone(),
+            absolute if absolute.starts_with('/') => absolute.to_owned(),
+            relative => folder() + relative.trim_start_matches("./"),
+        };
+        Self::parse(&format!("{scheme}://{}{path}", self.authority()))
+    }
+
+    /// The same place with a path below it.
+    pub(super) fn below(&self, path: &str) -> Self {
+        let base = self.path_alone().trim_end_matches('/');
+        Self { path: format!("{base}/{path}"), ..self.clone() }
+    }
+
+    /// Where the card of the agent at this address may be; the address may be the card's own.
+    pub(super) fn cards(&self) -> Vec<Self> {
+        if self.path_alone().ends_with(".json") {
+            return vec![self.clone()];
+        }
+        CARD_PLACES.iter().map(|place| self.below(place)).collect()
+    }
+
+    /// Whether both are the same server.
+    pub(super) fn is_beside(&self, other: &Self) -> bool {
+        (self.tls, self.port) == (other.tls, other.port) && self.host.eq_ignore_ascii_case(&other.host)
+    }
+
+    /// Whether it is this machine, whose connections nobody else reads.
+    pub(super) fn is_here(&self) -> bool {
+        let number = self.dialled().parse::<std::net::IpAddr>();
+        self.host.eq_ignore_ascii_case("localhost") || number.is_ok_and(|number| number.is_loopback())
+    }
+
+    /// The host as it is dialled and as certificates have it.
+    pub(super) fn dialled(&self) -> &str {
+        self.host.trim_start_matches('[').trim_end_matches(']')
+    }
+
+    /// The `Host` header.
+    pub(super) fn authority(&self) -> String {
+        match (self.tls, self.port) {
+            (true, 443) | (false, 80) => self.host.clone(),
+            (_, port) => format!("{}:{port}", self.host),
+        }
+    }
+
+    fn path_alone(&self) -> &str {
+        self.path.split_once('?').map_or(&self.path, |(path, _)| path)
+    }
+}
+
+impl fmt::Display for Address {
+    /// Without the query, which may have a key in it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.tls { "https" } else { "http" };
+        write!(f, "{scheme}://{}{}", self.authority(), self.path_alone())
+    }
+}
+
+/// An address that could not be read, without what may be secret in it.
+fn shown(text: &str) -> &str {
+    let text = text.split_once('?').map_or(text, |(text, _)| text);
+    text.rsplit_once('@').map_or(text, |(_, host)| host)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> Address {
+        Address::parse(text).unwrap()
+    }
+
+    #[test]
+    fn an_address_reads_back_as_it_was_written() {
+        for text in ["http://h:1/", "https://h/a/b", "http://127.0.0.1:41241/x", "https://[::1]:8443/x"] {
+            assert_eq!(address(text).to_string(), text);
+        }
+        assert_eq!(address(" http://h:80 ").to_string(), "http://h/");
+        assert_eq!(address("https://h:443/?key=s3cret").to_string(), "https://h/", "a query may be a secret");
+        assert_eq!(address("https://[::1]/").dialled(), "::1");
+        assert!(address("http://[::1]:1/").is_here() && address("http://LOCALHOST/").is_here());
+        assert!(address("http://127.9.9.9/").is_here() && !address("http://10.0.0.1/").is_here());
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_and_shows_no_password() {
+        for text in ["", "h:1", "ftp://h", "http://", "http:///x", "http://a b"] {
+            assert!(Address::parse(text).is_err(), "{text}");
+        }
+        let refused = Address::parse("http://me:s3cret@h/").unwrap_err();
+        assert!(refused.contains("A2A_TOKEN") && !refused.contains("s3cret"), "{refused}");
+    }
+
+    #[test]
+    fn a_card_is_below_the_base_or_is_the_address_itself() {
+        let places = |text: &str| address(text).cards().iter().map(Address::to_string).collect::<Vec<_>>();
+        assert_eq!(
+            places("http://h:1"),
+            ["http://h:1/.well-known/agent-card.json", "http://h:1/.well-known/agent.json"]
+        );
+        assert_eq!(places("http://h/agents/a/")[0], "http://h/agents/a/.well-known/agent-card.json");
+        assert_eq!(places("http://h/cards/a.json"), ["http://h/cards/a.json"]);
+    }
+
+    #[test]
+    fn what_a_card_says_is_read_from_where_the_card_is() {
+        let card = address("https://h:1/x/.well-known/agent-card.json");
+        let joined = |reference: &str| card.join(reference).unwrap().to_string();
+        assert_eq!(joined("http://other/y"), "http://other/y");
+        assert_eq!(joined("//other/y"), "https://other/y");
+        assert_eq!(joined("/rpc"), "https://h:1/rpc");
+        assert_eq!(joined("rpc"), "https://h:1/x/.well-known/rpc");
+        assert_eq!(joined(""), card.to_string());
+        assert!(card.is_beside(&address("https://H:1/z")) && !card.is_beside(&address("http://h:1/z")));
+    }
+}

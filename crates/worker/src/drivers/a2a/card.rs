@@ -1,0 +1,298 @@
+//! An agent's card: where it is called, in which version and binding, what it can do, and what it wants to let us in.
+//! Cards of 1.0 and of 0.3 have different shapes; an agent may put both into one.
+
+use hyper::header::{AUTHORIZATION, HeaderName, HeaderValue};
+use qd_catalog::REMOTE_TOKEN;
+use serde_json::Value;
+
+use super::address::Address;
+use super::http::Credential;
+
+/// Which of the two wire forms an agent speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Version {
+    /// 0.3, and what came shortly before it.
+    Old,
+    /// 1.0, and what will be compatible with it.
+    One,
+}
+
+impl Version {
+    fn of(text: &str) -> Option<Self> {
+        let mut numbers = text.trim().split('.');
+        match (numbers.next()?, numbers.next()) {
+            ("1", _) => Some(Self::One),
+            ("0", Some("2" | "3")) => Some(Self::Old),
+            _ => None,
+        }
+    }
+
+    /// What it is called in a request.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Old => "0.3",
+            Self::One => "1.0",
+        }
+    }
+}
+
+/// How calls are put into HTTP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Binding {
+    /// All at one address, by method.
+    JsonRpc,
+    /// Each at its own path.
+    Rest,
+}
+
+/// How an agent is called.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Interface {
+    pub(super) at: Address,
+    pub(super) binding: Binding,
+    pub(super) version: Version,
+    /// Whose agent it is, where one server has agents of several.
+    pub(super) tenant: Option<String>,
+}
+
+/// What of a card matters here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Card {
+    pub(super) interface: Interface,
+    /// Whether it tells what it does while it does it.
+    pub(super) streams: bool,
+    /// The header that lets us in.
+    header: HeaderName,
+}
+
+impl Card {
+    /// Reads a card that was found at this address; says why if the agent cannot be driven.
+    pub(super) fn read(card: &Value, at: &Address) -> Result<Self, String> {
+        if !card.is_object() {
+            return Err("it is no object".to_owned());
+        }
+        let can = &card["capabilities"];
+        if let Some(needed) = list(&can["extensions"]).iter().find(|one| one["required"] == true) {
+            let uri = needed["uri"].as_str().unwrap_or("one without a name");
+            return Err(format!("the agent requires the extension {uri}, which quarterdeck does not have"));
+        }
+        let offers = offers(card);
+        let usable = offers.iter().filter_map(|offer| Some((offer.usable()?, offer)));
+        let Some(((_, binding, version), offer)) = usable.min_by_key(|((rank, ..), _)| *rank) else {
+            let named: Vec<String> = offers.iter().map(Offer::to_string).collect();
+            let named = if named.is_empty() { "nothing".to_owned() } else { named.join(", ") };
+            return Err(format!(
+                "it offers {named}; quarterdeck speaks JSONRPC 1.0 and 0.3, and HTTP+JSON 1.0"
+            ));
+        };
+        let interface = Interface {
+            at: at.join(&offer.url)?,
+            binding,
+            version,
+            tenant: offer.tenant.clone().filter(|tenant| !tenant.is_empty()),
+        };
+        Ok(Self { interface, streams: can["streaming"] == true, header: header(card) })
+    }
+
+    /// What lets us in, out of what the session was given.
+    pub(super) fn credential(&self, token: &str) -> Result<Credential, String> {
+        credential(self.header.clone(), token)
+    }
+
+    /// The header that it wants.
+    pub(super) fn header(&self) -> &str {
+        self.header.as_str()
+    }
+}
+
+/// What lets us in by the usual header, for when no card says otherwise.
+pub(super) fn bearer(token: &str) -> Result<Credential, String> {
+    credential(AUTHORIZATION, token)
+}
+
+fn credential(header: HeaderName, token: &str) -> Result<Credential, String> {
+    let token = token.trim();
+    let text = if header == AUTHORIZATION { format!("Bearer {token}") } else { token.to_owned() };
+    let mut value = HeaderValue::from_str(&text)
+        .map_err(|_| format!("the value of {REMOTE_TOKEN} has characters that no header can have"))?;
+    value.set_sensitive(true);
+    Ok(Credential { header, value })
+}
+
+/// One way to call an agent.
+#[derive(Debug)]
+struct Offer {
+    url: String,
+    binding: String,
+    version: String,
+    tenant: Option<String>,
+}
+
+impl Offer {
+    /// How it would be used, and how much we would rather use another; `None` if we cannot.
+    fn usable(&self) -> Option<(u8, Binding, Version)> {
+        let version = Version::of(&self.version)?;
+        let is = |name: &str| self.binding.eq_ignore_ascii_case(name);
+        match version {
+            Version::One if is("JSONRPC") => Some((0, Binding::JsonRpc, version)),
+            Version::One if is("HTTP+JSON") => Some((1, Binding::Rest, version)),
+            Version::Old if is("JSONRPC") => Some((2, Binding::JsonRpc, version)),
+            _ => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Offer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.binding, self.version)
+    }
+}
+
+/// All that a card offers, in its order.
+fn offers(card: &Value) -> Vec<Offer> {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let mut offers = Vec::new();
+    for one in list(&card["supportedInterfaces"]) {
+        let Some(url) = text(&one["url"]) else { continue };
+        offers.push(Offer {
+            url,
+            binding: text(&one["protocolBinding"]).unwrap_or_else(|| "JSONRPC".to_owned()),
+            version: text(&one["protocolVersion"]).unwrap_or_else(|| "1.0".to_owned()),
+            tenant: text(&one["tenant"]),
+        });
+    }
+    // The older shape: one way at the top, others in a list of their own, and a version for all of them.
+    let version = text(&card["protocolVersion"]).unwrap_or_else(|| "0.3".to_owned());
+    let preferred = text(&card["url"]).map(|url| (url, text(&card["preferredTransport"])));
+    let others = list(&card["additionalInterfaces"])
+        .iter()
+        .filter_map(|one| Some((text(&one["url"])?, text(&one["transport"]))));
+    for (url, binding) in preferred.into_iter().chain(others) {
+        let binding = binding.unwrap_or_else(|| "JSONRPC".to_owned());
+        offers.push(Offer { url, binding, version: version.clone(), tenant: None });
+    }
+    offers
+}
+
+/// The header that a card wants a credential in: that of an API key if it takes nothing that goes into the usual one.
+fn header(card: &Value) -> HeaderName {
+    let Some(schemes) = card["securitySchemes"].as_object() else { return AUTHORIZATION };
+    // What is required, by name; where nothing is, all that would do.
+    let required: Vec<&str> = list(&card["securityRequirements"])
+        .iter()
+        .filter_map(|one| one["schemes"].as_object())
+        .chain(list(&card["security"]).iter().filter_map(Value::as_object))
+        .flat_map(|one| one.keys().map(String::as_str))
+        .collect();
+    let wanted = schemes.iter().filter(|(name, _)| required.is_empty() || required.contains(&name.as_str()));
+    let mut key = None;
+    for (_, scheme) in wanted {
+        let new = &scheme["apiKeySecurityScheme"];
+        let (place, name) = match new.is_object() {
+            true => (&new["location"], &new["name"]),
+            false if scheme["type"] == "apiKey" => (&scheme["in"], &scheme["name"]),
+            false => return AUTHORIZATION,
+        };
+        if place == "header" && key.is_none() {
+            key = name.as_str().and_then(|name| HeaderName::from_bytes(name.as_bytes()).ok());
+        }
+    }
+    key.unwrap_or(AUTHORIZATION)
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(card: Value) -> Result<Card, String> {
+        Card::read(&card, &Address::parse("https://h/a/.well-known/agent-card.json").unwrap())
+    }
+
+    fn interface(card: Value) -> (String, Binding, Version) {
+        let Interface { at, binding, version, .. } = read(card).unwrap().interface;
+        (at.to_string(), binding, version)
+    }
+
+    #[test]
+    fn a_card_of_the_current_version_names_its_interfaces() {
+        let card = json!({
+            "name": "x",
+            "supportedInterfaces": [
+                {"url": "https://g/grpc", "protocolBinding": "GRPC", "protocolVersion": "1.0"},
+                {"url": "https://h/v0", "protocolBinding": "JSONRPC", "protocolVersion": "0.3"},
+                {"url": "https://h/rest", "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0"},
+                {"url": "/rpc", "protocolBinding": "JSONRPC", "protocolVersion": "1.0", "tenant": "t"},
+            ],
+            "capabilities": {"streaming": true, "extensions": [{"uri": "u"}]},
+            "unheardOf": [1, {"x": null}],
+        });
+        let read = read(card).unwrap();
+        assert_eq!(read.interface.at.to_string(), "https://h/rpc");
+        assert_eq!(read.interface.tenant.as_deref(), Some("t"));
+        assert_eq!((read.interface.binding, read.interface.version), (Binding::JsonRpc, Version::One));
+        assert!(read.streams);
+        let rest = json!({"supportedInterfaces": [
+            {"url": "https://h/rest", "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0"}]});
+        assert_eq!(interface(rest), ("https://h/rest".to_owned(), Binding::Rest, Version::One));
+    }
+
+    #[test]
+    fn a_card_of_the_version_before_is_read_as_well() {
+        let card = json!({"url": "http://h:9/", "protocolVersion": "0.3.0", "preferredTransport": "GRPC",
+            "additionalInterfaces": [{"url": "http://h:9/rpc", "transport": "JSONRPC"}]});
+        assert_eq!(interface(card), ("http://h:9/rpc".to_owned(), Binding::JsonRpc, Version::Old));
+        let oldest = json!({"url": "http://h:9/", "capabilities": {}});
+        assert_eq!(interface(oldest).2, Version::Old);
+        let both = json!({"url": "http://h:9/", "protocolVersion": "0.3.0",
+            "supportedInterfaces": [{"url": "http://h:9/", "protocolBinding": "JSONRPC", "protocolVersion": "1.1"}]});
+        assert_eq!(interface(both).2, Version::One, "the newer is better");
+    }
+
+    #[test]
+    fn an_agent_that_cannot_be_driven_is_refused_with_what_it_offers() {
+        let grpc = json!({"supportedInterfaces": [
+            {"url": "x", "protocolBinding": "GRPC", "protocolVersion": "1.0"},
+            {"url": "x", "protocolBinding": "JSONRPC", "protocolVersion": "2.0"}]});
+        let refused = read(grpc).unwrap_err();
+        assert!(refused.contains("GRPC 1.0, JSONRPC 2.0") && refused.contains("HTTP+JSON 1.0"), "{refused}");
+        assert!(read(json!({"name": "x"})).unwrap_err().contains("nothing"));
+        let needs = json!({"url": "http://h/", "capabilities": {"extensions": [{"uri": "https://e/pay", "required": true}]}});
+        assert!(read(needs).unwrap_err().contains("https://e/pay"));
+        assert!(read(json!([1])).is_err());
+    }
+
+    #[test]
+    fn a_token_goes_where_the_card_wants_it_and_else_where_everybody_does() {
+        let header = |more: Value| {
+            let mut card = json!({"url": "http://h/"});
+            card.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let card = read(card).unwrap();
+            let Credential { header, value } = card.credential("tok\n").unwrap();
+            assert!(value.is_sensitive());
+            (header.to_string(), value.to_str().unwrap().to_owned())
+        };
+        let usual = ("authorization".to_owned(), "Bearer tok".to_owned());
+        let key = ("x-key".to_owned(), "tok".to_owned());
+        let (old_key, new_key) = (
+            json!({"type": "apiKey", "in": "header", "name": "X-Key"}),
+            json!({"apiKeySecurityScheme": {"location": "header", "name": "X-Key"}}),
+        );
+        let bearer = json!({"httpAuthSecurityScheme": {"scheme": "Bearer"}});
+        assert_eq!(header(json!({})), usual);
+        assert_eq!(header(json!({"securitySchemes": {"k": old_key}, "security": [{"k": []}]})), key);
+        assert_eq!(header(json!({"securitySchemes": {"k": new_key}})), key);
+        let both = json!({"b": bearer, "k": new_key});
+        assert_eq!(header(json!({"securitySchemes": both})), usual);
+        let required = json!([{"schemes": {"k": {"list": []}}}]);
+        assert_eq!(header(json!({"securitySchemes": both, "securityRequirements": required})), key);
+        let query = json!({"k": {"type": "apiKey", "in": "query", "name": "key"}});
+        assert_eq!(header(json!({"securitySchemes": query})), usual);
+        assert!(read(json!({"url": "http://h/"})).unwrap().credential("a\u{1}b").is_err());
+    }
+}

@@ -1,0 +1,309 @@
+//! HTTP to a remote agent: one connection for each request, plain or by TLS. It knows bounds, credentials and
+//! redirects, and nothing of what is said. Whoever holds a [`Reply`] owns its connection, and ends it by dropping it.
+
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper::header::{self, HeaderName, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use rustix::net::sockopt;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::address::Address;
+use crate::roots::roots;
+
+/// How long a connection may take to be made.
+const DIAL: Duration = Duration::from_secs(10);
+/// Silence after which a peer is asked whether it is still there. An agent may think for an hour and say nothing, so
+/// silence alone breaks no connection; a machine that is gone does not answer, which does.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+/// Between two such questions.
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
+/// Questions without an answer that break a connection.
+const KEEPALIVE_TRIES: u32 = 3;
+/// Redirects that are followed, all on the same server; a server that needs more goes in circles.
+const REDIRECTS_MAX: usize = 3;
+/// What is read of an answer that is a refusal: enough for a reason in any form.
+const REFUSAL_MAX: usize = 64 << 10;
+/// What is shown of such an answer.
+const SHOWN_MAX: usize = 300;
+
+/// Why a request came to nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Fault {
+    /// It never got there.
+    #[error("{0} cannot be reached: {1}")]
+    Unreachable(String, String),
+    /// It may have got there.
+    #[error("the connection to {0} broke: {1}")]
+    Broken(String, String),
+    /// No answer came in time.
+    #[error("{0} gave no answer within {secs} s", secs = .1.as_secs())]
+    Late(String, Duration),
+    /// It was refused by HTTP.
+    #[error("{0} answered HTTP {1} {body}", body = shown(.2))]
+    Status(String, u16, String),
+    /// It is elsewhere.
+    #[error(
+        "{0} redirects to {1}, which is another server and is not followed: use that address if you trust it"
+    )]
+    Elsewhere(String, String),
+    /// It was refused by the agent.
+    #[error("{message}")]
+    Refused {
+        /// The protocol's code.
+        code: i64,
+        /// The agent's words.
+        message: String,
+    },
+    /// The answer is longer than is read.
+    #[error("{0}")]
+    TooLong(String),
+    /// The answer is none.
+    #[error("{0}")]
+    Nonsense(String),
+}
+
+impl Fault {
+    /// Whether another try may do better: the line was at fault, or a server that is about to come back.
+    pub(super) fn may_pass(&self) -> bool {
+        match self {
+            Self::Unreachable(..) | Self::Broken(..) | Self::Late(..) => true,
+            Self::Status(_, status, _) => *status >= 500 || *status == 429,
+            Self::Elsewhere(..) | Self::Refused { .. } | Self::TooLong(_) | Self::Nonsense(_) => false,
+        }
+    }
+
+    /// Whether credentials are missing or were not taken.
+    pub(super) fn is_about_credentials(&self) -> bool {
+        matches!(self, Self::Status(_, 401 | 403, _))
+    }
+}
+
+/// What goes with a request so that it is let in.
+#[derive(Clone)]
+pub(super) struct Credential {
+    pub(super) header: HeaderName,
+    pub(super) value: HeaderValue,
+}
+
+/// A request.
+#[derive(Clone)]
+pub(super) struct Asking<'a> {
+    pub(super) method: Method,
+    pub(super) to: &'a Address,
+    /// JSON.
+    pub(super) body: Option<Bytes>,
+    /// What may come back.
+    pub(super) accept: &'static str,
+    /// Other headers.
+    pub(super) headers: Vec<(&'static str, &'static str)>,
+    pub(super) credential: Option<&'a Credential>,
+}
+
+/// Dials remote agents.
+pub(super) struct Client {
+    /// Trusted in place of what the system trusts.
+    roots: Option<PathBuf>,
+    tls: OnceLock<Arc<ClientConfig>>,
+}
+
+impl Client {
+    /// One that trusts the certificates in this file, or those that the system does.
+    pub(super) fn new(roots: Option<PathBuf>) -> Self {
+        Self { roots, tls: OnceLock::new() }
+    }
+
+    /// Sends a request, follows where its own server sends it, and waits for the head of the answer. Gives answers of
+    /// 2xx alone, and how they are to be read on.
+    pub(super) async fn ask(&self, asking: &Asking<'_>) -> Result<Reply, Fault> {
+        let mut to = asking.to.clone();
+        for _ in 0..=REDIRECTS_MAX {
+            let reply = self.once(&to, asking).await?;
+            let follows = match asking.method {
+                Method::GET => reply.status.is_redirection(),
+                // The others would be made a GET of.
+                _ => matches!(reply.status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT),
+            };
+            if !follows {
+                return if reply.status.is_success() { Ok(reply) } else { Err(reply.refusal().await) };
+            }
+            let next = to.join(&reply.location).map_err(Fault::Nonsense)?;
+            if !next.is_beside(&to) {
+                return Err(Fault::Elsewhere(to.to_string(), next.to_string()));
+            }
+            to = next;
+        }
+        Err(Fault::Nonsense(format!("{} redirects in circles", asking.to)))
+    }
+
+    async fn once(&self, to: &Address, asking: &Asking<'_>) -> Result<Reply, Fault> {
+        let unreachable = |cause: String| Fault::Unreachable(to.to_string(), cause);
+        let broken = |cause: hyper::Error| Fault::Broken(to.to_string(), words(&cause));
+        let request = request(to, asking)?;
+        let dialled = tokio::time::timeout(DIAL, self.dial(to)).await;
+        let stream = dialled
+            .map_err(|_| unreachable(format!("no connection within {} s", DIAL.as_secs())))?
+            .map_err(unreachable)?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+        // A broken connection is told to whoever waits for the answer; there is nobody else to tell.
+        let mover = AbortOnDropHandle::new(tokio::spawn(async move { drop(connection.await) }));
+        let response = sender.send_request(request).await.map_err(broken)?;
+        Ok(Reply::new(to, response, mover))
+    }
+
+    async fn dial(&self, to: &Address) -> Result<Box<dyn Wire>, String> {
+        let stream = TcpStream::connect((to.dialled(), to.port)).await.map_err(|cause| cause.to_string())?;
+        // Without them all goes on as well, only later.
+        let _undelayed = stream.set_nodelay(true);
+        let _watched = keep_alive(&stream);
+        if !to.tls {
+            return Ok(Box::new(stream));
+        }
+        let name = ServerName::try_from(to.dialled().to_owned()).map_err(|cause| cause.to_string())?;
+        let config = self.tls.get_or_init(|| Arc::new(self.config()));
+        let stream = TlsConnector::from(Arc::clone(config)).connect(name, stream).await;
+        stream.map(|stream| Box::new(stream) as Box<dyn Wire>).map_err(|cause| {
+            format!("{cause}; {} may name a file of the certificates to trust", crate::roots::NAMED_BY)
+        })
+    }
+
+    fn config(&self) -> ClientConfig {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("ring has the ciphers of both versions")
+            .with_root_certificates(roots(self.roots.as_deref()))
+            .with_no_client_auth()
+    }
+}
+
+trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
+
+fn keep_alive(stream: &TcpStream) -> rustix::io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE_EVERY)?;
+    sockopt::set_tcp_keepcnt(stream, KEEPALIVE_TRIES)
+}
+
+fn request(to: &Address, asking: &Asking<'_>) -> Result<Request<Full<Bytes>>, Fault> {
+    let mut request = Request::builder()
+        .method(&asking.method)
+        .uri(&to.path)
+        .header(header::HOST, to.authority())
+        .header(header::USER_AGENT, concat!("quarterdeck/", env!("CARGO_PKG_VERSION")))
+        .header(header::ACCEPT, asking.accept);
+    if asking.body.is_some() {
+        request = request.header(header::CONTENT_TYPE, "application/json");
+    }
+    for (name, value) in &asking.headers {
+        request = request.header(*name, *value);
+    }
+    if let Some(Credential { header, value }) = asking.credential {
+        request = request.header(header, value);
+    }
+    let request = request.body(Full::new(asking.body.clone().unwrap_or_default()));
+    request.map_err(|cause| Fault::Nonsense(format!("{to} cannot be asked: {cause}")))
+}
+
+/// An answer, of which the head is there.
+pub(super) struct Reply {
+    /// Who gives it.
+    from: String,
+    status: StatusCode,
+    /// Whether it is a stream of events.
+    pub(super) is_stream: bool,
+    location: String,
+    body: Incoming,
+    /// Moves the bytes; ended with us.
+    _mover: AbortOnDropHandle<()>,
+}
+
+impl Reply {
+    fn new(to: &Address, response: Response<Incoming>, mover: AbortOnDropHandle<()>) -> Self {
+        let (head, body) = response.into_parts();
+        let said = |name: HeaderName| {
+            head.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
+        };
+        let kind = said(header::CONTENT_TYPE).to_ascii_lowercase();
+        Self {
+            from: to.to_string(),
+            status: head.status,
+            is_stream: kind.starts_with("text/event-stream"),
+            location: said(header::LOCATION),
+            body,
+            _mover: mover,
+        }
+    }
+
+    /// The next bytes of it; `None` if that was all. Nothing is lost if the wait is given up.
+    pub(super) async fn more(&mut self) -> Result<Option<Bytes>, Fault> {
+        loop {
+            match self.body.frame().await {
+                None => return Ok(None),
+                Some(Err(cause)) => return Err(Fault::Broken(self.from.clone(), words(&cause))),
+                Some(Ok(frame)) => {
+                    if let Ok(data) = frame.into_data() {
+                        return Ok(Some(data));
+                    }
+                }
+            }
+        }
+    }
+
+    /// All of it.
+    pub(super) async fn whole(mut self, max: usize) -> Result<Bytes, Fault> {
+        let mut whole = BytesMut::new();
+        while let Some(more) = self.more().await? {
+            if whole.len() + more.len() > max {
+                return Err(Fault::TooLong(format!(
+                    "the answer of {} is longer than {max} bytes",
+                    self.from
+                )));
+            }
+            whole.extend_from_slice(&more);
+        }
+        Ok(whole.freeze())
+    }
+
+    async fn refusal(mut self) -> Fault {
+        let mut body = BytesMut::new();
+        while let Ok(Some(more)) = self.more().await {
+            body.extend_from_slice(&more);
+            if body.len() > REFUSAL_MAX {
+                break;
+            }
+        }
+        Fault::Status(self.from, self.status.as_u16(), String::from_utf8_lossy(&body).into_owned())
+    }
+}
+
+/// The beginning of some words of the remote's, on one line.
+pub(super) fn shown(text: &str) -> String {
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    qd_protocol::text::head(&line, SHOWN_MAX).to_owned()
+}
+
+/// An error with its causes, which alone say what happened.
+fn words(error: &hyper::Error) -> String {
+    let mut words = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        words = format!("{words}: {inner}");
+        cause = inner.source();
+    }
+    words
+}

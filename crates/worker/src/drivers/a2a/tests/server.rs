@@ -1,0 +1,235 @@
+//! A remote agent by hand, behind a real server on loopback: its pages are set once, and each call is answered by the
+//! test itself.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use hyper::body::{Body, Frame, Incoming};
+use hyper::service::service_fn;
+use hyper::{HeaderMap, Method, Request, Response};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio_rustls::TlsAcceptor;
+
+use super::within;
+
+/// Calls and pieces that may wait; more than any test has.
+const WINDOW: usize = 64;
+
+/// A page: its status, its kind or where it sends one, and what is on it.
+type Page = (u16, String, String);
+
+/// The server. It ends when it is dropped.
+pub(super) struct Server {
+    pub(super) port: u16,
+    pages: Arc<Mutex<HashMap<String, Page>>>,
+    calls: mpsc::Receiver<Call>,
+    task: AbortHandle,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A call that waits for its answer.
+pub(super) struct Call {
+    /// What stands in the body for JSON-RPC, or the method and path.
+    pub(super) method: String,
+    pub(super) params: Value,
+    pub(super) headers: HeaderMap,
+    id: Value,
+    answer: oneshot::Sender<Response<Pieces>>,
+}
+
+impl Server {
+    pub(super) async fn start() -> Self {
+        Self::with(None).await
+    }
+
+    pub(super) async fn with(tls: Option<TlsAcceptor>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let pages = Arc::<Mutex<HashMap<String, Page>>>::default();
+        let (sender, calls) = mpsc::channel(WINDOW);
+        let known = Arc::clone(&pages);
+        let task = tokio::spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                let (pages, sender, tls) = (Arc::clone(&known), sender.clone(), tls.clone());
+                connections.spawn(async move {
+                    match tls {
+                        Some(tls) => {
+                            // Who does not trust us goes away.
+                            if let Ok(stream) = tls.accept(stream).await {
+                                serve(stream, pages, sender).await;
+                            }
+                        }
+                        None => serve(stream, pages, sender).await,
+                    }
+                });
+            }
+        });
+        Self { port, pages, calls, task: task.abort_handle() }
+    }
+
+    pub(super) fn url(&self, path: &str) -> String {
+        format!("http://127.0.0.1:{}{path}", self.port)
+    }
+
+    pub(super) fn page(&self, path: &str, status: u16, header: &str, body: impl ToString) {
+        self.pages.lock().unwrap().insert(path.to_owned(), (status, header.to_owned(), body.to_string()));
+    }
+
+    /// Shows a card where everybody looks for it.
+    pub(super) fn card(&self, card: &Value) {
+        self.page("/.well-known/agent-card.json", 200, "application/json", card);
+    }
+
+    /// The next call.
+    pub(super) async fn call(&mut self) -> Call {
+        within("a call", self.calls.recv()).await.expect("it runs")
+    }
+
+    /// The next call, which is of this method.
+    pub(super) async fn expect(&mut self, method: &str) -> Call {
+        let call = self.call().await;
+        assert_eq!(call.method, method, "{}", call.params);
+        call
+    }
+
+    /// Whether anything was called for.
+    pub(super) fn is_quiet(&mut self) -> bool {
+        self.calls.try_recv().is_err()
+    }
+}
+
+impl Call {
+    /// Answers with this.
+    pub(super) fn result(self, result: Value) {
+        let body = json!({"jsonrpc": "2.0", "id": self.id, "result": result});
+        self.http(200, &body);
+    }
+
+    /// Refuses.
+    pub(super) fn refuse(self, code: i64, message: &str) {
+        let body = json!({"jsonrpc": "2.0", "id": self.id, "error": {"code": code, "message": message}});
+        self.http(200, &body);
+    }
+
+    pub(super) fn http(self, status: u16, body: &Value) {
+        let pieces = Pieces::Whole(Some(Bytes::from(body.to_string())));
+        let response = Response::builder().status(status).header("content-type", "application/json");
+        let _gone = self.answer.send(response.body(pieces).unwrap());
+    }
+
+    /// Answers with a stream, which goes on until it is dropped.
+    pub(super) fn stream(self) -> Feed {
+        let (pieces, receiver) = mpsc::channel(WINDOW);
+        let response = Response::builder().header("content-type", "text/event-stream; charset=utf-8");
+        let _gone = self.answer.send(response.body(Pieces::Stream(receiver)).unwrap());
+        Feed { pieces, id: self.id }
+    }
+}
+
+/// A stream of events.
+pub(super) struct Feed {
+    pieces: mpsc::Sender<io::Result<Bytes>>,
+    id: Value,
+}
+
+impl Feed {
+    pub(super) async fn event(&self, result: Value) {
+        let event = json!({"jsonrpc": "2.0", "id": self.id, "result": result});
+        self.raw(format!("data: {event}\n\n").as_bytes()).await;
+    }
+
+    pub(super) async fn raw(&self, bytes: &[u8]) {
+        self.pieces.send(Ok(Bytes::copy_from_slice(bytes))).await.unwrap();
+    }
+
+    /// The connection breaks.
+    pub(super) async fn break_off(self) {
+        self.pieces.send(Err(io::ErrorKind::ConnectionReset.into())).await.unwrap();
+    }
+
+    /// Waits until nobody listens any more.
+    pub(super) async fn left(&self) {
+        within("the listener to leave", self.pieces.closed()).await;
+    }
+}
+
+pub(super) enum Pieces {
+    Whole(Option<Bytes>),
+    Stream(mpsc::Receiver<io::Result<Bytes>>),
+}
+
+impl Body for Pieces {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        match self.get_mut() {
+            Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Self::Stream(pieces) => {
+                pieces.poll_recv(cx).map(|piece| piece.map(|piece| piece.map(Frame::data)))
+            }
+        }
+    }
+}
+
+async fn serve(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    pages: Arc<Mutex<HashMap<String, Page>>>,
+    calls: mpsc::Sender<Call>,
+) {
+    let service = service_fn(move |request| {
+        let (pages, calls) = (Arc::clone(&pages), calls.clone());
+        async move { Ok::<_, Infallible>(answer(request, &pages, &calls).await) }
+    });
+    let _ended =
+        hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    pages: &Mutex<HashMap<String, Page>>,
+    calls: &mpsc::Sender<Call>,
+) -> Response<Pieces> {
+    let (head, body) = request.into_parts();
+    let path = head.uri.path_and_query().map_or_else(String::new, ToString::to_string);
+    let page = pages.lock().unwrap().get(&path).cloned();
+    if let Some((status, header, body)) = page {
+        let name = if (300..400).contains(&status) { "location" } else { "content-type" };
+        let denied = status == 401 && head.headers.contains_key("authorization");
+        let response = Response::builder().status(if denied { 200 } else { status }).header(name, header);
+        return response.body(Pieces::Whole(Some(body.into()))).unwrap();
+    }
+    let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let mut body: Value = serde_json::from_slice(&body).unwrap_or_default();
+    if head.method == Method::GET && path.contains(".well-known") {
+        return Response::builder().status(404).body(Pieces::Whole(None)).unwrap();
+    }
+    let (method, params) = match body["method"].as_str() {
+        Some(method) => (method.to_owned(), body["params"].take()),
+        None => (format!("{} {path}", head.method), body.clone()),
+    };
+    let (answer, answered) = oneshot::channel();
+    let call = Call { method, params, headers: head.headers, id: body["id"].take(), answer };
+    let gone = || Response::builder().status(500).body(Pieces::Whole(None)).unwrap();
+    if calls.send(call).await.is_err() {
+        return gone();
+    }
+    answered.await.unwrap_or_else(|_| gone())
+}

@@ -1,0 +1,134 @@
+//! How an agent is found by its address, and what is said when it is not.
+
+use rustls::ServerConfig;
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use tokio_rustls::TlsAcceptor;
+
+use super::*;
+
+const SECRET: &str = "t0ken-of-the-session";
+
+async fn started(url: &str) -> Up {
+    Stage::with(url, |_| {}).hear().await
+}
+
+#[tokio::test]
+async fn a_card_is_found_in_the_old_place_by_its_own_address_and_behind_a_redirect() {
+    let server = Server::start().await;
+    let about = card(Version::Old, true)(&server);
+    let ready = Up::Ready { agent_session_id: None, steers: false };
+    server.page("/.well-known/agent.json", 200, "application/json", &about);
+    assert_eq!(started(&server.url("")).await, ready);
+    server.page("/cards/mine.json", 200, "text/plain", &about);
+    assert_eq!(started(&server.url("/cards/mine.json")).await, ready);
+    server.page("/a/.well-known/agent-card.json", 308, "/cards/mine.json", "");
+    assert_eq!(started(&server.url("/a/")).await, ready);
+}
+
+#[tokio::test]
+async fn an_agent_that_cannot_be_started_says_what_is_wrong() {
+    let server = Server::start().await;
+    let why = async |url: &str| {
+        let error = Stage::with(url, |_| {}).failed().await;
+        assert_eq!(error.code, "agent_failed_to_start", "{error:?}");
+        error.message
+    };
+    let told = why(&server.url("")).await;
+    assert!(told.contains("no card") && told.contains("404") && told.contains(".json"), "{told}");
+    server.page("/html.json", 200, "text/html", "<html>");
+    assert!(why(&server.url("/html.json")).await.contains("not JSON"));
+    server.page("/grpc.json", 200, "application/json", json!({"url": "x", "preferredTransport": "GRPC"}));
+    assert!(why(&server.url("/grpc.json")).await.contains("it offers GRPC 0.3"));
+    server.page("/away.json", 302, "http://example.invalid/card.json", "");
+    let told = why(&server.url("/away.json")).await;
+    assert!(told.contains("another server") && told.contains("http://example.invalid/card.json"), "{told}");
+    server.page("/round.json", 302, "/round.json", "");
+    assert!(why(&server.url("/round.json")).await.contains("circles"));
+    server.page("/long.json", 200, "application/json", " ".repeat(2 << 20));
+    assert!(why(&server.url("/long.json")).await.contains("longer than"));
+    server.page("/closed.json", 401, "application/json", "");
+    assert!(why(&server.url("/closed.json")).await.contains("give the session A2A_TOKEN"));
+    // A port that was just let go of: nobody listens there.
+    let port = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+    let told = why(&format!("http://127.0.0.1:{port}")).await;
+    assert!(told.contains("cannot be reached") && told.contains("is the agent running"), "{told}");
+}
+
+#[tokio::test]
+async fn a_token_goes_with_every_call_and_is_told_to_nobody_else() {
+    let mut server = Server::start().await;
+    let mut about = card(Version::One, true)(&server);
+    about["securitySchemes"] =
+        json!({"k": {"apiKeySecurityScheme": {"location": "header", "name": "X-Agent-Key"}}});
+    server.page("/.well-known/agent-card.json", 401, "application/json", &about);
+    let mut stage = Stage::with(&server.url(""), |spec| {
+        spec.env.insert("A2A_TOKEN".to_owned(), SECRET.to_owned());
+    });
+    assert!(matches!(stage.hear().await, Up::Ready { .. }));
+    stage.prompt("a", "x");
+    let call = server.call().await;
+    assert_eq!(call.headers["x-agent-key"], SECRET);
+    assert!(!call.headers.contains_key("authorization"));
+    call.refuse(-32000, &format!("what is {SECRET}?"));
+    let ended = stage.ended("a").await;
+    assert_eq!(ended.error().message, "what is [A2A_TOKEN redacted]? (-32000)");
+    stage.prompt("b", "x");
+    server.call().await.http(403, &json!({ "no": SECRET }));
+    let ended = stage.ended("b").await;
+    assert!(!format!("{ended:?}").contains(SECRET), "{ended:?}");
+    assert!(ended.error().message.contains("was not taken"), "{:?}", ended.error());
+}
+
+#[tokio::test]
+async fn a_conversation_is_gone_on_with_after_a_restart() {
+    let form = Form(Version::One);
+    let mut server = Server::start().await;
+    server.card(&card(Version::One, true)(&server));
+    let mut stage = Stage::with(&server.url(""), |spec| spec.agent_session_id = Some("c".to_owned()));
+    assert_eq!(stage.hear().await, Up::Ready { agent_session_id: Some("c".to_owned()), steers: false });
+    stage.prompt("a", "what was it?");
+    let call = server.call().await;
+    assert_eq!(call.params["message"]["contextId"], "c");
+    call.result(form.told_task("completed", Some(("m", "42")), &[]));
+    assert_eq!(stage.ended("a").await.text(), "42");
+}
+
+#[tokio::test]
+async fn an_agent_behind_tls_is_trusted_by_its_certificate_alone() {
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key)
+        .unwrap();
+    let mut server = Server::with(Some(TlsAcceptor::from(Arc::new(config)))).await;
+    server.card(&card(Version::One, true)(&server));
+    let url = format!("https://127.0.0.1:{}", server.port);
+    let error = Stage::with(&url, |_| {}).failed().await;
+    assert!(
+        error.message.contains("cannot be reached") && error.message.contains("SSL_CERT_FILE"),
+        "{error:?}"
+    );
+
+    let folder = tempfile::tempdir().unwrap();
+    let roots = folder.path().join("roots.pem");
+    std::fs::write(&roots, made.cert.pem()).unwrap();
+    let mut stage = Stage::with(&url, |spec| {
+        spec.env.insert("SSL_CERT_FILE".to_owned(), roots.display().to_string());
+    });
+    assert!(matches!(stage.hear().await, Up::Ready { .. }));
+    stage.prompt("a", "x");
+    server.call().await.result(Form(Version::One).told_task("completed", Some(("m", "sealed")), &[]));
+    assert_eq!(stage.ended("a").await.text(), "sealed");
+
+    // A card that came by TLS and wants the token sent to where it could be read.
+    server.card(&json!({"url": "http://agents.example/", "capabilities": {}}));
+    let mut refused = Stage::with(&url, |spec| {
+        spec.env.insert("SSL_CERT_FILE".to_owned(), roots.display().to_string());
+        spec.env.insert("A2A_TOKEN".to_owned(), SECRET.to_owned());
+    });
+    assert!(refused.failed().await.message.contains("could read A2A_TOKEN"));
+}

@@ -1,0 +1,309 @@
+//! Exchanges with the real agents, played again. Every agent is put through the same scenes, and what the session hears
+//! of them is the same, whatever their habits; where it is not, a test of its own says so.
+
+use qd_catalog::Catalog;
+use qd_protocol::event::{AskKind, Usage};
+use qd_protocol::link::{Said, Stop, Up};
+use serde_json::{Value, json};
+
+use super::opened;
+use crate::drivers::recorded::{Played, Recording};
+use crate::drivers::stage::{Ended, Stage, assert_well, run};
+
+/// The scenes that all of them play.
+macro_rules! agents {
+    ($($name:ident: $agent:literal),* $(,)?) => {$(
+        mod $name {
+            #[tokio::test(start_paused = true)]
+            async fn answers_two_prompts_and_tells_what_each_has_used() {
+                super::hello($agent).await;
+            }
+
+            #[tokio::test(start_paused = true)]
+            async fn asks_before_it_uses_a_tool_and_tells_how_that_ended() {
+                super::allowed($agent).await;
+            }
+
+            #[tokio::test(start_paused = true)]
+            async fn takes_a_denial_as_no_failure_and_the_reason_reaches_it() {
+                super::denied($agent).await;
+            }
+
+            #[tokio::test(start_paused = true)]
+            async fn stops_in_the_middle_of_its_words_and_takes_the_next_prompt() {
+                super::cancel($agent).await;
+            }
+
+            #[tokio::test(start_paused = true)]
+            async fn stops_while_it_asks_and_takes_the_next_prompt() {
+                super::cancel_ask($agent).await;
+            }
+
+            #[tokio::test(start_paused = true)]
+            async fn fails_with_its_model_and_is_well_again() {
+                super::error($agent).await;
+            }
+
+            #[tokio::test(start_paused = true)]
+            async fn goes_on_in_another_process_without_a_word_of_the_past() {
+                super::resume($agent).await;
+            }
+        }
+    )*};
+}
+
+agents! {
+    claude_acp: "claude-acp",
+    codex_acp: "codex-acp",
+    copilot: "copilot",
+    gemini: "gemini",
+    opencode: "opencode",
+    qwen: "qwen",
+}
+
+async fn play(agent: &str, scene: &str) -> Played {
+    let recording = Recording::read(agent, scene);
+    let give = |spec: &mut _| recording.give(spec);
+    // They were recorded with a keeper, below which commands can be run for an agent.
+    let (stage, far) = Stage::new(agent, give, |spec, near| opened(spec, near, true));
+    recording.play(stage, far).await
+}
+
+async fn hello(agent: &str) {
+    let played = play(agent, "hello").await;
+    let Up::Ready { agent_session_id: Some(session), .. } = &played.ready else { panic!("{played:?}") };
+    assert!(Recording::read(agent, "hello").says(session), "the agent's own name for it");
+    let runs: [Ended; 2] = played.runs();
+    for (ended, text) in
+        runs.iter().zip(["ECHO[hello] users=1 results=0", "ECHO[and again] users=2 results=0"])
+    {
+        assert_well(ended);
+        assert_eq!(ended.text(), text);
+        let words = u64::try_from(text.split(' ').count()).unwrap();
+        assert_eq!(tokens(ended), (100, words), "each its own, and not those of the conversation");
+    }
+}
+
+async fn allowed(agent: &str) {
+    let ended = play(agent, "allowed").await.only();
+    assert_asked(&ended, "echo hi > made.txt");
+    assert!(ended.ups.iter().any(|up| matches!(up, Up::AskDelivered { .. })));
+    assert_well(&ended);
+    let [(name, _)] = &started(&ended)[..] else { panic!("{ended:?}") };
+    assert_eq!(name, "Bash");
+    let [(_, _, false)] = &ended.tools()[..] else { panic!("{ended:?}") };
+    assert!(ended.text().starts_with("ECHO[TOOL:write:made.txt] users=1 results=1"), "{}", ended.text());
+}
+
+async fn denied(agent: &str) {
+    // That the reason is told, and when, is in the recording.
+    assert!(Recording::read(agent, "denied").is_told("Bash was refused: not on a Friday"));
+    let [denied, after] = play(agent, "denied").await.runs();
+    assert_asked(&denied, "echo hi > denied.txt");
+    assert_well(&denied);
+    assert_well(&after);
+    assert!(after.text().contains("after] "), "{}", after.text());
+}
+
+async fn cancel(agent: &str) {
+    let [cancelled, after] = play(agent, "cancel").await.runs();
+    assert_eq!(cancelled.stop(), Stop::Cancelled);
+    assert!(cancelled.text().starts_with("tok0 "), "{}", cancelled.text());
+    assert_well(&after);
+    assert!(after.text().starts_with("ECHO[after] "), "{}", after.text());
+}
+
+async fn cancel_ask(agent: &str) {
+    let [cancelled, after] = play(agent, "cancel-ask").await.runs();
+    assert_asked(&cancelled, "echo hi > never.txt");
+    assert_eq!(cancelled.stop(), Stop::Cancelled);
+    assert!(!cancelled.ups.iter().any(|up| matches!(up, Up::AskDelivered { .. })), "nobody has answered");
+    assert!(cancelled.tools().iter().all(|(_, _, is_error)| *is_error), "{cancelled:?}");
+    assert_well(&after);
+    assert!(after.text().starts_with("ECHO[after] "), "{}", after.text());
+}
+
+async fn error(agent: &str) {
+    let [failed, again] = play(agent, "error").await.runs();
+    let error = failed.outcome.error.as_ref().expect("an error");
+    assert_eq!((failed.stop(), error.code.as_str()), (Stop::Error, "agent_error"));
+    assert!(error.message.contains("scripted 400"), "{}", error.message);
+    assert_well(&again);
+    assert!(again.text().starts_with("ECHO[well again] "), "{}", again.text());
+}
+
+async fn resume(agent: &str) {
+    let recording = Recording::read(agent, "resume");
+    let played = play(agent, "resume").await;
+    let Up::Ready { agent_session_id, .. } = &played.ready else { panic!("{played:?}") };
+    assert_eq!(*agent_session_id, recording.about.resume, "under the same name");
+    let ended = played.only();
+    assert_well(&ended);
+    assert_eq!(ended.text(), "RECALL[the first]");
+    assert_eq!(tokens(&ended), (100, 2), "and the past is not paid for again");
+    assert_eq!(ended.notices(), Vec::<String>::new());
+    assert!(ended.ups.iter().all(|up| !matches!(up, Up::Said { run: of, .. } if *of != run("1"))));
+}
+
+async fn steer(agent: &str) -> Recording {
+    let recording = Recording::read(agent, "steer");
+    let ended = play(agent, "steer").await.only();
+    assert!(ended.ups.iter().any(|up| matches!(up, Up::SteerTaken { .. })));
+    assert_well(&ended);
+    let [(_, _, false)] = &ended.tools()[..] else { panic!("{ended:?}") };
+    assert!(ended.text().ends_with("turn left] users=2 results=0"), "{}", ended.text());
+    recording
+}
+
+async fn question(agent: &str) -> Recording {
+    let recording = Recording::read(agent, "question");
+    let ended = play(agent, "question").await.only();
+    let [ask] = ended.asks()[..] else { panic!("{ended:?}") };
+    assert_eq!((ask.kind, ask.prompt.as_str()), (AskKind::Question, "Which colour?"));
+    assert_eq!(ask.options, ["Red", "Blue"]);
+    assert_well(&ended);
+    assert!(ended.text().contains("Blue"), "{}", ended.text());
+    recording
+}
+
+#[test]
+fn the_recordings_are_of_the_versions_that_the_manifests_name() {
+    for agent in ["claude-acp", "codex-acp", "copilot", "gemini", "opencode", "qwen"] {
+        let manifest = Catalog::built_in().get(agent).expect("it is built in");
+        let recorded = Recording::read(agent, "hello").about.version;
+        assert_eq!(Some(recorded), manifest.agent.tested, "{agent} is to be recorded anew");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_is_steered_by_its_own_verb() {
+    for agent in ["claude-acp", "codex-acp"] {
+        assert!(steer(agent).await.is_told("_session/steering"), "{agent}");
+    }
+    let opencode = steer("opencode").await;
+    assert!(opencode.is_told(r#""id":4,"jsonrpc":"2.0","method":"session/prompt""#), "by a second prompt");
+    let qwen = steer("qwen").await;
+    assert!(qwen.says("craft/drainMidTurnQueue"), "it asks for it");
+    assert!(qwen.is_told(r#"{"messages":["turn left"]}"#));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_is_one_whether_it_comes_as_a_form_or_as_a_permission() {
+    assert!(question("claude-acp").await.says("elicitation/create"));
+    assert!(question("qwen").await.says(r#""qwenInteractionKind":"user_question""#));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_permission_is_given_once_wherever_that_stands_among_the_options() {
+    for (agent, once) in [
+        ("claude-acp", "allow-once"),
+        ("codex-acp", "allow_once"),
+        ("copilot", "allow_once"),
+        ("gemini", "proceed_once"),
+        ("opencode", "once"),
+        ("qwen", "proceed_once"),
+    ] {
+        let recording = Recording::read(agent, "allowed");
+        assert!(recording.is_told(&format!(r#"{{"optionId":"{once}","outcome":"selected"}}"#)), "{agent}");
+    }
+    for agent in ["gemini", "qwen"] {
+        let always = r#""options":[{"kind":"allow_always""#;
+        assert!(Recording::read(agent, "allowed").says(always), "the first would be for good");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tool_tells_its_command_when_it_begins_unless_its_agent_does_not() {
+    for agent in ["claude-acp", "codex-acp", "copilot", "qwen"] {
+        let ended = play(agent, "allowed").await.only();
+        assert_eq!(started(&ended)[0].1["command"], "echo hi > made.txt", "{agent}");
+    }
+    // One tells it only when it asks, and one begins with the folder alone.
+    let gemini = play("gemini", "allowed").await.only();
+    assert_eq!(started(&gemini), [("Bash".to_owned(), json!({}))]);
+    let opencode = play("opencode", "allowed").await.only();
+    assert_eq!(started(&opencode), [("Bash".to_owned(), json!({"cwd": "/w"}))]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tool_bears_one_name_unless_its_agent_gives_it_another() {
+    for agent in ["claude-acp", "copilot", "gemini", "opencode", "qwen"] {
+        assert_eq!(play(agent, "allowed").await.only().tools()[0].0, "Bash", "{agent}");
+    }
+    assert_eq!(play("codex-acp", "allowed").await.only().tools()[0].0, "exec_command");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_turn_has_used_what_all_its_calls_have_unless_its_agent_tells_only_the_last() {
+    for agent in ["claude-acp", "codex-acp", "copilot", "gemini", "qwen"] {
+        assert_eq!(tokens(&play(agent, "allowed").await.only()).0, 200, "{agent}");
+    }
+    assert_eq!(tokens(&play("opencode", "allowed").await.only()), (100, 5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_that_is_told_as_an_answer_is_no_answer() {
+    for agent in ["codex-acp", "copilot"] {
+        assert!(!Recording::read(agent, "error").says(r#""error":{"code":-32"#), "{agent} calls it end_turn");
+        let [failed, _] = play(agent, "error").await.runs();
+        assert_eq!(failed.outcome.text, None, "{agent}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_turn_that_ends_with_a_denial_ends_well_whatever_it_is_called() {
+    assert!(Recording::read("codex-acp", "denied").says(r#""stopReason":"cancelled""#));
+    let [codex, _] = play("codex-acp", "denied").await.runs();
+    assert_eq!((codex.stop(), codex.text().as_str()), (Stop::EndTurn, ""));
+    for agent in ["opencode", "qwen"] {
+        let [silent, _] = play(agent, "denied").await.runs();
+        assert_eq!((silent.stop(), silent.text().as_str()), (Stop::EndTurn, ""), "{agent}");
+    }
+    // The model of these two goes on.
+    for agent in ["claude-acp", "gemini"] {
+        let [goes_on, _] = play(agent, "denied").await.runs();
+        assert!(goes_on.text().starts_with("ECHO["), "{agent}: {}", goes_on.text());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_stops_at_a_denial_is_told_the_reason_with_the_next_prompt() {
+    // Told on the way, it would begin a turn of its own for it.
+    assert_eq!(Recording::read("codex-acp", "denied").times_told("_session/steering"), 0);
+    let [_, after] = play("codex-acp", "denied").await.runs();
+    // The player has seen that it was: the model knows of three things that its user said.
+    assert_eq!(after.text(), "ECHO[after] users=3 results=0");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancel_is_said_again_to_an_agent_that_goes_on() {
+    for agent in ["claude-acp", "codex-acp", "opencode", "qwen"] {
+        assert_eq!(Recording::read(agent, "cancel-ask").times_told("session/cancel"), 2, "{agent}");
+    }
+    for agent in ["copilot", "gemini"] {
+        assert_eq!(Recording::read(agent, "cancel-ask").times_told("session/cancel"), 1, "{agent}");
+    }
+}
+
+/// One permission was asked for, in the words of a shell.
+#[track_caller]
+fn assert_asked(ended: &Ended, command: &str) {
+    let [ask] = ended.asks()[..] else { panic!("{ended:?}") };
+    assert_eq!((ask.kind, ask.tool.as_deref()), (AskKind::Permission, Some("Bash")));
+    assert_eq!(ask.input["command"], command);
+    assert!(!ask.unasked);
+}
+
+/// The tools that began, and with what.
+fn started(ended: &Ended) -> Vec<(String, Value)> {
+    let started = ended.said().into_iter().filter_map(|said| match said {
+        Said::ToolStarted { name, input, .. } => Some((name, input)),
+        _ => None,
+    });
+    started.collect()
+}
+
+fn tokens(ended: &Ended) -> (u64, u64) {
+    let Usage { input_tokens, output_tokens, .. } = ended.usage();
+    (input_tokens, output_tokens)
+}
