@@ -106,7 +106,8 @@ async fn a_missing_or_bad_block_fails_its_route_and_the_fleet() {
 async fn a_matching_route_goes_first_and_past_its_max_it_is_absent() {
     let daemon = Daemon::start().await;
     let rest = "  start: review\n  routes:\n    - { when: review.done, match: '(?i)NEEDS WORK', route_to: lead, max: 2 }\n    - { when: review.done, route_to: end }\n    - { when: lead.done, route_to: review }\n";
-    let fleet = start(&daemon, &file("this needs work", &["lead=echo", "review=echo", "end=echo"], rest)).await;
+    let fleet =
+        start(&daemon, &file("this needs work", &["lead=echo", "review=echo", "end=echo"], rest)).await;
     assert_eq!(fleet.ended().await["state"], "done");
     let fired = routes(&fleet).await;
     assert_eq!(fired, ["review→lead", "lead→review", "review→lead", "lead→review", "review→end"]);
@@ -123,7 +124,9 @@ async fn a_failure_is_routed_on_or_is_the_fleets() {
     assert_eq!(routes(&fleet).await, ["a→b"]);
     assert!(fleet.told("b").await[0].contains("the model is on fire"));
 
-    let fleet = start(&daemon, &file(&task, &["a", "b"], "  start: a\n  routes: [{ when: a.done, route_to: b }]\n")).await;
+    let fleet =
+        start(&daemon, &file(&task, &["a", "b"], "  start: a\n  routes: [{ when: a.done, route_to: b }]\n"))
+            .await;
     assert_eq!(fleet.ended().await["state"], "failed");
     // A crash is no success either.
     let fleet = start(&daemon, &file(&steps(&[exit(0)]), &["a"], "  start: a\n")).await;
@@ -134,7 +137,8 @@ async fn a_failure_is_routed_on_or_is_the_fleets() {
 async fn only_runs_that_the_fleet_started_trigger_routes() {
     let daemon = Daemon::start().await;
     let rest = "  start: a\n  routes: [{ when: [a.done, b.done], route_to: c }]\n";
-    let fleet = start(&daemon, &file(&steps(&[question("go on?", &[])]), &["a", "b=echo", "c=echo"], rest)).await;
+    let fleet =
+        start(&daemon, &file(&steps(&[question("go on?", &[])]), &["a", "b=echo", "c=echo"], rest)).await;
     let b = fleet.session("b").await;
     b.wait(&b.prompt("by hand").await).await;
     let a = fleet.session("a").await;
@@ -246,7 +250,11 @@ async fn a_halt_holds_a_fleet_across_a_restart() {
 async fn a_fleet_goes_on_after_a_kill_and_starts_nothing_twice() {
     let mut daemon = Daemon::start().await;
     let rest = "  start: lead\n  routes:\n    - { when: lead.done, fan_out: { to: [a, b] } }\n    - { when: [a.done, b.done], route_to: c }\n    - { when: c.done, collect: human }\n";
-    let fleet = start(&daemon, &file(&steps(&[question("go?", &[]), say("!")]), &["lead", "a=echo", "b=echo", "c=echo"], rest)).await;
+    let fleet = start(
+        &daemon,
+        &file(&steps(&[question("go?", &[]), say("!")]), &["lead", "a=echo", "b=echo", "c=echo"], rest),
+    )
+    .await;
     let lead = fleet.session("lead").await;
     let run = loop {
         if let Some(run) = lead.runs().await.first() {
@@ -276,7 +284,8 @@ async fn a_wrong_file_is_refused_with_its_place_before_anything_starts() {
         let (workspace, text) = (workspace.clone(), text.to_owned());
         async move { workspace.try_fleet(&text).await.refused(400, "invalid_fleet") }
     };
-    let details = refused("fleet:\n  task: t\n  sessions:\n    a: { agent: echo, modle: x }\n  start: a\n").await;
+    let details =
+        refused("fleet:\n  task: t\n  sessions:\n    a: { agent: echo, modle: x }\n  start: a\n").await;
     assert_eq!((&details["line"], &details["column"]), (&json!(4), &json!(23)), "{details}");
     assert_eq!((&details["key"], &details["nearest"]), (&json!("modle"), &json!("model")));
     for text in [
@@ -310,7 +319,9 @@ async fn json_takes_the_file_or_its_content_and_another_task() {
     let fleets = daemon.client().get(&workspace.at("/fleets")).await.list();
     assert_eq!(fleets.len(), 2);
     let twice = workspace.client.with_key("k");
-    let first = twice.post(&workspace.at("/fleets"), &json!({ "spec": spec, "task": "once" })).await.expect(201);
-    let again = twice.post(&workspace.at("/fleets"), &json!({ "spec": spec, "task": "once" })).await.expect(201);
+    let first =
+        twice.post(&workspace.at("/fleets"), &json!({ "spec": spec, "task": "once" })).await.expect(201);
+    let again =
+        twice.post(&workspace.at("/fleets"), &json!({ "spec": spec, "task": "once" })).await.expect(201);
     assert_eq!(first["id"], again["id"]);
 }

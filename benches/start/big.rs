@@ -59,7 +59,11 @@ impl Place {
         let now = Millis::now();
         let body = Body::WorkspaceCreated(WorkspaceCreated { path: path.clone(), name: "work".to_owned() });
         let event = NewEvent {
-            scope: Arc::new(Scope { workspace: Some((self.key, self.id.clone())), session: None }),
+            scope: Arc::new(Scope {
+                workspace: Some((self.key, self.id.clone())),
+                session: None,
+                fleet: None,
+            }),
             number: None,
             ts: now,
             run: None,
@@ -85,8 +89,11 @@ fn play(journal: &Journal, place: &Place, session: u32, append: &mut Append) {
     let random = session.to_le_bytes().map(|byte| [byte, byte / 32]).concat();
     let (id, run) = (SessionId::from_random(&random), RunId::from_random(&random));
     let key = journal.new_session_key();
-    let scope =
-        Arc::new(Scope { workspace: Some((place.key, place.id.clone())), session: Some((key, id.clone())) });
+    let scope = Arc::new(Scope {
+        workspace: Some((place.key, place.id.clone())),
+        session: Some((key, id.clone())),
+        fleet: None,
+    });
     let now = Millis::now();
     let created = SessionCreated { agent: "echo".to_owned(), ..SessionCreated::default() };
     let body = Body::SessionCreated(created.clone());

@@ -122,12 +122,7 @@ impl Daemon {
 
 /// The halt after `halt.set` was written at `ts`: one that is set again holds since it was first.
 pub(crate) fn after_set(before: &Halt, set: &HaltSet, ts: Millis) -> Halt {
-    Halt {
-        halted: true,
-        reason: set.reason.clone(),
-        cancel: set.cancel,
-        since: before.since.or(Some(ts)),
-    }
+    Halt { halted: true, reason: set.reason.clone(), cancel: set.cancel, since: before.since.or(Some(ts)) }
 }
 
 /// The halt as the journal keeps it for the next daemon.

@@ -45,7 +45,10 @@ impl Fleet {
 
     /// One of its sessions.
     pub async fn session(&self, name: &str) -> Session {
-        let id = self.show().await["sessions"][name]["session_id"].as_str().expect("it has that session").to_owned();
+        let id = self.show().await["sessions"][name]["session_id"]
+            .as_str()
+            .expect("it has that session")
+            .to_owned();
         Session { client: self.client.clone(), workspace: self.workspace.clone(), id }
     }
 
