@@ -3,7 +3,7 @@
 use qd_protocol::event::{Body, FleetRouted, FleetUpdated, Given, RunEnded, Subtask};
 use qd_protocol::fleet::Ending;
 
-use super::state::{Errand, Last, Open, Slot, Stopping};
+use super::state::{Errand, Last, Open, RouteState, Slot, Stopping};
 use super::{Recorded, State};
 
 /// Applies one event.
@@ -141,6 +141,8 @@ fn excuse(state: &mut State, session: &str) {
     });
 }
 
+/// A session that is given something is waited for again; not by what has all it waits for, which counts anew after this
+/// end anyhow.
 fn await_again(state: &mut State, session: &str) {
     for_slots(state, session, |slot| {
         if *slot == Some(Slot::Excused) {
@@ -150,7 +152,8 @@ fn await_again(state: &mut State, session: &str) {
 }
 
 fn for_slots(state: &mut State, session: &str, change: impl Fn(&mut Option<Slot>)) {
-    for (route, seen) in state.spec.routes.iter().zip(&mut state.routes) {
+    let incomplete = |(_, seen): &(_, &mut RouteState)| !seen.is_full();
+    for (route, seen) in state.spec.routes.iter().zip(&mut state.routes).filter(incomplete) {
         for (trigger, slot) in route.when.iter().zip(&mut seen.slots) {
             if trigger.session == session && route.when.len() > 1 {
                 change(slot);

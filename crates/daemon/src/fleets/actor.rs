@@ -57,7 +57,7 @@ pub(super) async fn live(daemon: Arc<Daemon>, fleet: Arc<FleetRef>, mailbox: Arc
                 daemon,
                 fleet,
                 mailbox,
-                state,
+                state: Arc::new(state),
                 given: HashSet::new(),
                 told: VecDeque::new(),
                 again: false,
@@ -109,7 +109,8 @@ pub(super) struct FleetActor {
     pub(super) daemon: Arc<Daemon>,
     pub(super) fleet: Arc<FleetRef>,
     mailbox: Arc<Mailbox<FleetMail>>,
-    pub(super) state: State,
+    /// Shared with what is on its way to sessions, and with nobody else: it is not copied when it changes.
+    pub(super) state: Arc<State>,
     /// Open runs that their sessions have.
     pub(super) given: HashSet<RunId>,
     /// Ends that are still to be judged.
@@ -193,7 +194,7 @@ impl FleetActor {
         let questions = self.state.spec.routes.iter().filter(|route| route.then == Action::CollectHuman);
         let asks = questions.map(|_| AskId::from_random(&random::bytes::<26>())).collect();
         let Step { events, effects, reply } =
-            step(&mut self.state, input, World { now: Millis::now(), asks });
+            step(Arc::make_mut(&mut self.state), input, World { now: Millis::now(), asks });
         if let Err(error) = self.append(&events).await {
             tracing::warn!(fleet = %self.fleet.id, %error, "a fleet's events were not taken; it is read again");
             self.read_again().await;
@@ -243,7 +244,7 @@ impl FleetActor {
         while !self.daemon.is_stopping() {
             match load(&self.daemon, &self.fleet).await {
                 Ok(state) => {
-                    self.state = state;
+                    self.state = Arc::new(state);
                     return;
                 }
                 Err(error) => {

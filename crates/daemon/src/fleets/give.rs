@@ -34,38 +34,27 @@ enum Found {
 impl FleetActor {
     /// Gives every open run to its session that does not have it.
     pub(super) async fn give(&mut self) {
-        let owed = self.owed();
-        let (daemon, state) = (Arc::clone(&self.daemon), Arc::new(self.state.clone()));
-        let work = owed.into_iter().map(|(errand, open)| {
+        let owed = self.state.open().filter(|(_, open)| !self.given.contains(&open.run));
+        let owed = owed.map(|(errand, open)| (errand.clone(), open.clone())).collect();
+        let (daemon, state) = (Arc::clone(&self.daemon), Arc::clone(&self.state));
+        let found = each(owed, move |errand, open| {
             let (daemon, state) = (Arc::clone(&daemon), Arc::clone(&state));
-            async move {
-                let found = deliver(&daemon, &state, &errand, &open).await;
-                (open.run, found)
-            }
+            async move { deliver(&daemon, &state, &errand, &open).await }
         });
-        let found: Vec<_> = stream::iter(work).buffered(AT_ONCE).collect().await;
+        let found = found.await;
         Box::pin(self.settle(found)).await;
     }
 
     /// Cancels every open run that its session has; one that it never got has ended with that.
     pub(super) async fn stop(&mut self) {
-        let owed: Vec<_> = self.state.open().map(|(errand, open)| (errand.clone(), open.clone())).collect();
-        let (daemon, sessions) = (Arc::clone(&self.daemon), Arc::new(self.state.sessions.clone()));
-        let work = owed.into_iter().map(|(errand, open)| {
-            let (daemon, sessions) = (Arc::clone(&daemon), Arc::clone(&sessions));
-            async move {
-                let session = sessions.get(&errand.session);
-                let found = cancel(&daemon, session, &open.run).await;
-                (open.run, found)
-            }
+        let open = self.state.open().map(|(errand, open)| (errand.clone(), open.clone())).collect();
+        let (daemon, state) = (Arc::clone(&self.daemon), Arc::clone(&self.state));
+        let found = each(open, move |errand, open| {
+            let (daemon, state) = (Arc::clone(&daemon), Arc::clone(&state));
+            async move { cancel(&daemon, state.sessions.get(&errand.session), &open.run).await }
         });
-        let found: Vec<_> = stream::iter(work).buffered(AT_ONCE).collect().await;
+        let found = found.await;
         Box::pin(self.settle(found)).await;
-    }
-
-    fn owed(&self) -> Vec<(Errand, Open)> {
-        let open = self.state.open().filter(|(_, open)| !self.given.contains(&open.run));
-        open.map(|(errand, open)| (errand.clone(), open.clone())).collect()
     }
 
     async fn settle(&mut self, found: Vec<(RunId, Result<Found, ApiError>)>) {
@@ -87,6 +76,31 @@ impl FleetActor {
             }
         }
     }
+}
+
+/// Looks after open runs: several sessions at once, and those of one in the order in which it was given them.
+async fn each<F>(
+    runs: Vec<(Errand, Open)>,
+    look: impl Fn(Errand, Open) -> F + Clone,
+) -> Vec<(RunId, Result<Found, ApiError>)>
+where
+    F: Future<Output = Result<Found, ApiError>>,
+{
+    let mut sessions: BTreeMap<String, Vec<(Errand, Open)>> = BTreeMap::new();
+    for (errand, open) in runs {
+        sessions.entry(errand.session.clone()).or_default().push((errand, open));
+    }
+    let one = |runs: Vec<(Errand, Open)>| {
+        let look = look.clone();
+        async move {
+            let mut found = Vec::with_capacity(runs.len());
+            for (errand, open) in runs {
+                found.push((open.run.clone(), look(errand, open).await));
+            }
+            found
+        }
+    };
+    stream::iter(sessions.into_values().map(one)).buffered(AT_ONCE).concat().await
 }
 
 /// How a run ended, with what the machine needs to judge that; `None` if it has not.

@@ -12,6 +12,7 @@ use qd_fleetfile::Problem;
 use qd_journal::{FleetFilter, FleetRow};
 use qd_protocol::api::{Cancelled, NewFleet};
 use qd_protocol::error::ErrorBody;
+use qd_protocol::event::Empty;
 use qd_protocol::fleet::Fleet;
 use qd_protocol::{ApiError, Code, FleetId, WorkspaceId};
 use utoipa_axum::router::OpenApiRouter;
@@ -23,7 +24,7 @@ use super::fault;
 use super::list::{List, ListQuery, after, limit};
 use super::once::{Kept, once};
 use crate::daemon::{Daemon, read_failed};
-use crate::edge::{Json, Refusal, read_whole};
+use crate::edge::{Json, OptionalJson, Refusal, read_whole};
 use crate::fleets::Answer;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
@@ -135,16 +136,28 @@ async fn find(daemon: &Daemon, workspace: &WorkspaceId, id: &FleetId) -> Result<
 
 /// Cancels a fleet: nothing is routed any more, and what runs is stopped.
 #[utoipa::path(post, path = "/v1/workspaces/{w}/fleets/{f}/cancel", tag = "fleets",
-    params(("w" = String, Path, description = "The workspace"), ("f" = String, Path, description = "The fleet")),
-    responses((status = 200, description = "What it hit, once journalled", body = Cancelled), Missing, Guarded)
+    params(
+        ("w" = String, Path, description = "The workspace"),
+        ("f" = String, Path, description = "The fleet"),
+        KeyHeader,
+    ),
+    responses(
+        (status = 200, description = "What it hit, once journalled", body = Cancelled),
+        (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
+        BadBody, Missing, Guarded,
+    )
 )]
 async fn cancel_fleet(
     State(daemon): State<Arc<Daemon>>,
     Ids((workspace, id)): Ids<(WorkspaceId, FleetId)>,
+    Keyed(key, OptionalJson(Empty {})): Keyed<OptionalJson<Empty>>,
 ) -> Result<Json<Cancelled>, Refusal> {
     let fleet = daemon.fleet(&workspace, &id).await?;
-    match daemon.command_fleet(&fleet, Command::Cancel).await? {
-        Answer::Cancelled(hit) => Ok(Json(Cancelled { idle: hit.is_empty(), cancelled: hit })),
-        Answer::Answered(_) => Err(fault().into()),
-    }
+    let deed = |_| async {
+        match daemon.command_fleet(&fleet, Command::Cancel).await? {
+            Answer::Cancelled(hit) => Ok((Cancelled { idle: hit.is_empty(), cancelled: hit }, Kept::NotYet)),
+            Answer::Answered(_) => Err(fault()),
+        }
+    };
+    Ok(Json(once(&daemon, key, deed).await?))
 }
