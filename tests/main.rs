@@ -18,6 +18,7 @@ mod crash;
 mod events;
 mod fleets;
 mod fleets_cli;
+mod fleets_crash;
 mod halt;
 mod holes;
 mod http;

@@ -23,7 +23,7 @@ use qd_protocol::api;
 use qd_protocol::manifest::{Driver, Manifest, ResumeBy};
 use toml::Table;
 
-pub use named::{NamedError, REMOTE_TOKEN, described, is_described, plain_words, words};
+pub use named::{NamedError, REMOTE_TOKEN, described, described_in, is_described, plain_words, words};
 pub use read::ManifestError;
 
 /// Manifests that come with the program, in the order of the list of agents.
@@ -55,6 +55,8 @@ pub struct Catalog {
     /// In the order of the list.
     entries: Vec<Entry>,
     problems: Vec<Problem>,
+    /// From where files that agents' names say are found.
+    project: Option<PathBuf>,
 }
 
 /// One agent.
@@ -123,7 +125,7 @@ impl Catalog {
     #[must_use]
     pub fn with_project(&self, project: &Path, trust: &trust::Trust) -> Self {
         let folder = project.join(PROJECT);
-        let mut catalog = self.clone();
+        let mut catalog = Self { project: Some(project.to_owned()), ..self.clone() };
         match trust.stands(project) {
             trust::Standing::Trusted => catalog.lay_over_folder(&folder.join(AGENTS), Origin::Project),
             trust::Standing::Nothing => {}
@@ -151,7 +153,15 @@ impl Catalog {
     /// The agent of this name, or the one that the name describes.
     pub fn get(&self, name: &str) -> Option<Manifest> {
         let listed = self.entries.iter().find(|entry| entry.manifest.agent.name == name);
-        listed.map(|entry| entry.manifest.clone()).or_else(|| described(name).ok())
+        listed.map(|entry| entry.manifest.clone()).or_else(|| self.described(name).ok())
+    }
+
+    /// The agent that a name describes.
+    pub fn described(&self, name: &str) -> Result<Manifest, NamedError> {
+        match &self.project {
+            Some(project) => described_in(name, project),
+            None => described(name),
+        }
     }
 
     /// The same as lists show them, with what is known of their programs here.

@@ -1,9 +1,14 @@
-//! Agents that are described by their name alone: `acp:CMD`, `pty:CMD`, `exec:CMD` and `a2a:URL`.
+//! Agents that are described by their name alone: `acp:CMD`, `pty:CMD`, `exec:CMD` and `a2a:URL`, or by a file that their
+//! name says: `manifest:PATH`.
+
+use std::path::Path;
 
 use qd_protocol::manifest::{
     About, AskUser, Capabilities, Cost, Driver, FastPath, IdleRules, Manifest, Offer, ResumeBy, ResumeRules,
     Startup, TurnRules,
 };
+
+use crate::{FILE_MAX, read};
 
 /// The variable whose value lets people in at a remote agent.
 pub const REMOTE_TOKEN: &str = "A2A_TOKEN";
@@ -12,7 +17,7 @@ pub const REMOTE_TOKEN: &str = "A2A_TOKEN";
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NamedError {
     /// It is a plain name.
-    #[error("it begins with none of acp:, pty:, exec: and a2a:")]
+    #[error("it begins with none of acp:, pty:, exec:, a2a: and manifest:")]
     Plain,
     /// Nothing stands behind the colon.
     #[error(
@@ -25,11 +30,29 @@ pub enum NamedError {
     /// It is no address.
     #[error("`{0}` is no address: an a2a agent has one that begins with http:// or https://")]
     Address(String),
+    /// The file that it names is no manifest.
+    #[error("{0}")]
+    File(String),
 }
+
+/// How a name begins that says in which file its agent is described.
+const IN_FILE: &str = "manifest:";
 
 /// Whether a name describes its agent.
 pub fn is_described(name: &str) -> bool {
-    split(name).is_some()
+    split(name).is_some() || name.starts_with(IN_FILE)
+}
+
+/// The agent that a name describes to somebody who works in this directory.
+pub fn described_in(name: &str, directory: &Path) -> Result<Manifest, NamedError> {
+    let Some(path) = name.strip_prefix(IN_FILE) else { return described(name) };
+    if path.trim().is_empty() {
+        return Err(NamedError::Empty);
+    }
+    let read = read::file(&directory.join(path), FILE_MAX).and_then(|text| read::manifest(&text));
+    let mut manifest = read.map_err(|error| NamedError::File(error.to_string()))?;
+    name.clone_into(&mut manifest.agent.name);
+    Ok(manifest)
 }
 
 /// The agent that a name describes. Nothing is known of it, so nothing is promised for it.
@@ -219,6 +242,25 @@ mod tests {
         assert_eq!(described("acp: "), Err(NamedError::Empty));
         assert_eq!(described("exec:a 'b"), Err(NamedError::Quote));
         assert!(matches!(described("a2a:ftp://x"), Err(NamedError::Address(_))));
-        assert!(!is_described("box:thing") && is_described("exec:"));
+        assert!(!is_described("box:thing") && is_described("exec:") && is_described("manifest:x.toml"));
+    }
+
+    #[test]
+    fn a_name_may_say_in_which_file_its_agent_is_described() {
+        let project = tempfile::tempdir().unwrap();
+        std::fs::create_dir(project.path().join("agents")).unwrap();
+        let text = "[agent]\nname = \"mine\"\nbinary = \"cat\"\ndriver = \"exec\"\n";
+        std::fs::write(project.path().join("agents/mine.toml"), text).unwrap();
+        let found = described_in("manifest:agents/mine.toml", project.path()).unwrap();
+        assert_eq!(
+            (found.agent.name.as_str(), found.agent.binary.as_str()),
+            ("manifest:agents/mine.toml", "cat")
+        );
+        std::fs::write(project.path().join("bad.toml"), "[agent]\nname = 3\n").unwrap();
+        for name in ["manifest:bad.toml", "manifest:none.toml"] {
+            assert!(matches!(described_in(name, project.path()), Err(NamedError::File(_))), "{name}");
+        }
+        assert_eq!(described_in("manifest: ", project.path()), Err(NamedError::Empty));
+        assert_eq!(described_in("exec:cat", project.path()), described("exec:cat"));
     }
 }

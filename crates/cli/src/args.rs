@@ -382,7 +382,7 @@ pub(crate) struct Up {
     /// Show who would do what, and start nothing
     #[arg(long)]
     pub(crate) plan: bool,
-    /// Work in this directory [default: where the file is]
+    /// The project directory [default: the current one]
     #[arg(short = 'C', value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
 }

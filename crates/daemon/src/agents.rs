@@ -64,7 +64,7 @@ impl Agents {
             Some(entry) => {
                 Some(qd_catalog::agent(&entry.manifest, &entry.origin.to_string(), &self.versions))
             }
-            None => Some(qd_catalog::agent(&qd_catalog::described(name).ok()?, "its name", &self.versions)),
+            None => Some(qd_catalog::agent(&catalog.described(name).ok()?, "its name", &self.versions)),
         }
     }
 

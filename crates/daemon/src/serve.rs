@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use qd_journal::faults::{Death, Faults};
 use qd_journal::{Journal, OpenError, Options as JournalOptions};
 use qd_protocol::ApiError;
 use qd_protocol::limits::STOP_S;
@@ -75,6 +76,17 @@ pub fn serve(options: ServeOptions, exe: PathBuf, announce: &mut dyn FnMut(&str)
 
 /// Connections, links and readers have a descriptor each, and the usual soft limit is 1024. Where it cannot be raised we
 /// live with what there is.
+/// A build with debug assertions can be told to die at an append: `QD_DIE_AT=17`, just before it is kept, or
+/// `QD_DIE_AT=17+`, just after. So the suites hit each of them once.
+fn faults() -> Option<Arc<Faults>> {
+    if !cfg!(debug_assertions) {
+        return None;
+    }
+    let told = std::env::var("QD_DIE_AT").ok()?;
+    let append = told.trim_end_matches('+').parse().ok()?;
+    Some(Arc::new(Faults::dying(Death { append, kept: told.ends_with('+') })))
+}
+
 fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let wanted = limit.maximum.map_or(DESCRIPTORS, |most| most.min(DESCRIPTORS));
@@ -99,7 +111,8 @@ async fn run(options: ServeOptions, exe: PathBuf, announce: &mut dyn FnMut(&str)
     let mut allow_host = config.allow_host.value.clone();
     allow_host.extend(options.allow_host);
 
-    let journal = Journal::open(home.path(), JournalOptions::default())?;
+    let journal =
+        Journal::open(home.path(), JournalOptions { faults: faults(), ..JournalOptions::default() })?;
     let halt = Daemon::read_halt(&journal).await?;
     let waits = Waits {
         lease: Duration::from_secs(config.remote_lease_s.value),

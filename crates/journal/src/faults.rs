@@ -1,9 +1,9 @@
-//! The seam through which tests make the storage fail and watch the writer's steps. Nothing is here unless
-//! [`Options::faults`](crate::Options) is set, which no daemon does.
+//! The seam through which tests make the storage fail, watch the writer's steps, and have the process die at one of
+//! them. Nothing is here unless [`Options::faults`](crate::Options) is set, which no daemon does by itself.
 
 use std::fmt;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 
 /// A step of the writer, in the order in which they come for one batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +20,15 @@ pub enum Step {
 
 type Watch = Box<dyn Fn(Step) + Send>;
 
+/// Where the whole process is to die, as by `kill -9`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Death {
+    /// At which append, counted from 1.
+    pub append: u64,
+    /// Just after it is kept, before anybody knows; else just before.
+    pub kept: bool,
+}
+
 /// Failures to come.
 #[derive(Default)]
 pub struct Faults {
@@ -29,6 +38,9 @@ pub struct Faults {
     pub read_only: AtomicBool,
     /// So many commits fail as if the disk had.
     pub failing_commits: AtomicU32,
+    death: Option<Death>,
+    /// How many appends were tried.
+    appends: AtomicU64,
     watch: Mutex<Option<Watch>>,
 }
 
@@ -39,6 +51,11 @@ impl fmt::Debug for Faults {
 }
 
 impl Faults {
+    /// Nothing fails but all of it, at one append.
+    pub fn dying(death: Death) -> Self {
+        Self { death: Some(death), ..Self::default() }
+    }
+
     /// Calls `watch` on the writer's thread at every step, which waits for it.
     pub fn watch(&self, watch: impl Fn(Step) + Send + 'static) {
         *crate::held(&self.watch) = Some(Box::new(watch));
@@ -47,6 +64,30 @@ impl Faults {
     pub(crate) fn step(&self, step: Step) {
         if let Some(watch) = crate::held(&self.watch).as_ref() {
             watch(step);
+        }
+    }
+
+    /// So many appends are about to be kept.
+    pub(crate) fn committing(&self, appends: usize) {
+        self.appends.fetch_add(appends as u64, SeqCst);
+        self.step(Step::Committing);
+        self.die_if(|death| !death.kept);
+    }
+
+    /// They are.
+    pub(crate) fn committed(&self) {
+        self.step(Step::Committed);
+        self.die_if(|death| death.kept);
+    }
+
+    fn die_if(&self, here: impl Fn(&Death) -> bool) {
+        let due = |death: &Death| self.appends.load(SeqCst) >= death.append;
+        if self.death.as_ref().is_some_and(|death| here(death) && due(death)) {
+            let _no_answer =
+                rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+            loop {
+                std::thread::park();
+            }
         }
     }
 

@@ -206,7 +206,7 @@ impl Writer {
         let written = self.write(hand, jobs, apart);
         let committed = written.and_then(|batch| {
             if let Some(faults) = &self.faults {
-                faults.step(Step::Committing);
+                faults.committing(jobs.len());
                 if faults.commit_fails() {
                     return Err(AppendError::Io("injected".to_owned()));
                 }
@@ -249,7 +249,9 @@ impl Writer {
     fn publish(&mut self, jobs: Vec<Job>, batch: Batch) {
         self.checkpoints.dirty();
         self.index.keep();
-        self.step(Step::Committed);
+        if let Some(faults) = &self.faults {
+            faults.committed();
+        }
         let mut refused = batch.refused.into_iter().peekable();
         let mut answers = Vec::with_capacity(jobs.len());
         let mut shown = Vec::with_capacity(usize::try_from(batch.last.0 - self.last.0).unwrap_or(0));

@@ -167,6 +167,20 @@ impl Daemon {
         self.start_again().await;
     }
 
+    /// Whether it has died of `kill -9`. Any other end is a failure.
+    pub fn has_died(&mut self) -> bool {
+        let ended = self.child.try_wait().expect("a child can be waited for");
+        if let Some(status) = ended {
+            assert_eq!(status.signal(), Some(Signal::KILL.as_raw()), "{status}; {}", self.complaints());
+        }
+        ended.is_some()
+    }
+
+    /// From the next start on without this variable.
+    pub fn unset(&mut self, name: &str) {
+        self.options.env.retain(|(set, _)| set != name);
+    }
+
     /// Starts another in the same home, after the end of this one.
     pub async fn start_again(&mut self) {
         self.drain.abort();

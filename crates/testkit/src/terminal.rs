@@ -1,6 +1,8 @@
 //! A real terminal, by tmux, on a server of its own that ends with the value. Its screen sends no event, so it is
 //! looked at until it shows what is waited for.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use crate::home::{Home, Running, binary};
 use crate::poll;
 
@@ -14,7 +16,10 @@ pub struct Terminal<'a> {
 impl<'a> Terminal<'a> {
     /// Starts `qd` with these arguments in a terminal; when it has ended, the screen says `exit CODE`.
     pub async fn qd(home: &'a Home, args: &[&str]) -> Self {
-        let server = home.beside("tmux.sock").display().to_string();
+        // A socket of its own: a server that ends takes a moment, and would take the next one's with it.
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let nth = NEXT.fetch_add(1, Ordering::Relaxed);
+        let server = home.beside(&format!("tmux{nth}.sock")).display().to_string();
         let terminal = Self { home, server };
         let mut words = vec![quoted(&binary().display().to_string())];
         words.extend(args.iter().map(|arg| quoted(arg)));

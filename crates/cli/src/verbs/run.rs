@@ -65,10 +65,6 @@ async fn session(context: &Context, client: &Client, flags: &Run) -> Result<(Ses
             choose(config.agent.value, &agents, &context.out)
         }
     };
-    // What only its name describes is in no list.
-    let described =
-        qd_catalog::described(&name).map(|manifest| manifest.startup.pass_env).unwrap_or_default();
-    let listed = agents.iter().find(|agent| agent.name == name).map_or(&described, |agent| &agent.env);
     let new = NewSession {
         agent: name.clone(),
         title: flags.title.clone(),
@@ -76,7 +72,7 @@ async fn session(context: &Context, client: &Client, flags: &Run) -> Result<(Ses
         policy,
         // Attached, we keep the time ourselves; a run that is left alone is timed by the daemon.
         run_timeout_s: flags.timeout.filter(|_| flags.detach),
-        env: qd_catalog::passed(listed, workspace::texts(std::env::vars_os())),
+        env: workspace::variables(&workspace, &agents, [name.as_str()]),
         ..NewSession::default()
     };
     let session: Session = client.post(&format!("/v1/workspaces/{}/sessions", workspace.id), &new).await?;

@@ -1,18 +1,17 @@
 //! `qd up`: a fleet from its file, watched to its end; `--plan` shows what it would do. The fleet belongs to the daemon:
 //! whatever happens here can at most ask for its cancel.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use qd_fleetfile::Problem;
-use qd_protocol::api::{Agent, NewFleet, Workspace};
-use qd_protocol::fleet::{Fleet, Spec};
+use qd_protocol::api::{Agent, NewFleet};
+use qd_protocol::fleet::Fleet;
 use serde_json::json;
 
 use super::Context;
 use super::crew::Crew;
 use super::workspace;
 use crate::args::Up;
-use crate::client::Client;
 use crate::client::stream::EventStream;
 use crate::failure::{Exit, Failure, Result};
 use crate::render::plan;
@@ -30,12 +29,11 @@ pub(crate) async fn up(context: &Context, flags: Up) -> Result<Exit> {
         return Ok(Exit::Well);
     }
     let client = context.client().await?;
-    let workspace = workspace::of(&client, Some(&directory(&flags))).await?;
-    let new = NewFleet {
-        spec: text.into(),
-        task: flags.task.clone(),
-        env: variables(&client, &workspace, &spec).await?,
-    };
+    let workspace = workspace::of(&client, flags.dir.as_deref()).await?;
+    let agents: Vec<Agent> = client.list(&format!("/v1/agents?workspace={}", workspace.id)).await?;
+    let names = spec.sessions.values().map(|member| member.agent.as_str());
+    let env = workspace::variables(&workspace, &agents, names);
+    let new = NewFleet { spec: text.into(), task: flags.task.clone(), env };
     let path = format!("/v1/workspaces/{}/fleets", workspace.id);
     if flags.detach {
         let fleet: Fleet = client.post(&path, &new).await.map_err(|failure| named(&flags.file, failure))?;
@@ -56,12 +54,6 @@ fn read(file: &Path) -> Result<String> {
         .map_err(|error| Failure::Usage(format!("{} could not be read: {error}", file.display())))
 }
 
-/// Where it works: where it is told to, else where its file is.
-fn directory(flags: &Up) -> PathBuf {
-    let beside = flags.file.parent().filter(|folder| !folder.as_os_str().is_empty());
-    flags.dir.clone().or_else(|| beside.map(Path::to_owned)).unwrap_or_else(|| ".".into())
-}
-
 /// A mistake in the file, as compilers say it.
 fn wrong(file: &Path, problem: &Problem) -> Failure {
     let (line, column) = (problem.place.line, problem.place.column);
@@ -77,22 +69,6 @@ fn named(file: &Path, failure: Failure) -> Failure {
         }
         other => other,
     }
-}
-
-/// The variables that its agents' manifests list, from our environment.
-async fn variables(
-    client: &Client,
-    workspace: &Workspace,
-    spec: &Spec,
-) -> Result<std::collections::BTreeMap<String, String>> {
-    let agents: Vec<Agent> = client.list(&format!("/v1/agents?workspace={}", workspace.id)).await?;
-    let mut listed: Vec<String> = Vec::new();
-    for agent in
-        agents.into_iter().filter(|agent| spec.sessions.values().any(|member| member.agent == agent.name))
-    {
-        listed.extend(agent.env);
-    }
-    Ok(qd_catalog::passed(&listed, workspace::texts(std::env::vars_os())))
 }
 
 fn detached(context: &Context, fleet: &Fleet) -> Result<Exit> {

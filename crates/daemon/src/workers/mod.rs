@@ -160,7 +160,7 @@ impl Workers {
     }
 
     fn unknown(&self, name: &str, project: &Path) -> ApiError {
-        let message = match qd_catalog::described(name) {
+        let message = match qd_catalog::described_in(name, project) {
             Err(error) if error != NamedError::Plain => format!("{name} describes no agent: {error}"),
             _ => {
                 let list = self.agents.list(Some(project));
