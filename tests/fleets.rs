@@ -325,3 +325,33 @@ async fn json_takes_the_file_or_its_content_and_another_task() {
         twice.post(&workspace.at("/fleets"), &json!({ "spec": spec, "task": "once" })).await.expect(201);
     assert_eq!(first["id"], again["id"]);
 }
+
+#[tokio::test]
+async fn every_example_runs_as_it_is() {
+    let daemon = Daemon::start().await;
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/fleets");
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let fleet = start(&daemon, &std::fs::read_to_string(&path).unwrap()).await;
+        let mut stream = fleet.stream().await;
+        loop {
+            let event = stream.next().await;
+            if event.kind == "ask.opened" && event.data["state"] == "pending" {
+                let answer = match event.data["kind"].as_str().unwrap() {
+                    "permission" => json!({ "decision": "allow_once" }),
+                    _ => json!({ "value": "so be it" }),
+                };
+                // Those of the fleets before are on the stream too.
+                let _answered_before =
+                    daemon.client().answer(event.data["id"].as_str().unwrap(), &answer).await;
+            }
+            if event.kind == "fleet.finished" && fleet.owns(&event) {
+                assert_eq!(event.data["state"], "done", "{}: {event:?}", path.display());
+                break;
+            }
+        }
+        count += 1;
+    }
+    assert!(count >= 5, "{count} examples");
+}
