@@ -1,8 +1,11 @@
-//! The router, by itself: every rule of contract section 7 that it decides, and properties over random fleets, random
-//! ends and crashes in between.
+//! The router: every rule of contract section 7 that it decides, properties over random fleets, random ends and crashes
+//! in between, and the same together with the machine of its sessions.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod crew;
 mod properties;
 mod rules;
+mod together;
+#[path = "../world/mod.rs"]
+mod world;

@@ -41,7 +41,7 @@ fn route() -> impl Strategy<Value = Route> {
     })
 }
 
-fn fleet() -> impl Strategy<Value = Spec> {
+pub(crate) fn fleet() -> impl Strategy<Value = Spec> {
     let start = prop::sample::subsequence(&NAMES[..], 1..=3);
     (start, prop::collection::vec(route(), 0..=6), 0_u32..=1).prop_map(|(start, routes, retry)| {
         let mut declared = spec(&NAMES, &start, &[]);
@@ -64,7 +64,7 @@ fn reason(which: u8) -> FinishReason {
     }
 }
 
-fn text(which: u8) -> &'static str {
+pub(crate) fn text(which: u8) -> &'static str {
     match which % 4 {
         0 => "again, please",
         1 => "```cap-subtasks\n[\"x\", \"y\"]\n```",
@@ -98,7 +98,7 @@ fn live(declared: Spec, happenings: &[Happening], crashes: bool) -> Crew {
 }
 
 /// How often each route fired, and how often everything that it waits for can have happened by then.
-fn check_routes(crew: &Crew) -> Result<(), TestCaseError> {
+pub(crate) fn check_routes(crew: &Crew) -> Result<(), TestCaseError> {
     let mut ends: BTreeMap<Trigger, u32> = BTreeMap::new();
     let mut fired: BTreeMap<u32, u32> = BTreeMap::new();
     let mut consumed: BTreeMap<(u32, RunId), u32> = BTreeMap::new();

@@ -15,7 +15,9 @@ use std::collections::VecDeque;
 use qd_core::session::{
     Accept, Command, Effect, Input, Phase, Recorded, State, Step, Update, World, deadline, evolve, step,
 };
-use qd_protocol::event::{Answer, Body, Decision, Limits, RunError, SessionCreated, StopCause};
+use qd_protocol::event::{
+    Answer, Body, Decision, FinishReason, Limits, Membership, RunError, SessionCreated, StopCause,
+};
 use qd_protocol::link::{Gone, Up, UpNumber};
 use qd_protocol::policy::{Policy, Verdict};
 use qd_protocol::{AskId, Millis, RunId, SessionId, WorkspaceId};
@@ -41,6 +43,8 @@ pub(crate) struct Small {
     /// Whether the daemon dies after what it commits next.
     dying: bool,
     prompts: u8,
+    /// Ends that its fleet is to be told.
+    pub(crate) told: Vec<RunId>,
     /// All events, where somebody wants them; the walk leaves it empty.
     pub(crate) journal: Vec<Recorded>,
     pub(crate) keeps_journal: bool,
@@ -54,11 +58,11 @@ fn ask_id(number: u8) -> AskId {
     AskId::parse(&format!("a{number}")).unwrap()
 }
 
-fn session(restarts: Option<u32>) -> State {
+fn session(restarts: Option<u32>, fleet: Option<Membership>) -> State {
     let id = SessionId::parse("s").unwrap();
     // What a crash counts for is tested where time is; here it counts for ever.
     let limits = Limits { restarts, restart_window_s: Some(1e9), ..Limits::default() };
-    let created = SessionCreated { agent: "script".to_owned(), limits, ..SessionCreated::default() };
+    let created = SessionCreated { agent: "script".to_owned(), limits, fleet, ..SessionCreated::default() };
     State::new(id, WorkspaceId::parse("w").unwrap(), created, Millis(0))
 }
 
@@ -74,8 +78,17 @@ impl Small {
 
     /// A session whose agent is started again so often after a crash.
     pub(crate) fn with_restarts(left: Budget, restarts: Option<u32>) -> Self {
+        Self::of(left, restarts, None)
+    }
+
+    /// A session of a fleet. It keeps its journal, in which the fleet looks things up.
+    pub(crate) fn in_fleet(left: Budget, fleet: Membership) -> Self {
+        Self { keeps_journal: true, ..Self::of(left, None, Some(fleet)) }
+    }
+
+    fn of(left: Budget, restarts: Option<u32>, fleet: Option<Membership>) -> Self {
         Self {
-            state: session(restarts),
+            state: session(restarts, fleet),
             peer: Peer::default(),
             children: Children::default(),
             observer: Observer::default(),
@@ -86,6 +99,7 @@ impl Small {
             room: true,
             dying: false,
             prompts: 0,
+            told: Vec::new(),
             journal: Vec::new(),
             keeps_journal: false,
         }
@@ -233,6 +247,39 @@ impl Small {
         }
     }
 
+    /// A prompt under this name; false if the session takes none.
+    pub(crate) fn accept(&mut self, run: RunId) -> bool {
+        self.input(Input::Command(Command::Accept(prompt(run.clone()))));
+        self.has(&run)
+    }
+
+    /// Stops one run.
+    pub(crate) fn cancel_run(&mut self, run: RunId) {
+        self.input(Input::Command(Command::Cancel { run: Some(run), by: StopCause::Fleet, reason: None }));
+    }
+
+    /// Whether it ever had this run.
+    pub(crate) fn has(&self, run: &RunId) -> bool {
+        self.events_of(run).any(|body| matches!(body, Body::RunAccepted(_)))
+    }
+
+    /// How it ended, if it has.
+    pub(crate) fn ended(&self, run: &RunId) -> Option<FinishReason> {
+        self.events_of(run).find_map(|body| match body {
+            Body::RunFinished(finished) => Some(finished.finish_reason),
+            _ => None,
+        })
+    }
+
+    fn events_of(&self, run: &RunId) -> impl Iterator<Item = &Body> {
+        self.journal.iter().filter(|event| event.run.as_ref() == Some(run)).map(|event| &event.body)
+    }
+
+    /// How often the daemon has died.
+    pub(crate) fn restarts(&self) -> usize {
+        usize::from(self.observer.restarts)
+    }
+
     /// What a client sends.
     fn command(&mut self, action: Action) -> Command {
         let cancel = |run| Command::Cancel { run, by: StopCause::User, reason: None };
@@ -377,7 +424,7 @@ impl Small {
     }
 
     /// The daemon dies and another one is started.
-    fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         let wake = self.reborn();
         self.input(wake);
     }
@@ -401,7 +448,7 @@ impl Small {
 
     /// The same through bytes: a snapshot, and events as the journal stores them, give the same state byte for byte.
     pub(crate) fn check_bytes(&self, events: &[Recorded]) {
-        let new = serde_json::to_vec(&session(self.restarts)).unwrap();
+        let new = serde_json::to_vec(&session(self.restarts, self.state.settings.fleet.clone())).unwrap();
         let mut rebuilt: State = serde_json::from_slice(&new).unwrap();
         for event in events {
             let data = event.body.encode().unwrap();
@@ -438,7 +485,8 @@ impl Small {
                 inbox.extend(self.children.end_all().into_iter().map(ended));
                 self.children.closing = true;
             }
-            Effect::TellParent | Effect::TellFleet { .. } => panic!("nothing is above"),
+            Effect::TellFleet { run } => self.told.push(run),
+            Effect::TellParent => panic!("nothing is above"),
             Effect::CheckBudget | Effect::Purge => {}
         }
     }

@@ -263,7 +263,7 @@ impl Observer {
                 );
             }
             Body::RunCancelRequested(request) => {
-                let asked = matches!(request.by, StopCause::User | StopCause::Close);
+                let asked = matches!(request.by, StopCause::User | StopCause::Close | StopCause::Fleet);
                 assert_eq!(asked, seen.hit, "a run is asked to stop only if something hit it");
             }
             Body::RunKillRequested(_) => assert!(!seen.suspended, "there is no turn to kill"),
