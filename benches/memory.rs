@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use qd_testkit::processes::resident;
 use qd_testkit::{Daemon, Home, Table, Wire};
 use serde_json::{Value, json};
 
@@ -84,11 +85,4 @@ fn visit(socket: &Path, workspace: &str, sessions: &[String], prompt: Option<&st
             }
         }
     }
-}
-
-/// KiB.
-fn resident(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the daemon lives");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a process has a size");
-    line.trim().trim_end_matches(" kB").parse().expect("the kernel writes numbers")
 }

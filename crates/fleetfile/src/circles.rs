@@ -1,63 +1,107 @@
 //! Routes that would go round for ever: each circle needs a `max` somewhere on it.
 
+use std::collections::VecDeque;
+
 use qd_protocol::fleet::Spec;
 
 use crate::yaml::{Node, Value};
 use crate::{Place, Problem};
 
-/// Refuses a circle of routes without any `max`.
+/// Refuses a circle of routes without any `max`. Takes as long as the file is, whatever is in it.
 pub(crate) fn check(root: &Node, spec: &Spec) -> Result<(), Problem> {
-    let unbounded: Vec<usize> = (0..spec.routes.len()).filter(|at| spec.routes[*at].max.is_none()).collect();
-    for first in &unbounded {
-        if let Some(circle) = round(spec, &unbounded, *first) {
-            return Err(Problem {
-                place: place(root, *first).unwrap_or_default(),
-                message: format!(
-                    "this goes round for ever: {}; one of its routes needs `max`",
-                    circle.join(" → ")
-                ),
-                key: Some("max".to_owned()),
-                nearest: None,
-            });
-        }
-    }
-    Ok(())
+    let graph = Graph::new(spec);
+    let Some(circle) = graph.somewhere_round().and_then(|on_it| graph.way_back(on_it)) else { return Ok(()) };
+    let (first, way) = graph.told(circle);
+    Err(Problem {
+        place: place(root, first).unwrap_or_default(),
+        message: format!("this goes round for ever: {}; one of its routes needs `max`", way.join(" → ")),
+        key: Some("max".to_owned()),
+        nearest: None,
+    })
 }
 
-/// The way from a route's session back to itself, if there is one over routes without a `max`.
-fn round(spec: &Spec, unbounded: &[usize], first: usize) -> Option<Vec<String>> {
-    for begin in &spec.routes[first].when {
-        // Breadth first, so that the circle which is told is the shortest.
-        let mut ways: Vec<Vec<String>> = spec.routes[first]
-            .then
-            .targets()
-            .iter()
-            .map(|target| vec![begin.session.clone(), target.clone()])
-            .collect();
-        let mut seen: Vec<String> = Vec::new();
-        while !ways.is_empty() {
-            let mut next = Vec::new();
-            for way in ways {
-                let Some(here) = way.last().cloned() else { continue };
-                if here == begin.session {
-                    return Some(way);
-                }
-                if seen.contains(&here) {
-                    continue;
-                }
-                seen.push(here.clone());
-                for at in unbounded {
-                    let route = &spec.routes[*at];
-                    if route.when.iter().any(|trigger| trigger.session == here) {
-                        let on = route.then.targets().iter();
-                        next.extend(on.map(|target| [way.clone(), vec![target.clone()]].concat()));
-                    }
+/// Who leads to whom over routes without a `max`. Sessions come first and routes after them, since a route with a
+/// thousand triggers and a thousand targets is two thousand ways and not a million.
+struct Graph<'s> {
+    sessions: Vec<&'s str>,
+    next: Vec<Vec<usize>>,
+}
+
+impl<'s> Graph<'s> {
+    fn new(spec: &'s Spec) -> Self {
+        let sessions: Vec<&str> = spec.sessions.keys().map(String::as_str).collect();
+        let mut next = vec![Vec::new(); sessions.len() + spec.routes.len()];
+        for (at, route) in spec.routes.iter().enumerate().filter(|(_, route)| route.max.is_none()) {
+            let at = sessions.len() + at;
+            let place = |name: &String| sessions.binary_search(&name.as_str()).ok();
+            for trigger in route.when.iter().filter_map(|trigger| place(&trigger.session)) {
+                next[trigger].push(at);
+            }
+            next[at].extend(route.then.targets().iter().filter_map(place));
+        }
+        Self { sessions, next }
+    }
+
+    /// A place on a circle: what nothing leads to is taken away until all is led to; from there one comes round, going
+    /// from each to one that leads to it.
+    fn somewhere_round(&self) -> Option<usize> {
+        let mut led_to = vec![0_usize; self.next.len()];
+        self.next.iter().flatten().for_each(|next| led_to[*next] += 1);
+        let mut free: Vec<usize> = (0..led_to.len()).filter(|at| led_to[*at] == 0).collect();
+        while let Some(at) = free.pop() {
+            for next in &self.next[at] {
+                led_to[*next] -= 1;
+                if led_to[*next] == 0 {
+                    free.push(*next);
                 }
             }
-            ways = next;
         }
+        let left = |at: usize| led_to[at] > 0;
+        let mut before = vec![None; self.next.len()];
+        for at in (0..self.next.len()).filter(|at| left(*at)) {
+            self.next[at].iter().for_each(|next| before[*next] = Some(at));
+        }
+        let mut here = (0..self.next.len()).find(|at| left(*at))?;
+        let mut seen = vec![false; self.next.len()];
+        while !std::mem::replace(&mut seen[here], true) {
+            here = before[here]?;
+        }
+        Some(here)
     }
-    None
+
+    /// The shortest way from a place back to it.
+    fn way_back(&self, home: usize) -> Option<Vec<usize>> {
+        let mut from = vec![None; self.next.len()];
+        let mut ways = VecDeque::from([home]);
+        while let Some(here) = ways.pop_front() {
+            for next in &self.next[here] {
+                if from[*next].is_none() {
+                    from[*next] = Some(here);
+                    ways.push_back(*next);
+                }
+            }
+        }
+        let mut way = vec![home];
+        let mut here = from[home]?;
+        while here != home {
+            way.push(here);
+            here = from[here]?;
+        }
+        way.reverse();
+        Some(way)
+    }
+
+    /// The first route of a circle in the file, and who is on the circle, from whoever that follows on.
+    fn told(&self, mut circle: Vec<usize>) -> (usize, Vec<&'s str>) {
+        let routes = circle.iter().enumerate().filter(|(_, at)| **at >= self.sessions.len());
+        let (first, at) = routes.map(|(nth, at)| (*at - self.sessions.len(), nth)).min().unwrap_or_default();
+        circle.rotate_left(at);
+        let mut sessions: Vec<&str> =
+            circle.iter().filter_map(|at| self.sessions.get(*at).copied()).collect();
+        // The one before the first route is the last of all now.
+        sessions.insert(0, sessions.last().copied().unwrap_or_default());
+        (first, sessions)
+    }
 }
 
 /// Where a route stands.

@@ -88,6 +88,13 @@ impl Process {
     }
 }
 
+/// How much memory a living process has, in KiB.
+pub fn resident(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a process has a size");
+    line.trim().trim_end_matches(" kB").parse().expect("the kernel writes numbers")
+}
+
 /// Everything that there is, zombies too.
 pub fn all() -> Vec<Process> {
     let entries = fs::read_dir("/proc").expect("there is a /proc").flatten();
