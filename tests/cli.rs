@@ -292,6 +292,9 @@ async fn doctor_rebuild_makes_the_same_lists_from_the_events() {
     let child = session.child(json!({ "agent": "echo" })).await;
     child.close().await;
     child.seen("session.closed", |event| event.kind == "session.closed").await;
+    let workspace = daemon.workspace().await;
+    let file = "fleet: { task: t, sessions: { a: { agent: echo } }, start: a, routes: [{ when: a.done, collect: human }] }";
+    workspace.fleet(file).await.asked().await;
     daemon.client().post("/v1/halt", &json!({ "reason": "kept" })).await.expect(200);
     session.script(&[say("queued")]).await;
     let lists = async |daemon: &Daemon| {
@@ -301,6 +304,7 @@ async fn doctor_rebuild_makes_the_same_lists_from_the_events() {
             "/v1/sessions",
             "/v1/asks",
             "/v1/halt",
+            &workspace.at("/fleets"),
             &session.project("/runs"),
             &session.agent("/queue"),
         ] {

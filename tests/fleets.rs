@@ -134,6 +134,17 @@ async fn a_failure_is_routed_on_or_is_the_fleets() {
 }
 
 #[tokio::test]
+async fn an_agent_that_is_gone_in_mid_turn_has_failed_whatever_its_exit_code() {
+    let daemon = Daemon::start().await;
+    let rest = "  start: a\n  routes: [{ when: a.done, route_to: b }]\n";
+    for code in [0, 1] {
+        let fleet = start(&daemon, &file(&steps(&[say("half"), exit(code)]), &["a", "b=echo"], rest)).await;
+        assert_eq!(fleet.ended().await["state"], "failed");
+        assert!(fleet.told("b").await.is_empty());
+    }
+}
+
+#[tokio::test]
 async fn only_runs_that_the_fleet_started_trigger_routes() {
     let daemon = Daemon::start().await;
     let rest = "  start: a\n  routes: [{ when: [a.done, b.done], route_to: c }]\n";

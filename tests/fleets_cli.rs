@@ -82,6 +82,19 @@ async fn ctrl_c_cancels_the_fleet_and_waits_for_its_end() {
 }
 
 #[tokio::test]
+async fn it_ends_with_its_fleet_whether_stdin_is_closed_or_stays_open() {
+    let daemon = Daemon::start().await;
+    let file = write(&daemon, &pair("hello"));
+    // Of the pipe nobody writes to it, and nobody closes it.
+    let open = format!("mkfifo pipe; exec 3<>pipe; \"$QD\" up '{file}' <&3");
+    for line in [open, format!("\"$QD\" up '{file}' <&-"), format!("\"$QD\" up '{file}' </dev/null")] {
+        let ended = daemon.home.shell(&line).await;
+        assert!(ended.stdout.contains("b: done"), "{line}: {ended:?}");
+        ended.ok();
+    }
+}
+
+#[tokio::test]
 async fn on_a_terminal_it_is_a_picture_and_asks_are_answered_in_place() {
     let daemon = Daemon::start().await;
     let file = write(&daemon, &pair(&steps(&[ask_bash("make test"), say(" and done")])));

@@ -135,22 +135,24 @@ impl Fold {
         let number = stored.number.unwrap_or_default();
         let ask = fleets::ask_row(&fleet, &body).ok().flatten();
         self.report.asks += u64::from(matches!(body, Body::AskOpened(_)));
-        let (fleet, state) = match body {
+        let row = match body {
             Body::FleetStarted(started) => {
                 self.report.fleets += 1;
                 let state = fleet::State::new(fleet.workspace.clone(), started, stored.ts);
-                self.fleets.entry(fleet.key).insert_entry((fleet, state)).into_mut()
+                let row = fleets::first_row(&fleet, &state);
+                self.fleets.insert(fleet.key, (fleet, state));
+                row
             }
             body => {
-                let Some(known) = self.fleets.get_mut(&fleet.key) else {
+                let Some((fleet, state)) = self.fleets.get_mut(&fleet.key) else {
                     self.report.unreadable += 1;
                     return Vec::new();
                 };
-                fleet::evolve(&mut known.1, &fleet::Recorded { number, ts: stored.ts, body });
-                known
+                fleet::evolve(state, &fleet::Recorded { number, ts: stored.ts, body });
+                fleets::row(fleet, state)
             }
         };
-        fleets::row(fleet, state).ok().into_iter().chain(ask).collect()
+        row.ok().into_iter().chain(ask).collect()
     }
 
     fn of_session(&mut self, key: SessionKey, stored: &StoredEvent, body: Body) -> Vec<RowChange> {

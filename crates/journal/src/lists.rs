@@ -76,7 +76,7 @@ pub struct Counts {
 const WORKSPACE: &str = "key, id, path, name, removed, created_at, doc";
 const SESSION: &str =
     "key, id, workspace, parent, title, closed_at, live, owes, cost_usd, budget_usd, updated_at, doc";
-const FLEET: &str = "key, id, workspace, live, budget_usd, doc";
+const FLEET: &str = "key, id, workspace, live, budget_usd, born, doc";
 const RUN: &str = "seq, id, session, workspace, finished, fingerprint, prompt, doc";
 const ASK: &str = "id, session, pending, doc";
 
@@ -482,7 +482,8 @@ fn fleet_row(row: &Row<'_>) -> Result<FleetRow, ReadError> {
         workspace: WorkspaceKey(row.get(2)?),
         live: row.get(3)?,
         budget_usd: row.get(4)?,
-        doc: row.get(5)?,
+        born: row.get(5)?,
+        doc: row.get(6)?,
     })
 }
 

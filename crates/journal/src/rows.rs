@@ -69,6 +69,8 @@ pub struct FleetRow {
     pub live: bool,
     /// What all of its sessions may cost together.
     pub budget_usd: Option<f64>,
+    /// What it was made with, which may be much: given once, left out by later changes, always there when it is read.
+    pub born: Option<Vec<u8>>,
     /// The rest, as the caller likes it.
     pub doc: Vec<u8>,
 }
@@ -153,7 +155,7 @@ impl RowChange {
             + match self {
                 Self::Workspace(row) => row.doc.len() + row.path.len(),
                 Self::Session(row) => row.doc.len(),
-                Self::Fleet(row) => row.doc.len(),
+                Self::Fleet(row) => row.doc.len() + row.born.as_ref().map_or(0, Vec::len),
                 Self::Run(row) => row.doc.len() + row.prompt.as_ref().map_or(0, Vec::len),
                 Self::Ask(row) => row.doc.len(),
                 Self::Snapshot { state, .. } => state.len(),
@@ -281,12 +283,17 @@ fn put_session(db: &Connection, row: &SessionRow) -> Result<(), AppendError> {
 }
 
 fn put_fleet(db: &Connection, row: &FleetRow) -> Result<(), AppendError> {
-    let FleetRow { key, id, workspace, live, budget_usd, doc } = row;
+    let FleetRow { key, id, workspace, live, budget_usd, born, doc } = row;
+    let Some(born) = born else {
+        let mut change =
+            db.prepare_cached("UPDATE fleets SET live = ?2, budget_usd = ?3, doc = ?4 WHERE key = ?1")?;
+        change.execute(params![key.0, live, budget_usd, doc])?;
+        return Ok(());
+    };
     db.prepare_cached(
-        "INSERT INTO fleets(key, id, workspace, live, budget_usd, doc) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
-         ON CONFLICT(key) DO UPDATE SET live = ?4, budget_usd = ?5, doc = ?6",
+        "INSERT INTO fleets(key, id, workspace, live, budget_usd, born, doc) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
     )?
-    .execute(params![key.0, id.as_str(), workspace.0, live, budget_usd, doc])?;
+    .execute(params![key.0, id.as_str(), workspace.0, live, budget_usd, born, doc])?;
     name_session(db, *key, id.as_str())
 }
 

@@ -131,6 +131,7 @@ CREATE TABLE fleets(
     workspace INTEGER NOT NULL,
     live INTEGER NOT NULL,
     budget_usd REAL,
+    born BLOB NOT NULL,
     doc BLOB NOT NULL
 ) STRICT;
 CREATE INDEX fleets_by_workspace ON fleets(workspace);

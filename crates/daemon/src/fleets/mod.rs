@@ -25,7 +25,7 @@ use qd_protocol::{ApiError, Code, FleetId, Millis, RunId, WorkspaceId};
 use tokio::sync::oneshot;
 
 pub(crate) use actor::{Answer, FleetMail, ask_row};
-pub(crate) use rows::row;
+pub(crate) use rows::{first_row, row};
 
 use crate::actor::{IdempotencyKey, unwritable};
 use crate::daemon::{Daemon, append_failed, read_failed, stopping};
@@ -103,9 +103,9 @@ impl Daemon {
             data,
             up: None,
         };
-        let view = rows::view(&state, |_| None);
+        let view = rows::first_view(&state);
         let answer = serde_json::to_vec(&view).map_err(unwritable)?;
-        let (mut events, mut changes) = (vec![event], vec![row(&fleet, &state)?]);
+        let (mut events, mut changes) = (vec![event], vec![first_row(&fleet, &state)?]);
         let mut made = Vec::with_capacity(unborn.len());
         for (Unborn { session, event, row, .. }, env) in unborn {
             self.keep_env(&session.id, &env)?;
@@ -163,7 +163,6 @@ impl Daemon {
 
     /// A fleet as clients see it now: what its sessions do is theirs to say.
     pub(crate) async fn view_fleet(&self, row: &FleetRow) -> Result<Fleet, ApiError> {
-        let mut view = rows::read(row)?;
         let below = SessionFilter { parent: Some(row.key), ..SessionFilter::default() };
         let sessions = self.journal.sessions(below, None, usize::MAX).await.map_err(read_failed)?;
         let halted = self.halted();
@@ -171,12 +170,7 @@ impl Daemon {
             .iter()
             .filter_map(|session| rows::session_state(session, halted).map(|state| (&session.id, state)))
             .collect();
-        for session in view.sessions.values_mut() {
-            if let Some(state) = states.get(&session.session_id) {
-                session.state = *state;
-            }
-        }
-        Ok(view)
+        rows::view(row, |session| states.get(session).copied())
     }
 
     /// Sends a command to a fleet and waits until what came of it is in the journal.

@@ -1,53 +1,114 @@
 //! A fleet as lists have it: what it says of itself, and what its sessions do right now.
 
+use std::collections::BTreeMap;
+
 use qd_core::fleet::State;
 use qd_core::rows::SessionDoc;
 use qd_journal::{FleetRow, RowChange, SessionRow};
 use qd_protocol::api::SessionState;
-use qd_protocol::fleet::{Fleet, FleetSession};
-use qd_protocol::{ApiError, Code};
+use qd_protocol::fleet::{Fleet, FleetSession, FleetState};
+use qd_protocol::{ApiError, Code, Millis, SessionId, WorkspaceId};
+use serde::{Deserialize, Serialize};
 
 use super::FleetRef;
 use crate::actor::unwritable;
 
-/// The row of a fleet as it stands.
+/// What a fleet was made with.
+#[derive(Debug, Serialize, Deserialize)]
+struct Born {
+    workspace_id: WorkspaceId,
+    task: String,
+    sessions: BTreeMap<String, SessionId>,
+    created_at: Millis,
+}
+
+/// What becomes of it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Doc {
+    state: FleetState,
+    result: Option<String>,
+    problems: Vec<String>,
+    updated_at: Millis,
+}
+
+/// The row of a fleet that has just been made.
+pub(crate) fn first_row(fleet: &FleetRef, state: &State) -> Result<RowChange, ApiError> {
+    let born = Born {
+        workspace_id: state.workspace.clone(),
+        task: state.spec.task.clone(),
+        sessions: state.sessions.clone(),
+        created_at: state.created_at,
+    };
+    changed(fleet, state, Some(serde_json::to_vec(&born).map_err(unwritable)?))
+}
+
+/// The row of a fleet as it stands now.
 pub(crate) fn row(fleet: &FleetRef, state: &State) -> Result<RowChange, ApiError> {
+    changed(fleet, state, None)
+}
+
+fn changed(fleet: &FleetRef, state: &State, born: Option<Vec<u8>>) -> Result<RowChange, ApiError> {
+    let doc = Doc {
+        state: state.state(),
+        result: state.result.clone(),
+        problems: state.problems.clone(),
+        updated_at: state.updated_at,
+    };
     Ok(RowChange::Fleet(FleetRow {
         key: fleet.key,
         id: fleet.id.clone(),
         workspace: fleet.workspace_key,
         live: state.finished.is_none(),
         budget_usd: state.spec.budget_usd,
-        doc: serde_json::to_vec(&view(state, |_| None)).map_err(unwritable)?,
+        born,
+        doc: serde_json::to_vec(&doc).map_err(unwritable)?,
     }))
 }
 
-/// A fleet as clients see it. `state_of` says what a session does, where that is known.
-pub(super) fn view(state: &State, state_of: impl Fn(&str) -> Option<SessionState>) -> Fleet {
-    let session = |name: &str| state_of(name).unwrap_or(SessionState::Idle);
+/// A fleet that has just been made, as clients see it.
+pub(super) fn first_view(state: &State) -> Fleet {
+    let idle = |id: &SessionId| FleetSession { session_id: id.clone(), state: SessionState::Idle };
     Fleet {
         id: state.id.clone(),
         workspace_id: state.workspace.clone(),
         state: state.state(),
-        sessions: state
-            .sessions
-            .iter()
-            .map(|(name, id)| (name.clone(), FleetSession { session_id: id.clone(), state: session(name) }))
-            .collect(),
-        result: state.result.clone(),
+        sessions: state.sessions.iter().map(|(name, id)| (name.clone(), idle(id))).collect(),
+        result: None,
         task: state.spec.task.clone(),
-        problems: state.problems.clone(),
+        problems: Vec::new(),
         created_at: state.created_at,
         updated_at: state.updated_at,
     }
 }
 
-/// A fleet as its row has it.
-pub(super) fn read(row: &FleetRow) -> Result<Fleet, ApiError> {
-    serde_json::from_slice(&row.doc).map_err(|error| {
+/// A fleet as clients see it. `state_of` says what a session does, where that is known.
+pub(super) fn view(
+    row: &FleetRow,
+    state_of: impl Fn(&SessionId) -> Option<SessionState>,
+) -> Result<Fleet, ApiError> {
+    let unreadable = |error: serde_json::Error| {
         let message =
             format!("fleet {} could not be read from the journal: {error}; see `qd doctor`", row.id);
         ApiError::new(Code::Internal, message)
+    };
+    let born = row.born.as_deref().unwrap_or_default();
+    let Born { workspace_id, task, sessions, created_at } =
+        serde_json::from_slice(born).map_err(unreadable)?;
+    let Doc { state, result, problems, updated_at } = serde_json::from_slice(&row.doc).map_err(unreadable)?;
+    let session = |session_id: SessionId| FleetSession {
+        state: state_of(&session_id).unwrap_or(SessionState::Idle),
+        session_id,
+    };
+    Ok(Fleet {
+        id: row.id.clone(),
+        workspace_id,
+        state,
+        sessions: sessions.into_iter().map(|(name, id)| (name, session(id))).collect(),
+        result,
+        task,
+        problems,
+        created_at,
+        updated_at,
     })
 }
 
