@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Makes terminals.svg and killed.svg, the pictures in the README: two real terminals, a real daemon, real output.
+"""Makes team.svg, terminals.svg and killed.svg, the pictures in the README: real terminals, a real daemon, real output.
 
-Usage: docs/media/record.py PATH-OF-QD
+Usage: docs/media/record.py PATH-OF-QD [NAME...]
 
-It starts two shells in tmux, types what is below, waits until the screen shows the outcome, and draws what tmux then
-has on its screens. Nothing in the picture is written by hand. Needs tmux, and nothing but Python's own library.
+It starts shells in tmux, types what is below, waits until the screen shows the outcome, and draws what tmux then has on
+its screens, or one after the other what it had meanwhile. Nothing in the pictures is written by hand. Needs tmux, and
+nothing but Python's own library.
 """
 
 import html
@@ -20,6 +21,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 COLUMNS = 92
 ROWS = 24
+# How long the last shot of a film stands, in seconds.
+LAST = 4
 
 # One cell of the picture, in pixels, and the space around and between.
 CELL_W, CELL_H, PAD, BAR = 8.4, 19, 16, 30
@@ -92,8 +95,22 @@ def kill(one, two):
     two.wait(r"end_turn")
 
 
+def team(one):
+    """A team at work, as it is seen by whoever started it: each screen that differs from the one before, with its time."""
+    one.type("qd up review.yaml")
+    shots, begun = [], time.monotonic()
+    while not shots or not re.search(r"^flt_\w+ done", one.screen(), re.M):
+        lines = one.lines()
+        if not shots or shots[-1][1] != lines:
+            shots.append((time.monotonic() - begun, lines))
+        time.sleep(0.1)
+    one.wait(r"tests pass\.[^$]*^\$ $")
+    return [*shots, (time.monotonic() - begun, one.lines()[:-1])]
+
+
 # What is typed, and what must be seen before the next line is, by the picture's name; and what it shows.
 SCENES = {
+    "team": (team, "qd up shows a team of four agents at work"),
     "terminals": (answer, "qd run in one terminal waits for a permission that is given in another"),
     "killed": (kill, "qd run in one terminal goes on while the daemon is killed in another"),
 }
@@ -152,7 +169,11 @@ def picture(about, windows):
         more, height = window(title, lines, top)
         drawn += more
         top += height + 12
-    width, height = COLUMNS * CELL_W + 2 * PAD, top - 12
+    return drawing(about, drawn, top - 12)
+
+
+def drawing(about, drawn, height):
+    width = COLUMNS * CELL_W + 2 * PAD
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-1 -1 {width + 2:g} {height + 2:g}" '
@@ -164,18 +185,42 @@ def picture(about, windows):
     )
 
 
+def film(about, shots):
+    """One terminal, again and again: each shot until the next, the last for a while."""
+    whole = shots[-1][0] + LAST
+    rows = max(len(lines) for _, lines in shots)
+    drawn = []
+    for nth, (begins, lines) in enumerate(shots):
+        ends = shots[nth + 1][0] if nth + 1 < len(shots) else whole
+        seen, height = window("", lines + [""] * (rows - len(lines)), 0)
+        times = [0, begins / whole, ends / whole] if begins else [0, ends / whole]
+        values = ["hidden", "visible", "hidden"] if begins else ["visible", "hidden"]
+        if nth + 1 == len(shots):
+            times, values = times[:-1], values[:-1]
+        times = ";".join(f"{at:.4f}" for at in times)
+        drawn += [
+            f'<g visibility="{values[0]}"><animate attributeName="visibility" calcMode="discrete" dur="{whole:.2f}s" '
+            f'repeatCount="indefinite" keyTimes="{times}" values="{";".join(values)}"/>',
+            *seen,
+            "</g>",
+        ]
+    return drawing(about, drawn, height)
+
+
 def record(qd, play, about):
     server = f"qd-record-{os.getpid()}"
     with tempfile.TemporaryDirectory(prefix="qd-") as home:
         shop = Path("/tmp/shop")
         shop.mkdir()
-        for script in HERE.glob("*.json"):
+        for script in [*HERE.glob("*.json"), *HERE.glob("../../examples/fleets/*.yaml")]:
             shutil.copy(script, shop)
         path = f"{Path(qd).resolve().parent}:{os.environ['PATH']}"
         env = {**os.environ, "QD_HOME": home, "PATH": path, "LANG": "C.UTF-8"}
         env.pop("NO_COLOR", None)
         env.pop("TMUX", None)
         try:
+            if play is team:
+                return film(about, team(Terminal(server, "one", shop, env)))
             one, two = (Terminal(server, name, shop, env) for name in ("one", "two"))
             play(one, two)
             return picture(about, [("terminal 1", one.lines()[:-1]), ("terminal 2", two.lines()[:-1])])
@@ -185,12 +230,13 @@ def record(qd, play, about):
             shutil.rmtree(shop)
 
 
-def main(qd):
-    for name, (play, about) in SCENES.items():
+def main(qd, names):
+    for name in names or SCENES:
+        play, about = SCENES[name]
         (HERE / f"{name}.svg").write_text(record(qd, play, about))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) < 2 or not set(sys.argv[2:]) <= set(SCENES):
         raise SystemExit(__doc__)
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2:])
