@@ -7,10 +7,12 @@
 //! - `read`: one manifest, from text to a checked type.
 //! - `named`: agents that are described by their name alone, as `acp:CMD`.
 //! - [`find`]: where a program is, and which version it is.
+//! - [`project`]: what a project wants done in the worktrees of its sessions.
 //! - [`trust`]: what a project brings counts only after somebody has looked at it.
 
 pub mod find;
 mod named;
+pub mod project;
 mod read;
 pub mod trust;
 
@@ -202,7 +204,9 @@ pub fn agent(manifest: &Manifest, origin: &str, versions: &find::Versions) -> ap
     let found = find::program(manifest);
     let available = matches!(driver, Driver::Echo | Driver::A2a) || found.is_some();
     let can = &manifest.capabilities;
-    let settings = [("model", can.models), ("system_prompt", can.system_prompts)];
+    // Whoever works elsewhere has no use for a directory here.
+    let settings =
+        [("model", can.models), ("system_prompt", can.system_prompts), ("worktree", driver != Driver::A2a)];
     api::Agent {
         name: manifest.agent.name.clone(),
         description: manifest.agent.description.clone(),
