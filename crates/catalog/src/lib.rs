@@ -204,9 +204,7 @@ pub fn agent(manifest: &Manifest, origin: &str, versions: &find::Versions) -> ap
     let found = find::program(manifest);
     let available = matches!(driver, Driver::Echo | Driver::A2a) || found.is_some();
     let can = &manifest.capabilities;
-    // Whoever works elsewhere has no use for a directory here.
-    let settings =
-        [("model", can.models), ("system_prompt", can.system_prompts), ("worktree", driver != Driver::A2a)];
+    let settings = [("model", can.models), ("system_prompt", can.system_prompts)];
     api::Agent {
         name: manifest.agent.name.clone(),
         description: manifest.agent.description.clone(),

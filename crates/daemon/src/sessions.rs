@@ -13,6 +13,7 @@ use qd_journal::{Append, Filter, NewEvent, Remember, RowChange, SessionKey, Topi
 use qd_protocol::api::{NewSession, Session, SessionPatch};
 use qd_protocol::event::{Body, Limits, Membership, SessionCreated};
 use qd_protocol::limits::{DEPTH_MAX, ENV_MAX, ENV_VALUE_MAX, INLINE_MAX, RESTARTS_MAX, TITLE_MAX};
+use qd_protocol::manifest::Driver;
 use qd_protocol::policy::Policy;
 use qd_protocol::text::escaped_len;
 use qd_protocol::{ApiError, Code, Millis, SessionId};
@@ -47,7 +48,10 @@ impl Daemon {
         };
         let env = new.env.clone();
         let ground = match new.worktree {
-            Some(true) => Some(self.ground(place, None).await?),
+            Some(true) => {
+                self.check_agent(&new, &place.path)?;
+                Some(self.ground(place, None).await?)
+            }
             _ => None,
         };
         let above = parent.as_ref().map(|parent| parent.key);
@@ -191,24 +195,22 @@ impl Daemon {
             let message = format!("{} cannot start here; to install it: {how}", agent.name);
             return Err(ApiError::new(Code::AgentUnavailable, message).with("install", how));
         }
-        let wanted = [
-            ("model", new.model.is_some()),
-            ("system_prompt", new.system_prompt.is_some()),
-            ("worktree", new.worktree == Some(true)),
-        ];
+        let unsupported = |setting: &str, message: String| {
+            Err(ApiError::new(Code::UnsupportedSetting, message).with("setting", setting))
+        };
+        let wanted = [("model", new.model.is_some()), ("system_prompt", new.system_prompt.is_some())];
         for (setting, given) in wanted {
-            let elsewhere = setting == "worktree" && !self.workers.is_here(&new.agent);
-            if given && elsewhere {
-                let message = format!(
-                    "{} works on another machine, where no worktree is made; leave `worktree` out",
-                    new.agent
-                );
-                return Err(ApiError::new(Code::UnsupportedSetting, message).with("setting", setting));
-            }
             if given && !agent.settings.iter().any(|known| known == setting) {
-                let message = format!("{} cannot take `{setting}`; leave it out", agent.name);
-                return Err(ApiError::new(Code::UnsupportedSetting, message).with("setting", setting));
+                return unsupported(setting, format!("{} cannot take `{setting}`; leave it out", agent.name));
             }
+        }
+        // Whoever works elsewhere has no use for a directory here.
+        let elsewhere = !self.workers.is_here(&new.agent) || agent.driver == Driver::A2a.name();
+        if elsewhere && new.worktree == Some(true) {
+            let name = &new.agent;
+            let message =
+                format!("{name} works on another machine, where no worktree is made; leave `worktree` out");
+            return unsupported("worktree", message);
         }
         Ok(())
     }

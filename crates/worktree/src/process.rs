@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 /// The first pause between two looks whether it has ended; doubled up to [`PAUSE_MAX`].
 const PAUSE: Duration = Duration::from_millis(1);
@@ -97,39 +97,39 @@ pub fn run(
     let out = Reader::of(child.stdout.take(), keep);
     let err = Reader::of(child.stderr.take(), keep);
     let writer = input.map(|input| feed(&mut child, input));
-    let waited = wait(&mut child, limit, stop);
-    let group = Pid::from_raw(child.id().cast_signed());
+    let group = Pid::from_child(&child);
+    // Its number is nobody else's until it is reaped, which comes last.
     let signal = |signal| {
-        if let Some(group) = group {
-            let _nobody_left = kill_process_group(group, signal);
-        }
+        let _nobody_left = kill_process_group(group, signal);
     };
+    let waited = wait(group, limit, stop);
     if waited.is_err() {
         signal(Signal::TERM);
-        let _tidied = wait(&mut child, TIDY, &Stop::default());
+        let _tidied = wait(group, TIDY, &Stop::default());
     }
     // What it left in its group goes with it, so that nothing of it works on in a directory that others now use.
     signal(Signal::KILL);
-    if waited.is_err() {
-        let _reaped = child.wait();
-    }
+    let status = child.wait();
     drop(writer);
-    let status = waited?;
+    waited?;
+    let status = status.map_err(Broken::NotStarted)?;
     let (out, out_cut) = out.done();
     let (err, err_cut) = err.done();
     Ok(Ended { status, out, err, cut: out_cut || err_cut })
 }
 
-fn wait(child: &mut Child, limit: Duration, stop: &Stop) -> Result<ExitStatus, Broken> {
+/// Waits until it has ended, and leaves it to be reaped.
+fn wait(child: Pid, limit: Duration, stop: &Stop) -> Result<(), Broken> {
     let until = Instant::now() + limit;
     let mut pause = PAUSE;
     loop {
-        match child.try_wait() {
-            Ok(Some(status)) => return Ok(status),
+        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        match waitid(WaitId::Pid(child), look) {
+            Ok(Some(_)) => return Ok(()),
             Ok(None) if stop.is_set() => return Err(Broken::Stopped),
             Ok(None) if Instant::now() >= until => return Err(Broken::TimedOut),
             Ok(None) => {}
-            Err(error) => return Err(Broken::NotStarted(error)),
+            Err(error) => return Err(Broken::NotStarted(error.into())),
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(PAUSE_MAX);

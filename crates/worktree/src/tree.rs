@@ -79,9 +79,12 @@ impl Plan {
                 if let Some(note) = read_note(&git_dir)? {
                     return Ok(Tree { path: self.path.clone(), git_dir, common, note, stop: stop.clone() });
                 }
-                // Nobody has worked there. Whoever held this lock was stopped or died with its machine.
-                drop(fs::remove_file(git_dir.join("index.lock")));
-                marked(Git::at(&self.path, stop)).bytes(&["reset", "--hard", "--quiet"])?;
+                // Nobody has worked there. Git writes its index after the files: without one they are not all there,
+                // and whoever holds the lock for it was stopped or died with its machine.
+                if !git_dir.join("index").exists() {
+                    drop(fs::remove_file(git_dir.join("index.lock")));
+                    marked(Git::at(&self.path, stop)).bytes(&["reset", "--hard", "--quiet"])?;
+                }
                 drop(git.run(&["worktree", "unlock", "--", path])?);
                 return self.noted(git_dir, common, stop);
             }

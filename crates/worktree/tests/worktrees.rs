@@ -467,7 +467,7 @@ fn ignored_files_are_brought_and_nothing_leads_out() {
 fn one_whose_repository_is_gone_is_removed_only_by_force() {
     let world = World::new();
     let tree = world.tree("s1");
-    let path = tree.path.clone();
+    let path = tree.path;
     fs::remove_dir_all(world.repo()).unwrap();
     assert!(matches!(Tree::open(&path, &Stop::default()), Err(Error::Missing(_))));
     assert!(matches!(remove::remove_unknown(&path, false), Err(Error::Unmerged { .. })));

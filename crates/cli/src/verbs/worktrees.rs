@@ -114,7 +114,15 @@ pub(crate) async fn gc(context: &Context) -> Result<Exit> {
             kept += 1;
             continue;
         }
-        let answer = remove(&client, one, false).await?;
+        let answer = match remove(&client, one, false).await {
+            // One that stands in the way, or has changed since it was listed, holds up no other.
+            Err(Failure::Refused(refusal)) => {
+                context.out.note(&format!("{} stays: {}", one.session_id, refusal.error.message));
+                kept += 1;
+                continue;
+            }
+            answer => answer?,
+        };
         tell(context, &answer)?;
         bytes += one.size_bytes;
         removed.push(answer);

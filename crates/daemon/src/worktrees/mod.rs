@@ -118,6 +118,8 @@ impl Daemon {
     ) -> Result<T, ApiError> {
         let mut ending = self.stop_signal();
         let until = stop.clone();
+        // Whoever asked and went away does not need it any more.
+        let mut wanted = Wanted(Some(stop.clone()));
         let mut task = tokio::task::spawn_blocking(move || work(&until));
         let ended = async { drop(ending.wait_for(|stop| *stop).await) };
         let done = tokio::select! {
@@ -131,10 +133,22 @@ impl Daemon {
                 task.await
             }
         };
+        wanted.0 = None;
         done.map_err(|error| {
             tracing::error!(%error, "work on a worktree failed");
             stopping()
         })
+    }
+}
+
+/// Stops what nobody waits for.
+struct Wanted(Option<Stop>);
+
+impl Drop for Wanted {
+    fn drop(&mut self) {
+        if let Some(stop) = &self.0 {
+            stop.now();
+        }
     }
 }
 
