@@ -151,6 +151,32 @@ async fn work_is_there_after_every_crash() {
 }
 
 #[tokio::test]
+async fn a_kill_at_any_moment_of_the_start_costs_nothing() {
+    let mut daemon = Daemon::start().await;
+    let repo = repository(&daemon);
+    // Enough files that a checkout takes a moment.
+    for number in 0..500 {
+        std::fs::write(repo.join(format!("f{number}.txt")), format!("{number}\n")).unwrap();
+    }
+    commit(&repo, "many.txt", "many");
+    for sign in ["", ".git", "a.txt", "many.txt"] {
+        let (session, path) = in_worktree(&daemon).await;
+        let run = session.script(&[write("made.txt", "once"), config()]).await;
+        if !sign.is_empty() {
+            poll("the worktree", async || path.join(sign).exists().then_some(())).await;
+        }
+        daemon.kill9().await;
+        daemon.start_again().await;
+        let run = session.wait(&run).await;
+        assert_eq!(run["finish_reason"], "end_turn", "killed at {sign:?}: {run}");
+        assert_eq!(std::fs::read_to_string(path.join("made.txt")).unwrap(), "once");
+        assert_eq!(git(&path, &["status", "--porcelain"]), "?? made.txt", "killed at {sign:?}");
+        rules::check(&session.events().await);
+    }
+    assert_eq!(git(&repo, &["status", "--porcelain"]), "");
+}
+
+#[tokio::test]
 async fn a_set_up_that_a_crash_cut_off_is_done_again_and_by_nobody_else() {
     let mut daemon = Daemon::start().await;
     let repo = repository(&daemon);

@@ -247,7 +247,7 @@ A checkout of the branch is moved along, and only if everything in it is committ
     },
     /// Let things start again
     Unhalt,
-    /// Lets a project's own agents count, as they are now
+    /// Lets a project's own agents, and what it does in worktrees, count as they are now
     Trust {
         /// The project's directory
         dir: Option<PathBuf>,

@@ -73,11 +73,12 @@ impl Actor {
     /// Ends the agent, or what is being made ready for one; `otherwise` is said if there is nothing to end.
     pub(super) fn end_agent(&mut self, otherwise: Gone) {
         let was_on_its_way = self.preparing.take().is_some();
-        match self.agent.is_there() {
-            true => self.agent.close(),
-            false if was_on_its_way => self.redo.get_or_insert_default().gone = Some(Gone::Stopped),
-            false => self.redo.get_or_insert_default().gone = Some(otherwise),
+        if self.agent.is_there() {
+            return self.agent.close();
         }
+        // Asked for again before it was judged, it is what it was.
+        let gone = if was_on_its_way { Gone::Stopped } else { otherwise };
+        self.redo.get_or_insert_default().gone.get_or_insert(gone);
     }
 
     async fn launch(&mut self, worker: WorkerId, fresh: bool) {
