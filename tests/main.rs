@@ -52,6 +52,8 @@ mod workers_trust;
 mod workers_verb;
 mod workers_versions;
 mod workspaces;
+mod worktrees;
+mod worktrees_merge;
 
 #[test]
 fn cargo_run_means_qd() {

@@ -121,6 +121,7 @@ fn scope(session: usize) -> Arc<Scope> {
     Arc::new(Scope {
         workspace: Some((WorkspaceKey(1), WorkspaceId::from_random(&[1; 16]))),
         session: Some((SessionKey(i64::from(byte)), SessionId::from_random(&[byte, byte / 32, 3, 4]))),
+        fleet: None,
     })
 }
 

@@ -7,10 +7,12 @@
 //! - `read`: one manifest, from text to a checked type.
 //! - `named`: agents that are described by their name alone, as `acp:CMD`.
 //! - [`find`]: where a program is, and which version it is.
+//! - [`project`]: what a project wants done in the worktrees of its sessions.
 //! - [`trust`]: what a project brings counts only after somebody has looked at it.
 
 pub mod find;
 mod named;
+pub mod project;
 mod read;
 pub mod trust;
 

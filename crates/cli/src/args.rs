@@ -152,6 +152,44 @@ The exit code is the greatest of those of the runs that were waited for.")]
         #[arg(long)]
         purge: bool,
     },
+    /// Show what a session changed in its worktree, committed or not
+    #[command(after_help = "Examples:
+  qd diff nightly
+  qd diff --stat ses_4k
+  qd diff ses_4k | git apply --check")]
+    Diff {
+        /// The session
+        id: String,
+        /// Only the files, with numbers of lines
+        #[arg(long)]
+        stat: bool,
+    },
+    /// Merge what a session did in its worktree into a branch
+    #[command(after_help = "Examples:
+  qd merge nightly                      into the branch that it began from
+  qd merge ses_4k --into release --squash
+What the session had not committed is committed first. On a conflict the places are shown and nothing is changed.
+A checkout of the branch is moved along, and only if everything in it is committed.")]
+    Merge {
+        /// The session
+        id: String,
+        /// The branch [default: the one that the worktree began from]
+        #[arg(long, value_name = "BRANCH")]
+        into: Option<String>,
+        /// Make one commit of all of it
+        #[arg(long)]
+        squash: bool,
+    },
+    /// List the worktrees of sessions, and remove those that are merged
+    #[command(after_help = "Examples:
+  qd worktrees
+  qd worktrees rm ses_4k
+  qd worktrees gc                       all of closed sessions that hold nothing unmerged")]
+    Worktrees {
+        /// What else to do
+        #[command(subcommand)]
+        verb: Option<WorktreesVerb>,
+    },
     /// List what agents wait for
     #[command(after_help = "Examples:
   qd asks
@@ -209,7 +247,7 @@ The exit code is the greatest of those of the runs that were waited for.")]
     },
     /// Let things start again
     Unhalt,
-    /// Lets a project's own agents count, as they are now
+    /// Lets a project's own agents, and what it does in worktrees, count as they are now
     Trust {
         /// The project's directory
         dir: Option<PathBuf>,
@@ -315,6 +353,22 @@ Nothing is decided again, and no session's policy changes. Exit code 2: the poli
     },
 }
 
+/// `qd worktrees`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum WorktreesVerb {
+    /// Remove worktrees of closed sessions; asks about one that holds work, or refuses where nobody can be asked
+    Rm {
+        /// Sessions that they were made for
+        #[arg(required = true, value_name = "ID")]
+        ids: Vec<String>,
+        /// Remove them with work that is not merged; what is committed stays on its branch
+        #[arg(long)]
+        force: bool,
+    },
+    /// Remove every worktree of a closed session in which everything is committed and merged
+    Gc,
+}
+
 /// `qd workers`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum WorkersVerb {
@@ -411,6 +465,9 @@ pub(crate) struct Run {
     /// ask, allow, deny, or rules: JSON or a file of it
     #[arg(long, value_name = "P", conflicts_with = "session")]
     pub(crate) policy: Option<String>,
+    /// Work in a git worktree of its own, on a branch of its own
+    #[arg(long, conflicts_with = "session")]
+    pub(crate) worktree: bool,
     /// What to do when the agent asks
     #[arg(long, value_enum, default_value_t = OnAsk::Wait)]
     pub(crate) on_ask: OnAsk,

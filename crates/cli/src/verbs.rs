@@ -9,6 +9,7 @@ mod cancel;
 mod completions;
 mod config;
 mod crew;
+mod diff;
 mod doctor;
 mod down;
 mod fleets;
@@ -17,6 +18,7 @@ mod gc;
 mod halt;
 mod join;
 mod logs;
+mod merge;
 mod policy;
 mod prompt;
 mod ps;
@@ -33,8 +35,9 @@ mod wait;
 pub(crate) mod worker;
 mod workers;
 mod workspace;
+mod worktrees;
 
-use crate::args::{Verb, WorkerVerb};
+use crate::args::{Verb, WorkerVerb, WorktreesVerb};
 use crate::client::Client;
 use crate::daemon::Whereabouts;
 use crate::failure::{Exit, Failure, Result};
@@ -71,6 +74,13 @@ pub(crate) async fn perform(context: &Context, verb: Verb) -> Result<Exit> {
         Verb::Wait { ids, timeout } => wait::wait(context, &ids, timeout).await,
         Verb::Cancel { ids } => cancel::cancel(context, &ids).await,
         Verb::Rm { ids, purge } => rm::rm(context, &ids, purge).await,
+        Verb::Diff { id, stat } => diff::diff(context, &id, stat).await,
+        Verb::Merge { id, into, squash } => merge::merge(context, &id, into, squash).await,
+        Verb::Worktrees { verb: None } => worktrees::list(context).await,
+        Verb::Worktrees { verb: Some(WorktreesVerb::Rm { ids, force }) } => {
+            worktrees::rm(context, &ids, force).await
+        }
+        Verb::Worktrees { verb: Some(WorktreesVerb::Gc) } => worktrees::gc(context).await,
         Verb::Asks { follow } => asks::asks(context, follow).await,
         Verb::Allow { ask, always } => answer::allow(context, &ask, always).await,
         Verb::Deny { ask, reason } => answer::deny(context, &ask, &reason.join(" ")).await,

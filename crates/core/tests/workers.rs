@@ -97,6 +97,23 @@ fn a_run_that_waits_for_room_can_be_taken_out_of_the_queue() {
 }
 
 #[test]
+fn what_is_noticed_on_the_way_to_an_agent_belongs_to_no_run_and_changes_nothing() {
+    let mut bench = Bench::without_worker();
+    bench.prompt("a");
+    bench.world.link = Link::Starting;
+    let before = SessionDoc::of(&bench.state).phase;
+    let noticed = bench.input(Input::Noticed { text: "works elsewhere".to_owned() });
+    assert_eq!(kinds(&noticed), ["notice.shown"]);
+    assert!(noticed.events[0].run.is_none() && noticed.effects.is_empty() && !noticed.session_changed);
+    assert_eq!(SessionDoc::of(&bench.state).phase, before);
+    bench.world.link = Link::Absent;
+    bench.command(Command::Close { purge: false });
+    bench.input(Input::Gone(Gone::Stopped));
+    assert!(bench.state.closed);
+    assert!(bench.input(Input::Noticed { text: "too late".to_owned() }).events.is_empty());
+}
+
+#[test]
 fn a_ready_agent_needs_no_room() {
     let mut bench = Bench::new();
     bench.world.room = false;

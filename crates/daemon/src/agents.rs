@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use qd_catalog::find::{self, Versions};
+use qd_catalog::project::{self, Found};
 use qd_catalog::trust::{Standing, Trust, TrustError};
 use qd_catalog::{Catalog, Problem};
 use qd_protocol::api::{Agent, Trusted};
@@ -72,6 +73,14 @@ impl Agents {
     pub(crate) fn manifest(&self, name: &str, project: &Path) -> Option<Manifest> {
         let manifest = find::located(self.catalog(Some(project)).get(name)?);
         Some(find::isolated(manifest, &self.isolated))
+    }
+
+    /// What a project wants done in worktrees, if it is trusted as it is.
+    pub(crate) fn project(&self, project: &Path) -> Found {
+        match Trust::open(&self.trust) {
+            Ok(trust) => project::read(project, &trust),
+            Err(error) => Found::Bad(error.to_string()),
+        }
     }
 
     /// The projects that are trusted.

@@ -170,6 +170,11 @@ impl Home {
         self.path.join("workers")
     }
 
+    /// The git worktrees of sessions, each under its session's id.
+    pub fn worktrees(&self) -> PathBuf {
+        self.path.join("worktrees")
+    }
+
     /// The hashes of what processes on other machines join with.
     pub fn worker_tokens(&self) -> PathBuf {
         self.path.join("worker_tokens.json")
@@ -211,7 +216,8 @@ impl Home {
             fs::create_dir_all(parent).map_err(|source| at(parent, "make", source))?;
         }
         private_folder(&self.path)?;
-        for folder in [self.log(), self.secrets(), self.blobs(), self.tls(), self.workers()] {
+        for folder in [self.log(), self.secrets(), self.blobs(), self.tls(), self.workers(), self.worktrees()]
+        {
             private_folder(&folder)?;
         }
         Ok(())

@@ -9,6 +9,7 @@
 //! - `registry`: who is awake, and how two of one session are impossible.
 //! - `actor`: the shell around one session's machine.
 //! - `workers`: the processes that hold agents: started, found again, counted, ended.
+//! - `worktrees`: git worktrees of sessions, on threads that may block.
 //! - [`home`], [`config`]: what is on disk beside the journal, and what the user has set.
 //! - [`doctor`]: lists made again from events.
 //! - `serve`: all of it, from start to end.
@@ -34,6 +35,7 @@ mod sessions;
 mod sync;
 mod words;
 mod workers;
+mod worktrees;
 
 pub use serve::{ServeError, ServeOptions, serve};
 

@@ -13,6 +13,7 @@ use qd_journal::{Append, Filter, NewEvent, Remember, RowChange, SessionKey, Topi
 use qd_protocol::api::{NewSession, Session, SessionPatch};
 use qd_protocol::event::{Body, Limits, Membership, SessionCreated};
 use qd_protocol::limits::{DEPTH_MAX, ENV_MAX, ENV_VALUE_MAX, INLINE_MAX, RESTARTS_MAX, TITLE_MAX};
+use qd_protocol::manifest::Driver;
 use qd_protocol::policy::Policy;
 use qd_protocol::text::escaped_len;
 use qd_protocol::{ApiError, Code, Millis, SessionId};
@@ -22,6 +23,7 @@ use crate::daemon::{Daemon, SessionRef, append_failed, read_failed};
 use crate::invalid;
 use crate::places::Place;
 use crate::random;
+use crate::worktrees::Ground;
 
 /// A session that could be made, before it is in the journal.
 pub(crate) struct Unborn {
@@ -45,7 +47,15 @@ impl Daemon {
             None => None,
         };
         let env = new.env.clone();
-        let unborn = self.conceive(place, new, None, parent.as_ref().map(|parent| parent.key))?;
+        let ground = match new.worktree {
+            Some(true) => {
+                self.check_agent(&new, &place.path)?;
+                Some(self.ground(place, None).await?)
+            }
+            _ => None,
+        };
+        let above = parent.as_ref().map(|parent| parent.key);
+        let unborn = self.conceive(place, new, ground.as_ref(), None, above)?;
         let Unborn { session, state, event, row } = unborn;
         let rows = vec![row];
         self.keep_env(&session.id, &env)?;
@@ -97,6 +107,7 @@ impl Daemon {
         &self,
         place: &Place,
         new: NewSession,
+        ground: Option<&Ground>,
         fleet: Option<Membership>,
         above: Option<SessionKey>,
     ) -> Result<Unborn, ApiError> {
@@ -113,8 +124,13 @@ impl Daemon {
         check_words(new.title.as_deref(), new.model.as_deref(), new.system_prompt.as_deref())?;
         let policy = new.policy.unwrap_or_else(|| self.policy.clone());
         check_policy(&policy)?;
-        // On another machine the directory may be another one, and only its worker knows which.
-        let directory = self.workers.is_here(&new.agent).then(|| place.doc.path.clone());
+        let id = SessionId::from_random(&random::bytes::<16>());
+        let worktree = ground.filter(|_| new.worktree == Some(true)).map(|ground| ground.worktree(&id));
+        let directory = match &worktree {
+            Some((_, directory)) => Some(directory.clone()),
+            // On another machine the directory may be another one, and only its worker knows which.
+            None => self.workers.is_here(&new.agent).then(|| place.doc.path.clone()),
+        };
         let created = SessionCreated {
             agent: new.agent,
             title: new.title,
@@ -124,10 +140,10 @@ impl Daemon {
             parent: new.parent,
             fleet,
             directory,
+            worktree: worktree.map(|(worktree, _)| worktree),
             limits,
             env: new.env.into_keys().collect(),
         };
-        let id = SessionId::from_random(&random::bytes::<16>());
         let session = SessionRef::new(self.journal.new_session_key(), id, place.key, place.id.clone());
         let now = Millis::now();
         let body = Body::SessionCreated(created.clone());
@@ -179,16 +195,22 @@ impl Daemon {
             let message = format!("{} cannot start here; to install it: {how}", agent.name);
             return Err(ApiError::new(Code::AgentUnavailable, message).with("install", how));
         }
-        let wanted = [
-            ("model", new.model.is_some()),
-            ("system_prompt", new.system_prompt.is_some()),
-            ("worktree", new.worktree == Some(true)),
-        ];
+        let unsupported = |setting: &str, message: String| {
+            Err(ApiError::new(Code::UnsupportedSetting, message).with("setting", setting))
+        };
+        let wanted = [("model", new.model.is_some()), ("system_prompt", new.system_prompt.is_some())];
         for (setting, given) in wanted {
             if given && !agent.settings.iter().any(|known| known == setting) {
-                let message = format!("{} cannot take `{setting}`; leave it out", agent.name);
-                return Err(ApiError::new(Code::UnsupportedSetting, message).with("setting", setting));
+                return unsupported(setting, format!("{} cannot take `{setting}`; leave it out", agent.name));
             }
+        }
+        // Whoever works elsewhere has no use for a directory here.
+        let elsewhere = !self.workers.is_here(&new.agent) || agent.driver == Driver::A2a.name();
+        if elsewhere && new.worktree == Some(true) {
+            let name = &new.agent;
+            let message =
+                format!("{name} works on another machine, where no worktree is made; leave `worktree` out");
+            return unsupported("worktree", message);
         }
         Ok(())
     }

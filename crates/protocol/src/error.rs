@@ -81,6 +81,14 @@ codes! {
     AgentUnavailable = "agent_unavailable", 409;
     /// The session has no terminal to look at.
     NoTerminal = "no_terminal", 409;
+    /// The session has no worktree, or it was not made yet.
+    NoWorktree = "no_worktree", 409;
+    /// Two sides changed the same; nothing was merged.
+    MergeConflict = "merge_conflict", 409;
+    /// The worktree holds work that is nowhere else.
+    UnmergedWork = "unmerged_work", 409;
+    /// Git cannot do it as things are; the message says what stands in the way.
+    GitRefused = "git_refused", 409;
     /// The same `Idempotency-Key` came with another request.
     IdempotencyConflict = "idempotency_conflict", 409;
     /// Too large a body.

@@ -12,6 +12,7 @@
 //! - [`worker`]: what a worker is started with and how it is found again.
 //! - [`fleet`]: several sessions and the routes between them.
 //! - [`api`]: requests and answers of the HTTP API.
+//! - [`worktree`]: git worktrees of sessions, what changed in them, and how that is merged.
 //! - [`trial`]: a policy tried on asks of the past.
 //! - [`sse`]: server-sent events, read.
 //! - [`error`]: the one shape of every refusal, and the stable codes.
@@ -34,6 +35,7 @@ pub mod text;
 pub mod time;
 pub mod trial;
 pub mod worker;
+pub mod worktree;
 
 pub use error::{ApiError, Code};
 pub use event::{Body, Event, FinishReason, Usage};

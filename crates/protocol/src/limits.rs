@@ -85,3 +85,23 @@ pub const STOP_S: u64 = 5;
 pub const IDEMPOTENCY_S: u64 = 24 * 3600;
 /// An `Idempotency-Key`.
 pub const IDEMPOTENCY_KEY_MAX: usize = 255;
+/// Seconds that one call of git may take. A checkout of a large repository on a slow disk needs minutes; more is a hang.
+pub const GIT_S: u64 = 300;
+/// Seconds that one line of a project's set-up or tear-down may take: what a cold install of dependencies needs.
+pub const HOOK_S: u64 = 900;
+/// Lines of set-up, of tear-down, and patterns of files to bring along, each.
+pub const HOOKS_MAX: usize = 64;
+/// Bytes of a hook's output that are kept: its end, where the reason stands.
+pub const HOOK_OUTPUT_MAX: usize = 16 << 10;
+/// Files that are brought along into a worktree: settings, and no whole dependencies.
+pub const BRING_FILES_MAX: usize = 10000;
+/// MiB that those files may have together.
+pub const BRING_MIB_MAX: usize = 512;
+/// Bytes of a patch in one answer.
+pub const PATCH_MAX: usize = 4 << 20;
+/// Bytes of conflicting hunks in one answer.
+pub const CONFLICT_MAX: usize = 256 << 10;
+/// Worktrees of one repository whose changes are compared with each other: it takes two calls of git for each pair.
+pub const OVERLAP_WORKTREES_MAX: usize = 32;
+/// Files that are counted for the size of one worktree.
+pub const WORKTREE_FILES_MAX: usize = 500000;

@@ -21,6 +21,11 @@ pub(crate) async fn rm(context: &Context, ids: &[String], purge: bool) -> Result
             answers.push(if answer.is_null() { serde_json::json!({ "id": session.id }) } else { answer });
         } else {
             context.out.line(session.id.as_str())?;
+            if let Some(path) = answer["worktree"].as_str() {
+                context
+                    .out
+                    .note(&format!("its worktree stays at {path} until `qd worktrees rm {}`", session.id));
+            }
         }
     }
     if context.out.json {

@@ -70,6 +70,7 @@ async fn session(context: &Context, client: &Client, flags: &Run) -> Result<(Ses
         title: flags.title.clone(),
         model: flags.model.clone(),
         policy,
+        worktree: flags.worktree.then_some(true),
         // Attached, we keep the time ourselves; a run that is left alone is timed by the daemon.
         run_timeout_s: flags.timeout.filter(|_| flags.detach),
         env: workspace::variables(&workspace, &agents, [name.as_str()]),

@@ -83,6 +83,11 @@ pub enum Input {
     },
     /// There is no worker any more, as the link found out.
     Gone(Gone),
+    /// Something that a person should see happened on the way to an agent.
+    Noticed {
+        /// What.
+        text: String,
+    },
     /// A [`deadline`] may have passed.
     Tick,
     /// The world changed for the better, or we have just been rebuilt: see what can go on.
@@ -359,6 +364,7 @@ pub fn step(state: &mut State, input: Input, world: &World) -> Step {
         Input::Lost => {}
         Input::Attached { applied, again, run_time_ms } => draft.attached(applied, again, run_time_ms),
         Input::Gone(gone) => draft.gone(gone),
+        Input::Noticed { text } => draft.noticed(text),
         Input::Tick => draft.tick(),
         Input::Wake => draft.wake(),
     }

@@ -4,7 +4,8 @@
 use std::collections::VecDeque;
 
 use qd_protocol::event::{
-    Body, ExitReason, Limits, QueueReason, RunError, RunQueued, WorkerExited, WorkerReattached, WorkerStarted,
+    Body, ExitReason, Limits, Notice, QueueReason, RunError, RunQueued, WorkerExited, WorkerReattached,
+    WorkerStarted,
 };
 use qd_protocol::limits::{RESTART_WINDOW_S, RESTARTS};
 use qd_protocol::link::Gone;
@@ -121,6 +122,13 @@ impl Draft<'_> {
             self.end(&run, ending);
         }
         self.advance();
+    }
+
+    /// What preparing an agent had to say. It belongs to no run: the agent may outlive the one that it is started for.
+    pub(super) fn noticed(&mut self, text: String) {
+        if !self.closed {
+            self.emit(None, Body::NoticeShown(Notice { text, after_run: None }));
+        }
     }
 
     /// The worker is connected: what it has not applied is sent again, in order.

@@ -1,11 +1,12 @@
 //! What is done once the events that decided it are in the journal.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use qd_core::session::{Command, Effect, milliseconds};
-use qd_protocol::event::{Attachment, RunError};
+use qd_protocol::event::{Attachment, RunError, SessionCreated};
 use qd_protocol::link::{Down, File, Gone, TurnLimits};
 use qd_protocol::worker::AgentSpec;
 use qd_protocol::{ApiError, Millis, Number, RunId, Text, WorkerId};
@@ -47,11 +48,8 @@ impl Actor {
             Effect::Answer { number, ask, reply } => {
                 self.agent.send(Down::Answer { number, ask, answer: reply })
             }
-            Effect::StopAgent if self.agent.is_there() => self.agent.close(),
-            // The journal says that there is a worker, and we know of none.
-            Effect::StopAgent => {
-                self.redo.get_or_insert_default().gone = Some(Gone::Lost);
-            }
+            // If there is none, the journal says that there is a worker and we know of none.
+            Effect::StopAgent => self.end_agent(Gone::Lost),
             Effect::CancelBelow { number } => self.cancel_below(number, told.take()),
             Effect::CloseBelow { purge } => self.close_below(purge),
             Effect::AskChildren { children } => self.ask_children(children),
@@ -72,10 +70,40 @@ impl Actor {
         }
     }
 
+    /// Ends the agent, or what is being made ready for one; `otherwise` is said if there is nothing to end.
+    pub(super) fn end_agent(&mut self, otherwise: Gone) {
+        let was_on_its_way = self.preparing.take().is_some();
+        if self.agent.is_there() {
+            return self.agent.close();
+        }
+        // Asked for again before it was judged, it is what it was.
+        let gone = if was_on_its_way { Gone::Stopped } else { otherwise };
+        self.redo.get_or_insert_default().gone.get_or_insert(gone);
+    }
+
     async fn launch(&mut self, worker: WorkerId, fresh: bool) {
+        match &self.state.settings.worktree {
+            Some(worktree) => {
+                let worktree = worktree.clone();
+                self.prepare(worktree, worker, fresh);
+            }
+            None => self.start(worker, fresh).await,
+        }
+    }
+
+    /// Starts the agent, where it is to work.
+    pub(super) async fn start(&mut self, worker: WorkerId, fresh: bool) {
         let env = self.daemon.home.env(&self.session.id);
         let here = self.daemon.workers.is_here(&self.state.settings.agent);
-        let cwd = self.daemon.workspace_path(&self.session.workspace, here).await;
+        let project = self.daemon.workspace_path(&self.session.workspace, here).await;
+        let mut manifest = None;
+        let cwd = match (project, &self.state.settings) {
+            (Ok(project), SessionCreated { agent, worktree: Some(_), directory: Some(directory), .. }) => {
+                manifest = self.daemon.workers.agents().manifest(agent, &project).map(Box::new);
+                Ok(PathBuf::from(directory))
+            }
+            (project, _) => project,
+        };
         let (env, cwd) = match (env, cwd) {
             (Ok(env), Ok(cwd)) => (env, cwd),
             (env, cwd) => {
@@ -92,6 +120,7 @@ impl Actor {
             env,
             agent_session_id: self.state.agent_session_id.clone(),
             last_active: self.state.last_finished,
+            manifest,
             after: self.state.taken,
             ..AgentSpec::new(id, worker, &settings.agent, cwd)
         };
@@ -105,7 +134,7 @@ impl Actor {
     }
 
     /// What stands in the way of an agent is told like an agent that failed to start.
-    fn fail(&mut self, error: RunError) {
+    pub(super) fn fail(&mut self, error: RunError) {
         self.redo.get_or_insert_default().gone = Some(Gone::Failed(error));
     }
 

@@ -7,13 +7,14 @@ mod batch;
 mod below;
 mod effects;
 mod load;
+mod preparing;
 mod reply;
 
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use qd_core::session::{Command, Input, Phase, State, World, deadline, step};
+use qd_core::session::{Command, Input, Link, Phase, State, World, deadline, step};
 use qd_journal::SessionKey;
 use qd_link::{Heard, Numbered};
 use qd_protocol::frame::v1::Seat;
@@ -31,6 +32,7 @@ use agent::Agent;
 use batch::{Batch, Held};
 pub(crate) use batch::{Birth, row_change, session_row, unwritable};
 pub(crate) use load::{recorded, snapshot, whole};
+use preparing::{Preparing, Readied};
 
 /// How many things are judged before the next append.
 const BATCH_MAX: usize = 256;
@@ -97,6 +99,7 @@ pub(crate) async fn live(daemon: Arc<Daemon>, session: Arc<SessionRef>, mailbox:
                 state,
                 line,
                 agent,
+                preparing: None,
                 rest_after: None,
                 prompts,
                 redo: None,
@@ -144,6 +147,8 @@ struct Actor {
     /// Its own key and those of the sessions above it: whose budgets count.
     line: Vec<SessionKey>,
     agent: Agent,
+    /// What is being made ready for an agent that is on its way.
+    preparing: Option<Box<Preparing>>,
     /// After how long it is put to rest when it has nothing to do; `None` if its memory would be lost.
     rest_after: Option<Duration>,
     /// Prompts that were accepted and not given to the agent, as far as they are small.
@@ -167,6 +172,7 @@ struct Redo {
 enum Next {
     Mail(Vec<Mail>),
     Heard(Heard),
+    Prepared(Readied),
     Redo,
     Tick,
     /// A worker that was told to end has not.
@@ -194,6 +200,7 @@ impl Actor {
                     }
                 }
                 Next::Heard(heard) => Box::pin(self.hear(heard)).await,
+                Next::Prepared(readied) => Box::pin(self.prepared(readied)).await,
                 Next::Redo => Box::pin(self.retry()).await,
                 Next::Tick => {
                     let mut batch = Batch::default();
@@ -231,7 +238,7 @@ impl Actor {
         let letters = std::future::poll_fn(|context| mailbox.poll_take(context, &mut mail, BATCH_MAX));
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let unheard = self.agent.catches_up_until().map(left).unwrap_or_default();
-        let due = deadline(&self.state, self.agent.state());
+        let due = deadline(&self.state, self.link());
         let due = due.map(|at| Duration::from_millis(at.since(Millis::now())).max(unheard));
         let patience = self.agent.patience().map(left);
         let (pause, after) = match (due, patience) {
@@ -244,10 +251,18 @@ impl Actor {
             _ => (Duration::MAX, Next::Tick),
         };
         let listens = self.redo.is_none();
+        let preparing = &mut self.preparing;
+        let readied = async {
+            match preparing {
+                Some(preparing) => preparing.done().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             biased;
             () = letters => {}
             heard = self.agent.hear(), if listens => return Next::Heard(heard),
+            readied = readied, if listens => return Next::Prepared(readied),
             () = tokio::time::sleep(pause), if pause != Duration::MAX => return after,
         }
         Next::Mail(mail)
@@ -256,7 +271,12 @@ impl Actor {
     /// Nothing runs, nothing is about to, and nothing is owed.
     fn is_quiet(&self) -> bool {
         let waits = !self.state.busy() || (self.daemon.halted() && self.state.active().is_none());
-        self.redo.is_none() && waits && !self.agent.is_changing()
+        self.redo.is_none() && waits && self.preparing.is_none() && !self.agent.is_changing()
+    }
+
+    /// Whether there is an agent to talk to. One that something is being made ready for is on its way.
+    fn link(&self) -> Link {
+        if self.preparing.is_some() { Link::Starting } else { self.agent.state() }
     }
 
     /// Whether there is an agent that has nothing to do, between runs or while its run waits for other sessions, and
@@ -279,7 +299,7 @@ impl Actor {
             // Whoever is about to end with its workers starts none any more.
             halted: self.daemon.halted() || self.daemon.is_ending(),
             over_budget: self.daemon.budgets.any_spent(&self.line),
-            link: self.agent.state(),
+            link: self.link(),
             room: self.daemon.room.has(&self.session.id),
         }
     }
@@ -306,6 +326,7 @@ impl Actor {
             _ => self.daemon.make_room(|room| room.leave(&self.session.id)),
         }
         let need = match self.state.phase() {
+            _ if self.preparing.is_some() => Need::Busy,
             _ if !self.agent.is_live() => Need::Nothing,
             _ if self.is_needless() => Need::Idle,
             Phase::Waiting => Need::Nothing,
@@ -340,6 +361,7 @@ impl Actor {
                 Mail::Probe(reply) => probes.push(reply),
                 Mail::GiveWay if self.is_needless() => self.agent.rest(),
                 Mail::GiveWay => {}
+                Mail::EndAgent if self.preparing.is_some() => self.end_agent(Gone::Stopped),
                 Mail::EndAgent => self.agent.close(),
                 Mail::Stop => {
                     self.commit(batch).await;
@@ -397,6 +419,8 @@ impl Actor {
                 let never_was = self.agent.was_never_met() && self.state.turn().is_none();
                 let gone = if never_was { Gone::Stopped } else { gone };
                 self.agent.gone();
+                // It was for this worker, and the next one begins anew.
+                self.preparing = None;
                 batch.gone = Some(gone.clone());
                 self.judge(&mut batch, Input::Gone(gone));
             }

@@ -33,6 +33,7 @@ use crate::places::Place;
 use crate::random;
 use crate::registry::Mailbox;
 use crate::sessions::{Unborn, check_env};
+use crate::worktrees::Ground;
 
 /// How long a message to a fleet whose mailbox is full waits before it is tried again.
 const FULL: Duration = Duration::from_millis(50);
@@ -76,11 +77,16 @@ impl Daemon {
         let id = FleetId::from_random(&random::bytes::<16>());
         let fleet = FleetRef::new(self.journal.new_session_key(), id, place.key, place.id.clone());
         check_env(env)?;
+        let ground = match spec.sessions.values().any(|member| member.worktree) {
+            true => Some(self.ground(place, spec.base_branch.as_deref()).await?),
+            false => None,
+        };
         let mut unborn: Vec<(Unborn, BTreeMap<String, String>)> = Vec::with_capacity(spec.sessions.len());
         let mut sessions = BTreeMap::new();
         for (name, member) in &spec.sessions {
-            let one =
-                self.member(place, &fleet, name, member, env).map_err(|error| of_member(name, error))?;
+            let one = self
+                .member(place, &fleet, (name, member), ground.as_ref(), env)
+                .map_err(|error| of_member(name, error))?;
             sessions.insert(name.clone(), one.0.session.id.clone());
             unborn.push(one);
         }
@@ -132,15 +138,15 @@ impl Daemon {
         &self,
         place: &Place,
         fleet: &FleetRef,
-        name: &str,
-        member: &Member,
+        (name, member): (&str, &Member),
+        ground: Option<&Ground>,
         env: &BTreeMap<String, String>,
     ) -> Result<(Unborn, BTreeMap<String, String>), ApiError> {
         let listed = self.workers.agent(&member.agent, &place.path)?.env;
         let env = qd_catalog::passed(&listed, env.clone().into_iter());
         let part = Membership { fleet_id: fleet.id.clone(), name: name.to_owned() };
         let new = settings(name, member, env.clone());
-        Ok((self.conceive(place, new, Some(part), Some(fleet.key))?, env))
+        Ok((self.conceive(place, new, ground, Some(part), Some(fleet.key))?, env))
     }
 
     /// The fleet of this id in this workspace.

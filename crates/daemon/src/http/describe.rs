@@ -42,6 +42,7 @@ pub(super) fn base() -> OpenApi {
         (name = "workers", description = "Other machines: their tokens, and how they join"),
         (name = "workspaces", description = "Project directories"),
         (name = "sessions", description = "Conversations with one agent"),
+        (name = "worktrees", description = "Git worktrees of sessions"),
         (name = "runs", description = "Accepted prompts"),
         (name = "asks", description = "What agents wait for"),
         (name = "halt", description = "The brake for everything"),

@@ -6,7 +6,7 @@
 //! - `extract`: what a handler takes: ids, queries, bodies with an `Idempotency-Key`.
 //! - `once`: the same request under the same key has its effect once.
 //! - `list`: pages. `describe`: what the document says of all routes alike. `words`: texts and files of a caller.
-//! - `meta`, `agents`, `gc`, `join`, `workspaces`, `sessions`, `terminal`, `runs`, `queue`, `asks`, `policy`, `halt`, `events`: the families of routes.
+//! - `meta`, `agents`, `gc`, `join`, `workspaces`, `sessions`, `worktrees`, `terminal`, `runs`, `queue`, `asks`, `policy`, `halt`, `events`: the families of routes.
 
 mod agents;
 mod asks;
@@ -27,6 +27,7 @@ mod runs;
 mod sessions;
 mod terminal;
 mod workspaces;
+mod worktrees;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -60,6 +61,7 @@ fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .merge(join::routes())
         .merge(workspaces::routes())
         .merge(sessions::routes())
+        .merge(worktrees::routes())
         .merge(terminal::routes())
         .merge(runs::routes())
         .merge(queue::routes())

@@ -239,9 +239,16 @@ impl Workers {
         match self.elsewhere(&spec.agent) {
             // How it is started there is not ours to say.
             Some(Elsewhere { agent, .. }) => spec.agent = agent,
+            // One that works beside its project was found there.
+            None if spec.manifest.is_some() => {}
             None => spec.manifest = self.agents.manifest(&spec.agent, &spec.cwd).map(Box::new),
         }
         Box::new(spec)
+    }
+
+    /// What the processes of a worker bear, by which whoever comes after us finds and ends them.
+    pub(crate) fn mark(&self, worker: &WorkerId) -> String {
+        self.keys.mark(worker)
     }
 
     /// A session's worker was talked to.

@@ -27,8 +27,8 @@ pub use self::run::{
     RunQueued, RunResumed, RunSuspended, SteerAccepted, SteerMissed, SteerSent, SteerTaken, StopCause,
 };
 pub use self::session::{
-    Closing, ExitReason, Limits, Membership, SessionClosed, SessionCreated, SessionUpdated, WorkerExited,
-    WorkerReattached, WorkerStarted,
+    Closing, ExitReason, Limits, Membership, SessionClosed, SessionCreated, SessionUpdated, SessionWorktree,
+    WorkerExited, WorkerReattached, WorkerStarted,
 };
 use crate::ids::{RunId, Seq, SessionId, WorkspaceId};
 use crate::time::Millis;

@@ -32,12 +32,31 @@ pub struct SessionCreated {
     /// Where its agent works, as an absolute path; absent if that is not known, as on another machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub directory: Option<String>,
+    /// The git worktree that its agent works in, made before that is first started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worktree: Option<SessionWorktree>,
     /// Limits.
     #[serde(default)]
     pub limits: Limits,
     /// Names of the variables that were given; their values are kept elsewhere.
     #[serde(default)]
     pub env: Vec<String>,
+}
+
+/// A git worktree of a session. All that making it needs is here, so that making it again makes the same.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionWorktree {
+    /// Where it is; its name is the session's id.
+    pub path: String,
+    /// The branch that is made for it.
+    pub branch: String,
+    /// The commit that it begins from.
+    pub base: String,
+    /// The branch that its work is to go into, unless told otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+    /// The top of the checkout that it was asked for from.
+    pub repository: String,
 }
 
 /// A session's part in a fleet.

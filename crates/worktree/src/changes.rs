@@ -1,0 +1,168 @@
+//! What changed in a worktree, committed or not, against a commit. New files that git does not know yet are part of it:
+//! they are put into an index of our own, so that the worktree's own stays as its agent left it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use qd_protocol::limits::PATCH_MAX;
+use qd_protocol::worktree::{Diff, DiffFile};
+use tempfile::TempPath;
+
+use crate::error::{Error, Result, io_at};
+use crate::git::{Git, failed};
+use crate::process::Keep;
+use crate::repository::{branch_tip, plain};
+use crate::tree::Tree;
+
+/// How git is to show changes, whatever people have set: nothing but its own words.
+const PLAINLY: [&str; 4] = ["diff", "--no-ext-diff", "--no-textconv", "--no-color"];
+
+/// What changed, by file.
+pub type Changes = BTreeMap<String, FileChange>;
+
+/// What changed in one file.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct FileChange {
+    /// The lines as they were before; none where the file as a whole changed, as one that is not text.
+    pub hunks: Vec<Hunk>,
+}
+
+/// Some lines that were replaced, or a place where some were put in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hunk {
+    /// The first line, from 1; for an insertion, the line that it comes after.
+    pub start: u64,
+    /// How many; 0 for an insertion.
+    pub count: u64,
+}
+
+impl Tree {
+    /// What a session changed since where it began; the files alone, if `with_patch` is false.
+    pub fn diff(&self, with_patch: bool) -> Result<Diff> {
+        let head = self.head()?;
+        let base = self.diff_base(&head)?;
+        let index = self.whole_index()?;
+        let git = self.git_with_index(&index)?;
+        let numbers =
+            git.bytes(&[&PLAINLY[..], &["--numstat", "-z", "--no-renames", &base, "--"]].concat())?;
+        let (mut patch, mut truncated) = (None, false);
+        if with_patch {
+            let args = [&PLAINLY[..], &["--find-renames", &base, "--"]].concat();
+            let ended = git.run_with(&args, None, Keep::Head(PATCH_MAX))?;
+            if !ended.status.success() {
+                return Err(failed(&args, &ended));
+            }
+            truncated = ended.cut;
+            patch = Some(String::from_utf8_lossy(&ended.out).into_owned());
+        }
+        let uncommitted = !crate::standing::changed(&self.git(), "normal")?.is_empty();
+        Ok(Diff { base, head, uncommitted, files: files(&numbers), patch, truncated })
+    }
+
+    /// What changed against a commit, by lines.
+    pub fn changes(&self, against: &str) -> Result<Changes> {
+        let index = self.whole_index()?;
+        let git = self.git_with_index(&index)?;
+        let shown = git.bytes(&[&PLAINLY[..], &["--unified=0", "--no-renames", against, "--"]].concat())?;
+        Ok(read(&String::from_utf8_lossy(&shown)))
+    }
+
+    /// What a session's changes are shown against: where it and its target parted, so that what it took over from there
+    /// is not shown as its own; but where it began, once all of it is merged.
+    fn diff_base(&self, head: &str) -> Result<String> {
+        let git = self.git();
+        let begun = self.note.base.clone();
+        let Some(target) = &self.note.target else { return Ok(begun) };
+        let Some(there) = branch_tip(&git, target)? else { return Ok(begun) };
+        let parted = git.maybe(&["merge-base", &there, head])?;
+        Ok(parted.filter(|parted| parted != head).unwrap_or(begun))
+    }
+
+    /// A copy of its index in which the files that git does not know are known. Removed when dropped.
+    fn whole_index(&self) -> Result<TempPath> {
+        let index = self.copied_index()?;
+        self.git_with_index(&index)?.bytes(&["add", "--intent-to-add", "--", "."])?;
+        Ok(index)
+    }
+
+    /// A copy of its index. Removed when dropped.
+    pub(crate) fn copied_index(&self) -> Result<TempPath> {
+        let (dir, index) = (&self.git_dir, self.git_dir.join("index"));
+        let copy = tempfile::Builder::new().prefix("quarterdeck.index.").tempfile_in(dir);
+        let copy = copy.map_err(io_at("make a file in", dir))?.into_temp_path();
+        fs::copy(&index, &copy).map_err(io_at("copy", &index))?;
+        Ok(copy)
+    }
+
+    /// Git in it with another index.
+    pub(crate) fn git_with_index(&self, index: &Path) -> Result<Git> {
+        Ok(self.git().with("GIT_INDEX_FILE", plain(index)?))
+    }
+}
+
+/// Numbers of lines by file: added, removed, name.
+fn files(numbers: &[u8]) -> Vec<DiffFile> {
+    let text = String::from_utf8_lossy(numbers);
+    let rows = text.split('\0').filter_map(|row| {
+        let mut parts = row.splitn(3, '\t');
+        let (added, removed, path) = (parts.next()?, parts.next()?, parts.next()?);
+        Some(DiffFile { path: path.to_owned(), added: added.parse().ok(), removed: removed.parse().ok() })
+    });
+    rows.collect()
+}
+
+/// A patch without context, by file. A line of a file never begins like a header: git puts a sign before it.
+fn read(patch: &str) -> Changes {
+    let mut changes = Changes::new();
+    let mut current: Option<&mut FileChange> = None;
+    for line in patch.lines() {
+        if let Some(names) = line.strip_prefix("diff --git ") {
+            current = Some(changes.entry(name(names).to_owned()).or_default());
+        } else if let (Some(change), Some(at)) = (&mut current, line.strip_prefix("@@ -")) {
+            change.hunks.extend(hunk(at));
+        }
+    }
+    changes
+}
+
+/// Without renames, a header names the same file twice: `a/NAME b/NAME`, each in quotes if the name is an odd one.
+fn name(names: &str) -> &str {
+    let first = names.get(..names.len() / 2).unwrap_or(names);
+    let bare = first.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(first);
+    bare.strip_prefix("a/").unwrap_or(bare)
+}
+
+/// `12,3 +14 @@ …`: lines 12 to 14.
+fn hunk(at: &str) -> Option<Hunk> {
+    let old = at.split(' ').next()?;
+    let (start, count) = old.split_once(',').unwrap_or((old, "1"));
+    Some(Hunk { start: start.parse().ok()?, count: count.parse().ok()? })
+}
+
+/// The commit at which two commits parted; none if they have nothing in common.
+pub(crate) fn parted(git: &Git, one: &str, other: &str) -> Result<Option<String>> {
+    match git.maybe(&["merge-base", one, other]) {
+        Err(Error::Git { .. }) => Ok(None),
+        found => found,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_patch_is_read_by_file_and_line() {
+        let patch = "diff --git a/a b.txt b/a b.txt\nindex 1..2 100644\n--- a/a b.txt\n+++ b/a b.txt\n\
+                     @@ -3 +3,2 @@ fn x\n-old\n+new\n+diff --git a/z b/z\n@@ -10,0 +12,4 @@\n+more\n\
+                     diff --git \"a/t\\tb\" \"b/t\\tb\"\nnew file mode 100644\n@@ -0,0 +1 @@\n+x\n\
+                     diff --git a/logo.png b/logo.png\nBinary files a/logo.png and b/logo.png differ\n";
+        let changes = read(patch);
+        let hunks = |name: &str| changes[name].hunks.clone();
+        assert_eq!(hunks("a b.txt"), [Hunk { start: 3, count: 1 }, Hunk { start: 10, count: 0 }]);
+        assert_eq!(hunks("t\\tb"), [Hunk { start: 0, count: 0 }]);
+        assert_eq!(hunks("logo.png"), []);
+        assert_eq!(changes.len(), 3);
+    }
+}

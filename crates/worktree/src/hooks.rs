@@ -1,0 +1,73 @@
+//! What a project wants done in a new worktree, and before one goes: lines of shell, each within a limit. The first that
+//! fails ends it.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use qd_protocol::limits::{HOOK_OUTPUT_MAX, HOOK_S};
+
+use crate::error::{Error, Result};
+use crate::process::{self, Broken, Keep, Stop};
+
+/// What a line said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Told {
+    /// The line.
+    pub line: String,
+    /// The end of its output.
+    pub output: String,
+}
+
+/// Runs the lines in a directory, with these variables besides our own.
+pub fn run(lines: &[String], dir: &Path, env: &[(&str, &str)], stop: &Stop) -> Result<Vec<Told>> {
+    lines.iter().map(|line| run_one(line, dir, env, stop)).collect()
+}
+
+fn run_one(line: &str, dir: &Path, env: &[(&str, &str)], stop: &Stop) -> Result<Told> {
+    let mut command = Command::new("/bin/sh");
+    // What it says and where it fails is one story: both go into one pipe.
+    command.args(["-c", "exec 2>&1; eval \"$1\"", "sh", line]).current_dir(dir);
+    for (name, _) in std::env::vars_os() {
+        if name.as_encoded_bytes().starts_with(b"GIT_") {
+            command.env_remove(name);
+        }
+    }
+    command.envs(env.iter().copied());
+    let failed = |said: String| Error::Hook { line: line.to_owned(), path: dir.to_owned(), said };
+    let keep = Keep::Tail(HOOK_OUTPUT_MAX);
+    match process::run(command, None, Duration::from_secs(HOOK_S), keep, stop) {
+        Ok(ended) => {
+            let output = String::from_utf8_lossy(&ended.out).trim().to_owned();
+            match ended.status.success() {
+                true => Ok(Told { line: line.to_owned(), output }),
+                false if output.is_empty() => Err(failed(ended.how())),
+                false => Err(failed(format!("{}: {output}", ended.how()))),
+            }
+        }
+        Err(Broken::Stopped) => Err(Error::Stopped),
+        Err(Broken::TimedOut) => Err(Error::TimedOut { what: line.to_owned(), seconds: HOOK_S }),
+        Err(Broken::NotStarted(error)) => Err(failed(error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(lines: &[&str]) -> Vec<String> {
+        lines.iter().map(|line| (*line).to_owned()).collect()
+    }
+
+    #[test]
+    fn lines_run_in_order_in_their_directory_until_one_fails() {
+        let dir = tempfile::tempdir().unwrap();
+        let stop = Stop::default();
+        let told =
+            run(&lines(&["echo $WHO > who", "cat who; echo aside >&2"]), dir.path(), &[("WHO", "me")], &stop);
+        assert_eq!(told.unwrap()[1].output, "me\naside");
+        let error = run(&lines(&["echo no; exit 3", "touch never"]), dir.path(), &[], &stop).unwrap_err();
+        assert!(error.to_string().contains("exit status 3: no"), "{error}");
+        assert!(!dir.path().join("never").exists());
+    }
+}
