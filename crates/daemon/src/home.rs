@@ -272,14 +272,31 @@ impl Home {
         serde_json::from_slice(&text).map_err(|source| HomeError::BadEnv { path, source })
     }
 
-    /// Forgets the values of a session's variables.
+    /// Forgets the values of a session's variables, and its token.
     pub fn drop_env(&self, session: &SessionId) -> Result<(), HomeError> {
-        let path = self.env_file(session);
-        match fs::remove_file(&path) {
-            Ok(()) => sync_folder_of(&path),
-            Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(source) => Err(at(&path, "remove", source)),
+        for path in [self.env_file(session), self.token_of(session)] {
+            match fs::remove_file(&path) {
+                Ok(()) => sync_folder_of(&path)?,
+                Err(source) if source.kind() == io::ErrorKind::NotFound => {}
+                Err(source) => return Err(at(&path, "remove", source)),
+            }
         }
+        Ok(())
+    }
+
+    /// The secret of a session's token, made on the first call.
+    pub fn session_token(&self, session: &SessionId) -> Result<Token, HomeError> {
+        Self::kept_secret(&self.token_of(session))
+    }
+
+    /// The secret of a session's token, if it has one.
+    pub fn known_session_token(&self, session: &SessionId) -> Option<Token> {
+        let path = self.token_of(session);
+        read_token(&path, open_private(&path).ok()?).ok()
+    }
+
+    fn token_of(&self, session: &SessionId) -> PathBuf {
+        self.secrets().join(format!("{session}.token"))
     }
 
     /// An id begins with a letter or digit and holds no slash, so this can name nothing else.
@@ -545,6 +562,10 @@ mod tests {
         let other = BTreeMap::from([("KEY".to_owned(), "other".to_owned())]);
         home.put_env(&session, &other).unwrap();
         assert_eq!(home.env(&session).unwrap(), other);
+        assert!(home.known_session_token(&session).is_none());
+        let token = home.session_token(&session).unwrap();
+        assert_eq!(home.known_session_token(&session), Some(token));
+        assert_eq!(mode(home.secrets().join("ses_1.token")), 0o600);
         home.drop_env(&session).unwrap();
         home.drop_env(&session).unwrap();
         assert!(home.env(&session).unwrap().is_empty());

@@ -125,6 +125,7 @@ impl Daemon {
             fleet,
             directory,
             limits,
+            mcp: new.mcp,
             env: new.env.into_keys().collect(),
         };
         let id = SessionId::from_random(&random::bytes::<16>());
@@ -183,9 +184,12 @@ impl Daemon {
             ("model", new.model.is_some()),
             ("system_prompt", new.system_prompt.is_some()),
             ("worktree", new.worktree == Some(true)),
+            ("mcp", new.mcp == Some(true)),
         ];
         for (setting, given) in wanted {
-            if given && !agent.settings.iter().any(|known| known == setting) {
+            // On another machine there is no daemon for the tools to reach.
+            let is_elsewhere = setting == "mcp" && !self.workers.is_here(&new.agent);
+            if given && is_elsewhere || given && !agent.settings.iter().any(|known| known == setting) {
                 let message = format!("{} cannot take `{setting}`; leave it out", agent.name);
                 return Err(ApiError::new(Code::UnsupportedSetting, message).with("setting", setting));
             }
