@@ -134,7 +134,7 @@ async fn a_session_neither_sees_nor_stops_one_that_is_not_below_it() {
     let sibling = above.child(json!({ "agent": "echo", "title": "sibling" })).await;
     let mut mcp = Mcp::session(&daemon.home, &session).await;
     assert_eq!(mcp.call("list", json!({})).await["sessions"], json!([]));
-    for other in [&stranger.id, &above.id, &sibling.id, "sibling", "ses_", "ses_nobody"] {
+    for other in [&stranger.id, &above.id, &sibling.id, "sibling", "ses_nobody"] {
         mcp.refused("status", json!({ "session": other }), "not_found").await;
         mcp.refused("cancel", json!({ "session": other }), "not_found").await;
         mcp.refused("wait", json!({ "sessions": [other], "timeout_s": 0 }), "not_found").await;
@@ -142,6 +142,8 @@ async fn a_session_neither_sees_nor_stops_one_that_is_not_below_it() {
         mcp.refused("send_message", json!({ "to": other, "text": "psst", "steer": true }), "not_found").await;
     }
     mcp.refused("cancel", json!({ "session": session.id }), "not_found").await;
+    let own = mcp.call("status", json!({ "session": "ses_" })).await;
+    assert_eq!(own["session"], session.id, "of all that it may mean, one is within reach");
     assert_eq!(stranger.run(&run).await["state"], "running");
 
     let ask = stranger.child(json!({ "agent": "script" })).await;
@@ -316,6 +318,13 @@ async fn a_run_is_resumed_with_what_became_of_the_agents_that_it_started_by_its_
     let spawn = || mcp("spawn_agent", json!({ "agent": "script", "prompt": child }));
     let run = session.script(&[spawn(), spawn(), suspend(), say("resumed")]).await;
     session.seen_of(&run, "run.suspended").await;
+    let mut asked = 0;
+    let mut stream = daemon.workspace().await.stream("?after=0&kinds=ask.opened").await;
+    let both = |event: &qd_testkit::Event| {
+        asked += usize::from(event.kind == "ask.opened");
+        asked == 2
+    };
+    stream.until("both to ask", both).await;
     daemon.restart().await;
     let asks = daemon.client().asks().await;
     assert_eq!(asks.len(), 2);

@@ -87,6 +87,14 @@ pub(super) fn ask(tools: &[Tool]) -> Option<Call> {
     Some(tool.call(args))
 }
 
+/// A tool of a server that the agent was given: its own name, then what it is called with as JSON.
+pub(super) fn server(tools: &[Tool], line: &str) -> Option<Call> {
+    let (name, args) = line.split_once(' ').unwrap_or((line, "{}"));
+    let own = format!("__{name}");
+    let tool = tools.iter().find(|tool| tool.name.starts_with("mcp") && tool.name.ends_with(&own))?;
+    Some(Call { name: tool.name.clone(), args: serde_json::from_str(args).ok()? })
+}
+
 fn find<'a>(tools: &'a [Tool], names: &[&str]) -> Option<&'a Tool> {
     names.iter().find_map(|name| tools.iter().find(|tool| tool.name == *name))
 }
