@@ -219,15 +219,15 @@ impl Home {
 
     /// The bearer token, made on the first call.
     pub fn token(&self) -> Result<Token, HomeError> {
-        Self::kept_secret(&self.token_file())
+        Self::kept_secret(&self.token_file(), "")
     }
 
     /// What the secrets of our workers are derived from, made on the first call.
     pub fn worker_key(&self) -> Result<Token, HomeError> {
-        Self::kept_secret(&self.workers().join("key"))
+        Self::kept_secret(&self.workers().join("key"), "")
     }
 
-    fn kept_secret(path: &Path) -> Result<Token, HomeError> {
+    fn kept_secret(path: &Path, begins: &str) -> Result<Token, HomeError> {
         loop {
             match open_private(path) {
                 Ok(file) => return read_token(path, file),
@@ -238,6 +238,7 @@ impl Home {
             getrandom::fill(&mut random)
                 .map_err(|error| at(path, "draw a random token for", io::Error::other(error.to_string())))?;
             let text: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+            let text = format!("{begins}{text}");
             match create_whole(path, text.as_bytes()) {
                 // Somebody was faster, and theirs is the token.
                 Err(HomeError::Io { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {}
@@ -284,18 +285,19 @@ impl Home {
         Ok(())
     }
 
-    /// The secret of a session's token, made on the first call.
+    /// The token of a session, which begins with its id and a dot; made on the first call.
     pub fn session_token(&self, session: &SessionId) -> Result<Token, HomeError> {
-        Self::kept_secret(&self.token_of(session))
+        Self::kept_secret(&self.token_of(session), &format!("{session}."))
     }
 
-    /// The secret of a session's token, if it has one.
+    /// The token of a session, if it has one.
     pub fn known_session_token(&self, session: &SessionId) -> Option<Token> {
         let path = self.token_of(session);
         read_token(&path, open_private(&path).ok()?).ok()
     }
 
-    fn token_of(&self, session: &SessionId) -> PathBuf {
+    /// Where a session's token is kept.
+    pub fn token_of(&self, session: &SessionId) -> PathBuf {
         self.secrets().join(format!("{session}.token"))
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use qd_protocol::limits::{
     CHILDREN_MAX, DEPTH_MAX, TOOL_TEXT_MAX, TOOL_WAIT_S, TREE_SESSIONS_MAX, WAIT_MAX_S, WAITED_FOR_MAX,
 };
-use rmcp::model::{JsonObject, Tool, ToolAnnotations};
+use rmcp::model::{JsonObject, MetaObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 
 /// What a model is told of the whole server.
@@ -14,6 +14,9 @@ pub const INSTRUCTIONS: &str = "Quarterdeck runs AI coding agents side by side, 
 tools you can start other agents on parts of your work, talk to them, wait for what they found, and ask a person. \
 Start one with spawn_agent, go on with your own work, and collect the results with wait. `list` shows which agents \
 there are.";
+
+/// What tells Claude that a tool is to be shown from the beginning.
+const ALWAYS: &str = "anthropic/alwaysLoad";
 
 /// A tool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +70,8 @@ impl ToolName {
     /// All that a model is told of it.
     pub fn describe(self) -> Tool {
         let tool = Tool::new(self.as_str(), self.purpose(), Arc::new(self.takes()));
+        // Claude hides the tools of most servers behind a search; these are few, and of no use to one who cannot see them.
+        let tool = tool.with_meta(MetaObject(JsonObject::from_iter([(ALWAYS.to_owned(), json!(true))])));
         let hints = ToolAnnotations::with_title(self.title()).open_world(false);
         tool.with_annotations(match self {
             Self::Wait | Self::Status | Self::List => hints.read_only(true),

@@ -123,7 +123,12 @@ pub const TOKEN_VAR: &str = "QD_SESSION_TOKEN";
 pub struct Tools {
     /// Where the daemon is, in the words of `--host`.
     pub host: String,
+    /// Where the token of the session is kept, for whatever may be seen by others.
+    pub token_file: PathBuf,
 }
+
+/// What stands before a path in [`TOKEN_VAR`], where that has the file of a token and not the token itself.
+pub const TOKEN_FILE: &str = "file:";
 
 /// Something that must not be shown. Its `Debug` does not.
 #[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]

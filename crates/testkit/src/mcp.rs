@@ -29,8 +29,7 @@ pub struct Mcp {
 /// The token of a session whose agent was given the tools.
 pub fn token_of(home: &Home, session: &str) -> String {
     let path = home.path().join("secrets").join(format!("{session}.token"));
-    let secret = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    format!("{session}.{}", secret.trim())
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 impl Mcp {

@@ -8,7 +8,7 @@ use qd_mcp::server::Request;
 use qd_mcp::{Deck, Server, ToolName};
 use qd_protocol::error::ErrorDoc;
 use qd_protocol::limits::TOOL_AWAY_S;
-use qd_protocol::worker::TOKEN_VAR;
+use qd_protocol::worker::{TOKEN_FILE, TOKEN_VAR};
 use rmcp::ServiceExt;
 use rmcp::transport::io::stdio_pipes;
 use serde_json::{Map, Value, json};
@@ -33,7 +33,7 @@ pub(crate) async fn mcp(context: &Context, dir: Option<&Path>) -> Result<Exit> {
     let dir = dir
         .canonicalize()
         .map_err(|error| Failure::Usage(format!("{} is no directory to work in: {error}", dir.display())))?;
-    let token = std::env::var(TOKEN_VAR).ok().filter(|token| !token.is_empty());
+    let token = std::env::var(TOKEN_VAR).ok().filter(|token| !token.is_empty()).map(token).transpose()?;
     let far = Far {
         whereabouts: context.whereabouts.clone(),
         out: context.out.clone(),
@@ -50,6 +50,15 @@ pub(crate) async fn mcp(context: &Context, dir: Option<&Path>) -> Result<Exit> {
         Err(error) => context.out.note(&format!("no client began a session: {error}")),
     }
     Ok(Exit::Well)
+}
+
+/// The token that the variable has, or that is in the file which it names.
+fn token(said: String) -> Result<String> {
+    let Some(path) = said.strip_prefix(TOKEN_FILE) else { return Ok(said) };
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        Failure::Usage(format!("{TOKEN_VAR} names {path}, which cannot be read: {error}; the session may be closed"))
+    })?;
+    Ok(text.trim().to_owned())
 }
 
 /// The daemon, wherever it is and whenever it is back.

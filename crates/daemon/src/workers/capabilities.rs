@@ -1,6 +1,8 @@
 //! The tokens of sessions: what an agent proves with that it speaks for its own. A token names its session, so that it
 //! is found without a list, and ends with it; the secret lies beside the session's variables, and nowhere else.
 
+use std::path::PathBuf;
+
 use qd_protocol::SessionId;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -20,8 +22,12 @@ impl Capabilities {
 
     /// The token of a session, made on the first call.
     pub(crate) fn token(&self, session: &SessionId) -> Result<String, HomeError> {
-        let secret = self.home.session_token(session)?;
-        Ok(format!("{session}.{}", secret.expose()))
+        Ok(self.home.session_token(session)?.expose().to_owned())
+    }
+
+    /// The file in which it is kept.
+    pub(crate) fn file(&self, session: &SessionId) -> PathBuf {
+        self.home.token_of(session)
     }
 
     /// Whether a text has the shape of such a token.
@@ -31,17 +37,16 @@ impl Capabilities {
 
     /// The session whose token this is.
     pub(crate) fn bearer(&self, text: &str) -> Option<SessionId> {
-        let (session, secret) = named(text)?;
+        let session = named(text)?;
         let known = self.home.known_session_token(&session)?;
         let digest = |text: &str| -> [u8; 32] { Sha256::digest(text.as_bytes()).into() };
-        bool::from(digest(known.expose()).ct_eq(&digest(secret))).then_some(session)
+        bool::from(digest(known.expose()).ct_eq(&digest(text))).then_some(session)
     }
 }
 
-fn named(text: &str) -> Option<(SessionId, &str)> {
-    let (session, secret) = text.split_once('.')?;
-    let session = SessionId::parse(session).ok()?;
-    session.as_str().starts_with(SessionId::PREFIX).then_some((session, secret))
+fn named(text: &str) -> Option<SessionId> {
+    let session = SessionId::parse(text.split_once('.')?.0).ok()?;
+    session.as_str().starts_with(SessionId::PREFIX).then_some(session)
 }
 
 #[cfg(test)]

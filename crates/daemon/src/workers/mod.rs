@@ -266,7 +266,8 @@ impl Workers {
         match self.capabilities.token(&spec.session) {
             Ok(token) => {
                 spec.env.insert(TOKEN_VAR.to_owned(), token);
-                spec.tools = Some(Tools { host: host.clone() });
+                let token_file = self.capabilities.file(&spec.session);
+                spec.tools = Some(Tools { host: host.clone(), token_file });
             }
             Err(error) => {
                 tracing::warn!(session = %spec.session, %error, "an agent is not given the tools of `qd mcp`");

@@ -6,6 +6,9 @@ use super::heard::{Heard, flat, list, parts};
 use super::server::{Reply, Voice, sse};
 use super::{INPUT_TOKENS, tools::Call};
 
+/// Between the name of a namespace and that of a tool in it, neither of which has one.
+const IN_SPACE: char = '/';
+
 pub(super) fn hear(body: &Value) -> Heard {
     let mut heard = Heard { stream: body["stream"] == true, ..Heard::default() };
     if let Some(text) = body["input"].as_str() {
@@ -23,6 +26,14 @@ pub(super) fn hear(body: &Value) -> Heard {
     for tool in list(&body["tools"]).iter().filter(|tool| tool["type"] == "function") {
         heard.tool(&tool["name"], &tool["parameters"]);
     }
+    for space in list(&body["tools"]).iter().filter(|tool| tool["type"] == "namespace") {
+        for tool in list(&space["tools"]) {
+            let name = space["name"].as_str().zip(tool["name"].as_str());
+            let name = name.map(|(space, name)| format!("{space}{IN_SPACE}{name}"));
+            heard.tool(&json!(name), &tool["parameters"]);
+        }
+    }
+    let _dbg = std::fs::write("/tmp/codex_tools.json", body.to_string());
     let format = &body["text"]["format"];
     heard.form = (format["type"] == "json_schema" || format["type"] == "json_object")
         .then(|| format["schema"].clone());
@@ -60,10 +71,15 @@ impl Response {
     }
 
     fn call(&self, status: &str, call: &Call, arguments: &str) -> Value {
-        json!({
+        let mut item = json!({
             "type": "function_call", "id": format!("fc_{}", self.id), "call_id": format!("call_{}", self.id),
             "name": call.name, "arguments": arguments, "status": status,
-        })
+        });
+        if let Some((space, name)) = call.name.split_once(IN_SPACE) {
+            item["namespace"] = json!(space);
+            item["name"] = json!(name);
+        }
+        item
     }
 
     fn item(&self, reply: &Reply, text: &str) -> Value {

@@ -90,8 +90,11 @@ pub(super) fn ask(tools: &[Tool]) -> Option<Call> {
 /// A tool of a server that the agent was given: its own name, then what it is called with as JSON.
 pub(super) fn server(tools: &[Tool], line: &str) -> Option<Call> {
     let (name, args) = line.split_once(' ').unwrap_or((line, "{}"));
-    let own = format!("__{name}");
-    let tool = tools.iter().find(|tool| tool.name.starts_with("mcp") && tool.name.ends_with(&own))?;
+    let is_it = |tool: &&Tool| {
+        tool.name.starts_with("mcp")
+            && tool.name.strip_suffix(name).is_some_and(|server| server.ends_with(['_', '/']))
+    };
+    let tool = tools.iter().find(is_it)?;
     Some(Call { name: tool.name.clone(), args: serde_json::from_str(args).ok()? })
 }
 

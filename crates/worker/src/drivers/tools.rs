@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use qd_protocol::limits::WAIT_MAX_S;
-use qd_protocol::worker::{AgentSpec, TOKEN_VAR};
+use qd_protocol::worker::{AgentSpec, TOKEN_FILE, TOKEN_VAR, Tools};
 
 /// What the server is called among an agent's.
 pub(crate) const NAME: &str = "quarterdeck";
@@ -23,19 +23,18 @@ pub(crate) struct ToolServer {
     pub(crate) command: PathBuf,
     /// Its arguments.
     pub(crate) args: Vec<String>,
-    /// Its variables that may be seen.
+    /// Its variables. Agents put them where others can see them, such as on a command line, so none of them is a secret:
+    /// of the token they have the file.
     pub(crate) env: BTreeMap<String, String>,
-    /// The one that may not, which the agent's own environment has as well: by its name where that will do.
-    pub(crate) token: (&'static str, String),
 }
 
 impl ToolServer {
     /// The one for this agent, if it is to have one.
     pub(crate) fn of(spec: &AgentSpec) -> Option<Self> {
-        let tools = spec.tools.as_ref()?;
-        let token = spec.env.get(TOKEN_VAR)?.clone();
-        let env = BTreeMap::from([(HOST_VAR.to_owned(), tools.host.clone())]);
-        Some(Self { command: program(), args: vec!["mcp".to_owned()], env, token: (TOKEN_VAR, token) })
+        let Tools { host, token_file } = spec.tools.as_ref()?;
+        let token = format!("{TOKEN_FILE}{}", token_file.display());
+        let env = BTreeMap::from([(HOST_VAR.to_owned(), host.clone()), (TOKEN_VAR.to_owned(), token)]);
+        Some(Self { command: program(), args: vec!["mcp".to_owned()], env })
     }
 }
 
@@ -49,7 +48,6 @@ fn program() -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use qd_protocol::worker::Tools;
     use qd_protocol::{SessionId, WorkerId};
 
     use super::*;
@@ -58,12 +56,10 @@ mod tests {
     fn an_agent_has_the_server_that_its_specification_gives_it() {
         let mut spec = AgentSpec::new(SessionId::from_random(&[1]), WorkerId::from_random(&[1]), "x", "/");
         assert_eq!(ToolServer::of(&spec), None);
-        spec.tools = Some(Tools { host: "unix:/h".to_owned() });
-        assert_eq!(ToolServer::of(&spec), None, "without a token it could do nothing");
-        spec.env.insert(TOKEN_VAR.to_owned(), "t".to_owned());
+        spec.tools = Some(Tools { host: "unix:/h".to_owned(), token_file: PathBuf::from("/s/t") });
+        spec.env.insert(TOKEN_VAR.to_owned(), "secret".to_owned());
         let server = ToolServer::of(&spec).unwrap();
         assert!(server.command.is_absolute() && server.args == ["mcp"]);
-        assert_eq!(server.env[HOST_VAR], "unix:/h");
-        assert!(server.env.values().all(|value| value != "t"));
+        assert_eq!((server.env[HOST_VAR].as_str(), server.env[TOKEN_VAR].as_str()), ("unix:/h", "file:/s/t"));
     }
 }

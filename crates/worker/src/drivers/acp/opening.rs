@@ -238,12 +238,10 @@ pub(super) fn words(error: &Error) -> String {
 }
 
 impl Opening<'_> {
-    /// The servers that the agent is to start. What stands here goes over its stdin, and so may hold the token.
+    /// The servers that the agent is to start.
     fn servers(&self) -> Vec<McpServer> {
         let server = |tools: &ToolServer| {
-            let (name, token) = &tools.token;
-            let seen = tools.env.iter().map(|(name, value)| EnvVariable::new(name.as_str(), value.as_str()));
-            let env = seen.chain([EnvVariable::new(*name, token.as_str())]).collect();
+            let env = tools.env.iter().map(|(name, value)| EnvVariable::new(name.as_str(), value.as_str())).collect();
             let stdio = McpServerStdio::new(NAME, tools.command.clone()).args(tools.args.clone()).env(env);
             McpServer::Stdio(stdio)
         };

@@ -26,7 +26,7 @@ use qd_link::{Closed, Voice};
 use qd_protocol::event::RunError;
 use qd_protocol::manifest::Manifest;
 use qd_protocol::worker::AgentSpec;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use tokio::net::unix::pipe;
 use tokio::time::{Instant, timeout_at};
 
@@ -129,13 +129,9 @@ struct Start<'a> {
     until: Instant,
 }
 
-/// What it is told of a server. A command line can be read by everybody: the token is named and not told, and the agent
-/// finds it in its own environment.
+/// What it is told of a server. Everybody can read a command line, and nothing in it is a secret.
 fn servers(tools: &ToolServer) -> [String; 2] {
-    let mut env: Map<String, Value> =
-        tools.env.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
-    env.insert(tools.token.0.to_owned(), json!(format!("${{{}}}", tools.token.0)));
-    let server = json!({ "type": "stdio", "command": tools.command, "args": tools.args, "env": env });
+    let server = json!({ "type": "stdio", "command": tools.command, "args": tools.args, "env": tools.env });
     [SERVERS.to_owned(), json!({ "mcpServers": { NAME: server } }).to_string()]
 }
 

@@ -89,12 +89,11 @@ impl Opening<'_> {
             params["approvalPolicy"] = json!("on-request");
         }
         if let Some(tools) = &self.tools {
-            // Under its own name beside the user's servers. The token is named: it is in the server's environment.
+            // Under its own name beside the user's servers.
             params["config"] = json!({ format!("mcp_servers.{NAME}"): {
                 "command": tools.command,
                 "args": tools.args,
                 "env": tools.env,
-                "env_vars": [tools.token.0],
                 "tool_timeout_sec": CALL_S,
             }});
         }
