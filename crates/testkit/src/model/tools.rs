@@ -4,6 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::heard::Tool;
+use super::responses::SEARCH;
 
 /// One call of a tool.
 #[derive(Debug, Clone, PartialEq)]
@@ -94,7 +95,11 @@ pub(super) fn server(tools: &[Tool], line: &str) -> Option<Call> {
         tool.name.starts_with("mcp")
             && tool.name.strip_suffix(name).is_some_and(|server| server.ends_with(['_', '/']))
     };
-    let tool = tools.iter().find(is_it)?;
+    let Some(tool) = tools.iter().find(is_it) else {
+        // Some offer such tools only to one who looks for them.
+        let search = find(tools, &[SEARCH])?;
+        return Some(Call { name: search.name.clone(), args: json!({ "query": name }) });
+    };
     Some(Call { name: tool.name.clone(), args: serde_json::from_str(args).ok()? })
 }
 
