@@ -52,7 +52,10 @@ async fn a_person_starts_agents_that_stand_alone_and_reaches_every_session() {
     assert!(listed["agents"].as_array().unwrap().iter().any(|agent| agent["name"] == "echo"), "{listed}");
     assert_eq!(listed["sessions"][0]["session"], other.id);
     let made = mcp
-        .call("spawn_agent", json!({ "agent": "echo", "prompt": "hello there", "title": "greeter", "wait": true }))
+        .call(
+            "spawn_agent",
+            json!({ "agent": "echo", "prompt": "hello there", "title": "greeter", "wait": true }),
+        )
         .await;
     assert_eq!((&made["finished"], &made["parent"]), (&json!(true), &Value::Null), "{made}");
     assert_eq!(made["result"]["text"], "echo: hello there");
@@ -82,7 +85,10 @@ async fn an_agent_starts_a_child_and_awaits_it() {
     let session = daemon.session_with(json!({ "agent": "script", "policy": "allow" })).await;
     let child = steps(&[cost(0.25), say("forty-two")]);
     let ended = session
-        .play(&[mcp("spawn_agent", json!({ "agent": "script", "prompt": child, "title": "sum", "wait": true }))])
+        .play(&[mcp(
+            "spawn_agent",
+            json!({ "agent": "script", "prompt": child, "title": "sum", "wait": true }),
+        )])
         .await;
     let made = said(&ended);
     assert_eq!((&made["finished"], &made["parent"]), (&json!(true), &json!(session.id)), "{made}");
@@ -118,11 +124,16 @@ async fn an_agent_hears_of_a_child_that_is_not_done_in_time_and_can_steer_it() {
     let child = session_of(&daemon, &made["session"]).await;
     child.seen_of(made["run"].as_str().unwrap(), "text.delta").await;
     let waited = mcp.call("wait", json!({ "sessions": [child.id], "timeout_s": 0.05 })).await;
-    assert_eq!((&waited["finished"], &waited["sessions"][0]["busy"]), (&json!(false), &json!(true)), "{waited}");
+    assert_eq!(
+        (&waited["finished"], &waited["sessions"][0]["busy"]),
+        (&json!(false), &json!(true)),
+        "{waited}"
+    );
     mcp.call("send_message", json!({ "to": child.id, "text": "enough", "steer": true })).await;
     let waited = mcp.call("wait", json!({ "sessions": [child.id], "timeout_s": 25 })).await;
     assert_eq!(waited["sessions"][0]["text"], "on itsteered: enough", "{waited}");
-    mcp.refused("send_message", json!({ "to": child.id, "text": "more", "steer": true }), "not_running").await;
+    mcp.refused("send_message", json!({ "to": child.id, "text": "more", "steer": true }), "not_running")
+        .await;
 }
 
 #[tokio::test]
@@ -174,12 +185,8 @@ async fn a_process_below_an_agent_has_the_tools_of_its_own_session_alone() {
             socket.display()
         )
     };
-    let tried = format!(
-        "{}; {}; {}",
-        at("$QD_SESSION_TOKEN", "own"),
-        at(&foreign, "foreign"),
-        at("nothing", "none")
-    );
+    let tried =
+        format!("{}; {}; {}", at("$QD_SESSION_TOKEN", "own"), at(&foreign, "foreign"), at("nothing", "none"));
     let path = std::env::var("PATH").unwrap();
     session.script(&[spawn(&["env", &format!("PATH={path}"), "sh", "-c", &tried]), forever()]).await;
     for (out, status) in [("own", "200"), ("foreign", "403"), ("none", "403")] {
@@ -224,7 +231,9 @@ async fn agents_have_the_tools_unless_somebody_says_otherwise() {
 
     let daemon = Daemon::start().await;
     assert_eq!(daemon.session("script").await.play(&uses).await["finish_reason"], "end_turn");
-    for settings in [json!({ "agent": "script", "mcp": false }), json!({ "agent": "script", "policy": "deny" })] {
+    for settings in
+        [json!({ "agent": "script", "mcp": false }), json!({ "agent": "script", "policy": "deny" })]
+    {
         let session = daemon.session_with(settings.clone()).await;
         assert_eq!(session.play(&uses).await["finish_reason"], "error", "{settings}");
     }
@@ -237,7 +246,9 @@ async fn agents_have_the_tools_unless_somebody_says_otherwise() {
 async fn a_person_answers_what_an_agent_asks_by_a_call() {
     let daemon = Daemon::start().await;
     let session = daemon.session("script").await;
-    let run = session.script(&[mcp("ask_human", json!({ "question": "Which?", "options": ["red", "blue"] }))]).await;
+    let run = session
+        .script(&[mcp("ask_human", json!({ "question": "Which?", "options": ["red", "blue"] }))])
+        .await;
     let ask = session.asked(&run).await;
     assert_eq!(session.run(&run).await["state"], "waiting");
     let shown = daemon.qd(&["asks"]).await.ok();
@@ -307,7 +318,11 @@ async fn a_wait_goes_on_although_the_daemon_is_killed() {
     daemon.start_again().await;
     daemon.client().answer(&ask, &json!({ "value": "yes" })).await.expect(200);
     let waited = mcp.result(waiting).await;
-    assert_eq!((&waited["finished"], &waited["sessions"][0]["text"]), (&json!(true), &json!("yes done")), "{waited}");
+    assert_eq!(
+        (&waited["finished"], &waited["sessions"][0]["text"]),
+        (&json!(true), &json!("yes done")),
+        "{waited}"
+    );
 }
 
 #[tokio::test]
@@ -340,7 +355,10 @@ async fn a_run_is_resumed_with_what_became_of_the_agents_that_it_started_by_its_
     let resumed: Vec<_> = events.iter().filter(|event| event.is(&run, "run.resumed")).collect();
     assert_eq!(resumed.len(), 1, "once");
     let results = resumed[0].data["children"].as_array().unwrap();
-    assert_eq!(results.iter().map(|result| &result["text"]).collect::<Vec<_>>(), ["yes indeed", "yes indeed"]);
+    assert_eq!(
+        results.iter().map(|result| &result["text"]).collect::<Vec<_>>(),
+        ["yes indeed", "yes indeed"]
+    );
     rules::check(&events);
 }
 

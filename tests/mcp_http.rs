@@ -7,12 +7,17 @@ use serde_json::{Value, json};
 
 /// One message of the protocol and its answer, which may come as JSON or as an event.
 async fn rpc(client: &Client, method: &str, params: Value) -> Value {
-    let client = client.with("content-type", "application/json").with("accept", "application/json, text/event-stream");
+    let client =
+        client.with("content-type", "application/json").with("accept", "application/json, text/event-stream");
     let message = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
     let answer = client.post("/mcp", &message).await;
     assert_eq!(answer.status, 200, "{answer}");
     let text = String::from_utf8(answer.body.to_vec()).unwrap();
-    let data = text.lines().filter_map(|line| line.strip_prefix("data:")).map(str::trim).find(|data| !data.is_empty());
+    let data = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("data:"))
+        .map(str::trim)
+        .find(|data| !data.is_empty());
     serde_json::from_str(data.unwrap_or(&text)).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
@@ -30,7 +35,10 @@ async fn at_work(daemon: &Daemon) -> Session {
 
 #[tokio::test]
 async fn the_tools_are_served_to_whoever_has_a_token_and_to_nobody_else() {
-    let daemon = Daemon::start_with(|options| { options.tcp(); }).await;
+    let daemon = Daemon::start_with(|options| {
+        options.tcp();
+    })
+    .await;
     let session = at_work(&daemon).await;
     let hello = json!({ "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": { "name": "t", "version": "1" } });
     let nobody = daemon.tcp_without_token();
@@ -53,11 +61,18 @@ async fn the_tools_are_served_to_whoever_has_a_token_and_to_nobody_else() {
 
 #[tokio::test]
 async fn a_session_over_http_has_its_own_rights_and_a_person_all() {
-    let daemon = Daemon::start_with(|options| { options.tcp(); }).await;
+    let daemon = Daemon::start_with(|options| {
+        options.tcp();
+    })
+    .await;
     let (session, stranger) = (at_work(&daemon).await, at_work(&daemon).await);
     let own = daemon.tcp_without_token().with_token(&token_of(&daemon.home, &session.id));
     let made = call(&own, "spawn_agent", json!({ "agent": "echo", "prompt": "by http", "wait": true })).await;
-    assert_eq!((&made["parent"], &made["result"]["text"]), (&json!(session.id), &json!("echo: by http")), "{made}");
+    assert_eq!(
+        (&made["parent"], &made["result"]["text"]),
+        (&json!(session.id), &json!("echo: by http")),
+        "{made}"
+    );
     let refused = call(&own, "cancel", json!({ "session": stranger.id })).await;
     assert_eq!(refused["error"]["code"], "not_found", "{refused}");
     own.get("/v1/sessions").await.refused(403, "agent_not_allowed");
@@ -88,5 +103,7 @@ async fn the_same_request_under_one_key_starts_one_agent() {
     wanted["directory"] = json!(daemon.home.work().to_str().unwrap());
     assert_ne!(by_user.post("/v1/tools/spawn_agent", &wanted).await.expect(200)["session"], first["session"]);
     own.post("/v1/tools/nothing", &json!({})).await.refused(404, "not_found");
-    own.post("/v1/tools/wait", &json!({ "sessions": [first["session"]], "timeout_s": 60 })).await.refused(400, "invalid_value");
+    own.post("/v1/tools/wait", &json!({ "sessions": [first["session"]], "timeout_s": 60 }))
+        .await
+        .refused(400, "invalid_value");
 }

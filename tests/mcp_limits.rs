@@ -23,7 +23,10 @@ async fn a_tree_is_sixteen_deep_at_most() {
     let mut mcp = Mcp::session(&daemon.home, &session).await;
     let made = mcp.call("spawn_agent", json!({ "agent": "echo", "prompt": "the last" })).await;
     let below = Session { id: made["session"].as_str().unwrap().to_owned(), ..session.clone() };
-    assert_eq!(mcp.call("status", json!({ "session": below.id })).await["depth"], json!({ "now": 16, "most": 16 }));
+    assert_eq!(
+        mcp.call("status", json!({ "session": below.id })).await["depth"],
+        json!({ "now": 16, "most": 16 })
+    );
     let deepest = below.child(json!({ "agent": "echo" }));
     drop(deepest);
     let workspace = daemon.workspace().await;
@@ -67,7 +70,8 @@ async fn a_tree_has_so_many_open_sessions_wherever_they_are_made() {
     for _ in 0..2 {
         mcp.call("spawn_agent", json!({ "agent": "echo", "prompt": "x" })).await;
     }
-    let message = mcp.refused("spawn_agent", json!({ "agent": "echo", "prompt": "x" }), "too_many_sessions").await;
+    let message =
+        mcp.refused("spawn_agent", json!({ "agent": "echo", "prompt": "x" }), "too_many_sessions").await;
     assert!(message.contains("256"), "{message}");
 }
 
@@ -89,7 +93,10 @@ async fn what_children_cost_counts_against_the_budget_above_them() {
     let own = at_work(&daemon, json!({ "agent": "script" })).await;
     let mut mcp = Mcp::session(&daemon.home, &own).await;
     let made = mcp
-        .call("spawn_agent", json!({ "agent": "script", "prompt": dear, "budget_usd": 0.5, "wait": true, "timeout_s": 25 }))
+        .call(
+            "spawn_agent",
+            json!({ "agent": "script", "prompt": dear, "budget_usd": 0.5, "wait": true, "timeout_s": 25 }),
+        )
         .await;
     assert_eq!(made["result"]["finish_reason"], "budget_exceeded", "a budget of its own: {made}");
     assert_eq!(own.runs().await[0]["state"], "running");
@@ -98,7 +105,9 @@ async fn what_children_cost_counts_against_the_budget_above_them() {
 #[tokio::test]
 async fn what_an_agent_starts_is_in_its_project_and_may_do_no_more_than_itself() {
     let daemon = Daemon::start().await;
-    let session = at_work(&daemon, json!({ "agent": "script", "policy": "ask", "env": { "GREETING": "hello-there" } })).await;
+    let session =
+        at_work(&daemon, json!({ "agent": "script", "policy": "ask", "env": { "GREETING": "hello-there" } }))
+            .await;
     let mut mcp = Mcp::session(&daemon.home, &session).await;
     let spawn = |with: serde_json::Value| {
         let mut arguments = json!({ "agent": "script", "prompt": steps(&[say("x")]) });

@@ -283,8 +283,10 @@ Where other machines reach it, it needs --token and --tls-cert with --tls-key."
         rebuild: bool,
     },
     /// Serve tools for agents on stdio, by the Model Context Protocol
-    #[command(after_help = "An agent that Quarterdeck starts is given this server by itself. In an editor, name `qd` as \
-the command and `mcp` as its argument; see docs/mcp.md.")]
+    #[command(
+        after_help = "An agent that Quarterdeck starts is given this server by itself. In an editor, name `qd` as \
+the command and `mcp` as its argument; see docs/mcp.md."
+    )]
     Mcp {
         /// The project directory of the agents that are started [default: the current one]
         #[arg(short = 'C', value_name = "DIR")]

@@ -26,10 +26,8 @@ const KEY_BYTES: usize = 16;
 /// Who carries out what a tool is for: the daemon, near or far.
 pub trait Deck: Send + Sync + 'static {
     /// One request. A waiting one lasts no longer than its `timeout_s`. The same `key` comes again only with a repeat.
-    fn call(
-        &self,
-        request: Request<'_>,
-    ) -> impl Future<Output = Result<Map<String, Value>, ErrorDoc>> + Send;
+    fn call(&self, request: Request<'_>)
+    -> impl Future<Output = Result<Map<String, Value>, ErrorDoc>> + Send;
 }
 
 /// One request of a call.
@@ -211,9 +209,9 @@ impl<D: Deck> ServerHandler for Server<D> {
         // What went wrong is for the model to read, and so is no error of the protocol.
         Ok(match done {
             Ok(value) => CallToolResult::structured(Value::Object(value)),
-            Err(ErrorDoc { code, message, details }) => {
-                CallToolResult::structured_error(json!({ "error": { "code": code, "message": message, "details": details } }))
-            }
+            Err(ErrorDoc { code, message, details }) => CallToolResult::structured_error(
+                json!({ "error": { "code": code, "message": message, "details": details } }),
+            ),
         }
         .into())
     }

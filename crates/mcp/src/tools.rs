@@ -187,9 +187,7 @@ impl ToolName {
                 }),
                 &["sessions"],
             ),
-            Self::Status => {
-                object(json!({ "session": session("The session: its id or its title.") }), &[])
-            }
+            Self::Status => object(json!({ "session": session("The session: its id or its title.") }), &[]),
             Self::Cancel => {
                 object(json!({ "session": session("The session: its id or its title.") }), &["session"])
             }

@@ -10,9 +10,9 @@ use std::time::Duration;
 use qd_mcp::server::Request;
 use qd_mcp::{Deck, Server, ToolName};
 use qd_protocol::error::ErrorDoc;
+use rmcp::ServiceExt;
 use rmcp::model::{CallToolRequestParams, CallToolResult};
 use rmcp::service::{RoleClient, RunningService};
-use rmcp::ServiceExt;
 use serde_json::{Map, Value, json};
 
 type Answer = Result<Value, (&'static str, &'static str)>;
@@ -59,7 +59,11 @@ async fn client(table: &Table) -> RunningService<RoleClient, ()> {
     ().serve(ours).await.unwrap()
 }
 
-async fn call(client: &RunningService<RoleClient, ()>, tool: &'static str, arguments: Value) -> CallToolResult {
+async fn call(
+    client: &RunningService<RoleClient, ()>,
+    tool: &'static str,
+    arguments: Value,
+) -> CallToolResult {
     let Value::Object(arguments) = arguments else { panic!("an object") };
     client.call_tool(CallToolRequestParams::new(tool).with_arguments(arguments)).await.unwrap()
 }

@@ -56,7 +56,9 @@ pub(crate) async fn mcp(context: &Context, dir: Option<&Path>) -> Result<Exit> {
 fn token(said: String) -> Result<String> {
     let Some(path) = said.strip_prefix(TOKEN_FILE) else { return Ok(said) };
     let text = std::fs::read_to_string(path).map_err(|error| {
-        Failure::Usage(format!("{TOKEN_VAR} names {path}, which cannot be read: {error}; the session may be closed"))
+        Failure::Usage(format!(
+            "{TOKEN_VAR} names {path}, which cannot be read: {error}; the session may be closed"
+        ))
     })?;
     Ok(text.trim().to_owned())
 }
@@ -88,7 +90,12 @@ impl Far {
         Ok(client)
     }
 
-    async fn once(&self, path: &str, arguments: &Map<String, Value>, key: &str) -> Result<Map<String, Value>> {
+    async fn once(
+        &self,
+        path: &str,
+        arguments: &Map<String, Value>,
+        key: &str,
+    ) -> Result<Map<String, Value>> {
         self.client().await?.post_once(path, arguments, key).await
     }
 }

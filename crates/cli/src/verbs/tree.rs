@@ -20,7 +20,8 @@ pub(crate) async fn tree(context: &Context, all: bool) -> Result<Exit> {
     let sessions: Vec<Session> = client.list("/v1/sessions").await?;
     let rows = rows(&sessions, all);
     if context.out.json {
-        let shown: Vec<Value> = rows.iter().map(Row::json).collect::<serde_json::Result<_>>().map_err(anyhow::Error::from)?;
+        let shown: Vec<Value> =
+            rows.iter().map(Row::json).collect::<serde_json::Result<_>>().map_err(anyhow::Error::from)?;
         context.out.value(&shown)?;
         return Ok(Exit::Well);
     }
@@ -96,7 +97,8 @@ fn grow<'a>(
     let mut cost = session.usage.cost_usd;
     let mut shown = all || is_open(session);
     for (place, child) in children.iter().enumerate() {
-        let (joint, line) = if place + 1 == children.len() { ("└─ ", "   ") } else { ("├─ ", "│  ") };
+        let (joint, line) =
+            if place + 1 == children.len() { ("└─ ", "   ") } else { ("├─ ", "│  ") };
         let (spent, child_shown) =
             grow(child, below, all, &format!("{trunk}{joint}"), &format!("{trunk}{line}"), depth + 1, rows);
         cost += spent;
@@ -136,14 +138,17 @@ mod tests {
             session("ses_d", Some("ses_a"), 8.0, "idle"),
             session("ses_e", Some("ses_gone"), 32.0, "idle"),
         ];
-        let shown: Vec<String> =
-            rows(&sessions, true).iter().map(|row| format!("{}{} {}", row.branch, row.session.id, row.cost)).collect();
-        assert_eq!(
-            shown,
-            ["ses_a 15", "├─ ses_b 6", "│  └─ ses_c 4", "└─ ses_d 8", "ses_x 16", "ses_e 32"]
-        );
+        let shown: Vec<String> = rows(&sessions, true)
+            .iter()
+            .map(|row| format!("{}{} {}", row.branch, row.session.id, row.cost))
+            .collect();
+        assert_eq!(shown, ["ses_a 15", "├─ ses_b 6", "│  └─ ses_c 4", "└─ ses_d 8", "ses_x 16", "ses_e 32"]);
         let open: Vec<String> =
             rows(&sessions, false).iter().map(|row| format!("{} {}", row.session.id, row.cost)).collect();
-        assert_eq!(open, ["ses_a 15", "ses_b 6", "ses_d 8", "ses_x 16", "ses_e 32"], "what a closed one cost was spent");
+        assert_eq!(
+            open,
+            ["ses_a 15", "ses_b 6", "ses_d 8", "ses_x 16", "ses_e 32"],
+            "what a closed one cost was spent"
+        );
     }
 }

@@ -97,7 +97,8 @@ impl Actor {
             ..AgentSpec::new(id, worker, &settings.agent, cwd)
         };
         // One that may do nothing may not have others do it either.
-        let tools = settings.policy != Policy::Always(Verdict::Deny) && settings.mcp.unwrap_or(self.daemon.mcp);
+        let tools =
+            settings.policy != Policy::Always(Verdict::Deny) && settings.mcp.unwrap_or(self.daemon.mcp);
         if !fresh {
             return self.agent.start(self.daemon.workers.marked(spec, tools));
         }

@@ -26,9 +26,9 @@ const TOOL_PATHS: [&str; 2] = ["/mcp", "/v1/tools"];
 
 /// Whether a session's token opens this path.
 pub(crate) fn is_tool_path(path: &str) -> bool {
-    TOOL_PATHS.iter().any(|root| {
-        path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-    })
+    TOOL_PATHS
+        .iter()
+        .any(|root| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
 }
 
 /// What a request proves its sender to be, beyond a person of this machine or with the token of one.
@@ -250,7 +250,9 @@ impl Guard {
         match self.sessions.as_ref().and_then(|sessions| sessions.bearer(token)) {
             Some(session) if is_tool_path(head.uri.path()) => Ok(Bearer::Session(session)),
             Some(session) => {
-                let message = format!("this is the token of {session}, with which nothing can be done but use its tools");
+                let message = format!(
+                    "this is the token of {session}, with which nothing can be done but use its tools"
+                );
                 Err(ApiError::new(Code::AgentNotAllowed, message).with("session_id", session.as_str()))
             }
             None => Err(ApiError::new(

@@ -22,7 +22,8 @@ pub(super) fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> 
         None => (0, Kin::Unknown),
     };
     // What the token is good for, the guard has seen to. Whoever cannot be told apart has no more than it says.
-    let speaks_for = request.extensions().get::<Holder>().filter(|_| is_tool_path(path)).map(|Holder(one)| one);
+    let speaks_for =
+        request.extensions().get::<Holder>().filter(|_| is_tool_path(path)).map(|Holder(one)| one);
     match kin {
         Kin::Stranger => Ok(()),
         _ if OPEN.contains(&path) => Ok(()),

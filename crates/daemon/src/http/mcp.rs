@@ -60,7 +60,8 @@ impl Deck for Near {
     async fn call(&self, call: Call<'_>) -> Result<Map<String, Value>, ErrorDoc> {
         let head = call.extensions.get::<Parts>();
         let holder = head.and_then(|head| head.extensions.get::<Holder>());
-        let given = head.and_then(|head| head.headers.get("idempotency-key")).and_then(|key| key.to_str().ok());
+        let given =
+            head.and_then(|head| head.headers.get("idempotency-key")).and_then(|key| key.to_str().ok());
         let text = format!("mcp {} {}", call.tool.as_str(), given.unwrap_or(&call.key));
         let body = serde_json::to_vec(&call.arguments).unwrap_or_default();
         let key = IdempotencyKey { key: text, fingerprint: Sha256::digest(body).into() };

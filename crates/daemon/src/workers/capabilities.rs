@@ -67,7 +67,15 @@ mod tests {
         let forged = format!("{other}.{secret}");
         assert_eq!(all.bearer(&forged), None, "the other has none yet");
         all.token(&other).unwrap();
-        for wrong in [forged.as_str(), &format!("{one}."), &format!("{one}.{secret}0"), "..", "", one.as_str(), "../x.y"] {
+        for wrong in [
+            forged.as_str(),
+            &format!("{one}."),
+            &format!("{one}.{secret}0"),
+            "..",
+            "",
+            one.as_str(),
+            "../x.y",
+        ] {
             assert_eq!(all.bearer(wrong), None, "{wrong}");
         }
         home.drop_env(&one).unwrap();

@@ -59,7 +59,8 @@ pub(super) async fn ask(
     }
     let deadline = Instant::now() + patience(timeout_s)?;
     let kinds = Arc::from(["ask.resolved".to_owned()]);
-    let mut news = daemon.journal.subscribe(Filter { topic: Topic::Session(row.session), kinds: Some(kinds) }, None);
+    let mut news =
+        daemon.journal.subscribe(Filter { topic: Topic::Session(row.session), kinds: Some(kinds) }, None);
     let mut stop = daemon.stop_signal();
     // Subscribed first, then looked: the answer cannot fall between the two.
     let mut row = find(daemon, session, &ask).await?;

@@ -79,7 +79,8 @@ impl Caller {
                 one.id, other.id
             ))),
             (None, _) => {
-                let message = format!("there is no session {reference} within your reach; `list` shows those that are");
+                let message =
+                    format!("there is no session {reference} within your reach; `list` shows those that are");
                 Err(ApiError::new(Code::NotFound, message))
             }
         }
@@ -133,10 +134,7 @@ impl Caller {
     }
 
     /// What the caller's own session may do without asking; `None` for a user.
-    pub(super) async fn own(
-        &self,
-        daemon: &Daemon,
-    ) -> Result<Option<qd_protocol::api::Session>, ApiError> {
+    pub(super) async fn own(&self, daemon: &Daemon) -> Result<Option<qd_protocol::api::Session>, ApiError> {
         let Self::Session(own) = self else { return Ok(None) };
         let row = daemon.journal.session(&own.id).await.map_err(read_failed)?;
         let row = row.ok_or_else(|| ApiError::not_found("session", &own.id))?;

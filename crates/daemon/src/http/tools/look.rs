@@ -49,7 +49,9 @@ pub(super) async fn wait(
     }
     let topic = match &rows[..] {
         [one] => Topic::Session(one.key),
-        [first, ..] if rows.iter().all(|row| row.workspace == first.workspace) => Topic::Workspace(first.workspace),
+        [first, ..] if rows.iter().all(|row| row.workspace == first.workspace) => {
+            Topic::Workspace(first.workspace)
+        }
         _ => Topic::All,
     };
     let kinds = ENDS.map(str::to_owned);
@@ -87,7 +89,9 @@ pub(super) fn patience(timeout_s: Option<f64>) -> Result<Duration, ApiError> {
     let most = TOOL_POLL_S as f64;
     let seconds = timeout_s.unwrap_or(0.0);
     if !(0.0..=most).contains(&seconds) {
-        return Err(invalid(format!("one request waits from 0 to {most} seconds: `timeout_s`; ask again for more")));
+        return Err(invalid(format!(
+            "one request waits from 0 to {most} seconds: `timeout_s`; ask again for more"
+        )));
     }
     Ok(Duration::from_secs_f64(seconds))
 }

@@ -70,7 +70,9 @@ async fn deliver(
         }
         _ => return Err(fault()),
     };
-    Ok(object(json!({ "session": row.id, "run": receipt.run_id, "position": receipt.position, "steered": false })))
+    Ok(object(
+        json!({ "session": row.id, "run": receipt.run_id, "position": receipt.position, "steered": false }),
+    ))
 }
 
 #[derive(Debug, Deserialize)]

@@ -12,9 +12,9 @@ use qd_protocol::{ApiError, Code, RunId};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::super::fault;
 use super::super::once::{Kept, once};
 use super::super::runs::{accept, receipt, run_of_key};
-use super::super::fault;
 use super::caller::Caller;
 use super::object;
 use crate::actor::{Answer, IdempotencyKey};
@@ -60,7 +60,9 @@ pub(super) async fn spawn(
         // One at a time in a tree, so that what is counted is still so when the session is made.
         let _one_at_a_time = match caller {
             Caller::User => None,
-            Caller::Session(own) => Some(daemon.keys.lock(format!("tree {}", root(daemon, own).await?.0)).await),
+            Caller::Session(own) => {
+                Some(daemon.keys.lock(format!("tree {}", root(daemon, own).await?.0)).await)
+            }
         };
         once(daemon, born, |key| async {
             if let Caller::Session(own) = caller {
@@ -97,9 +99,8 @@ pub(super) fn step(key: &IdempotencyKey, name: &str) -> IdempotencyKey {
 
 /// The project of a session that a user makes.
 async fn place(daemon: &Daemon, directory: Option<String>) -> Result<Arc<Place>, ApiError> {
-    let path = directory.ok_or_else(|| {
-        invalid("say in which project directory, as an absolute path: `directory`")
-    })?;
+    let path = directory
+        .ok_or_else(|| invalid("say in which project directory, as an absolute path: `directory`"))?;
     let (workspace, _) = daemon.create_workspace(NewWorkspace { path, name: None }, None).await?;
     daemon.places.get(&workspace.id)
 }
@@ -123,7 +124,10 @@ async fn inherit(
     if qd_catalog::is_described(&new.agent) {
         return Err(ApiError::new(
             Code::UnknownAgent,
-            format!("an agent starts others by the names that `list` shows, and {} is a command or an address", new.agent),
+            format!(
+                "an agent starts others by the names that `list` shows, and {} is a command or an address",
+                new.agent
+            ),
         ));
     }
     let parent = caller.own(daemon).await?.ok_or_else(fault)?;

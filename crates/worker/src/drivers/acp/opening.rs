@@ -8,8 +8,8 @@ use agent_client_protocol::schema::ProtocolVersion;
 use agent_client_protocol::v1::schema::{
     AgentCapabilities, ClientCapabilities, ClientSessionCapabilities, ElicitationCapabilities,
     ElicitationFormCapabilities, EnvVariable, FileSystemCapabilities, Implementation, InitializeRequest,
-    LoadSessionRequest, McpServer, McpServerStdio, Meta, NewSessionRequest, NewSessionResponse, NoticeCapabilities,
-    ResumeSessionRequest, SessionId, SessionNotification,
+    LoadSessionRequest, McpServer, McpServerStdio, Meta, NewSessionRequest, NewSessionResponse,
+    NoticeCapabilities, ResumeSessionRequest, SessionId, SessionNotification,
 };
 use agent_client_protocol::{
     Error, JsonRpcMessage, JsonRpcRequest, JsonRpcResponse, RawJsonRpcMessage, RawJsonRpcParams,
@@ -95,8 +95,7 @@ where
             Err(Unopened::Refused(error)) => forgot = Some(words(&error)),
         }
     }
-    let request =
-        NewSessionRequest::new(opening.cwd).mcp_servers(opening.servers()).meta(opening.meta());
+    let request = NewSessionRequest::new(opening.cwd).mcp_servers(opening.servers()).meta(opening.meta());
     // What it counted for a conversation that it then refused does not count.
     ear = Ear::new(opening.profile.clone());
     let answer = ask(peer, &mut ear, request.method(), &request).await?;
@@ -241,7 +240,11 @@ impl Opening<'_> {
     /// The servers that the agent is to start.
     fn servers(&self) -> Vec<McpServer> {
         let server = |tools: &ToolServer| {
-            let env = tools.env.iter().map(|(name, value)| EnvVariable::new(name.as_str(), value.as_str())).collect();
+            let env = tools
+                .env
+                .iter()
+                .map(|(name, value)| EnvVariable::new(name.as_str(), value.as_str()))
+                .collect();
             let stdio = McpServerStdio::new(NAME, tools.command.clone()).args(tools.args.clone()).env(env);
             McpServer::Stdio(stdio)
         };
