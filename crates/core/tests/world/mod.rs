@@ -439,6 +439,7 @@ impl Small {
                 self.children.closing = true;
             }
             Effect::TellParent => panic!("nothing is above"),
+            Effect::TellFleet { .. } => panic!("it is in no fleet"),
             Effect::CheckBudget | Effect::Purge => {}
         }
     }
