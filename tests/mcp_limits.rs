@@ -27,8 +27,6 @@ async fn a_tree_is_sixteen_deep_at_most() {
         mcp.call("status", json!({ "session": below.id })).await["depth"],
         json!({ "now": 16, "most": 16 })
     );
-    let deepest = below.child(json!({ "agent": "echo" }));
-    drop(deepest);
     let workspace = daemon.workspace().await;
     workspace.try_session(json!({ "agent": "echo", "parent": below.id })).await.refused(400, "invalid_value");
 }

@@ -189,7 +189,8 @@ impl Daemon {
         for (setting, given) in wanted {
             // On another machine there is no daemon for the tools to reach.
             let is_elsewhere = setting == "mcp" && !self.workers.is_here(&new.agent);
-            if given && is_elsewhere || given && !agent.settings.iter().any(|known| known == setting) {
+            let takes = agent.settings.iter().any(|known| known == setting);
+            if given && (is_elsewhere || !takes) {
                 let message = format!("{} cannot take `{setting}`; leave it out", agent.name);
                 return Err(ApiError::new(Code::UnsupportedSetting, message).with("setting", setting));
             }
