@@ -8,6 +8,7 @@ mod cancels;
 mod cost;
 mod lasts;
 mod talks;
+mod trees;
 
 use std::time::Duration;
 
@@ -63,6 +64,21 @@ agents! {
     codex_acp: CodexAcp,
     opencode: Opencode,
     qwen: Qwen,
+}
+
+#[tokio::test]
+async fn claude_starts_and_awaits_another_by_its_tools() {
+    trees::scene(Cli::Claude).await;
+}
+
+#[tokio::test]
+async fn codex_starts_and_awaits_another_by_its_tools() {
+    trees::scene(Cli::Codex).await;
+}
+
+#[tokio::test]
+async fn an_agent_by_acp_starts_and_awaits_another_by_its_tools() {
+    trees::scene(Cli::ClaudeAcp).await;
 }
 
 /// One agent in a home of its own, with the model that it talks to.

@@ -214,7 +214,7 @@ pub fn agent(manifest: &Manifest, origin: &str, versions: &find::Versions) -> ap
     let found = find::program(manifest);
     let available = matches!(driver, Driver::Echo | Driver::A2a) || found.is_some();
     let can = &manifest.capabilities;
-    let settings = [("model", can.models), ("system_prompt", can.system_prompts)];
+    let settings = [("model", can.models), ("system_prompt", can.system_prompts), ("mcp", can.mcp)];
     api::Agent {
         name: manifest.agent.name.clone(),
         description: manifest.agent.description.clone(),

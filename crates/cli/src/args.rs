@@ -63,6 +63,9 @@ Ctrl-C cancels the run and waits for its end; a second one leaves it alone.")]
         /// The fleets, or the sessions of one
         #[arg(long, value_name = "FLEET", num_args = 0..=1, default_missing_value = "")]
         fleet: Option<String>,
+        /// Each session below the one that started it, with what it and all below it cost
+        #[arg(long, conflicts_with = "fleet")]
+        tree: bool,
     },
     /// Start a fleet from its file and watch it to its end
     #[command(after_help = "Examples:
@@ -316,6 +319,16 @@ Where other machines reach it, it needs --token and --tls-cert with --tls-key."
         /// Make the lists anew from the events (the daemon must be stopped)
         #[arg(long)]
         rebuild: bool,
+    },
+    /// Serve tools for agents on stdio, by the Model Context Protocol
+    #[command(
+        after_help = "An agent that Quarterdeck starts is given this server by itself. In an editor, name `qd` as \
+the command and `mcp` as its argument; see docs/mcp.md."
+    )]
+    Mcp {
+        /// The project directory of the agents that are started [default: the current one]
+        #[arg(short = 'C', value_name = "DIR")]
+        dir: Option<PathBuf>,
     },
     /// Print completions for a shell
     #[command(after_help = "Example:

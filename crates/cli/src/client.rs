@@ -124,6 +124,18 @@ impl Client {
         decoded(&self.call(Method::POST, path, Some(body.into())).await?.body)
     }
 
+    /// `POST` under a key of the caller's, tried once.
+    pub(crate) async fn post_once<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+        key: &str,
+    ) -> Result<T> {
+        let body = serde_json::to_vec(body).map_err(anyhow::Error::from)?;
+        let answer = self.once(&Method::POST, path, Some(body.into()), Some(key)).await?;
+        decoded(&judged(answer)?.body)
+    }
+
     /// `DELETE`. An answer without a body is `null`.
     pub(crate) async fn delete(&self, path: &str) -> Result<serde_json::Value> {
         let answer = self.call(Method::DELETE, path, None).await?;

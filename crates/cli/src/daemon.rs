@@ -86,6 +86,12 @@ impl Whereabouts {
         Ok(client)
     }
 
+    /// A client that speaks for a session with its token. Nothing is started for it: whoever has one has a daemon.
+    pub(crate) fn speaking_with(&self, token: String) -> Client {
+        let host = self.explicit.clone().unwrap_or_else(|| Host::Unix(self.home.socket()));
+        Client::new(host, Some(token))
+    }
+
     /// A client that has not asked anything yet.
     fn client(&self) -> Result<Client> {
         let host = self.explicit.clone().unwrap_or_else(|| Host::Unix(self.home.socket()));

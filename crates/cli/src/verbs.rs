@@ -18,6 +18,7 @@ mod gc;
 mod halt;
 mod join;
 mod logs;
+mod mcp;
 mod merge;
 mod policy;
 mod prompt;
@@ -28,6 +29,7 @@ mod run;
 mod send;
 mod stop;
 mod transcript;
+mod tree;
 mod trust;
 mod typed;
 mod up;
@@ -63,8 +65,9 @@ impl Context {
 pub(crate) async fn perform(context: &Context, verb: Verb) -> Result<Exit> {
     match verb {
         Verb::Run(flags) => run::run(context, flags).await,
-        Verb::Ps { all, fleet: None } => ps::ps(context, all).await,
-        Verb::Ps { all: _, fleet: Some(fleet) } => fleets::ps(context, &fleet).await,
+        Verb::Ps { all, fleet: None, tree: false } => ps::ps(context, all).await,
+        Verb::Ps { all, fleet: None, tree: true } => tree::tree(context, all).await,
+        Verb::Ps { fleet: Some(fleet), .. } => fleets::ps(context, &fleet).await,
         Verb::Up(flags) => up::up(context, flags).await,
         Verb::Down { ids } => down::down(context, &ids).await,
         Verb::Attach { id, raw: false } => attach::attach(context, &id).await,
@@ -101,6 +104,7 @@ pub(crate) async fn perform(context: &Context, verb: Verb) -> Result<Exit> {
         Verb::Config => config::config(context),
         Verb::Gc { older_than, yes } => gc::gc(context, older_than, yes).await,
         Verb::Doctor { rebuild } => doctor::doctor(context, rebuild).await,
+        Verb::Mcp { dir } => mcp::mcp(context, dir.as_deref()).await,
         Verb::Completions { shell } => completions::completions(context, shell),
         Verb::Serve(flags) => crate::serve::serve(context, flags),
     }

@@ -143,6 +143,7 @@ impl SessionDoc {
             usage: state.usage,
             agent_session_id: state.agent_session_id.clone(),
             worktree: settings.worktree.as_ref().map(|worktree| worktree.path.clone()),
+            mcp: settings.mcp,
             budget_usd: settings.limits.budget_usd,
             max_turns: settings.limits.max_turns,
             run_timeout_s: settings.limits.run_timeout_s,

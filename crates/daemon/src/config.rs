@@ -57,6 +57,8 @@ pub struct Config {
     pub orphan_idle_s: Setting<u64>,
     /// What tokens cost, by model, for agents that tell only how many they used.
     pub prices: Setting<BTreeMap<String, Price>>,
+    /// Whether agents that can take them are given the tools of `qd mcp`.
+    pub mcp: Setting<bool>,
     /// What is logged: a level, or a filter of levels by module.
     pub log: Setting<String>,
 }
@@ -139,7 +141,7 @@ pub enum ConfigError {
     },
 }
 
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 13] = [
     "agent",
     "policy",
     "listen",
@@ -151,6 +153,7 @@ const KEYS: [&str; 12] = [
     "orphan_busy_s",
     "orphan_idle_s",
     "prices",
+    "mcp",
     "log",
 ];
 
@@ -190,6 +193,7 @@ impl Config {
             entry("orphan_busy_s", &self.orphan_busy_s),
             entry("orphan_idle_s", &self.orphan_idle_s),
             entry("prices", &self.prices),
+            entry("mcp", &self.mcp),
             entry("log", &self.log),
         ]
     }
@@ -210,6 +214,7 @@ impl Config {
             orphan_busy_s: default(ORPHAN_BUSY_S),
             orphan_idle_s: default(ORPHAN_IDLE_S),
             prices: default(BTreeMap::new()),
+            mcp: default(true),
             log: default("info".to_owned()),
         }
     }
@@ -254,6 +259,7 @@ impl Config {
                     self.orphan_idle_s = Setting { value, origin };
                 }
                 "prices" => self.prices = Setting { value: prices(value).map_err(failed)?, origin },
+                "mcp" => self.mcp = Setting { value: read_value(value).map_err(failed)?, origin },
                 "log" => self.log = Setting { value: read_value(value).map_err(failed)?, origin },
                 unknown => {
                     let (path, key) = (path.to_owned(), unknown.to_owned());

@@ -53,6 +53,8 @@ pub(crate) struct Daemon {
     pub(crate) idle: Duration,
     /// What a session's agent may do if the session does not say.
     pub(crate) policy: Policy,
+    /// Whether agents are given the tools of `qd mcp` if the session does not say.
+    pub(crate) mcp: bool,
     /// Since when.
     pub(crate) started_at: Millis,
     registry: Registry<SessionId, Mail>,
@@ -120,6 +122,7 @@ impl Daemon {
             stats: Stats::default(),
             idle: Duration::from_secs(config.idle_s.value),
             policy: config.policy.value.clone(),
+            mcp: config.mcp.value,
             started_at: Millis::now(),
             registry: Registry::new(MAILBOX_MAX),
             fleets: Registry::new(MAILBOX_MAX),

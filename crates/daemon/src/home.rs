@@ -225,15 +225,15 @@ impl Home {
 
     /// The bearer token, made on the first call.
     pub fn token(&self) -> Result<Token, HomeError> {
-        Self::kept_secret(&self.token_file())
+        Self::kept_secret(&self.token_file(), "")
     }
 
     /// What the secrets of our workers are derived from, made on the first call.
     pub fn worker_key(&self) -> Result<Token, HomeError> {
-        Self::kept_secret(&self.workers().join("key"))
+        Self::kept_secret(&self.workers().join("key"), "")
     }
 
-    fn kept_secret(path: &Path) -> Result<Token, HomeError> {
+    fn kept_secret(path: &Path, begins: &str) -> Result<Token, HomeError> {
         loop {
             match open_private(path) {
                 Ok(file) => return read_token(path, file),
@@ -244,6 +244,7 @@ impl Home {
             getrandom::fill(&mut random)
                 .map_err(|error| at(path, "draw a random token for", io::Error::other(error.to_string())))?;
             let text: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+            let text = format!("{begins}{text}");
             match create_whole(path, text.as_bytes()) {
                 // Somebody was faster, and theirs is the token.
                 Err(HomeError::Io { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {}
@@ -278,14 +279,32 @@ impl Home {
         serde_json::from_slice(&text).map_err(|source| HomeError::BadEnv { path, source })
     }
 
-    /// Forgets the values of a session's variables.
+    /// Forgets the values of a session's variables, and its token.
     pub fn drop_env(&self, session: &SessionId) -> Result<(), HomeError> {
-        let path = self.env_file(session);
-        match fs::remove_file(&path) {
-            Ok(()) => sync_folder_of(&path),
-            Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(source) => Err(at(&path, "remove", source)),
+        for path in [self.env_file(session), self.token_of(session)] {
+            match fs::remove_file(&path) {
+                Ok(()) => sync_folder_of(&path)?,
+                Err(source) if source.kind() == io::ErrorKind::NotFound => {}
+                Err(source) => return Err(at(&path, "remove", source)),
+            }
         }
+        Ok(())
+    }
+
+    /// The token of a session, which begins with its id and a dot; made on the first call.
+    pub fn session_token(&self, session: &SessionId) -> Result<Token, HomeError> {
+        Self::kept_secret(&self.token_of(session), &format!("{session}."))
+    }
+
+    /// The token of a session, if it has one.
+    pub fn known_session_token(&self, session: &SessionId) -> Option<Token> {
+        let path = self.token_of(session);
+        read_token(&path, open_private(&path).ok()?).ok()
+    }
+
+    /// Where a session's token is kept.
+    pub fn token_of(&self, session: &SessionId) -> PathBuf {
+        self.secrets().join(format!("{session}.token"))
     }
 
     /// An id begins with a letter or digit and holds no slash, so this can name nothing else.
@@ -551,6 +570,10 @@ mod tests {
         let other = BTreeMap::from([("KEY".to_owned(), "other".to_owned())]);
         home.put_env(&session, &other).unwrap();
         assert_eq!(home.env(&session).unwrap(), other);
+        assert!(home.known_session_token(&session).is_none());
+        let token = home.session_token(&session).unwrap();
+        assert_eq!(home.known_session_token(&session), Some(token));
+        assert_eq!(mode(home.secrets().join("ses_1.token")), 0o600);
         home.drop_env(&session).unwrap();
         home.drop_env(&session).unwrap();
         assert!(home.env(&session).unwrap().is_empty());

@@ -128,6 +128,10 @@ async fn run(options: ServeOptions, exe: PathBuf, announce: &mut dyn FnMut(&str)
         edge::Options { listen, allow_host, tls: options.tls, limits: edge::Limits::default() };
     let bound = edge::open(&daemon.home, edge_options).await?;
     let bound = bound.with_worker_tokens(Arc::clone(daemon.workers.tokens()));
+    let bound = bound.with_capabilities(daemon.workers.capabilities().clone());
+    if let Some(host) = bound.host() {
+        daemon.workers.set_host(host);
+    }
     if let Some(door) = bound.door() {
         daemon.workers.set_door(door);
     }

@@ -142,6 +142,7 @@ impl Daemon {
             directory,
             worktree: worktree.map(|(worktree, _)| worktree),
             limits,
+            mcp: new.mcp,
             env: new.env.into_keys().collect(),
         };
         let session = SessionRef::new(self.journal.new_session_key(), id, place.key, place.id.clone());
@@ -198,9 +199,16 @@ impl Daemon {
         let unsupported = |setting: &str, message: String| {
             Err(ApiError::new(Code::UnsupportedSetting, message).with("setting", setting))
         };
-        let wanted = [("model", new.model.is_some()), ("system_prompt", new.system_prompt.is_some())];
+        let wanted = [
+            ("model", new.model.is_some()),
+            ("system_prompt", new.system_prompt.is_some()),
+            ("mcp", new.mcp == Some(true)),
+        ];
         for (setting, given) in wanted {
-            if given && !agent.settings.iter().any(|known| known == setting) {
+            // On another machine there is no daemon for the tools to reach.
+            let is_elsewhere = setting == "mcp" && !self.workers.is_here(&new.agent);
+            let takes = agent.settings.iter().any(|known| known == setting);
+            if given && (is_elsewhere || !takes) {
                 return unsupported(setting, format!("{} cannot take `{setting}`; leave it out", agent.name));
             }
         }

@@ -286,6 +286,11 @@ impl Journal {
         self.read(move |db| lists::tree_cost(db, root)).await
     }
 
+    /// How many sessions of a tree are open, its root included.
+    pub async fn tree_size(&self, root: SessionKey) -> Result<usize, ReadError> {
+        self.read(move |db| lists::tree_size(db, root)).await
+    }
+
     /// A session and those above it, the nearest first.
     pub async fn line(&self, session: SessionKey) -> Result<Vec<SessionRow>, ReadError> {
         self.read(move |db| lists::line(db, session)).await

@@ -235,6 +235,19 @@ pub(crate) fn tree_cost(db: &Connection, root: SessionKey) -> Result<f64, ReadEr
     Ok(cost)
 }
 
+/// How many sessions of a tree are open, its root included.
+pub(crate) fn tree_size(db: &Connection, root: SessionKey) -> Result<usize, ReadError> {
+    let open: u64 = count(
+        db.prepare_cached(
+            "WITH RECURSIVE tree(key) AS (VALUES(?1) UNION SELECT sessions.key FROM tree JOIN sessions INDEXED BY
+             sessions_by_parent ON sessions.parent = tree.key)
+             SELECT count(*) FROM tree JOIN sessions USING(key) WHERE closed_at IS NULL",
+        )?
+        .query_row([root.0], |row| row.get(0))?,
+    );
+    Ok(usize::try_from(open).unwrap_or(usize::MAX))
+}
+
 /// A session and those above it, the nearest first.
 pub(crate) fn line(db: &Connection, session: SessionKey) -> Result<Vec<SessionRow>, ReadError> {
     let mut line = Vec::new();

@@ -86,6 +86,9 @@ pub struct NewSession {
     /// Whether it gets a git worktree of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worktree: Option<bool>,
+    /// Whether its agent is given the tools of `qd mcp`; as configured unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mcp: Option<bool>,
     /// Dollars, for the session and all below it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget_usd: Option<f64>,
@@ -199,6 +202,9 @@ pub struct Session {
     pub agent_session_id: Option<String>,
     /// Its worktree, if it has one.
     pub worktree: Option<String>,
+    /// Whether its agent is given the tools of `qd mcp`, if the session says so itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mcp: Option<bool>,
     /// Dollars, for the session and all below it.
     pub budget_usd: Option<f64>,
     /// Model calls in one run.

@@ -95,6 +95,8 @@ codes! {
     BodyTooLarge = "body_too_large", 413;
     /// Too many prompts wait.
     QueueFull = "queue_full", 429;
+    /// An agent has made as many sessions as it may.
+    TooManySessions = "too_many_sessions", 429;
     /// Too many requests wait.
     Overloaded = "overloaded", 429;
     /// A fault of ours. Please report it.

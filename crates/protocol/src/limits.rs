@@ -39,6 +39,20 @@ pub const ENV_VALUE_MAX: usize = 64 << 10;
 pub const ATTACHMENTS_MAX: usize = 32;
 /// Sessions above a session.
 pub const DEPTH_MAX: usize = 16;
+/// Open sessions right below one session, where an agent makes them: one that loops must not fill the machine.
+pub const CHILDREN_MAX: usize = 64;
+/// Open sessions in one tree, its root included, where an agent makes them: no part of a tree gets more than the whole.
+pub const TREE_SESSIONS_MAX: usize = 256;
+/// Sessions that one call of the tool `wait` can name.
+pub const WAITED_FOR_MAX: usize = 100;
+/// What a tool tells of the last answer of one session; the whole of it is in its run.
+pub const TOOL_TEXT_MAX: usize = 32 << 10;
+/// How long a tool waits unless it is told: less than the minute after which many clients give a call up.
+pub const TOOL_WAIT_S: u64 = 45;
+/// How long one request of a tool's wait lasts before it is asked again.
+pub const TOOL_POLL_S: u64 = 20;
+/// How long `qd mcp` tries to reach a daemon that has gone before a call fails.
+pub const TOOL_AWAY_S: u64 = 600;
 /// Sessions in one fleet.
 pub const FLEET_SESSIONS_MAX: usize = 1000;
 /// Routes in one fleet.

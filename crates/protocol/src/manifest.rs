@@ -482,6 +482,8 @@ pub struct Capabilities {
     pub models: bool,
     /// Whether it can be given a system prompt.
     pub system_prompts: bool,
+    /// Whether it can be given servers of the Model Context Protocol when it is started.
+    pub mcp: bool,
 }
 
 /// What an agent can ask people.

@@ -54,6 +54,9 @@ pub struct AgentSpec {
     /// Variables it is given. The values are secrets as far as we know.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
+    /// Where it finds the tools of `qd mcp`, if it is given them. Its token is among the variables, as [`TOKEN_VAR`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tools: Option<Tools>,
     /// The agent's own name for the conversation, if it is to go on with one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_session_id: Option<String>,
@@ -79,6 +82,7 @@ impl AgentSpec {
             model: None,
             system_prompt: None,
             env: BTreeMap::new(),
+            tools: None,
             agent_session_id: None,
             last_active: None,
             after: UpNumber(0),
@@ -91,7 +95,7 @@ impl fmt::Debug for AgentSpec {
     /// Shows the names in `env` and none of the values: this ends up in logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { session, worker, agent, manifest, prices, cwd, .. } = self;
-        let Self { model, system_prompt, env, agent_session_id, last_active, after, mark, .. } = self;
+        let Self { model, system_prompt, env, tools, agent_session_id, last_active, after, mark, .. } = self;
         f.debug_struct("AgentSpec")
             .field("session", session)
             .field("worker", worker)
@@ -102,6 +106,7 @@ impl fmt::Debug for AgentSpec {
             .field("model", model)
             .field("system_prompt", system_prompt)
             .field("env", &env.keys().collect::<Vec<_>>())
+            .field("tools", tools)
             .field("agent_session_id", agent_session_id)
             .field("last_active", last_active)
             .field("after", after)
@@ -109,6 +114,21 @@ impl fmt::Debug for AgentSpec {
             .finish()
     }
 }
+
+/// The variable with the token of a session, with which `qd mcp` speaks for it.
+pub const TOKEN_VAR: &str = "QD_SESSION_TOKEN";
+
+/// What an agent is told of the tools that it is given.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tools {
+    /// Where the daemon is, in the words of `--host`.
+    pub host: String,
+    /// Where the token of the session is kept, for whatever may be seen by others.
+    pub token_file: PathBuf,
+}
+
+/// What stands before a path in [`TOKEN_VAR`], where that has the file of a token and not the token itself.
+pub const TOKEN_FILE: &str = "file:";
 
 /// Something that must not be shown. Its `Debug` does not.
 #[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -12,6 +12,7 @@
 //! - [`processes`]: what `/proc` says of a home's daemon, workers and agents.
 //! - [`escapees`]: programs that do not want to die.
 //! - [`clis`]: the real agents, installed and isolated.
+//! - [`mcp`]: a client of `qd mcp`, by hand.
 //! - [`model`]: a model for real agents, scripted by their prompts.
 //! - [`proxy`]: a network that breaks when told to.
 //! - [`remote`]: an agent elsewhere, scripted by its prompts.
@@ -26,6 +27,7 @@ pub mod escapees;
 pub mod figures;
 pub mod fleet;
 pub mod home;
+pub mod mcp;
 pub mod model;
 mod pieces;
 pub mod processes;
@@ -48,6 +50,7 @@ pub use daemon::{Daemon, Options};
 pub use figures::Table;
 pub use fleet::Fleet;
 pub use home::{Home, Output, Running};
+pub use mcp::Mcp;
 pub use model::Model;
 pub use processes::Process;
 pub use proxy::Proxy;

@@ -83,6 +83,11 @@ pub fn await_steer(ms: u64) -> Value {
     json!({ "await_steer": ms })
 }
 
+/// Calls a tool of the server that the agent was given, and says its result.
+pub fn mcp(tool: &str, arguments: Value) -> Value {
+    json!({ "mcp": { "tool": tool, "arguments": arguments } })
+}
+
 /// From here on hears no cancel.
 pub fn ignore_cancel() -> Value {
     json!({ "ignore_cancel": true })

@@ -113,7 +113,7 @@ impl Fresh {
         let about = AgentSpec::new(session, worker, &self.manifest.agent.name, cwd);
         let spec = AgentSpec { manifest, mark, ..about };
         let kind = Kind::of(&spec)?;
-        let below = match kind.helpers() {
+        let below = match kind.helpers(&spec) {
             None => None,
             Some(helpers) => {
                 Some(Arc::new(Below::new(self.keeper(&spec.mark).await?, helpers, Arc::default())))

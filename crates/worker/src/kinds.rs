@@ -9,6 +9,8 @@ use qd_protocol::event::RunError;
 use qd_protocol::manifest::{Driver, Manifest};
 use qd_protocol::worker::AgentSpec;
 
+use crate::drivers::tools;
+
 /// How an agent is reached.
 #[derive(Debug, Clone)]
 pub(crate) enum Kind {
@@ -37,10 +39,11 @@ impl Kind {
     }
 
     /// What a keeper must spare; `None` if the agent needs none.
-    pub(crate) fn helpers(&self) -> Option<Vec<String>> {
+    pub(crate) fn helpers(&self, spec: &AgentSpec) -> Option<Vec<String>> {
+        let ours = spec.tools.is_some().then(|| tools::PROCESS.to_owned());
         match self {
             Self::Echo | Self::Remote(_) => None,
-            Self::Driven(manifest) => Some(manifest.turn.helpers.clone()),
+            Self::Driven(manifest) => Some(manifest.turn.helpers.iter().cloned().chain(ours).collect()),
         }
     }
 }
@@ -67,7 +70,8 @@ mod tests {
         assert!(matches!(Kind::of(&spec("echo")), Ok(Kind::Echo)));
         assert!(matches!(Kind::of(&spec("script")), Ok(Kind::Driven(_))));
         let remote = Kind::of(&spec("a2a:http://127.0.0.1:1")).unwrap();
-        assert!(matches!(remote, Kind::Remote(_)) && remote.helpers().is_none(), "there is nothing to keep");
+        let none = remote.helpers(&spec("x")).is_none();
+        assert!(matches!(remote, Kind::Remote(_)) && none, "there is nothing to keep");
         assert_eq!(Kind::of(&spec("nobody")).unwrap_err().code, "unknown_agent");
         let mut named = spec("nobody");
         named.manifest = Catalog::built_in().get("claude").map(Box::new);

@@ -135,6 +135,7 @@ pub(crate) mod tests {
             risk,
             prompt: String::new(),
             options: Vec::new(),
+            by_call: false,
             opened_at: Millis(0),
             state: AskState::Pending,
             answer: None,

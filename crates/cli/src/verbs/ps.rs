@@ -12,7 +12,7 @@ use crate::render::table::Table;
 use crate::render::text;
 
 /// How much of a title is shown, so that the columns after it stay on the screen.
-const TITLE: usize = 40;
+pub(super) const TITLE: usize = 40;
 
 /// Lists sessions; the closed ones too with `all`.
 pub(crate) async fn ps(context: &Context, all: bool) -> Result<Exit> {
@@ -68,7 +68,7 @@ fn table(sessions: &[Session], workspaces: &[Workspace], asks: &[Ask], held: &st
 }
 
 /// The state, with how many asks and prompts wait; prompts of one that is held, for what.
-fn state(session: &Session, asks: usize, held: &str) -> String {
+pub(super) fn state(session: &Session, asks: usize, held: &str) -> String {
     let mut state = match session.state {
         SessionState::Idle => "idle",
         SessionState::Starting => "starting",

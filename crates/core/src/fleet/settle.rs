@@ -38,6 +38,7 @@ impl Draft<'_> {
             risk: Risk::Low,
             prompt: format!("What is the result?\n\n{}", shown.collect::<Vec<_>>().join("\n\n")),
             options: Vec::new(),
+            by_call: false,
             opened_at: self.world.now,
             state: AskState::Pending,
             answer: None,

@@ -100,6 +100,7 @@ mod tests {
             risk: Risk::Medium,
             prompt: String::new(),
             options: Vec::new(),
+            by_call: false,
             opened_at: Millis(0),
             state,
             answer: decision.map(|decision| Answer { decision: Some(decision), ..Answer::default() }),

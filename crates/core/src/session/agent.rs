@@ -133,6 +133,7 @@ impl Draft<'_> {
             risk,
             prompt,
             options,
+            by_call: false,
             opened_at: self.world.now,
             state: AskState::Pending,
             answer: None,
@@ -188,7 +189,7 @@ impl Draft<'_> {
     pub(super) fn resolve(&mut self, resolved: AskResolved) {
         let (id, run) = (resolved.ask_id.clone(), resolved.ask.run_id.clone());
         let number = self.emit(run, Body::AskResolved(resolved));
-        if let Some(AskEntry::Answered { reply, .. }) = self.asks.get(&id) {
+        if let Some(AskEntry::Answered { reply, by_call: false, .. }) = self.asks.get(&id) {
             let reply = reply.clone();
             self.effect(Effect::Answer { number, ask: id, reply });
         }

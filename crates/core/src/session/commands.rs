@@ -61,6 +61,9 @@ impl Draft<'_> {
                 self.reply(Reply::Done);
             }
             Command::ChildEnded(result) => self.child_ended(result),
+            Command::Question { ask, prompt, options } => self.question(ask, prompt, options),
+            Command::AnswerTaken { ask } => self.answer_taken(&ask),
+            Command::TakeBack { ask } => self.take_back(&ask),
         }
     }
 
@@ -78,10 +81,14 @@ impl Draft<'_> {
             Command::BelowCancelled { .. }
             | Command::BelowClosed
             | Command::OverBudget
+            | Command::AnswerTaken { .. }
+            | Command::TakeBack { .. }
             | Command::ChildEnded(_) => self.reply(Reply::Done),
-            Command::Accept(_) | Command::Steer { .. } | Command::Update(_) | Command::AddChild { .. } => {
-                self.refuse(Refusal::Closed);
-            }
+            Command::Accept(_)
+            | Command::Steer { .. }
+            | Command::Update(_)
+            | Command::AddChild { .. }
+            | Command::Question { .. } => self.refuse(Refusal::Closed),
         }
     }
 
@@ -230,9 +237,9 @@ impl Draft<'_> {
         let Some(AskEntry::Pending(ask)) = self.asks.get(id) else { return };
         let mut ask = ask.clone();
         ask.state = AskState::Withdrawn;
-        let run = ask.run_id.clone();
+        let (run, by_call) = (ask.run_id.clone(), ask.by_call);
         let number = self.emit(run, Body::AskResolved(AskResolved::new(ask, by)));
-        if by == ResolvedBy::Cancel {
+        if by == ResolvedBy::Cancel && !by_call {
             self.effect(Effect::Answer { number, ask: id.clone(), reply: AskReply::Withdrawn });
         }
     }

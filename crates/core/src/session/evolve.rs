@@ -184,7 +184,8 @@ pub fn evolve(state: &mut State, event: &Recorded) {
             if let (Some(ran), Some(started)) = (run_time_ms, turn(state)) {
                 // Whatever else has passed since its start was no run time: only the worker saw it.
                 let passed = started.waiting_since.unwrap_or(event.ts).since(started.at);
-                started.waited_ms = passed.saturating_sub(*ran);
+                // But for what was asked by a call, of which the worker knows nothing.
+                started.waited_ms = started.waited_ms.max(passed.saturating_sub(*ran));
             }
         }
         Body::WorkerExited(exited) => {
@@ -275,7 +276,8 @@ fn resolve(state: &mut State, id: &AskId, number: Number, resolved: &AskResolved
             if always {
                 told.decision = Some(Decision::AllowOnce);
             }
-            let entry = AskEntry::Answered { run: ask.run_id.clone(), number, reply: Reply::Answered(told) };
+            let (run, by_call) = (ask.run_id.clone(), ask.by_call);
+            let entry = AskEntry::Answered { run, number, reply: Reply::Answered(told), by_call };
             state.asks.insert(id.clone(), entry);
         }
         _ => {

@@ -6,6 +6,7 @@
 //! [`World`].
 
 mod agent;
+mod calls;
 mod commands;
 mod draft;
 mod evolve;
@@ -157,6 +158,25 @@ pub enum Command {
     BelowClosed,
     /// A session below has nothing to do any more. Said at least once; only a run that waits for it takes note.
     ChildEnded(ChildResult),
+    /// The agent asks a person something by a tool call, whose result the answer will be.
+    Question {
+        /// The ask, by a new id.
+        ask: AskId,
+        /// What it wants to know.
+        prompt: String,
+        /// What it may be answered with; empty: anything.
+        options: Vec<String>,
+    },
+    /// The answer to such a question was given to the call.
+    AnswerTaken {
+        /// Which.
+        ask: AskId,
+    },
+    /// The call that waited for such a question is no more.
+    TakeBack {
+        /// Which.
+        ask: AskId,
+    },
 }
 
 /// A prompt that was checked at the edge.
@@ -326,6 +346,8 @@ pub enum Reply {
     },
     /// An answer won.
     Answered(Box<Ask>),
+    /// A question is open.
+    Asked(AskId),
     /// These runs left the queue.
     Removed(Vec<RunId>),
     /// It is so.
@@ -345,6 +367,8 @@ pub enum Refusal {
     RunIdConflict,
     /// There is nothing to steer.
     NotRunning,
+    /// No turn runs in which something could be asked.
+    NoTurn,
     /// The agent cannot be steered.
     SteerUnsupported,
     /// The run does not wait in the queue.

@@ -183,6 +183,9 @@ pub enum AskEntry {
         number: Number,
         /// What the agent is told.
         reply: Reply,
+        /// Whether a tool call waits for it, and nothing goes down the link.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        by_call: bool,
     },
 }
 

@@ -158,7 +158,7 @@ impl Draft<'_> {
             );
         }
         for (id, entry) in &self.asks {
-            if let AskEntry::Answered { number, reply, .. } = entry {
+            if let AskEntry::Answered { number, reply, by_call: false, .. } = entry {
                 let effect = Effect::Answer { number: *number, ask: id.clone(), reply: reply.clone() };
                 owed.push((*number, effect));
             }

@@ -8,6 +8,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use qd_core::session::{Command, Effect, milliseconds};
 use qd_protocol::event::{Attachment, RunError, SessionCreated};
 use qd_protocol::link::{Down, File, Gone, TurnLimits};
+use qd_protocol::policy::{Policy, Verdict};
 use qd_protocol::worker::AgentSpec;
 use qd_protocol::{ApiError, Millis, Number, RunId, Text, WorkerId};
 use serde_json::Value;
@@ -124,10 +125,13 @@ impl Actor {
             after: self.state.taken,
             ..AgentSpec::new(id, worker, &settings.agent, cwd)
         };
+        // One that may do nothing may not have others do it either.
+        let tools =
+            settings.policy != Policy::Always(Verdict::Deny) && settings.mcp.unwrap_or(self.daemon.mcp);
         if !fresh {
-            return self.agent.start(self.daemon.workers.marked(spec));
+            return self.agent.start(self.daemon.workers.marked(spec, tools));
         }
-        match self.daemon.workers.launch(spec, self.state.worker_since).await {
+        match self.daemon.workers.launch(spec, tools, self.state.worker_since).await {
             Ok(link) => self.agent.launched(link),
             Err(error) => self.fail(error),
         }

@@ -3,7 +3,7 @@
 use qd_core::session::{Refusal, Reply};
 use qd_protocol::api::{Cancelled, Receipt, RunState, Steered};
 use qd_protocol::event::Ask;
-use qd_protocol::{ApiError, Code, RunId, Seq};
+use qd_protocol::{ApiError, AskId, Code, RunId, Seq};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
@@ -20,6 +20,8 @@ pub(crate) enum Answer {
     Steered(Steered),
     /// An answer won.
     Answered(Box<Ask>),
+    /// A question is open.
+    Asked(AskId),
     /// These left the queue.
     Removed(Vec<RunId>),
     /// It is so.
@@ -58,6 +60,7 @@ pub(super) fn answer(
             Answer::Steered(Steered { run_id: run.clone(), seq: seq_of(*event) })
         }
         Reply::Answered(ask) => Answer::Answered(ask.clone()),
+        Reply::Asked(ask) => Answer::Asked(ask.clone()),
         Reply::Removed(runs) => Answer::Removed(runs.clone()),
         Reply::Done => Answer::Done,
         Reply::Refused(refusal) => return Err(refused(refusal)),
@@ -74,6 +77,9 @@ fn refused(refusal: &Refusal) -> ApiError {
         Refusal::RunIdConflict => run_id_conflict(),
         Refusal::NotRunning => {
             ApiError::new(Code::NotRunning, "no run is active that could be steered; send a prompt")
+        }
+        Refusal::NoTurn => {
+            ApiError::new(Code::NotRunning, "no run is active in which a person could be asked something")
         }
         Refusal::SteerUnsupported => ApiError::new(
             Code::SteerUnsupported,

@@ -21,13 +21,13 @@ use futures_util::FutureExt;
 use http_body_util::BodyExt;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use qd_protocol::api::VERSION_HEADER;
-use qd_protocol::{ApiError, Code, TokenId};
+use qd_protocol::{ApiError, Code};
 use tokio::sync::Notify;
 use tower::ServiceExt;
 
 use super::body::{Intake, Leftover, too_large};
 use super::error::Refusal;
-use super::guard::{Guard, Peer};
+use super::guard::{Bearer, Guard, Holder, Peer};
 use super::serve::{Limits, Seat};
 
 /// The version that every answer carries.
@@ -63,11 +63,13 @@ impl Front {
         let held_back = head.headers.contains_key(header::EXPECT);
         let body = Intake::new(incoming, held_back, &self.limits, leftover.clone());
         let response = match self.admit(&peer, &head, &body) {
-            Ok(token) => {
+            Ok(bearer) => {
                 head.extensions.insert(peer);
                 head.extensions.insert(seat);
-                if let Some(token) = token {
-                    head.extensions.insert(token);
+                match bearer {
+                    Some(Bearer::Worker(token)) => drop(head.extensions.insert(token)),
+                    Some(Bearer::Session(session)) => drop(head.extensions.insert(Holder(session))),
+                    None => {}
                 }
                 self.route(head, body).await
             }
@@ -84,9 +86,9 @@ impl Front {
         Ok(response.map(|body| Body::new(Held { body, _turn: turn })))
     }
 
-    fn admit(&self, peer: &Peer, head: &Parts, body: &Intake) -> Result<Option<TokenId>, ApiError> {
-        let token = self.guard.admit(peer, head)?;
-        if body.is_too_large() { Err(too_large(self.limits.body)) } else { Ok(token) }
+    fn admit(&self, peer: &Peer, head: &Parts, body: &Intake) -> Result<Option<Bearer>, ApiError> {
+        let bearer = self.guard.admit(peer, head)?;
+        if body.is_too_large() { Err(too_large(self.limits.body)) } else { Ok(bearer) }
     }
 
     async fn route(&self, head: Parts, body: Intake) -> Response {

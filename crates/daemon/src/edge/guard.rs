@@ -8,18 +8,41 @@ use std::sync::Arc;
 
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
-use qd_protocol::{ApiError, Code, TokenId};
+use qd_protocol::{ApiError, Code, SessionId, TokenId};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::listen::{Listener, is_wildcard};
 use crate::home::Token;
-use crate::workers::Tokens;
+use crate::workers::{Capabilities, Tokens};
 
 /// The one path that needs no token, so that something that has none can see whether we live.
 const OPEN_PATH: &str = "/healthz";
 /// All that a worker token opens.
 const WORKER_PATHS: [&str; 2] = ["/v1/workers/join", "/v1/workers/link"];
+
+/// All that a session's token opens, and what lies below it.
+const TOOL_PATHS: [&str; 2] = ["/mcp", "/v1/tools"];
+
+/// Whether a session's token opens this path.
+pub(crate) fn is_tool_path(path: &str) -> bool {
+    TOOL_PATHS
+        .iter()
+        .any(|root| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
+}
+
+/// What a request proves its sender to be, beyond a person of this machine or with the token of one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Bearer {
+    /// A process on another machine, by its worker token.
+    Worker(TokenId),
+    /// The agent of a session, by its token.
+    Session(SessionId),
+}
+
+/// The session whose token a request bears. Such requests carry it as an extension.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Holder(pub(crate) SessionId);
 
 /// Who is at the other end. Every request carries it as an extension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,6 +131,8 @@ pub(super) struct Guard {
     token: [u8; 32],
     /// The tokens of processes on other machines, which come and go.
     workers: Option<Arc<Tokens>>,
+    /// The tokens of sessions, which come and go with them.
+    sessions: Option<Capabilities>,
     hosts: HashSet<Host>,
     /// Whether every address of the machine is listened on.
     wildcard: bool,
@@ -148,7 +173,7 @@ impl Guard {
         }
         hosts.extend(allowed);
         let owner = rustix::process::geteuid().as_raw();
-        Self { token: digest(token.expose()), workers: None, hosts, wildcard, owner }
+        Self { token: digest(token.expose()), workers: None, sessions: None, hosts, wildcard, owner }
     }
 
     /// The same, and those who bear one of these may come in to work.
@@ -156,9 +181,14 @@ impl Guard {
         Self { workers: Some(tokens), ..self }
     }
 
-    /// Lets a request in, or says why not; with the worker token that it bears, if it bears one. Host and Origin come
+    /// The same, and sessions may come in to their tools.
+    pub(super) fn with_capabilities(self, capabilities: Capabilities) -> Self {
+        Self { sessions: Some(capabilities), ..self }
+    }
+
+    /// Lets a request in, or says why not; with what it proves its sender to be, if it bears a proof. Host and Origin come
     /// before the token, so that a web page learns nothing from the difference between a right and a wrong one.
-    pub(super) fn admit(&self, peer: &Peer, head: &Parts) -> Result<Option<TokenId>, ApiError> {
+    pub(super) fn admit(&self, peer: &Peer, head: &Parts) -> Result<Option<Bearer>, ApiError> {
         match peer {
             Peer::Unix { uid, .. } => {
                 if *uid != self.owner {
@@ -170,7 +200,11 @@ impl Guard {
                 if from_a_page(&head.headers) {
                     return Err(foreign_origin("a web page has no business on this socket"));
                 }
-                Ok(None)
+                // No token is asked for here, but one that says for whom its bearer speaks counts.
+                match bearer(head).filter(|text| Capabilities::is_one(text)) {
+                    Some(token) => self.check_session(head, token).map(Some),
+                    None => Ok(None),
+                }
             }
             Peer::Tcp { local, tls, .. } => {
                 let at = self.check_host(head, local.ip().to_canonical())?;
@@ -211,16 +245,31 @@ impl Guard {
         Ok(at)
     }
 
-    fn check_token(&self, head: &Parts) -> Result<Option<TokenId>, ApiError> {
-        let given = only(&head.headers, header::AUTHORIZATION).and_then(|text| {
-            let (scheme, token) = text.split_once(' ')?;
-            scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
-        });
+    /// The session that a token of one speaks for.
+    fn check_session(&self, head: &Parts, token: &str) -> Result<Bearer, ApiError> {
+        match self.sessions.as_ref().and_then(|sessions| sessions.bearer(token)) {
+            Some(session) if is_tool_path(head.uri.path()) => Ok(Bearer::Session(session)),
+            Some(session) => {
+                let message = format!(
+                    "this is the token of {session}, with which nothing can be done but use its tools"
+                );
+                Err(ApiError::new(Code::AgentNotAllowed, message).with("session_id", session.as_str()))
+            }
+            None => Err(ApiError::new(
+                Code::Unauthorized,
+                "the token is that of no session; a session's ends when it is closed",
+            )),
+        }
+    }
+
+    fn check_token(&self, head: &Parts) -> Result<Option<Bearer>, ApiError> {
+        let given = bearer(head);
         let worker = |given: &[u8; 32]| self.workers.as_ref().and_then(|tokens| tokens.bearer(given));
-        match given.map(digest) {
-            Some(given) if bool::from(given.ct_eq(&self.token)) => Ok(None),
-            Some(given) => match worker(&given) {
-                Some(token) if WORKER_PATHS.contains(&head.uri.path()) => Ok(Some(token)),
+        match given.map(|given| (given, digest(given))) {
+            Some((_, given)) if bool::from(given.ct_eq(&self.token)) => Ok(None),
+            Some((token, _)) if Capabilities::is_one(token) => self.check_session(head, token).map(Some),
+            Some((_, given)) => match worker(&given) {
+                Some(token) if WORKER_PATHS.contains(&head.uri.path()) => Ok(Some(Bearer::Worker(token))),
                 Some(_) => Err(ApiError::new(
                     Code::WorkerNotAllowed,
                     "this is a worker token, with which nothing can be done but `qd worker join`",
@@ -237,6 +286,12 @@ impl Guard {
             )),
         }
     }
+}
+
+/// The token that a request bears.
+fn bearer(head: &Parts) -> Option<&str> {
+    let (scheme, token) = only(&head.headers, header::AUTHORIZATION)?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
 /// A page of ours may speak to us; any other, and one whose origin the browser hides, may not.
@@ -454,6 +509,35 @@ mod tests {
         assert_eq!(says(&ours, &[("host", "anything at all")]), "in");
         assert_eq!(says(&ours, &[("origin", "http://localhost")]), "origin_not_allowed");
         assert_eq!(says(&other, &[]), "peer_not_allowed");
+    }
+
+    #[test]
+    fn a_sessions_token_opens_its_tools_on_either_door_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let home = crate::home::Home::resolve(Some(folder.path().join("home")));
+        home.prepare().unwrap();
+        let sessions = Capabilities::of(&home);
+        let session = SessionId::from_random(&[1; 4]);
+        let token = sessions.token(&session).unwrap();
+        let guard = guard(&["127.0.0.1"], &[]).with_capabilities(sessions);
+        let socket = Peer::Unix { process: Some((1, 1)), uid: guard.owner };
+        let says = |peer: &Peer, token: &str, path: &str| {
+            let request = Request::builder().uri(path).header("host", "localhost");
+            let request = request.header("authorization", format!("Bearer {token}"));
+            let (head, ()) = request.body(()).unwrap().into_parts();
+            guard.admit(peer, &head).map_err(|error| error.code.as_str())
+        };
+        for peer in [socket, tcp("127.0.0.1:80", false)] {
+            for path in ["/mcp", "/v1/tools/wait"] {
+                assert_eq!(says(&peer, &token, path), Ok(Some(Bearer::Session(session.clone()))), "{path}");
+            }
+            for path in ["/v1/sessions", "/mcpx", "/v1/toolsx", "/v1/asks", "/", "/v1/workers/join"] {
+                assert_eq!(says(&peer, &token, path), Err("agent_not_allowed"), "{path}");
+            }
+            assert_eq!(says(&peer, &format!("{token}0"), "/mcp"), Err("unauthorized"));
+            assert_eq!(says(&peer, &format!("{session}.x"), "/v1/tools/wait"), Err("unauthorized"));
+        }
+        assert_eq!(says(&socket, "anything else", "/v1/sessions"), Ok(None), "a socket asks for no token");
     }
 
     #[test]

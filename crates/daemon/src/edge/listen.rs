@@ -347,6 +347,13 @@ struct SocketFile {
     inode: u64,
 }
 
+impl UnixDoor {
+    /// Where it is, from wherever one looks.
+    pub(super) fn path(&self) -> PathBuf {
+        std::path::absolute(&self.file.path).unwrap_or_else(|_| self.file.path.clone())
+    }
+}
+
 impl SocketFile {
     fn of(path: PathBuf) -> io::Result<Self> {
         let about = fs::symlink_metadata(&path)?;

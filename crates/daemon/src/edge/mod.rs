@@ -28,13 +28,14 @@ use std::sync::Arc;
 pub use body::read_whole;
 pub use error::{Json, OptionalJson, Raw, Refusal};
 pub use guard::Peer;
+pub(crate) use guard::{Holder, is_tool_path};
 pub use listen::Address;
 pub use serve::{Limits, serve};
 pub use tls::Fingerprint;
 pub(crate) use upgrade::{Line, Upgrade};
 
 use crate::home::{Home, HomeError};
-use crate::workers::{Door, Tokens};
+use crate::workers::{Capabilities, Door, Tokens};
 use guard::{BadHost, Guard};
 use listen::{ListenError, Listener};
 use tls::TlsError;
@@ -107,6 +108,21 @@ impl Bound {
     /// Where a worker on another machine would join, if it can.
     pub(crate) fn door(&self) -> Option<Door> {
         self.door.clone()
+    }
+
+    /// Where somebody on this machine finds us without a certificate: a socket, or else a port.
+    pub(crate) fn host(&self) -> Option<String> {
+        let plain = |listener: &Listener| match listener {
+            Listener::Unix(door) => Some((0, format!("unix:{}", door.path().display()))),
+            Listener::Tcp(door) if door.tls.is_none() => Some((1, format!("http://{}", door.local))),
+            Listener::Tcp(_) => None,
+        };
+        self.listeners.iter().filter_map(plain).min().map(|(_, host)| host)
+    }
+
+    /// Lets sessions in, to their tools, which bear one of these.
+    pub(crate) fn with_capabilities(self, capabilities: Capabilities) -> Self {
+        Self { guard: self.guard.with_capabilities(capabilities), ..self }
     }
 
     /// Lets those in, to work, who bear one of these.

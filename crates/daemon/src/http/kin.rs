@@ -1,12 +1,13 @@
-//! An agent is not its own judge. A process on our socket that descends from an agent can look at its own session, and
-//! nothing else: it answers no ask, touches no other session, and starts nothing behind anybody's back.
+//! An agent is not its own judge. A process on our socket that descends from an agent can look at its own session and,
+//! with that session's token, use its tools, and nothing else: it answers no ask, touches no session that is not below
+//! its own, and starts nothing behind anybody's back.
 
 use axum::extract::Request;
 use axum::http::Method;
 use qd_protocol::{ApiError, Code, SessionId};
 
 use crate::daemon::Daemon;
-use crate::edge::Peer;
+use crate::edge::{Holder, Peer, is_tool_path};
 use crate::workers::Kin;
 
 /// What tells nobody anything.
@@ -20,9 +21,14 @@ pub(super) fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> 
         Some((pid, start)) => (pid, daemon.workers.kin(pid, start)),
         None => (0, Kin::Unknown),
     };
+    // What the token is good for, the guard has seen to. Whoever cannot be told apart has no more than it says.
+    let speaks_for =
+        request.extensions().get::<Holder>().filter(|_| is_tool_path(path)).map(|Holder(one)| one);
     match kin {
         Kin::Stranger => Ok(()),
         _ if OPEN.contains(&path) => Ok(()),
+        Kin::Agent(session) if speaks_for == Some(&session) => Ok(()),
+        Kin::Unknown if speaks_for.is_some() => Ok(()),
         Kin::Agent(session) if looks_at(method, path, query, &session) => Ok(()),
         Kin::Agent(session) => {
             let message = format!(

@@ -6,7 +6,9 @@
 //! - `extract`: what a handler takes: ids, queries, bodies with an `Idempotency-Key`.
 //! - `once`: the same request under the same key has its effect once.
 //! - `list`: pages. `describe`: what the document says of all routes alike. `words`: texts and files of a caller.
-//! - `meta`, `agents`, `gc`, `join`, `workspaces`, `sessions`, `worktrees`, `terminal`, `runs`, `queue`, `asks`, `policy`, `halt`, `events`: the families of routes.
+//! - `meta`, `agents`, `gc`, `join`, `workspaces`, `sessions`, `fleets`, `worktrees`, `terminal`, `runs`, `queue`, `asks`, `policy`, `halt`, `events`: the
+//!   families of routes.
+//! - `tools`: what agents can do with a token of their own; `mcp`: the same by the Model Context Protocol.
 
 mod agents;
 mod asks;
@@ -19,6 +21,7 @@ mod halt;
 mod join;
 mod kin;
 mod list;
+mod mcp;
 mod meta;
 mod once;
 mod policy;
@@ -26,6 +29,7 @@ mod queue;
 mod runs;
 mod sessions;
 mod terminal;
+mod tools;
 mod workspaces;
 mod worktrees;
 
@@ -69,6 +73,8 @@ fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .merge(policy::routes())
         .merge(agents::routes())
         .merge(fleets::routes())
+        .merge(tools::routes())
+        .merge(mcp::routes())
         .merge(halt::routes())
         .merge(events::routes())
 }

@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use qd_core::rows::{Prompt, RunDoc};
 use qd_core::session::{Accept, Command};
-use qd_journal::{Filter, RunFilter, RunRow, Topic};
+use qd_journal::{Filter, RunFilter, RunRow, SessionRow, Topic};
 use qd_protocol::api::{
     CancelRequest, Cancelled, NewRun, Receipt, Run, RunState, SessionState, SteerRequest, Steered,
 };
@@ -85,12 +85,13 @@ async fn send_prompt(
 }
 
 /// The run of a prompt that has a key and no id: the same request is the same run by either name.
-fn run_of_key(key: &IdempotencyKey) -> RunId {
+pub(super) fn run_of_key(key: &IdempotencyKey) -> RunId {
     let hash = Sha256::new().chain_update(key.fingerprint).chain_update(&key.key).finalize();
     RunId::from_random(&hash[..16])
 }
 
-async fn accept(
+/// Gives a prompt to its session, or finds that it has it.
+pub(super) async fn accept(
     daemon: &Arc<Daemon>,
     session: &Arc<SessionRef>,
     new: NewRun,
@@ -119,7 +120,7 @@ async fn accept(
 }
 
 /// The receipt that a run had when it was accepted.
-fn receipt(row: &RunRow) -> Result<Receipt, ApiError> {
+pub(super) fn receipt(row: &RunRow) -> Result<Receipt, ApiError> {
     let doc: RunDoc = serde_json::from_slice(&row.doc).map_err(unreadable("run", &row.id))?;
     let state = if doc.position == 0 { RunState::Accepted } else { RunState::Queued };
     Ok(Receipt { run_id: row.id.clone(), state, position: doc.position, seq: row.seq })
@@ -149,19 +150,30 @@ async fn cancel(
         {
             return Ok((Answer::Cancelled(Cancelled { cancelled: Vec::new(), idle: true }), Kept::NotYet));
         }
-        let command = Command::Cancel { run: run_id, by: StopCause::User, reason };
-        let Done { mut answer, below } = daemon.command(&session, command, key).await?;
-        if let (Answer::Cancelled(hit), Some(below)) = (&mut answer, below) {
-            // Nobody tells if the daemon ends meanwhile; what is owed to those below is journalled all the same.
-            hit.cancelled.extend(below.await.unwrap_or_default());
-            hit.idle = hit.cancelled.is_empty();
-        }
-        Ok((answer, Kept::WithEffect))
+        stop(&daemon, &session, run_id, reason, key).await
     };
     match once(&daemon, key, deed).await? {
         Answer::Cancelled(hit) => Ok(Json(hit)),
         _ => Err(fault().into()),
     }
+}
+
+/// Cancels what a session does, and those below it, and says what was hit.
+pub(super) async fn stop(
+    daemon: &Arc<Daemon>,
+    session: &Arc<SessionRef>,
+    run: Option<RunId>,
+    reason: Option<String>,
+    key: Option<IdempotencyKey>,
+) -> Result<(Answer, Kept), ApiError> {
+    let command = Command::Cancel { run, by: StopCause::User, reason };
+    let Done { mut answer, below } = daemon.command(session, command, key).await?;
+    if let (Answer::Cancelled(hit), Some(below)) = (&mut answer, below) {
+        // Nobody tells if the daemon ends meanwhile; what is owed to those below is journalled all the same.
+        hit.cancelled.extend(below.await.unwrap_or_default());
+        hit.idle = hit.cancelled.is_empty();
+    }
+    Ok((answer, Kept::WithEffect))
 }
 
 /// The row of a run of this session.
@@ -188,27 +200,34 @@ async fn steer(
     Keyed(key, Json(request)): Keyed<Json<SteerRequest>>,
 ) -> Result<(StatusCode, Json<Steered>), Refusal> {
     let row = sessions::find(&daemon, &workspace, &id).await?;
-    let session = daemon.session_ref(&row)?;
     if request.text.trim().is_empty() {
         return Err(invalid("`text` is empty; say something").into());
     }
-    let deed = |key| async {
-        let now = sessions::view(&daemon, &row)?;
-        let place = daemon.places.get(&workspace)?;
-        let steers = daemon.workers.agent(&now.agent, &place.path).map_or(true, |agent| agent.steers);
-        // Also while it is starting and has not said so itself. What does not run is left to the session to say.
-        if !steers && now.state != SessionState::Idle && now.state != SessionState::Closed {
-            let message = "this agent cannot be steered; send a prompt, which waits its turn";
-            return Err(ApiError::new(Code::SteerUnsupported, message));
-        }
-        let text = keep_text(&daemon.journal, request.text).await?;
-        let Done { answer, .. } = daemon.command(&session, Command::Steer { text }, key).await?;
-        Ok((answer, Kept::WithEffect))
-    };
-    match once(&daemon, key, deed).await? {
+    match once(&daemon, key, |key| tell(&daemon, &row, request.text, key)).await? {
         Answer::Steered(steered) => Ok((StatusCode::ACCEPTED, Json(steered))),
         _ => Err(fault().into()),
     }
+}
+
+/// Tells the running turn of a session something.
+pub(super) async fn tell(
+    daemon: &Arc<Daemon>,
+    row: &SessionRow,
+    text: String,
+    key: Option<IdempotencyKey>,
+) -> Result<(Answer, Kept), ApiError> {
+    let session = daemon.session_ref(row)?;
+    let now = sessions::view(daemon, row)?;
+    let place = daemon.places.get(&session.workspace)?;
+    let steers = daemon.workers.agent(&now.agent, &place.path).map_or(true, |agent| agent.steers);
+    // Also while it is starting and has not said so itself. What does not run is left to the session to say.
+    if !steers && now.state != SessionState::Idle && now.state != SessionState::Closed {
+        let message = "this agent cannot be steered; send a prompt, which waits its turn";
+        return Err(ApiError::new(Code::SteerUnsupported, message));
+    }
+    let text = keep_text(&daemon.journal, text).await?;
+    let Done { answer, .. } = daemon.command(&session, Command::Steer { text }, key).await?;
+    Ok((answer, Kept::WithEffect))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -292,7 +311,7 @@ async fn find(daemon: &Daemon, workspace: &WorkspaceId, run: &RunId) -> Result<R
 }
 
 /// The run of a row, with its texts read from their files where they are kept as such.
-async fn whole(daemon: &Daemon, row: &RunRow) -> Result<Run, ApiError> {
+pub(super) async fn whole(daemon: &Daemon, row: &RunRow) -> Result<Run, ApiError> {
     let mut run = view(row)?;
     if let Some(text) = read(daemon, run.prompt_blob.as_ref()).await? {
         run.prompt = text;

@@ -1,6 +1,7 @@
 //! The workers, as the daemon knows them: which agents there are, how a session gets one, how it finds the one it had,
 //! and who lives below which. What a session makes of its worker's words is the actor's business.
 
+mod capabilities;
 mod joined;
 mod local;
 mod room;
@@ -23,12 +24,13 @@ use qd_protocol::event::RunError;
 use qd_protocol::limits::LEASE_S;
 use qd_protocol::link::UpNumber;
 use qd_protocol::manifest::Driver;
-use qd_protocol::worker::{AgentSpec, Secret};
+use qd_protocol::worker::{AgentSpec, Secret, TOKEN_VAR, Tools};
 use qd_protocol::{ApiError, Code, Millis, SessionId, WorkerId};
 use sha2::Sha256;
 
 use crate::agents::Agents;
 use crate::home::{Home, HomeError, Token};
+pub(crate) use capabilities::Capabilities;
 use joined::Elsewhere;
 pub(crate) use joined::Joined;
 use local::Hosts;
@@ -58,6 +60,9 @@ pub(crate) struct Workers {
     tokens: Arc<Tokens>,
     /// Where others join, once it is known.
     door: OnceLock<Door>,
+    /// Where agents of this machine find us, once it is known.
+    host: OnceLock<String>,
+    capabilities: Capabilities,
     keys: Keys,
     live: Mutex<HashMap<SessionId, Live>>,
     /// Processes that are known not to descend from an agent, by pid and start.
@@ -111,6 +116,8 @@ impl Workers {
             joined,
             tokens,
             door,
+            host: OnceLock::new(),
+            capabilities: Capabilities::of(home),
             keys,
             live: Mutex::default(),
             strangers: Mutex::default(),
@@ -203,7 +210,12 @@ impl Workers {
     }
 
     /// A new worker for a session, which has it since then. It starts its agent at once.
-    pub(crate) async fn launch(&self, spec: AgentSpec, since: Millis) -> Result<AgentLink, RunError> {
+    pub(crate) async fn launch(
+        &self,
+        spec: AgentSpec,
+        tools: bool,
+        since: Millis,
+    ) -> Result<AgentLink, RunError> {
         let had = Had {
             session: spec.session.clone(),
             worker: spec.worker.clone(),
@@ -213,7 +225,7 @@ impl Workers {
         };
         self.remember(&had);
         let wanted = self.elsewhere(&spec.agent);
-        let (spec, options) = (*self.marked(spec), self.options(&had));
+        let (spec, options) = (*self.marked(spec, tools), self.options(&had));
         match wanted {
             Some(wanted) => Ok(self.joined.launch(spec, wanted, options)),
             None => {
@@ -232,8 +244,9 @@ impl Workers {
         }
     }
 
-    /// What an agent is started with again in the worker that its session has.
-    pub(crate) fn marked(&self, mut spec: AgentSpec) -> Box<AgentSpec> {
+    /// What an agent is started with again in the worker that its session has; with the tools of `qd mcp`, if it may
+    /// have them and can take them.
+    pub(crate) fn marked(&self, mut spec: AgentSpec, tools: bool) -> Box<AgentSpec> {
         spec.mark = self.keys.mark(&spec.worker);
         spec.prices = self.agents.prices().clone();
         match self.elsewhere(&spec.agent) {
@@ -243,12 +256,41 @@ impl Workers {
             None if spec.manifest.is_some() => {}
             None => spec.manifest = self.agents.manifest(&spec.agent, &spec.cwd).map(Box::new),
         }
+        if tools && spec.manifest.as_ref().is_some_and(|manifest| manifest.capabilities.mcp) {
+            self.give_tools(&mut spec);
+        }
         Box::new(spec)
     }
 
     /// What the processes of a worker bear, by which whoever comes after us finds and ends them.
     pub(crate) fn mark(&self, worker: &WorkerId) -> String {
         self.keys.mark(worker)
+    }
+
+    /// An agent without them is better than none.
+    fn give_tools(&self, spec: &mut AgentSpec) {
+        let Some(host) = self.host.get() else { return };
+        match self.capabilities.token(&spec.session) {
+            Ok(token) => {
+                spec.env.insert(TOKEN_VAR.to_owned(), token);
+                let token_file = self.capabilities.file(&spec.session);
+                spec.tools = Some(Tools { host: host.clone(), token_file });
+            }
+            Err(error) => {
+                tracing::warn!(session = %spec.session, %error, "an agent is not given the tools of `qd mcp`");
+            }
+        }
+    }
+
+    /// What sessions prove themselves with.
+    pub(crate) fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// Says where we are to be found from this machine, once.
+    pub(crate) fn set_host(&self, host: String) {
+        // Only the first counts, and there is only one.
+        let _second = self.host.set(host);
     }
 
     /// A session's worker was talked to.

@@ -96,6 +96,9 @@ pub struct Ask {
     pub prompt: String,
     /// What a question may be answered with; empty: anything.
     pub options: Vec<String>,
+    /// Whether it was asked by a call of the tool `ask_human`, whose result the answer is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_call: bool,
     /// Since when.
     pub opened_at: Millis,
     /// Where it stands.

@@ -38,6 +38,9 @@ pub struct SessionCreated {
     /// Limits.
     #[serde(default)]
     pub limits: Limits,
+    /// Whether its agent is given the tools of `qd mcp`; absent: as configured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mcp: Option<bool>,
     /// Names of the variables that were given; their values are kept elsewhere.
     #[serde(default)]
     pub env: Vec<String>,

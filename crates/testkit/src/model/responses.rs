@@ -6,6 +6,12 @@ use super::heard::{Heard, flat, list, parts};
 use super::server::{Reply, Voice, sse};
 use super::{INPUT_TOKENS, tools::Call};
 
+/// The search for tools that are not offered at once.
+pub(super) const SEARCH: &str = "tool_search";
+
+/// Between the name of a namespace and that of a tool in it, neither of which has one.
+const IN_SPACE: char = '/';
+
 pub(super) fn hear(body: &Value) -> Heard {
     let mut heard = Heard { stream: body["stream"] == true, ..Heard::default() };
     if let Some(text) = body["input"].as_str() {
@@ -22,6 +28,20 @@ pub(super) fn hear(body: &Value) -> Heard {
     }
     for tool in list(&body["tools"]).iter().filter(|tool| tool["type"] == "function") {
         heard.tool(&tool["name"], &tool["parameters"]);
+    }
+    // Tools that were searched for come with what was found, and are offered from then on.
+    let found: Vec<&Value> =
+        list(&body["input"]).iter().filter(|item| item["type"] == "tool_search_output").collect();
+    let found_tools = found.iter().flat_map(|item| list(&item["tools"]));
+    for space in list(&body["tools"]).iter().chain(found_tools).filter(|tool| tool["type"] == "namespace") {
+        for tool in list(&space["tools"]) {
+            let name = space["name"].as_str().zip(tool["name"].as_str());
+            let name = name.map(|(space, name)| format!("{space}{IN_SPACE}{name}"));
+            heard.tool(&json!(name), &tool["parameters"]);
+        }
+    }
+    if found.is_empty() && list(&body["tools"]).iter().any(|tool| tool["type"] == SEARCH) {
+        heard.tool(&json!(SEARCH), &json!({}));
     }
     let format = &body["text"]["format"];
     heard.form = (format["type"] == "json_schema" || format["type"] == "json_object")
@@ -60,10 +80,21 @@ impl Response {
     }
 
     fn call(&self, status: &str, call: &Call, arguments: &str) -> Value {
-        json!({
+        if call.name == SEARCH {
+            return json!({
+                "type": "tool_search_call", "id": format!("ts_{}", self.id), "call_id": format!("call_{}", self.id),
+                "execution": "client", "arguments": call.args, "status": status,
+            });
+        }
+        let mut item = json!({
             "type": "function_call", "id": format!("fc_{}", self.id), "call_id": format!("call_{}", self.id),
             "name": call.name, "arguments": arguments, "status": status,
-        })
+        });
+        if let Some((space, name)) = call.name.split_once(IN_SPACE) {
+            item["namespace"] = json!(space);
+            item["name"] = json!(name);
+        }
+        item
     }
 
     fn item(&self, reply: &Reply, text: &str) -> Value {
@@ -89,6 +120,7 @@ impl Voice for Response {
                 "type": "response.content_part.added", "item_id": id, "output_index": 0, "content_index": 0,
                 "part": output_text(""),
             })),
+            Reply::Call(call) if call.name == SEARCH => String::new(),
             Reply::Call(call) => {
                 let arguments = call.args.to_string();
                 let delta = self.event(json!({

@@ -105,6 +105,7 @@ fn tool(heard: &Heard, text: &str, results: usize) -> Option<Plan> {
         }
         "read" => tools::read(&heard.tools, word),
         "ask" => tools::ask(&heard.tools),
+        "mcp" => tools::server(&heard.tools, argument.trim()),
         other => return Some(say(&format!("ECHO no such tool in the script: {other}"))),
     };
     let names = || heard.tools.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>().join(", ");

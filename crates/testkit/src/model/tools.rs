@@ -4,6 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::heard::Tool;
+use super::responses::SEARCH;
 
 /// One call of a tool.
 #[derive(Debug, Clone, PartialEq)]
@@ -85,6 +86,21 @@ pub(super) fn ask(tools: &[Tool]) -> Option<Call> {
         args.insert("questions".into(), json!([question]));
     }
     Some(tool.call(args))
+}
+
+/// A tool of a server that the agent was given: its own name, then what it is called with as JSON.
+pub(super) fn server(tools: &[Tool], line: &str) -> Option<Call> {
+    let (name, args) = line.split_once(' ').unwrap_or((line, "{}"));
+    let is_it = |tool: &&Tool| {
+        tool.name.starts_with("mcp")
+            && tool.name.strip_suffix(name).is_some_and(|server| server.ends_with(['_', '/']))
+    };
+    let Some(tool) = tools.iter().find(is_it) else {
+        // Some offer such tools only to one who looks for them.
+        let search = find(tools, &[SEARCH])?;
+        return Some(Call { name: search.name.clone(), args: json!({ "query": name }) });
+    };
+    Some(Call { name: tool.name.clone(), args: serde_json::from_str(args).ok()? })
 }
 
 fn find<'a>(tools: &'a [Tool], names: &[&str]) -> Option<&'a Tool> {

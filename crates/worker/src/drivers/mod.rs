@@ -3,7 +3,7 @@
 //!
 //! - [`Agent`]: any of them, from its start to its end.
 //! - `process`: an agent's process, below the keeper; `lines`: its two streams; `telling`: what is said of a turn;
-//!   `floor`: what is said and asked in one; `price`: what its tokens cost.
+//!   `floor`: what is said and asked in one; `price`: what its tokens cost; `tools`: those of `qd mcp`, for the agent.
 //! - `stage` and `recorded`: what the drivers' tests share.
 
 mod a2a;
@@ -22,6 +22,7 @@ mod recorded;
 #[cfg(test)]
 mod stage;
 mod telling;
+pub(crate) mod tools;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -126,7 +126,7 @@ impl Place {
 
     async fn begin(&mut self) -> Result<(), RunError> {
         let kind = Kind::of(&self.spec)?;
-        if let Some(helpers) = kind.helpers() {
+        if let Some(helpers) = kind.helpers(&self.spec) {
             let mut keepers = self.host.keepers.lock().await;
             let keeper = Keeper::start(&own_program(), &self.spec.mark).await.map_err(|cause| {
                 RunError::new("keeper_failed", format!("the keeper could not be started: {cause}"))

@@ -10,8 +10,8 @@ use std::time::Duration;
 use agent_client_protocol::schema::ProtocolVersion;
 use agent_client_protocol::v1::schema::{
     self, AgentCapabilities, CancelNotification, ContentBlock, Implementation, InitializeRequest,
-    InitializeResponse, LoadSessionRequest, LoadSessionResponse, Meta, NewSessionRequest, NewSessionResponse,
-    PromptCapabilities, PromptRequest, PromptResponse, SessionId, StopReason,
+    InitializeResponse, LoadSessionRequest, LoadSessionResponse, McpServer, Meta, NewSessionRequest,
+    NewSessionResponse, PromptCapabilities, PromptRequest, PromptResponse, SessionId, StopReason,
 };
 use agent_client_protocol::v1::{ConnectionTo, Responder};
 use agent_client_protocol::{
@@ -133,6 +133,8 @@ pub(super) struct Session {
     pub(super) cwd: PathBuf,
     pub(super) model: Option<String>,
     pub(super) system_prompt: Option<String>,
+    /// The servers that it was given. None is started before a step needs one.
+    pub(super) servers: Vec<McpServer>,
     memory: Memory,
     state: Mutex<State>,
 }
@@ -178,7 +180,8 @@ impl Script {
     ) -> Result<(), Error> {
         let opened = async {
             let id = session_id()?;
-            let session = self.add(id.clone(), request.cwd, request.meta.as_ref(), State::default())?;
+            let (cwd, servers) = (request.cwd, request.mcp_servers);
+            let session = self.add(id.clone(), (cwd, servers), request.meta.as_ref(), State::default())?;
             session.memory.begin().await.map_err(Error::into_internal_error)?;
             Ok(NewSessionResponse::new(id))
         };
@@ -198,7 +201,8 @@ impl Script {
         };
         let used = past.last().map(|turn| turn.used).unwrap_or_default();
         let state = State { scene: None, turns: past.len() as u64, used };
-        let loaded = self.add(id, request.cwd, request.meta.as_ref(), state).map(|session| (session, past));
+        let given = (request.cwd, request.mcp_servers);
+        let loaded = self.add(id, given, request.meta.as_ref(), state).map(|session| (session, past));
         match loaded {
             Err(error) => responder.respond_with_error(error),
             Ok((session, past)) => {
@@ -274,7 +278,7 @@ impl Script {
     fn add(
         &self,
         id: SessionId,
-        cwd: PathBuf,
+        (cwd, servers): (PathBuf, Vec<McpServer>),
         meta: Option<&Meta>,
         state: State,
     ) -> Result<Arc<Session>, Error> {
@@ -290,6 +294,7 @@ impl Script {
             cwd,
             model: settings.model,
             system_prompt: settings.system_prompt,
+            servers,
             state: Mutex::new(state),
         });
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);

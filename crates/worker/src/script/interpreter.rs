@@ -10,8 +10,8 @@ use serde_json::Value;
 use tokio::io::AsyncReadExt;
 
 use super::scene::{Decided, Scene};
-use super::steps::{self, Step, Write};
-use super::{Setup, spawn};
+use super::steps::{self, Mcp, Step, Write};
+use super::{Setup, spawn, tools};
 use crate::drivers::acp::OURS;
 use crate::drivers::echo;
 
@@ -142,6 +142,10 @@ async fn perform(scene: &Scene, setup: &Setup, step: Step, call_id: &str) -> Res
             Ok(text) => scene.say(&format!("steered: {}", text?)).await?,
             Err(_) => scene.say("no steer").await?,
         },
+        Step::Mcp(Mcp { tool, arguments }) => {
+            let told = tools::call(scene.session.servers.first(), &tool, &arguments).await;
+            scene.say(&told.map_err(Broken)?).await?;
+        }
         Step::IgnoreCancel => scene.ignore_cancel(),
         Step::Late(text) => scene.keep_for_later(text),
         Step::Config => scene.say(&config(scene)).await?,

@@ -6,6 +6,7 @@
 //! - `agent`: the requests it answers, and its sessions.
 //! - `scene`: one turn, and what it can say and wait for.
 //! - `interpreter`: plays a turn's `steps`.
+//! - `tools`: calls of a server that it was given.
 //! - `spawn`: processes, also such that do not want to be found; `memory`: what it remembers; `flow`: how fast it may
 //!   speak.
 
@@ -16,6 +17,7 @@ mod memory;
 mod scene;
 mod spawn;
 mod steps;
+mod tools;
 
 use std::io;
 use std::os::fd::AsFd;

@@ -26,6 +26,7 @@ pub(crate) enum Step {
     Write(Write),
     Read(PathBuf),
     AwaitSteer(Duration),
+    Mcp(Mcp),
     IgnoreCancel,
     Late(String),
     Config,
@@ -77,6 +78,15 @@ pub(crate) struct Spawn {
     pub(crate) setsid: bool,
     #[serde(default)]
     pub(crate) double_fork: bool,
+}
+
+/// `{"mcp": …}`: a tool of a server that the agent was given.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Mcp {
+    pub(crate) tool: String,
+    #[serde(default = "nothing")]
+    pub(crate) arguments: Value,
 }
 
 /// `{"write": …}`.
@@ -159,6 +169,7 @@ fn named(name: &str, value: Value) -> Result<Step, String> {
         "write" => Step::Write(args(value)?),
         "read" => Step::Read(args(value)?),
         "await_steer" => Step::AwaitSteer(Duration::from_millis(args(value)?)),
+        "mcp" => Step::Mcp(args(value)?),
         "ignore_cancel" => only_true(&value).map(|()| Step::IgnoreCancel)?,
         "late" => Step::Late(args(value)?),
         "config" => only_true(&value).map(|()| Step::Config)?,
@@ -267,12 +278,13 @@ mod tests {
             {"ask":{"tool":"Bash","input":{},"risk":"high"}}, {"question":{"prompt":"q","options":["y","n"]}},
             {"plan":[{"content":"p","status":"pending"}]}, {"usage":{"input_tokens":1,"cost_usd":0.5}},
             {"spawn":{"argv":["true"],"setsid":true}}, {"write":{"path":"f","content":"z"}}, {"read":"f"}, {"await_steer":7}, {"ignore_cancel":true},
+            {"mcp":{"tool":"list"}},
             {"late":"l"}, {"config":true}, {"stop":"refused"}, {"suspend":true}, {"fail":"w"}, {"exit":3}]"#;
         let steps = parse(script).unwrap().unwrap();
-        assert_eq!(steps.len(), 21);
+        assert_eq!(steps.len(), 22);
         assert_eq!(steps[1], Step::Say { text: "b".to_owned(), times: 3, every: Duration::from_millis(10) });
         assert_eq!(
-            steps[17..],
+            steps[18..],
             [Step::Stop(StopReason::Refusal), Step::Suspend, Step::Fail("w".to_owned()), Step::Exit(3)]
         );
     }

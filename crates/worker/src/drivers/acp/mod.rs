@@ -45,6 +45,7 @@ use self::service::Service;
 use self::talk::{Talk, run_error};
 use self::wire::Peer;
 use super::process::{Process, Program};
+use super::tools::ToolServer;
 use crate::turn::{End, Prompt, Turn};
 
 /// One live agent.
@@ -142,6 +143,7 @@ impl<'a> Opening<'a> {
             resume: spec.agent_session_id.as_deref(),
             profile,
             runs_commands,
+            tools: ToolServer::of(spec),
         }
     }
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 use agent_client_protocol::schema::ProtocolVersion;
 use agent_client_protocol::v1::schema::{
     AgentCapabilities, ClientCapabilities, ClientSessionCapabilities, ElicitationCapabilities,
-    ElicitationFormCapabilities, FileSystemCapabilities, Implementation, InitializeRequest,
-    LoadSessionRequest, Meta, NewSessionRequest, NewSessionResponse, NoticeCapabilities,
-    ResumeSessionRequest, SessionId, SessionNotification,
+    ElicitationFormCapabilities, EnvVariable, FileSystemCapabilities, Implementation, InitializeRequest,
+    LoadSessionRequest, McpServer, McpServerStdio, Meta, NewSessionRequest, NewSessionResponse,
+    NoticeCapabilities, ResumeSessionRequest, SessionId, SessionNotification,
 };
 use agent_client_protocol::{
     Error, JsonRpcMessage, JsonRpcRequest, JsonRpcResponse, RawJsonRpcMessage, RawJsonRpcParams,
@@ -23,6 +23,7 @@ use tokio::time::Instant;
 use super::ear::{Ear, OURS, ours};
 use super::profile::Profile;
 use super::wire::Peer;
+use crate::drivers::tools::{NAME, ToolServer};
 
 /// Silence after which an agent that repeats the past late is believed to have done so.
 const REPLAYED: Duration = Duration::from_millis(400);
@@ -41,6 +42,8 @@ pub(super) struct Opening<'a> {
     pub(super) profile: Profile,
     /// Whether commands are run for the agent.
     pub(super) runs_commands: bool,
+    /// The server that it is given.
+    pub(super) tools: Option<ToolServer>,
 }
 
 /// What came of it.
@@ -92,7 +95,7 @@ where
             Err(Unopened::Refused(error)) => forgot = Some(words(&error)),
         }
     }
-    let request = NewSessionRequest::new(opening.cwd).meta(opening.meta());
+    let request = NewSessionRequest::new(opening.cwd).mcp_servers(opening.servers()).meta(opening.meta());
     // What it counted for a conversation that it then refused does not count.
     ear = Ear::new(opening.profile.clone());
     let answer = ask(peer, &mut ear, request.method(), &request).await?;
@@ -234,6 +237,20 @@ pub(super) fn words(error: &Error) -> String {
 }
 
 impl Opening<'_> {
+    /// The servers that the agent is to start.
+    fn servers(&self) -> Vec<McpServer> {
+        let server = |tools: &ToolServer| {
+            let env = tools
+                .env
+                .iter()
+                .map(|(name, value)| EnvVariable::new(name.as_str(), value.as_str()))
+                .collect();
+            let stdio = McpServerStdio::new(NAME, tools.command.clone()).args(tools.args.clone()).env(env);
+            McpServer::Stdio(stdio)
+        };
+        self.tools.iter().map(server).collect()
+    }
+
     /// What the protocol has no field for.
     fn meta(&self) -> Meta {
         Meta::from_iter([(
@@ -268,10 +285,14 @@ where
     W: AsyncWrite + Unpin,
 {
     if can.session_capabilities.resume.is_some() {
-        let request = ResumeSessionRequest::new(id.to_owned(), opening.cwd).meta(opening.meta());
+        let request = ResumeSessionRequest::new(id.to_owned(), opening.cwd)
+            .mcp_servers(opening.servers())
+            .meta(opening.meta());
         ask(peer, ear, request.method(), &request).await.map(Choices::read)
     } else if can.load_session {
-        let request = LoadSessionRequest::new(id.to_owned(), opening.cwd).meta(opening.meta());
+        let request = LoadSessionRequest::new(id.to_owned(), opening.cwd)
+            .mcp_servers(opening.servers())
+            .meta(opening.meta());
         ask(peer, ear, request.method(), &request).await.map(Choices::read)
     } else {
         let message = "the agent cannot go on with an old conversation";

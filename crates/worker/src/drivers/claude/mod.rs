@@ -26,6 +26,7 @@ use qd_link::{Closed, Voice};
 use qd_protocol::event::RunError;
 use qd_protocol::manifest::Manifest;
 use qd_protocol::worker::AgentSpec;
+use serde_json::json;
 use tokio::net::unix::pipe;
 use tokio::time::{Instant, timeout_at};
 
@@ -36,11 +37,14 @@ use self::tally::Tally;
 use super::lines::Lines;
 use super::price::Pricing;
 use super::process::{Process, Program};
+use super::tools::{NAME, ToolServer};
 use crate::turn::{End, Prompt, Turn};
 
 /// The flags for a conversation under a name of ours, and for one that is to go on.
 const BEGIN: &str = "--session-id";
 const RESUME: &str = "--resume";
+/// The flag before the servers that it is given.
+const SERVERS: &str = "--mcp-config";
 
 /// One live agent.
 pub(crate) struct Claude {
@@ -125,6 +129,12 @@ struct Start<'a> {
     until: Instant,
 }
 
+/// What it is told of a server. Everybody can read a command line, and nothing in it is a secret.
+fn servers(tools: &ToolServer) -> [String; 2] {
+    let server = json!({ "type": "stdio", "command": tools.command, "args": tools.args, "env": tools.env });
+    [SERVERS.to_owned(), json!({ "mcpServers": { NAME: server } }).to_string()]
+}
+
 /// A process that would not begin, and why.
 struct Refusal {
     why: String,
@@ -137,6 +147,7 @@ impl Start<'_> {
     /// Starts the process in the conversation of this name.
     async fn begin(&self, flag: &str, name: &str) -> Result<Result<Begun, Refusal>, RunError> {
         let mut program = Program::of(self.manifest, self.spec);
+        program.argv.extend(ToolServer::of(self.spec).iter().flat_map(servers));
         program.argv.extend([flag.to_owned(), name.to_owned()]);
         let started = timeout_at(self.until, Process::start(self.keeper, self.spec, program)).await;
         let (mut process, stdin, stdout) = started.map_err(|_| self.late())??;

@@ -40,6 +40,7 @@ use self::talk::{Talk, run_error};
 use self::wire::Peer;
 use super::price::Pricing;
 use super::process::{Process, Program};
+use super::tools::ToolServer;
 use crate::turn::{End, Prompt, Turn};
 
 /// One live agent.
@@ -115,6 +116,7 @@ impl<'a> Opening<'a> {
             model: spec.model.as_deref(),
             system_prompt: spec.system_prompt.as_deref(),
             resume: spec.agent_session_id.as_deref(),
+            tools: ToolServer::of(spec),
         }
     }
 }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::wire::{Message, Params, Peer, Refusal};
+use crate::drivers::tools::{CALL_S, NAME, ToolServer};
 
 /// What a conversation begins with.
 #[derive(Debug)]
@@ -17,6 +18,8 @@ pub(super) struct Opening<'a> {
     pub(super) system_prompt: Option<&'a str>,
     /// The agent's name for the conversation to go on with.
     pub(super) resume: Option<&'a str>,
+    /// The server that it is given.
+    pub(super) tools: Option<ToolServer>,
 }
 
 /// What came of it.
@@ -84,6 +87,15 @@ impl Opening<'_> {
         });
         if !own_approvals {
             params["approvalPolicy"] = json!("on-request");
+        }
+        if let Some(tools) = &self.tools {
+            // Under its own name beside the user's servers.
+            params["config"] = json!({ format!("mcp_servers.{NAME}"): {
+                "command": tools.command,
+                "args": tools.args,
+                "env": tools.env,
+                "tool_timeout_sec": CALL_S,
+            }});
         }
         params
     }

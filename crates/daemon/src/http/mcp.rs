@@ -1,0 +1,72 @@
+//! The tools by the Model Context Protocol, over HTTP. Each request stands for itself: there is no session of the
+//! protocol to lose, and a client that is cut off by a restart only calls again.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::request::Parts;
+use axum::response::Response;
+use qd_mcp::server::Request as Call;
+use qd_mcp::{Deck, Server};
+use qd_protocol::error::{ErrorBody, ErrorDoc};
+use qd_protocol::limits::BODY_MAX;
+use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
+use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::describe::{BadBody, Guarded, KeyHeader};
+use super::tools::perform;
+use crate::actor::IdempotencyKey;
+use crate::daemon::Daemon;
+use crate::edge::Holder;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
+    OpenApiRouter::new().routes(routes!(mcp))
+}
+
+/// The Model Context Protocol by streamable HTTP: the same tools as `qd mcp`.
+#[utoipa::path(post, path = "/mcp", tag = "tools", params(KeyHeader),
+    request_body(content = Object, description = "A message of JSON-RPC"),
+    responses(
+        (status = 200, description = "Its answer, as JSON or as a stream of events", body = Object),
+        (status = 202, description = "A notification was taken"),
+        (status = 406, description = "The client takes only one of JSON and event streams", body = ErrorBody),
+        BadBody, Guarded,
+    )
+)]
+async fn mcp(State(daemon): State<Arc<Daemon>>, request: Request) -> Response {
+    // Who may come here, from where and with how much is settled at the edge.
+    let config = StreamableHttpServerConfig::default()
+        .with_legacy_session_mode(false)
+        .with_json_response(true)
+        .disable_allowed_hosts()
+        .with_max_request_body_bytes(BODY_MAX);
+    let factory = move || Ok(Server::new(Near { daemon: Arc::clone(&daemon) }));
+    let service = StreamableHttpService::new(factory, Arc::new(NeverSessionManager::default()), config);
+    service.handle(request).await.map(Body::new)
+}
+
+/// The daemon itself.
+#[derive(Debug, Clone)]
+struct Near {
+    daemon: Arc<Daemon>,
+}
+
+impl Deck for Near {
+    async fn call(&self, call: Call<'_>) -> Result<Map<String, Value>, ErrorDoc> {
+        let head = call.extensions.get::<Parts>();
+        let holder = head.and_then(|head| head.extensions.get::<Holder>());
+        let given =
+            head.and_then(|head| head.headers.get("idempotency-key")).and_then(|key| key.to_str().ok());
+        let text = format!("mcp {} {}", call.tool.as_str(), given.unwrap_or(&call.key));
+        let body = serde_json::to_vec(&call.arguments).unwrap_or_default();
+        let key = IdempotencyKey { key: text, fingerprint: Sha256::digest(body).into() };
+        perform(&self.daemon, holder, call.tool, call.arguments, Some(key))
+            .await
+            .map_err(|error| ErrorBody::from(error).error)
+    }
+}

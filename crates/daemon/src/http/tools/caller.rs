@@ -1,0 +1,143 @@
+//! Who calls a tool, and which sessions are within reach: with a session's token those below it, else all of the user's.
+//! What is out of reach looks like what is not there.
+
+use std::sync::Arc;
+
+use qd_journal::{SessionFilter, SessionRow};
+use qd_protocol::api::MatchKind;
+use qd_protocol::limits::PAGE_MAX;
+use qd_protocol::{ApiError, Code, SessionId};
+
+use super::super::sessions::view;
+use crate::daemon::{Daemon, SessionRef, read_failed};
+use crate::edge::Holder;
+use crate::invalid;
+
+/// Who calls.
+#[derive(Debug)]
+pub(super) enum Caller {
+    /// A person, or a program in a person's place.
+    User,
+    /// The agent of a session.
+    Session(Arc<SessionRef>),
+}
+
+/// Which sessions a tool is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// Those below the caller's own.
+    Below,
+    /// The caller's own as well.
+    OwnAndBelow,
+}
+
+impl Caller {
+    pub(super) async fn of(daemon: &Daemon, holder: Option<&Holder>) -> Result<Self, ApiError> {
+        let Some(Holder(session)) = holder else { return Ok(Self::User) };
+        Ok(Self::Session(daemon.find_session(session).await?))
+    }
+
+    /// Something by which callers are told apart.
+    pub(super) fn name(&self) -> &str {
+        match self {
+            Self::User => "-",
+            Self::Session(session) => session.id.as_str(),
+        }
+    }
+
+    /// The one session that this id, beginning of an id or title means, of those within reach.
+    pub(super) async fn find(
+        &self,
+        daemon: &Daemon,
+        reference: &str,
+        reach: Reach,
+    ) -> Result<SessionRow, ApiError> {
+        let mut found = Vec::new();
+        let exact = match SessionId::parse(reference) {
+            Ok(id) => daemon.journal.session(&id).await.map_err(read_failed)?,
+            Err(_) => None,
+        };
+        match exact {
+            Some(row) => found.extend(self.reaches(daemon, &row, reach).await?.then_some(row)),
+            None => {
+                for meant in daemon.journal.resolve(reference, PAGE_MAX).await.map_err(read_failed)? {
+                    let id = SessionId::parse(&meant.id).ok().filter(|_| meant.kind == MatchKind::Session);
+                    let Some(id) = id else { continue };
+                    if let Some(row) = daemon.journal.session(&id).await.map_err(read_failed)?
+                        && self.reaches(daemon, &row, reach).await?
+                    {
+                        found.push(row);
+                    }
+                }
+            }
+        }
+        let mut found = found.into_iter();
+        match (found.next(), found.next()) {
+            (Some(row), None) => Ok(row),
+            (Some(one), Some(other)) => Err(invalid(format!(
+                "`{reference}` may mean {} or {}; say which by its id",
+                one.id, other.id
+            ))),
+            (None, _) => {
+                let message =
+                    format!("there is no session {reference} within your reach; `list` shows those that are");
+                Err(ApiError::new(Code::NotFound, message))
+            }
+        }
+    }
+
+    async fn reaches(&self, daemon: &Daemon, row: &SessionRow, reach: Reach) -> Result<bool, ApiError> {
+        let own = match self {
+            // The sessions of a workspace that was removed are out of reach.
+            Self::User => return Ok(daemon.places.by_key(row.workspace).is_some()),
+            Self::Session(own) => own,
+        };
+        if row.key == own.key {
+            return Ok(reach == Reach::OwnAndBelow);
+        }
+        let line = daemon.journal.line(row.key).await.map_err(read_failed)?;
+        Ok(line.iter().any(|above| above.key == own.key))
+    }
+
+    /// The open sessions within reach, the oldest first; not the caller's own.
+    pub(super) async fn reachable(&self, daemon: &Daemon, most: usize) -> Result<Vec<SessionRow>, ApiError> {
+        let open = SessionFilter { open_only: true, ..SessionFilter::default() };
+        let mut found = Vec::new();
+        match self {
+            Self::User => {
+                let rows = daemon.journal.sessions(open, None, usize::MAX).await.map_err(read_failed)?;
+                found.extend(rows.into_iter().filter(|row| daemon.places.by_key(row.workspace).is_some()));
+            }
+            Self::Session(own) => {
+                let mut parents = vec![own.key];
+                while let Some(parent) = parents.pop() {
+                    let below = SessionFilter { parent: Some(parent), ..SessionFilter::default() };
+                    let rows = daemon.journal.sessions(below, None, usize::MAX).await.map_err(read_failed)?;
+                    parents.extend(rows.iter().map(|row| row.key));
+                    found.extend(rows.into_iter().filter(|row| row.closed_at.is_none()));
+                }
+                found.sort_by_key(|row| row.key);
+            }
+        }
+        found.truncate(most);
+        Ok(found)
+    }
+
+    /// Refuses what only an agent in a session can want.
+    pub(super) fn session(&self, what: &str) -> Result<&Arc<SessionRef>, ApiError> {
+        match self {
+            Self::Session(session) => Ok(session),
+            Self::User => Err(invalid(format!(
+                "{what} is for agents in a session; whoever uses you now can be asked in your own words"
+            ))),
+        }
+    }
+
+    /// What the caller's own session may do without asking; `None` for a user.
+    pub(super) async fn own(&self, daemon: &Daemon) -> Result<Option<qd_protocol::api::Session>, ApiError> {
+        let Self::Session(own) = self else { return Ok(None) };
+        let row = daemon.journal.session(&own.id).await.map_err(read_failed)?;
+        let row = row.ok_or_else(|| ApiError::not_found("session", &own.id))?;
+        view(daemon, &row).map(Some)
+    }
+}

@@ -1,0 +1,249 @@
+//! Calls of the tools. A call is one or more requests of a [`Deck`], each short and each with a key by which a repeat
+//! is known, so that neither a daemon that is restarted nor a connection that breaks loses one or does it twice. What
+//! waits is a loop of such requests here, with a sign of life for the client.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use qd_protocol::error::ErrorDoc;
+use qd_protocol::limits::{TOOL_POLL_S, TOOL_WAIT_S, WAIT_MAX_S};
+use rmcp::model::{
+    CallToolRequestParams, CallToolResponse, CallToolResult, Extensions, Implementation, ListToolsResult,
+    PaginatedRequestParams, ProgressNotificationParam, ServerCapabilities, ServerConfig, Tool,
+};
+use rmcp::service::RequestContext;
+use rmcp::{ErrorData, RoleServer, ServerHandler};
+use serde_json::{Map, Value, json};
+use tokio::time::Instant;
+
+use crate::tools::{INSTRUCTIONS, ToolName};
+
+/// Silence in a call after which a client that wants to know is told that it goes on: many give up after a minute.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(10);
+/// Random bytes in a key.
+const KEY_BYTES: usize = 16;
+
+/// Who carries out what a tool is for: the daemon, near or far.
+pub trait Deck: Send + Sync + 'static {
+    /// One request. A waiting one lasts no longer than its `timeout_s`. The same `key` comes again only with a repeat.
+    fn call(&self, request: Request<'_>)
+    -> impl Future<Output = Result<Map<String, Value>, ErrorDoc>> + Send;
+}
+
+/// One request of a call.
+#[derive(Debug)]
+pub struct Request<'a> {
+    /// What is wanted, which is the name of a tool.
+    pub tool: ToolName,
+    /// What with.
+    pub arguments: Map<String, Value>,
+    /// By which a repeat is known.
+    pub key: String,
+    /// What came with the call: over HTTP, the head of the request.
+    pub extensions: &'a Extensions,
+}
+
+/// The server, for one client or for many.
+#[derive(Debug, Clone)]
+pub struct Server<D> {
+    deck: D,
+}
+
+impl<D: Deck> Server<D> {
+    /// One whose calls this deck carries out.
+    pub fn new(deck: D) -> Self {
+        Self { deck }
+    }
+
+    async fn perform(
+        &self,
+        tool: ToolName,
+        mut arguments: Map<String, Value>,
+        call: &Call<'_>,
+    ) -> Result<Map<String, Value>, ErrorDoc> {
+        match tool {
+            ToolName::SpawnAgent => {
+                let waits = match arguments.remove("wait") {
+                    None | Some(Value::Null) => false,
+                    Some(Value::Bool(waits)) => waits,
+                    Some(_) => return Err(wrong("`wait` is true or false")),
+                };
+                let deadline = deadline(arguments.remove("timeout_s"))?;
+                let mut spawned = self.request(tool, arguments, call).await?;
+                if waits {
+                    let sessions = json!([spawned.get("session").cloned().unwrap_or_default()]);
+                    let ended = self.wait(sessions, deadline, call).await?;
+                    spawned.insert("finished".to_owned(), ended.get("finished").cloned().unwrap_or_default());
+                    let result = ended.get("sessions").and_then(|sessions| sessions.get(0)).cloned();
+                    spawned.insert("result".to_owned(), result.unwrap_or_default());
+                }
+                Ok(spawned)
+            }
+            ToolName::Wait => {
+                let deadline = deadline(arguments.remove("timeout_s"))?;
+                let sessions = arguments.remove("sessions").unwrap_or_default();
+                if let Some(name) = arguments.keys().next() {
+                    return Err(wrong(&format!("`wait` takes no `{name}`")));
+                }
+                self.wait(sessions, deadline, call).await
+            }
+            ToolName::AskHuman => self.ask(arguments, call).await,
+            _ => self.request(tool, arguments, call).await,
+        }
+    }
+
+    async fn wait(
+        &self,
+        sessions: Value,
+        deadline: Instant,
+        call: &Call<'_>,
+    ) -> Result<Map<String, Value>, ErrorDoc> {
+        loop {
+            let slice = slice(deadline);
+            let arguments = Map::from_iter([
+                ("sessions".to_owned(), sessions.clone()),
+                ("timeout_s".to_owned(), json!(slice.as_secs_f64())),
+            ]);
+            let seen = self.request(ToolName::Wait, arguments, call).await?;
+            if seen.get("finished") == Some(&json!(true)) || Instant::now() >= deadline {
+                return Ok(seen);
+            }
+        }
+    }
+
+    /// Asks, then waits for the answer. A question that the client gives up is taken back: nobody would hear the answer.
+    async fn ask(
+        &self,
+        arguments: Map<String, Value>,
+        call: &Call<'_>,
+    ) -> Result<Map<String, Value>, ErrorDoc> {
+        let deadline = Instant::now() + Duration::from_secs(WAIT_MAX_S);
+        let mut seen = self.request(ToolName::AskHuman, arguments, call).await?;
+        while seen.get("state") == Some(&json!("pending")) && Instant::now() < deadline {
+            let ask = seen.get("ask_id").cloned().unwrap_or_default();
+            let with = |name: &str, value: Value| {
+                Map::from_iter([("ask_id".to_owned(), ask.clone()), (name.to_owned(), value)])
+            };
+            let more = with("timeout_s", json!(slice(deadline).as_secs_f64()));
+            seen = tokio::select! {
+                seen = self.request(ToolName::AskHuman, more, call) => seen?,
+                () = call.context.ct.cancelled() => {
+                    return self.request(ToolName::AskHuman, with("withdraw", json!(true)), call).await;
+                }
+            };
+        }
+        Ok(seen)
+    }
+
+    async fn request(
+        &self,
+        tool: ToolName,
+        arguments: Map<String, Value>,
+        call: &Call<'_>,
+    ) -> Result<Map<String, Value>, ErrorDoc> {
+        let extensions = &call.context.extensions;
+        self.deck.call(Request { tool, arguments, key: key()?, extensions }).await
+    }
+}
+
+/// One call of a client.
+struct Call<'a> {
+    context: &'a RequestContext<RoleServer>,
+}
+
+impl Call<'_> {
+    /// Tells a client that wants to know, again and again, that the call goes on.
+    async fn signs_of_life(&self) -> Infallible {
+        let Some(token) = self.context.meta.get_progress_token() else {
+            return std::future::pending().await;
+        };
+        let began = Instant::now();
+        loop {
+            tokio::time::sleep(SIGN_OF_LIFE).await;
+            let seconds = began.elapsed().as_secs();
+            let mut progress = ProgressNotificationParam::new(token.clone(), seconds as f64);
+            progress.message = Some(format!("waiting for {seconds} s"));
+            // A client that has gone away does not need it.
+            let _gone = self.context.peer.notify_progress(progress).await;
+        }
+    }
+}
+
+impl<D: Deck> ServerHandler for Server<D> {
+    fn get_info(&self) -> ServerConfig {
+        let about = Implementation::new("quarterdeck", env!("CARGO_PKG_VERSION")).with_title("Quarterdeck");
+        ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
+            .with_server_info(about)
+            .with_instructions(INSTRUCTIONS)
+    }
+
+    async fn list_tools(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        Ok(ListToolsResult::with_all_items(ToolName::ALL.map(ToolName::describe).into()))
+    }
+
+    fn get_tool(&self, name: &str) -> Option<Tool> {
+        ToolName::parse(name).map(ToolName::describe)
+    }
+
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let Some(tool) = ToolName::parse(&request.name) else {
+            let names = ToolName::ALL.map(ToolName::as_str).join(", ");
+            let message = format!("there is no tool {}; there are: {names}", request.name);
+            return Err(ErrorData::invalid_params(message, None));
+        };
+        let call = Call { context: &context };
+        // Boxed, since a server holds as many of them as there are calls.
+        let performed = Box::pin(self.perform(tool, request.arguments.unwrap_or_default(), &call));
+        let done = tokio::select! {
+            done = performed => done,
+            never = call.signs_of_life() => match never {},
+        };
+        // What went wrong is for the model to read, and so is no error of the protocol.
+        Ok(match done {
+            Ok(value) => CallToolResult::structured(Value::Object(value)),
+            Err(ErrorDoc { code, message, details }) => CallToolResult::structured_error(
+                json!({ "error": { "code": code, "message": message, "details": details } }),
+            ),
+        }
+        .into())
+    }
+}
+
+/// Until when a wait goes on.
+fn deadline(timeout: Option<Value>) -> Result<Instant, ErrorDoc> {
+    let seconds = match timeout {
+        None | Some(Value::Null) => TOOL_WAIT_S as f64,
+        Some(value) => value
+            .as_f64()
+            .filter(|seconds| (0.0..=WAIT_MAX_S as f64).contains(seconds))
+            .ok_or_else(|| wrong(&format!("`timeout_s` is a number of seconds from 0 to {WAIT_MAX_S}")))?,
+    };
+    Ok(Instant::now() + Duration::from_secs_f64(seconds))
+}
+
+/// How long one request of a wait lasts.
+fn slice(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now()).min(Duration::from_secs(TOOL_POLL_S))
+}
+
+fn wrong(message: &str) -> ErrorDoc {
+    ErrorDoc { code: "invalid_value".to_owned(), message: message.to_owned(), details: Map::new() }
+}
+
+fn key() -> Result<String, ErrorDoc> {
+    let mut random = [0; KEY_BYTES];
+    getrandom::fill(&mut random).map_err(|error| ErrorDoc {
+        code: "internal".to_owned(),
+        message: format!("the kernel gives no randomness: {error}"),
+        details: Map::new(),
+    })?;
+    Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
+}

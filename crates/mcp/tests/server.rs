@@ -1,0 +1,154 @@
+//! The server against a client of the protocol's own crate, with a deck that does as it is told: how calls are made of
+//! requests, how long they last, and what a client is told.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use qd_mcp::server::Request;
+use qd_mcp::{Deck, Server, ToolName};
+use qd_protocol::error::ErrorDoc;
+use rmcp::ServiceExt;
+use rmcp::model::{CallToolRequestParams, CallToolResult};
+use rmcp::service::{RoleClient, RunningService};
+use serde_json::{Map, Value, json};
+
+type Answer = Result<Value, (&'static str, &'static str)>;
+
+/// Answers what a test has laid out, one after the other, and remembers what it was asked.
+#[derive(Debug, Clone, Default)]
+struct Table {
+    laid: Arc<Mutex<VecDeque<Answer>>>,
+    asked: Arc<Mutex<Vec<(ToolName, Value, String)>>>,
+}
+
+impl Table {
+    fn with(answers: impl IntoIterator<Item = Answer>) -> Self {
+        Self { laid: Arc::new(Mutex::new(answers.into_iter().collect())), ..Self::default() }
+    }
+
+    fn asked(&self) -> Vec<(ToolName, Value)> {
+        self.asked.lock().unwrap().iter().map(|(tool, asked, _)| (*tool, asked.clone())).collect()
+    }
+}
+
+impl Deck for Table {
+    async fn call(&self, request: Request<'_>) -> Result<Map<String, Value>, ErrorDoc> {
+        let Request { tool, arguments, key, .. } = request;
+        // A wait takes as long as it may.
+        let waits = arguments.get("timeout_s").and_then(Value::as_f64).unwrap_or(0.0);
+        tokio::time::sleep(Duration::from_secs_f64(waits)).await;
+        self.asked.lock().unwrap().push((tool, Value::Object(arguments), key));
+        let answer = self.laid.lock().unwrap().pop_front();
+        match answer.unwrap_or_else(|| Ok(json!({}))) {
+            Ok(Value::Object(fields)) => Ok(fields),
+            Ok(other) => panic!("an object: {other}"),
+            Err((code, message)) => {
+                Err(ErrorDoc { code: code.to_owned(), message: message.to_owned(), details: Map::new() })
+            }
+        }
+    }
+}
+
+async fn client(table: &Table) -> RunningService<RoleClient, ()> {
+    let (ours, theirs) = tokio::io::duplex(1 << 16);
+    let server = Server::new(table.clone());
+    tokio::spawn(async move { server.serve(theirs).await.unwrap().waiting().await });
+    ().serve(ours).await.unwrap()
+}
+
+async fn call(
+    client: &RunningService<RoleClient, ()>,
+    tool: &'static str,
+    arguments: Value,
+) -> CallToolResult {
+    let Value::Object(arguments) = arguments else { panic!("an object") };
+    client.call_tool(CallToolRequestParams::new(tool).with_arguments(arguments)).await.unwrap()
+}
+
+fn pending() -> Answer {
+    Ok(json!({ "ask_id": "ask_1", "state": "pending" }))
+}
+
+#[tokio::test]
+async fn a_client_sees_all_tools_and_calls_one() {
+    let table = Table::with([Ok(json!({ "agents": [], "sessions": [] }))]);
+    let client = client(&table).await;
+    let tools = client.list_all_tools().await.unwrap();
+    assert_eq!(tools.len(), ToolName::ALL.len());
+    let told = call(&client, "list", json!({})).await;
+    assert_eq!(told.structured_content, Some(json!({ "agents": [], "sessions": [] })));
+    assert_eq!(told.is_error, Some(false));
+    assert_eq!(table.asked(), [(ToolName::List, json!({}))]);
+}
+
+#[tokio::test]
+async fn what_goes_wrong_is_told_to_the_model_and_not_as_a_fault_of_the_protocol() {
+    let table = Table::with([Err(("not_found", "there is no session x"))]);
+    let client = client(&table).await;
+    let told = call(&client, "cancel", json!({ "session": "x" })).await;
+    assert_eq!(told.is_error, Some(true));
+    let error = &told.structured_content.unwrap()["error"];
+    assert_eq!((&error["code"], &error["message"]), (&json!("not_found"), &json!("there is no session x")));
+    let unknown = client.call_tool(CallToolRequestParams::new("rm")).await;
+    assert!(unknown.unwrap_err().to_string().contains("spawn_agent"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_is_made_of_short_requests_until_all_have_finished() {
+    let not_yet = || Ok(json!({ "finished": false, "sessions": [] }));
+    let table = Table::with([not_yet(), not_yet(), Ok(json!({ "finished": true, "sessions": [1] }))]);
+    let client = client(&table).await;
+    let told = call(&client, "wait", json!({ "sessions": ["a"], "timeout_s": 3600 })).await;
+    assert_eq!(told.structured_content.unwrap()["sessions"], json!([1]));
+    let each = json!({ "sessions": ["a"], "timeout_s": 20.0 });
+    assert_eq!(table.asked(), vec![(ToolName::Wait, each); 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_ends_with_its_time_and_says_what_there_is() {
+    let not_yet = || Ok(json!({ "finished": false, "sessions": [] }));
+    let table = Table::with([not_yet(), not_yet(), not_yet(), not_yet()]);
+    let client = client(&table).await;
+    let told = call(&client, "wait", json!({ "sessions": ["a"] })).await;
+    assert_eq!(told.structured_content.unwrap()["finished"], false);
+    let asked: f64 = table.asked().iter().map(|(_, asked)| asked["timeout_s"].as_f64().unwrap()).sum();
+    assert!((44.0..46.0).contains(&asked), "45 s unless it is told: {asked}");
+    for wrong in [json!(-1), json!(3601), json!("soon")] {
+        let told = call(&client, "wait", json!({ "sessions": ["a"], "timeout_s": wrong })).await;
+        assert_eq!(told.structured_content.unwrap()["error"]["code"], "invalid_value", "{wrong}");
+    }
+}
+
+#[tokio::test]
+async fn an_agent_that_is_waited_for_is_started_once_and_then_awaited() {
+    let table = Table::with([
+        Ok(json!({ "session": "ses_1", "run": "run_1" })),
+        Ok(json!({ "finished": true, "sessions": [{ "session": "ses_1", "text": "done" }] })),
+    ]);
+    let client = client(&table).await;
+    let told = call(&client, "spawn_agent", json!({ "agent": "a", "prompt": "p", "wait": true })).await;
+    let told = told.structured_content.unwrap();
+    assert_eq!((&told["finished"], &told["result"]["text"]), (&json!(true), &json!("done")));
+    let asked = table.asked();
+    assert_eq!(asked[0], (ToolName::SpawnAgent, json!({ "agent": "a", "prompt": "p" })));
+    assert_eq!(asked[1].1["sessions"], json!(["ses_1"]));
+    let keys: Vec<String> = table.asked.lock().unwrap().iter().map(|(_, _, key)| key.clone()).collect();
+    assert!(keys[0].len() == 32 && keys[0] != keys[1], "{keys:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_is_asked_once_and_waited_for_by_its_id() {
+    let answered = Ok(json!({ "ask_id": "ask_1", "state": "answered", "answer": "yes" }));
+    let table = Table::with([pending(), pending(), answered]);
+    let client = client(&table).await;
+    let told = call(&client, "ask_human", json!({ "question": "?" })).await;
+    assert_eq!(told.structured_content.unwrap()["answer"], "yes");
+    let asked = table.asked();
+    assert_eq!(asked[0].1, json!({ "question": "?" }));
+    for (_, more) in &asked[1..] {
+        assert_eq!((&more["ask_id"], more.get("question")), (&json!("ask_1"), None));
+    }
+}

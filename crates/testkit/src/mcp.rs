@@ -1,0 +1,143 @@
+//! A client of `qd mcp`, written by hand from the protocol's own pages: lines of JSON-RPC on the stdio of a process. It
+//! takes answers in any order, so that a call may be left open while others are made.
+
+use std::collections::HashMap;
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout};
+
+use crate::{Home, Session, within};
+
+/// The variable with a session's token.
+pub const TOKEN_VAR: &str = "QD_SESSION_TOKEN";
+const VERSION: &str = "2025-06-18";
+
+/// A process `qd mcp` and our end of it. It is killed if it is dropped before its end.
+#[derive(Debug)]
+pub struct Mcp {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: Lines<BufReader<ChildStdout>>,
+    last: u64,
+    early: HashMap<u64, Value>,
+    /// Notifications that have come, in order.
+    pub told: Vec<Value>,
+}
+
+/// The token of a session whose agent was given the tools.
+pub fn token_of(home: &Home, session: &str) -> String {
+    let path = home.path().join("secrets").join(format!("{session}.token"));
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+impl Mcp {
+    /// With the user's rights.
+    pub async fn user(home: &Home) -> Self {
+        Self::start(home, None).await
+    }
+
+    /// With the rights of a session whose agent was given the tools.
+    pub async fn session(home: &Home, session: &Session) -> Self {
+        Self::start(home, Some(&token_of(home, &session.id))).await
+    }
+
+    /// With this token, past the handshake.
+    pub async fn start(home: &Home, token: Option<&str>) -> Self {
+        let mut mcp = Self::spawn(home, token);
+        let about = json!({ "name": "testkit", "version": "1" });
+        let hello = json!({ "protocolVersion": VERSION, "capabilities": {}, "clientInfo": about });
+        let told = mcp.ask("initialize", hello).await;
+        assert_eq!(told["result"]["serverInfo"]["name"], "quarterdeck", "{told}");
+        mcp.send(&json!({ "jsonrpc": "2.0", "method": "notifications/initialized" })).await;
+        mcp
+    }
+
+    /// Before the handshake.
+    pub fn spawn(home: &Home, token: Option<&str>) -> Self {
+        let mut command = home.command(&["mcp"]);
+        if let Some(token) = token {
+            command.env(TOKEN_VAR, token);
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().expect("qd starts");
+        let stdin = child.stdin.take();
+        let stdout = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        Self { child, stdin, stdout, last: 0, early: HashMap::new(), told: Vec::new() }
+    }
+
+    /// Sends a message as it is.
+    pub async fn send(&mut self, message: &Value) {
+        let stdin = self.stdin.as_mut().expect("not hung up");
+        stdin.write_all(format!("{message}\n").as_bytes()).await.expect("it listens");
+    }
+
+    /// Begins a request; gives its id.
+    pub async fn begin(&mut self, method: &str, params: Value) -> u64 {
+        self.last += 1;
+        let id = self.last;
+        self.send(&json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params })).await;
+        id
+    }
+
+    /// Waits for the answer to a request.
+    pub async fn answer(&mut self, id: u64) -> Value {
+        loop {
+            if let Some(answer) = self.early.remove(&id) {
+                return answer;
+            }
+            let line = within("an answer of qd mcp", self.stdout.next_line()).await.expect("it can be read");
+            let message: Value =
+                serde_json::from_str(&line.expect("it has not ended")).expect("only messages on stdout");
+            match message["id"].as_u64() {
+                Some(id) => drop(self.early.insert(id, message)),
+                None => self.told.push(message),
+            }
+        }
+    }
+
+    /// A request and its answer.
+    pub async fn ask(&mut self, method: &str, params: Value) -> Value {
+        let id = self.begin(method, params).await;
+        self.answer(id).await
+    }
+
+    /// Begins a call of a tool.
+    pub async fn begin_call(&mut self, tool: &str, arguments: Value) -> u64 {
+        self.begin("tools/call", json!({ "name": tool, "arguments": arguments })).await
+    }
+
+    /// What a call came to, which must be well.
+    pub async fn result(&mut self, id: u64) -> Value {
+        let answer = self.answer(id).await;
+        let result = &answer["result"];
+        assert_ne!(result["isError"], true, "{answer}");
+        let text = result["content"][0]["text"].as_str().unwrap_or_else(|| panic!("a text: {answer}"));
+        let said: Value = serde_json::from_str(text).expect("the text is JSON");
+        assert_eq!(said, result["structuredContent"], "the same twice");
+        said
+    }
+
+    /// Calls a tool, which must go well.
+    pub async fn call(&mut self, tool: &str, arguments: Value) -> Value {
+        let id = self.begin_call(tool, arguments).await;
+        self.result(id).await
+    }
+
+    /// Calls a tool, which must be refused with this code; gives the message.
+    pub async fn refused(&mut self, tool: &str, arguments: Value, code: &str) -> String {
+        let id = self.begin_call(tool, arguments).await;
+        let answer = self.answer(id).await;
+        assert_eq!(answer["result"]["isError"], true, "{answer}");
+        let error = &answer["result"]["structuredContent"]["error"];
+        assert_eq!(error["code"], code, "{answer}");
+        error["message"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// Hangs up, and gives its exit code.
+    pub async fn end(mut self) -> Option<i32> {
+        drop(self.stdin.take());
+        within("the end of qd mcp", self.child.wait()).await.expect("it ends").code()
+    }
+}
