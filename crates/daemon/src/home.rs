@@ -196,6 +196,11 @@ impl Home {
         self.path.join("isolated")
     }
 
+    /// Where programs that know no HTTP drop mail for sessions.
+    pub fn mail(&self) -> PathBuf {
+        self.path.join("mail")
+    }
+
     /// The settings of this home.
     pub fn config_file(&self) -> PathBuf {
         self.path.join("config.toml")
@@ -211,7 +216,7 @@ impl Home {
             fs::create_dir_all(parent).map_err(|source| at(parent, "make", source))?;
         }
         private_folder(&self.path)?;
-        for folder in [self.log(), self.secrets(), self.blobs(), self.tls(), self.workers()] {
+        for folder in [self.log(), self.secrets(), self.blobs(), self.tls(), self.workers(), self.mail()] {
             private_folder(&folder)?;
         }
         Ok(())

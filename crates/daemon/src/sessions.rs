@@ -49,6 +49,7 @@ impl Daemon {
         let Unborn { session, state, event, row } = unborn;
         let rows = vec![row];
         self.keep_env(&session.id, &env)?;
+        self.make_mail_folders(vec![session.id.clone()]).await;
         let view = SessionDoc::of(&state).view(self.halted());
         let answer = serde_json::to_vec(&view).map_err(unwritable)?;
         let born = match parent {
@@ -69,6 +70,7 @@ impl Daemon {
         };
         if let Err(error) = born {
             self.forget_env(&session.id);
+            crate::maildir::tidy(&self.home, &session.id);
             return Err(error);
         }
         Ok(view)
@@ -126,6 +128,7 @@ impl Daemon {
             directory,
             limits,
             env: new.env.into_keys().collect(),
+            mail: new.mail.unwrap_or_default(),
         };
         let id = SessionId::from_random(&random::bytes::<16>());
         let session = SessionRef::new(self.journal.new_session_key(), id, place.key, place.id.clone());

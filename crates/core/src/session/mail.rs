@@ -25,11 +25,12 @@ impl Draft<'_> {
         if self.mail.len() >= MAIL_OPEN_MAX {
             return self.refuse(Refusal::MailboxFull);
         }
-        let steered = match put.deliver {
+        let wanted = put.deliver.unwrap_or(self.settings.mail);
+        let steered = match wanted {
             Deliver::Steer => self.steerable().ok(),
             Deliver::Prompt | Deliver::Hold => None,
         };
-        let deliver = match (put.deliver, &steered) {
+        let deliver = match (wanted, &steered) {
             (Deliver::Hold, _) => Deliver::Hold,
             (_, Some(_)) => Deliver::Steer,
             (_, None) if self.queue_is_full() => return self.refuse(Refusal::QueueFull),

@@ -189,8 +189,8 @@ pub struct Put {
     pub in_reply_to: Option<MailId>,
     /// What the sender knows the exchange by.
     pub correlation_id: Option<String>,
-    /// How it is to be delivered.
-    pub deliver: Deliver,
+    /// How it is to be delivered; as the session's settings say unless given.
+    pub deliver: Option<Deliver>,
     /// The run that it becomes, where somebody waits for one; else it gets one of its own.
     pub run: Option<RunId>,
     /// What tells it apart from another message under the same id.

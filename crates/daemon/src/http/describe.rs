@@ -44,6 +44,7 @@ pub(super) fn base() -> OpenApi {
         (name = "sessions", description = "Conversations with one agent"),
         (name = "runs", description = "Accepted prompts"),
         (name = "asks", description = "What agents wait for"),
+        (name = "mail", description = "Messages to sessions"),
         (name = "halt", description = "The brake for everything"),
         (name = "events", description = "Streams of what happens"),
     )

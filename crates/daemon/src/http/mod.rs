@@ -6,7 +6,7 @@
 //! - `extract`: what a handler takes: ids, queries, bodies with an `Idempotency-Key`.
 //! - `once`: the same request under the same key has its effect once.
 //! - `list`: pages. `describe`: what the document says of all routes alike. `words`: texts and files of a caller.
-//! - `meta`, `agents`, `gc`, `join`, `workspaces`, `sessions`, `terminal`, `runs`, `queue`, `asks`, `policy`, `halt`, `events`: the families of routes.
+//! - `meta`, `agents`, `gc`, `join`, `workspaces`, `sessions`, `terminal`, `runs`, `queue`, `asks`, `mail`, `policy`, `halt`, `events`: the families of routes.
 
 mod agents;
 mod asks;
@@ -19,6 +19,7 @@ mod halt;
 mod join;
 mod kin;
 mod list;
+mod mail;
 mod meta;
 mod once;
 mod policy;
@@ -64,6 +65,7 @@ fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .merge(runs::routes())
         .merge(queue::routes())
         .merge(asks::routes())
+        .merge(mail::routes())
         .merge(policy::routes())
         .merge(agents::routes())
         .merge(fleets::routes())
