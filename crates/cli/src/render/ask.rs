@@ -126,8 +126,9 @@ pub(crate) mod tests {
     pub(crate) fn permission(risk: Risk) -> Ask {
         Ask {
             id: AskId::parse("ask_1").unwrap(),
-            session_id: SessionId::parse("ses_1").unwrap(),
-            run_id: RunId::parse("run_1").unwrap(),
+            session_id: SessionId::parse("ses_1").ok(),
+            run_id: RunId::parse("run_1").ok(),
+            fleet_id: None,
             kind: AskKind::Permission,
             tool: Some("Bash".to_owned()),
             input: json!({"command": "git push"}),

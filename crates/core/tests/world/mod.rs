@@ -438,7 +438,7 @@ impl Small {
                 inbox.extend(self.children.end_all().into_iter().map(ended));
                 self.children.closing = true;
             }
-            Effect::TellParent => panic!("nothing is above"),
+            Effect::TellParent | Effect::TellFleet { .. } => panic!("nothing is above"),
             Effect::CheckBudget | Effect::Purge => {}
         }
     }
