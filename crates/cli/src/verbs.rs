@@ -17,6 +17,7 @@ mod gc;
 mod halt;
 mod join;
 mod logs;
+mod mail;
 mod policy;
 mod prompt;
 mod ps;
@@ -72,6 +73,10 @@ pub(crate) async fn perform(context: &Context, verb: Verb) -> Result<Exit> {
         Verb::Cancel { ids } => cancel::cancel(context, &ids).await,
         Verb::Rm { ids, purge } => rm::rm(context, &ids, purge).await,
         Verb::Asks { follow } => asks::asks(context, follow).await,
+        Verb::Mail { verb: Some(verb), .. } => mail::other(context, verb).await,
+        Verb::Mail { session, state, follow, verb: None } => {
+            mail::mail(context, session.as_deref(), state.as_deref(), follow).await
+        }
         Verb::Allow { ask, always } => answer::allow(context, &ask, always).await,
         Verb::Deny { ask, reason } => answer::deny(context, &ask, &reason.join(" ")).await,
         Verb::Answer { ask, value } => answer::answer(context, &ask, value).await,
