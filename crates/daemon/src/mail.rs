@@ -157,7 +157,8 @@ fn check(mail: &Outgoing) -> Result<(), ApiError> {
         );
         return Err(invalid(message));
     }
-    let plain = |text: &String| (1..=CORRELATION_MAX).contains(&text.len()) && !text.contains(char::is_control);
+    let plain =
+        |text: &String| (1..=CORRELATION_MAX).contains(&text.len()) && !text.contains(char::is_control);
     if mail.correlation_id.as_ref().is_some_and(|text| !plain(text)) {
         return Err(invalid(format!("`correlation_id` is 1 to {CORRELATION_MAX} bytes on one line")));
     }

@@ -7,8 +7,8 @@ use std::str::FromStr;
 use qd_core::fleet::prompt::{self, BadTemplate};
 use qd_protocol::event::Limits;
 use qd_protocol::fleet::{Action, Ending, Member, Route, Spec, Split, Trigger};
-use qd_protocol::mail::Deliver;
 use qd_protocol::limits::{FLEET_ROUTES_MAX, FLEET_SESSIONS_MAX, RULES_MAX};
+use qd_protocol::mail::Deliver;
 use qd_protocol::policy::{Policy, Risk, Rule, Verdict};
 use regex::Regex;
 

@@ -31,7 +31,8 @@ use crate::read::{self, Loaded, PAGE_BYTES, Page, Pool, SessionPage};
 use crate::reserve::Reserve;
 use crate::ring::{Board, Filter};
 use crate::rows::{
-    AskRow, FleetRow, MailRow, RowChange, RunRow, SEQ_COUNTER, SESSION_COUNTER, SessionRow, WorkspaceRow, count,
+    AskRow, FleetRow, MailRow, RowChange, RunRow, SEQ_COUNTER, SESSION_COUNTER, SessionRow, WorkspaceRow,
+    count,
 };
 use crate::schema;
 use crate::stats::Stats;

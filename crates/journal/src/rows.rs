@@ -388,9 +388,11 @@ fn put_mail(db: &Connection, row: &MailRow, first: Seq, events: usize) -> Result
                 doc
             ])?
         }
-        None => db
-            .prepare_cached("UPDATE mail SET open = ?2, doc = ?3 WHERE id = ?1")?
-            .execute(params![id.as_str(), open, doc])?,
+        None => db.prepare_cached("UPDATE mail SET open = ?2, doc = ?3 WHERE id = ?1")?.execute(params![
+            id.as_str(),
+            open,
+            doc
+        ])?,
     };
     match (changed, sent_by) {
         (0, Some(_)) => Err(AppendError::Violation(format!("there is mail {id} already"))),

@@ -182,9 +182,7 @@ impl RunId {
 
     /// The run that a message becomes. Derived from its cause, so that a repeat after a crash is the same run.
     pub fn of_mail(session: &SessionId, sent: Number) -> Self {
-        Self(
-            format!("run_mail_{}_{}", session.as_str().trim_start_matches(SessionId::PREFIX), sent.0).into(),
-        )
+        Self(format!("run_mail_{}_{}", session.as_str().trim_start_matches(SessionId::PREFIX), sent.0).into())
     }
 
     /// A run that a fleet starts: its cause (`start`, or a route and how often it has fired), the session's name, which

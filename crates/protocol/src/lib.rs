@@ -39,6 +39,8 @@ pub mod worker;
 
 pub use error::{ApiError, Code};
 pub use event::{Body, Event, FinishReason, Usage};
-pub use ids::{AskId, FleetId, MailId, MessageId, Number, RunId, Seq, SessionId, TokenId, WorkerId, WorkspaceId};
+pub use ids::{
+    AskId, FleetId, MailId, MessageId, Number, RunId, Seq, SessionId, TokenId, WorkerId, WorkspaceId,
+};
 pub use text::Text;
 pub use time::Millis;

@@ -15,8 +15,7 @@ use crate::render::table::Table;
 use crate::render::text;
 
 /// What a stream of mail is made of.
-const KINDS: &str =
-    "mail.sent,mail.delivered,mail.claimed,mail.acknowledged,mail.returned,mail.quarantined";
+const KINDS: &str = "mail.sent,mail.delivered,mail.claimed,mail.acknowledged,mail.returned,mail.quarantined";
 /// How much of a message a line shows.
 const HEAD: usize = 200;
 

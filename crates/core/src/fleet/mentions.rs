@@ -53,7 +53,9 @@ impl Draft<'_> {
         let left = FLEET_MENTIONS_MAX.saturating_sub(self.mentions) as usize;
         let error = (names.len() > left).then(|| {
             let refused = names.split_off(left).join(", ");
-            format!("{name} mentions {refused}, and a fleet sends {FLEET_MENTIONS_MAX} messages for that at most")
+            format!(
+                "{name} mentions {refused}, and a fleet sends {FLEET_MENTIONS_MAX} messages for that at most"
+            )
         });
         let round = self.mentions + 1;
         let cause = format!("at-{round}");
@@ -79,9 +81,10 @@ mod tests {
 
     #[test]
     fn a_mention_begins_a_line_and_is_a_whole_word() {
-        assert_eq!(read("@dev1: go\nask @lead too\n@dev\n@dev1 again\n@ x\n@review, please"), [
-            "dev1", "dev", "review"
-        ]);
+        assert_eq!(
+            read("@dev1: go\nask @lead too\n@dev\n@dev1 again\n@ x\n@review, please"),
+            ["dev1", "dev", "review"]
+        );
         assert_eq!(read("done\r\n@a\r\n"), ["a"]);
     }
 

@@ -65,8 +65,7 @@ impl Draft<'_> {
             (Deliver::Hold, _) => {}
             _ => {
                 let fingerprint = format!("mail:{id}");
-                let prompt =
-                    Accept { run: own, prompt: words.into(), attachments: Vec::new(), fingerprint };
+                let prompt = Accept { run: own, prompt: words.into(), attachments: Vec::new(), fingerprint };
                 self.enqueue(prompt, Some(id));
                 self.advance();
             }
@@ -106,7 +105,8 @@ impl Draft<'_> {
     /// What was claimed and not acknowledged in time comes back.
     pub(super) fn return_expired(&mut self) {
         let now = self.world.now;
-        let expired = |letter: &&Letter| matches!(letter.stands, Stands::Claimed { until, .. } if until <= now);
+        let expired =
+            |letter: &&Letter| matches!(letter.stands, Stands::Claimed { until, .. } if until <= now);
         let expired: Vec<MailId> = self.mail.iter().filter(expired).map(|letter| letter.id.clone()).collect();
         for id in expired {
             self.give_back(&id, "it was claimed and not acknowledged in time");

@@ -19,8 +19,8 @@ mod worker;
 
 use qd_protocol::event::{Answer, Ask, Attachment, Body, ChildResult, Limits, StopCause};
 use qd_protocol::link::{Gone, Reply as AskReply, Up, UpNumber};
-use qd_protocol::policy::Policy;
 use qd_protocol::mail::{Deliver, MailKind};
+use qd_protocol::policy::Policy;
 use qd_protocol::{AskId, MailId, Millis, Number, RunId, SessionId, Text, WorkerId};
 
 pub(crate) use commands::fits;

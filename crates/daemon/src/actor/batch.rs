@@ -306,11 +306,7 @@ pub(crate) fn session_row(
 }
 
 /// The row of a run, an ask or a message.
-pub(crate) fn row_change(
-    session: &SessionRef,
-    row: &Row,
-    begun: &Begun<'_>,
-) -> Result<RowChange, ApiError> {
+pub(crate) fn row_change(session: &SessionRef, row: &Row, begun: &Begun<'_>) -> Result<RowChange, ApiError> {
     Ok(match row {
         Row::Run { id, doc, prompt, fingerprint } => RowChange::Run(RunRow {
             id: id.clone(),

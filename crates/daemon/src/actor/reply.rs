@@ -50,11 +50,7 @@ pub(super) struct Said {
 }
 
 /// Puts a reply into words. `seq_of` says where an event of the step came to lie.
-pub(super) fn answer(
-    reply: &Reply,
-    said: &Said,
-    seq_of: impl Fn(usize) -> Seq,
-) -> Result<Answer, ApiError> {
+pub(super) fn answer(reply: &Reply, said: &Said, seq_of: impl Fn(usize) -> Seq) -> Result<Answer, ApiError> {
     Ok(match reply {
         Reply::Accepted { position, event: Some(event) } => match &said.run {
             Some(run) => Answer::Accepted(Receipt {
@@ -75,9 +71,7 @@ pub(super) fn answer(
         Reply::Answered(ask) => Answer::Answered(ask.clone()),
         Reply::Removed(runs) => Answer::Removed(runs.clone()),
         Reply::Mailed { event } => match (event, &said.mail) {
-            (Some(event), Some(mail)) => {
-                Answer::Mailed(MailReceipt { seq: seq_of(*event), ..mail.clone() })
-            }
+            (Some(event), Some(mail)) => Answer::Mailed(MailReceipt { seq: seq_of(*event), ..mail.clone() }),
             _ => Answer::Known,
         },
         Reply::Claimed { mail, until } => {

@@ -54,7 +54,8 @@ fn looks_at(method: &Method, path: &str, query: Option<&str>, session: &SessionI
 /// Whether a request claims or acknowledges what was sent to this session.
 fn takes_mail(method: &Method, path: &str, session: &SessionId) -> bool {
     let segments: Vec<&str> = path.split('/').skip_while(|segment| *segment != "sessions").skip(1).collect();
-    let taken = matches!(segments[..], [own, "mail", "claim"] | [own, "mail", _, "ack"] if own == session.as_str());
+    let taken =
+        matches!(segments[..], [own, "mail", "claim"] | [own, "mail", _, "ack"] if own == session.as_str());
     *method == Method::POST && taken
 }
 
@@ -70,10 +71,20 @@ mod tests {
             takes_mail(&Method::POST, &path, &own)
         };
         assert!(may("OWN/mail/claim") && may("OWN/mail/mail_1/ack"));
-        for path in ["OWN/mail", "ses_other/mail/claim", "ses_other/mail", "OWN", "ses_other/mail/sessions/OWN/mail/claim"] {
+        for path in [
+            "OWN/mail",
+            "ses_other/mail/claim",
+            "ses_other/mail",
+            "OWN",
+            "ses_other/mail/sessions/OWN/mail/claim",
+        ] {
             assert!(!may(path), "{path}");
         }
-        assert!(!takes_mail(&Method::DELETE, &format!("/v1/workspaces/ws_1/sessions/{own}/mail/claim"), &own));
+        assert!(!takes_mail(
+            &Method::DELETE,
+            &format!("/v1/workspaces/ws_1/sessions/{own}/mail/claim"),
+            &own
+        ));
     }
 
     #[test]

@@ -9,9 +9,7 @@ use qd_core::session::{Command, milliseconds};
 use qd_journal::{MailFilter, MailRow, SessionKey};
 use qd_protocol::error::ErrorBody;
 use qd_protocol::limits::{HEAD_MAX, MAIL_CLAIM_MAX, MAIL_CLAIM_MAX_S, MAIL_CLAIM_S};
-use qd_protocol::mail::{
-    AckRequest, ClaimRequest, ClaimedMail, Mail, MailReceipt, MailState, NewMail,
-};
+use qd_protocol::mail::{AckRequest, ClaimRequest, ClaimedMail, Mail, MailReceipt, MailState, NewMail};
 use qd_protocol::text::head;
 use qd_protocol::{ApiError, Code, MailId, Number, SessionId, WorkspaceId};
 use serde::Deserialize;
@@ -124,11 +122,7 @@ async fn list_all_mail(
     list(&daemon, query, None).await
 }
 
-async fn list(
-    daemon: &Daemon,
-    query: MailQuery,
-    session: Option<SessionKey>,
-) -> Result<List<Mail>, Refusal> {
+async fn list(daemon: &Daemon, query: MailQuery, session: Option<SessionKey>) -> Result<List<Mail>, Refusal> {
     let (limit, after) = (limit(query.limit)?, after(query.after.as_deref(), MailId::parse)?);
     let filter = MailFilter { session, open_only: query.state.is_some_and(MailState::is_open) };
     let journal = &daemon.journal;
@@ -183,7 +177,10 @@ async fn claim_mail(
     }
     let limit_s = request.limit_s.unwrap_or(MAIL_CLAIM_S as f64);
     if !(limit_s > 0.0 && limit_s <= MAIL_CLAIM_MAX_S as f64) {
-        return Err(invalid(format!("`limit_s` is a number of seconds above 0 and up to {MAIL_CLAIM_MAX_S}")).into());
+        return Err(invalid(format!(
+            "`limit_s` is a number of seconds above 0 and up to {MAIL_CLAIM_MAX_S}"
+        ))
+        .into());
     }
     let deed = |key| async {
         let command = Command::Claim { max, limit_ms: milliseconds(limit_s).max(1) };
@@ -225,8 +222,13 @@ async fn acknowledge_mail(
             Ok(Done { answer, .. }) => Ok((answer, Kept::WithEffect)),
             Err(error) if error.code == Code::NotClaimed => {
                 let now = view(&find(&daemon, session.key, &id).await?)?;
-                let again = now.state == MailState::Acknowledged && claim.is_none_or(|one| now.claim == Some(one));
-                if again { Ok((Answer::Done, Kept::NotYet)) } else { Err(error.with("state", now.state.as_str())) }
+                let again =
+                    now.state == MailState::Acknowledged && claim.is_none_or(|one| now.claim == Some(one));
+                if again {
+                    Ok((Answer::Done, Kept::NotYet))
+                } else {
+                    Err(error.with("state", now.state.as_str()))
+                }
             }
             Err(error) => Err(error),
         }

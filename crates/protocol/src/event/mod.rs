@@ -17,12 +17,10 @@ pub use self::ask::{
     Answer, Ask, AskDelivered, AskKind, AskOpened, AskResolved, AskState, Decision, ResolvedBy,
 };
 pub use self::fleet::{
-    FleetFinished, FleetMentioned, FleetRouted, FleetStarted, FleetUpdated, Given, RunEnded, Source, StopReason,
-    Subtask,
+    FleetFinished, FleetMentioned, FleetRouted, FleetStarted, FleetUpdated, Given, RunEnded, Source,
+    StopReason, Subtask,
 };
-pub use self::mail::{
-    MailAcknowledged, MailClaimed, MailDelivered, MailQuarantined, MailReturned, MailSent,
-};
+pub use self::mail::{MailAcknowledged, MailClaimed, MailDelivered, MailQuarantined, MailReturned, MailSent};
 pub use self::message::{
     Attachment, Delta, Finish, MessageCreated, MessageFinished, Notice, Part, Plan, PlanEntry, Role, Tool,
     Usage, UsageReported,
