@@ -3,9 +3,10 @@
 use qd_testkit::{Daemon, Fleet, script::*};
 use serde_json::{Value, json};
 
+/// What `c` says mentions nobody, whoever it follows on: its prompt is its own.
 fn file(task: &str, rest: &str, b: &str) -> String {
     format!(
-        "fleet:\n  task: {}\n  sessions:\n    a: {{ agent: script }}\n    b: {{ agent: {b} }}\n    c: {{ agent: echo }}\n  start: a\n{rest}",
+        "fleet:\n  task: {}\n  sessions:\n    a: {{ agent: script }}\n    b: {{ agent: {b} }}\n    c: {{ agent: echo, prompt: next }}\n  start: a\n{rest}",
         json!(task)
     )
 }

@@ -38,19 +38,34 @@ enum Found {
 }
 
 impl FleetActor {
-    /// Gives every open run to its session that does not have it.
+    /// Gives every open run to its session that does not have it: many sessions at once, to each its runs in order.
     pub(super) async fn give(&mut self) {
-        let owed = self.owed();
+        let mut owed: Vec<(String, Vec<(Errand, Open)>)> = Vec::new();
+        for (errand, open) in self.owed() {
+            match owed.iter_mut().find(|(session, _)| *session == errand.session) {
+                Some((_, runs)) => runs.push((errand, open)),
+                None => owed.push((errand.session.clone(), vec![(errand, open)])),
+            }
+        }
         let (daemon, state) = (Arc::clone(&self.daemon), Arc::new(self.state.clone()));
-        let work = owed.into_iter().map(|(errand, open)| {
+        let work = owed.into_iter().map(|(_, runs)| {
             let (daemon, state) = (Arc::clone(&daemon), Arc::clone(&state));
             async move {
-                let found = deliver(&daemon, &state, &errand, &open).await;
-                (open.run, found)
+                let mut given = Vec::with_capacity(runs.len());
+                for (errand, open) in runs {
+                    let found = deliver(&daemon, &state, &errand, &open).await;
+                    let waits = matches!(found, Ok(Found::Later) | Err(_));
+                    given.push((open.run, found));
+                    // Those behind it come after it, whenever that is.
+                    if waits {
+                        break;
+                    }
+                }
+                given
             }
         });
-        let found: Vec<_> = stream::iter(work).buffered(AT_ONCE).collect().await;
-        Box::pin(self.settle(found)).await;
+        let found: Vec<Vec<_>> = stream::iter(work).buffered(AT_ONCE).collect().await;
+        Box::pin(self.settle(found.into_iter().flatten().collect())).await;
     }
 
     /// Cancels every open run that its session has; one that it never got has ended with that.
