@@ -58,23 +58,21 @@ fn ack(bench: &mut Bench, name: &str, claim: Option<Number>) -> bool {
 }
 
 /// The prompts that were accepted in a step.
-fn prompts(step: &Step) -> Vec<&str> {
+fn prompts(step: &Step) -> Vec<String> {
     let prompt = |event: &Recorded| match &event.body {
         Body::RunAccepted(accepted) => Some(accepted.prompt.clone()),
         _ => None,
     };
-    let found: Vec<String> = step.events.iter().filter_map(prompt).collect();
-    found.into_iter().map(|text| &*text.leak()).collect()
+    step.events.iter().filter_map(prompt).collect()
 }
 
-fn docs(step: &Step) -> Vec<(&str, &MailDoc)> {
-    let doc = |row: &'_ Row| matches!(row, Row::Mail { .. });
-    let rows = step.rows.iter().filter(|row| doc(row));
-    rows.map(|row| match row {
-        Row::Mail { id, doc, .. } => (id.as_str(), doc),
-        _ => unreachable!("only mail is left"),
-    })
-    .collect()
+/// Where the messages of a step stand after it.
+fn docs(step: &Step) -> Vec<&MailDoc> {
+    let mail = step.rows.iter().filter_map(|row| match row {
+        Row::Mail { doc, .. } => Some(doc),
+        _ => None,
+    });
+    mail.collect()
 }
 
 #[test]
@@ -83,11 +81,11 @@ fn an_idle_session_is_woken_and_a_message_is_delivered_when_its_agent_gets_it() 
     let step = put(&mut bench, "a", Deliver::Prompt);
     assert_eq!(kinds(&step), ["mail.sent", "run.accepted", "message.created", "worker.started"]);
     assert_eq!(prompts(&step), ["words of a"], "a person's task is told as it is");
-    assert_eq!(docs(&step).last().unwrap().1.state, MailState::Delivering);
+    assert_eq!(docs(&step).last().unwrap().state, MailState::Delivering);
     bench.world.link = Link::Ready { steers: true };
     let step = bench.input(Input::Wake);
     assert_eq!(kinds(&step), ["run.started", "message.created", "mail.delivered"]);
-    assert_eq!(docs(&step).last().unwrap().1.state, MailState::Delivered);
+    assert_eq!(docs(&step).last().unwrap().state, MailState::Delivered);
     assert!(bench.state.mail.is_empty());
 }
 
@@ -116,7 +114,7 @@ fn a_steer_reaches_the_turn_and_is_delivered_when_the_turn_takes_it() {
     let Some(Effect::Steer { number, .. }) = step.effects.last() else { panic!("{:?}", step.effects) };
     let step = bench.hear(Up::SteerTaken { steer: *number });
     assert_eq!(kinds(&step), ["steer.taken", "mail.delivered"]);
-    let doc = docs(&step)[0].1;
+    let doc = docs(&step)[0];
     assert_eq!((doc.state, doc.delivered_as), (MailState::Delivered, Some(Deliver::Steer)));
     assert_eq!(doc.run_id.as_ref().unwrap().as_str(), "r");
     assert!(bench.state.mail.is_empty());
@@ -226,7 +224,7 @@ fn what_comes_back_too_often_is_kept_from_everybody_with_the_reason() {
         let last = round == MAIL_RETURNS_MAX;
         assert_eq!(kinds(&step), [if last { "mail.quarantined" } else { "mail.returned" }]);
         if last {
-            let doc = docs(&step)[0].1;
+            let doc = docs(&step)[0];
             assert_eq!(doc.state, MailState::Quarantined);
             assert!(doc.reason.as_ref().unwrap().contains("5 times"), "{doc:?}");
         }
