@@ -202,6 +202,30 @@ A checkout of the branch is moved along, and only if everything in it is committ
         #[arg(short, long)]
         follow: bool,
     },
+    /// List the mail of a session or of all, or send some
+    #[command(
+        args_conflicts_with_subcommands = true,
+        after_help = "Examples:
+  qd mail                               everything that was sent, and where it stands
+  qd mail nightly --state waiting
+  qd mail -f --json
+  qd mail send nightly 'the build is green again'
+  qd mail send nightly --steer 'skip the slow tests'"
+    )]
+    Mail {
+        /// The session
+        session: Option<String>,
+        /// Only what stands so
+        #[arg(long, value_name = "STATE", conflicts_with = "follow",
+            value_parser = ["waiting", "delivering", "claimed", "delivered", "acknowledged", "quarantined"])]
+        state: Option<String>,
+        /// Show what becomes of mail from now on
+        #[arg(short, long)]
+        follow: bool,
+        /// What else to do
+        #[command(subcommand)]
+        verb: Option<MailVerb>,
+    },
     /// Let an agent do what it asks for
     #[command(after_help = "Example:
   qd allow ask_3f")]
@@ -380,6 +404,30 @@ pub(crate) enum WorktreesVerb {
     },
     /// Remove every worktree of a closed session in which everything is committed and merged
     Gc,
+}
+
+/// `qd mail`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum MailVerb {
+    /// Send a message to a session: a prompt if it is idle, else after its turn
+    Send {
+        /// The session
+        id: String,
+        /// The message; `-` reads it from stdin
+        text: String,
+        /// Tell it to the turn that is running, if there is one that can be steered
+        #[arg(long, conflicts_with = "hold")]
+        steer: bool,
+        /// Let it wait in the mailbox until somebody claims it
+        #[arg(long)]
+        hold: bool,
+        /// What it is meant as [default: task, or reply with --reply-to]
+        #[arg(long, value_name = "KIND", value_parser = ["task", "ask", "handoff", "reply"])]
+        kind: Option<String>,
+        /// The message that it answers
+        #[arg(long, value_name = "MAIL")]
+        reply_to: Option<String>,
+    },
 }
 
 /// `qd workers`.
@@ -592,6 +640,9 @@ mod tests {
             &["policy", "test", "allow", "--limit", "0"],
             &["policy", "test", "allow", "--limit", "1001"],
             &["serve", "--tls-cert", "a"],
+            &["mail", "send", "s"],
+            &["mail", "send", "s", "t", "--steer", "--hold"],
+            &["mail", "--state", "lost"],
             &["worker"],
             &["worker", "--agent", "echo", "--listen", "nonsense"],
             &["worker", "--agent", "echo", "--listen", "unix:/run/x.sock"],

@@ -18,6 +18,7 @@ mod gc;
 mod halt;
 mod join;
 mod logs;
+mod mail;
 mod mcp;
 mod merge;
 mod policy;
@@ -85,6 +86,10 @@ pub(crate) async fn perform(context: &Context, verb: Verb) -> Result<Exit> {
         }
         Verb::Worktrees { verb: Some(WorktreesVerb::Gc) } => worktrees::gc(context).await,
         Verb::Asks { follow } => asks::asks(context, follow).await,
+        Verb::Mail { verb: Some(verb), .. } => mail::other(context, verb).await,
+        Verb::Mail { session, state, follow, verb: None } => {
+            mail::mail(context, session.as_deref(), state.as_deref(), follow).await
+        }
         Verb::Allow { ask, always } => answer::allow(context, &ask, always).await,
         Verb::Deny { ask, reason } => answer::deny(context, &ask, &reason.join(" ")).await,
         Verb::Answer { ask, value } => answer::answer(context, &ask, value).await,

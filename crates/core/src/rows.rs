@@ -2,13 +2,14 @@
 //! and [`apply`] over the journal makes them again from nothing. Streamed words change no row.
 
 use qd_protocol::api::{self, RunState, SessionState};
-use qd_protocol::event::{Ask, AskResolved, Body, FinishReason, ResolvedBy, RunError, Usage};
+use qd_protocol::event::{Ask, AskResolved, Body, FinishReason, MailSent, ResolvedBy, RunError, Usage};
+use qd_protocol::mail::{Deliver, Mail, MailReceipt, MailState};
 use qd_protocol::policy::Rule;
 use qd_protocol::text::Blob;
-use qd_protocol::{Millis, RunId, SessionId};
+use qd_protocol::{MailId, Millis, RunId, Seq, SessionId};
 use serde::{Deserialize, Serialize};
 
-use crate::session::{Phase, Recorded, Run, State, evolve};
+use crate::session::{Letter, Phase, Recorded, Run, Stands, State, evolve};
 
 /// A row that an event changed, besides its session's own.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,6 +27,70 @@ pub enum Row {
     },
     /// An ask, as it now stands.
     Ask(AskDoc),
+    /// A message. What was sent never changes, so it comes only then.
+    Mail {
+        /// The message.
+        id: MailId,
+        /// As it now stands.
+        doc: MailDoc,
+        /// What was sent.
+        sent: Option<Box<MailSent>>,
+    },
+}
+
+/// Where a message stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MailDoc {
+    /// Where.
+    pub state: MailState,
+    /// The run that it is, or was told to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run_id: Option<RunId>,
+    /// How it reached the agent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delivered_as: Option<Deliver>,
+    /// The claim that somebody has on it, or had when it was acknowledged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<u64>,
+    /// Until when that counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim_expires_at: Option<Millis>,
+    /// How often it has come back.
+    pub returns: u32,
+    /// Why it came back, or is kept from everybody.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The last change.
+    pub updated_at: Millis,
+}
+
+impl MailDoc {
+    /// The message as clients see it.
+    pub fn view(self, sent: MailSent) -> Mail {
+        Mail {
+            message: sent.mail,
+            deliver: sent.deliver,
+            state: self.state,
+            run_id: self.run_id,
+            delivered_as: self.delivered_as,
+            claim: self.claim,
+            claim_expires_at: self.claim_expires_at,
+            returns: self.returns,
+            reason: self.reason,
+            updated_at: self.updated_at,
+        }
+    }
+}
+
+/// What a sender is told of a message whose `mail.sent` is at this place.
+pub fn mail_receipt(sent: &MailSent, seq: Seq) -> MailReceipt {
+    MailReceipt {
+        id: sent.mail.id.clone(),
+        deliver: sent.deliver,
+        run_id: sent.run_id.clone(),
+        sent_at: sent.mail.sent_at,
+        seq,
+    }
 }
 
 /// An ask as it stands, and how it came to that. Flattened like the events that it comes from.
@@ -151,6 +216,7 @@ impl SessionDoc {
             restarts: settings.limits.restarts,
             restart_window_s: settings.limits.restart_window_s,
             env: settings.env.clone(),
+            mail: settings.mail,
             tree_cost_usd: None,
             closing: state.closing.is_some(),
             created_at: state.created_at,
@@ -206,12 +272,14 @@ pub fn apply(state: &mut State, event: &Recorded) -> Vec<Row> {
         (Body::RunFinished(_), Some(id)) => state.run(id).cloned(),
         _ => None,
     };
+    let before = mail_of(&event.body).and_then(|id| state.letter(id).cloned());
     evolve(state, event);
     let run_of = |id: &RunId| state.run(id).map(|run| run_row(state, run, None));
     match (&event.body, &event.run) {
         (Body::RunAccepted(accepted), Some(id)) => {
             let prompt = Prompt { prompt: accepted.prompt.clone(), blob: accepted.blob.clone() };
-            state.run(id).map(|run| run_row(state, run, Some(prompt))).into_iter().collect()
+            let run = state.run(id).map(|run| run_row(state, run, Some(prompt)));
+            run.into_iter().chain(mail_row(state, event, before)).collect()
         }
         (
             Body::RunQueued(_)
@@ -242,8 +310,72 @@ pub fn apply(state: &mut State, event: &Recorded) -> Vec<Row> {
             };
             vec![Row::Run { id: id.clone(), doc, prompt: None, fingerprint: run.fingerprint }]
         }
-        _ => Vec::new(),
+        _ => mail_row(state, event, before).into_iter().collect(),
     }
+}
+
+/// The message that an event is about.
+fn mail_of(body: &Body) -> Option<&MailId> {
+    match body {
+        Body::MailSent(sent) => Some(&sent.mail.id),
+        Body::MailDelivered(delivered) => Some(&delivered.id),
+        Body::MailClaimed(claimed) => Some(&claimed.id),
+        Body::MailAcknowledged(acknowledged) => Some(&acknowledged.id),
+        Body::MailReturned(returned) => Some(&returned.id),
+        Body::MailQuarantined(quarantined) => Some(&quarantined.id),
+        Body::RunAccepted(accepted) => accepted.mail.as_ref(),
+        _ => None,
+    }
+}
+
+/// The row of the message that an event is about. `before` is the message before the event, since one that is done with
+/// is in the state no more.
+fn mail_row(state: &State, event: &Recorded, before: Option<Letter>) -> Option<Row> {
+    let id = mail_of(&event.body)?;
+    let letter = state.letter(id);
+    let returns = letter.or(before.as_ref()).map_or(0, |letter| letter.returns);
+    let mut doc = MailDoc {
+        state: MailState::Waiting,
+        run_id: None,
+        delivered_as: None,
+        claim: None,
+        claim_expires_at: None,
+        returns,
+        reason: None,
+        updated_at: event.ts,
+    };
+    match letter.map(|letter| &letter.stands) {
+        Some(Stands::Run(run) | Stands::Steer { told: run, .. }) => {
+            doc.state = MailState::Delivering;
+            doc.run_id = Some(run.clone());
+        }
+        Some(Stands::Claimed { claim, until }) => {
+            doc.state = MailState::Claimed;
+            doc.claim = Some(claim.0);
+            doc.claim_expires_at = Some(*until);
+        }
+        Some(Stands::Held) | None => {}
+    }
+    let mut sent = None;
+    match &event.body {
+        Body::MailSent(body) => sent = Some(Box::new(body.clone())),
+        Body::MailReturned(returned) => doc.reason = Some(returned.reason.clone()),
+        Body::MailDelivered(delivered) => {
+            doc.state = MailState::Delivered;
+            doc.delivered_as = Some(delivered.delivered_as);
+            doc.run_id = Some(delivered.run_id.clone());
+        }
+        Body::MailAcknowledged(acknowledged) => {
+            doc.state = MailState::Acknowledged;
+            doc.claim = Some(acknowledged.claim.0);
+        }
+        Body::MailQuarantined(quarantined) => {
+            doc.state = MailState::Quarantined;
+            doc.reason = Some(quarantined.reason.clone());
+        }
+        _ => {}
+    }
+    Some(Row::Mail { id: id.clone(), doc, sent })
 }
 
 fn run_row(state: &State, run: &Run, prompt: Option<Prompt>) -> Row {

@@ -10,7 +10,7 @@ use qd_journal::{RebuildError, RowChange, SessionKey, StoredEvent, WorkspaceRow}
 use qd_protocol::api::{Halt, Workspace};
 use qd_protocol::event::Body;
 
-use crate::actor::{recorded, row_change, session_row, snapshot};
+use crate::actor::{Begun, recorded, row_change, session_row, snapshot};
 use crate::daemon::SessionRef;
 use crate::fleets::{self, FleetRef};
 
@@ -164,16 +164,12 @@ impl Fold {
         let touches = qd_core::rows::touches_session(&event.body);
         let ends = matches!(event.body, Body::RunFinished(_));
         let rows = apply(&mut alive.state, &event);
-        let accepted = match (&event.body, &event.run) {
-            (Body::RunAccepted(_), Some(run)) => {
-                self.report.runs += 1;
-                HashMap::from([(run, 0)])
-            }
-            _ => HashMap::new(),
-        };
+        self.report.runs += u64::from(matches!(event.body, Body::RunAccepted(_)));
         self.report.asks += u64::from(matches!(event.body, Body::AskOpened(_)));
+        let events = [event];
+        let begun = Begun::of(&events);
         let mut changes: Vec<RowChange> =
-            rows.iter().filter_map(|row| row_change(&alive.session, row, &accepted).ok()).collect();
+            rows.iter().filter_map(|row| row_change(&alive.session, row, &begun).ok()).collect();
         if touches {
             changes.extend(alive.row());
         }

@@ -201,6 +201,11 @@ impl Home {
         self.path.join("isolated")
     }
 
+    /// Where programs that know no HTTP drop mail for sessions.
+    pub fn mail(&self) -> PathBuf {
+        self.path.join("mail")
+    }
+
     /// The settings of this home.
     pub fn config_file(&self) -> PathBuf {
         self.path.join("config.toml")
@@ -216,8 +221,16 @@ impl Home {
             fs::create_dir_all(parent).map_err(|source| at(parent, "make", source))?;
         }
         private_folder(&self.path)?;
-        for folder in [self.log(), self.secrets(), self.blobs(), self.tls(), self.workers(), self.worktrees()]
-        {
+        let folders = [
+            self.log(),
+            self.secrets(),
+            self.blobs(),
+            self.tls(),
+            self.workers(),
+            self.worktrees(),
+            self.mail(),
+        ];
+        for folder in folders {
             private_folder(&folder)?;
         }
         Ok(())

@@ -5,6 +5,7 @@
 //! - `http`: the API, one file per family of routes.
 //! - `daemon`: what all parts share, and the way to a session.
 //! - `places`, `sessions`, `fleets`, `halt`, `budget`: what is not one session's own business.
+//! - `mail`, `maildir`: messages to sessions, over the API and through folders.
 //! - `words`: what callers say, checked and kept.
 //! - `registry`: who is awake, and how two of one session are impossible.
 //! - `actor`: the shell around one session's machine.
@@ -26,6 +27,8 @@ mod halt;
 pub mod home;
 mod http;
 mod keyed;
+mod mail;
+mod maildir;
 mod metrics;
 mod places;
 mod random;

@@ -153,6 +153,7 @@ async fn run(options: ServeOptions, exe: PathBuf, announce: &mut dyn FnMut(&str)
     tracing::info!(pid = std::process::id(), home = %daemon.home.path().display(), "started");
 
     daemon.spawn(Arc::clone(&daemon).supervise());
+    daemon.spawn(Arc::clone(&daemon).watch_mail());
     let (router, _) = http::router(Arc::clone(&daemon));
     let mut told = daemon.stop_signal();
     let mut serving = Some(Box::pin(edge::serve(bound, router, daemon.stop_signal())));

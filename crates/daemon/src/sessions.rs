@@ -59,6 +59,7 @@ impl Daemon {
         let Unborn { session, state, event, row } = unborn;
         let rows = vec![row];
         self.keep_env(&session.id, &env)?;
+        self.make_mail_folders(vec![session.id.clone()]).await;
         let view = SessionDoc::of(&state).view(self.halted());
         let answer = serde_json::to_vec(&view).map_err(unwritable)?;
         let born = match parent {
@@ -79,6 +80,7 @@ impl Daemon {
         };
         if let Err(error) = born {
             self.forget_env(&session.id);
+            crate::maildir::tidy(&self.home, &session.id);
             return Err(error);
         }
         Ok(view)
@@ -144,6 +146,7 @@ impl Daemon {
             limits,
             mcp: new.mcp,
             env: new.env.into_keys().collect(),
+            mail: new.mail.unwrap_or_default(),
         };
         let session = SessionRef::new(self.journal.new_session_key(), id, place.key, place.id.clone());
         let now = Millis::now();

@@ -35,6 +35,7 @@ pub fn json() -> Value {
                     "permissions": { "$ref": "#/$defs/permissions" },
                     "budget_usd": money,
                     "timeout": seconds,
+                    "mentions": { "description": "Whether a last message that begins a line with @NAME is sent to that session.", "type": "boolean" },
                     "mode": { "description": "As CAP has it.", "const": "static" },
                     "sessions": {
                         "type": "object",
@@ -63,7 +64,8 @@ pub fn json() -> Value {
                     "budget_usd": money,
                     "worktree": { "description": "Whether it works in a git worktree of its own; true where base_branch is given.", "type": "boolean" },
                     "retry": { "description": "How often a prompt that failed is given again.", "type": "integer", "minimum": 0, "maximum": RETRY_MAX },
-                    "prompt": template
+                    "prompt": template,
+                    "mail": { "description": "How mail reaches it: as a prompt, or as a steer of the turn that is running.", "enum": ["prompt", "steer"] }
                 }
             },
             "route": {

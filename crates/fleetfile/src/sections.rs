@@ -8,6 +8,7 @@ use qd_core::fleet::prompt::{self, BadTemplate};
 use qd_protocol::event::Limits;
 use qd_protocol::fleet::{Action, Ending, Member, Route, Spec, Split, Trigger};
 use qd_protocol::limits::{FLEET_ROUTES_MAX, FLEET_SESSIONS_MAX, RULES_MAX};
+use qd_protocol::mail::Deliver;
 use qd_protocol::policy::{Policy, Risk, Rule, Verdict};
 use regex::Regex;
 
@@ -32,6 +33,7 @@ pub(crate) fn fleet(root: &Node, task: Option<&str>) -> Result<Spec, Problem> {
     let policy = section.take("permissions").map(policy).transpose()?.unwrap_or_default();
     let budget_usd = section.take("budget_usd").map(money).transpose()?;
     let timeout_s = section.take("timeout").map(seconds).transpose()?;
+    let mentions = section.take("mentions").map(flag).transpose()?.unwrap_or(false);
     let defaults = Defaults { policy, worktree: base_branch.is_some() };
     let sessions = section.need("sessions")?;
     let members = members(sessions, &defaults)?;
@@ -42,7 +44,7 @@ pub(crate) fn fleet(root: &Node, task: Option<&str>) -> Result<Spec, Problem> {
     section.end()?;
     let task = task.map(str::to_owned).or(own_task);
     let task = task.ok_or_else(|| node.problem("a fleet needs a `task`, in its file or by `--task`"))?;
-    Ok(Spec { task, base_branch, budget_usd, timeout_s, sessions: members, start, routes })
+    Ok(Spec { task, base_branch, budget_usd, timeout_s, mentions, sessions: members, start, routes })
 }
 
 /// CAP can let a model decide what follows; we do not, and say so.
@@ -128,9 +130,19 @@ fn member(key: &Key, node: &Node, defaults: &Defaults) -> Result<Member, Problem
         },
         retry: section.take("retry").map(|node| count(node, 0, RETRY_MAX)).transpose()?.unwrap_or(0),
         prompt: section.take("prompt").map(text).transpose()?,
+        mail: section.take("mail").map(delivery).transpose()?.unwrap_or_default(),
     };
     section.end()?;
     Ok(member)
+}
+
+/// A fleet wakes whom it writes to, so what is held until somebody claims it has no place in its file.
+fn delivery(node: &Node) -> Result<Deliver, Problem> {
+    match text(node)?.as_str() {
+        "prompt" => Ok(Deliver::Prompt),
+        "steer" => Ok(Deliver::Steer),
+        _ => Err(one_of(node, "mail", &["prompt", "steer"])),
+    }
 }
 
 fn agent(node: &Node, what: &str, given: &[(&str, Option<&Node>)]) -> Result<String, Problem> {

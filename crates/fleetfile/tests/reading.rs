@@ -2,6 +2,7 @@
 
 use qd_fleetfile::{Problem, read};
 use qd_protocol::fleet::{Action, Split};
+use qd_protocol::mail::Deliver;
 use qd_protocol::policy::{Policy, Verdict};
 
 /// The shape that the contract shows.
@@ -225,6 +226,19 @@ fn a_small_file_cannot_become_a_huge_tree() {
     assert!(refused(&text).message.contains("more than 100000"));
     let deep = format!("fleet: {}{}", "[".repeat(200), "]".repeat(200));
     assert!(refused(&deep).message.contains("deep"));
+}
+
+#[test]
+fn mentions_and_mail_are_read_and_what_they_cannot_be_is_refused() {
+    let spec = read(&with("  mentions: true\n  start: a\n"), None).unwrap();
+    assert!(spec.mentions);
+    assert!(!read(&with("  start: a\n"), None).unwrap().mentions);
+    assert_eq!(refused(&with("  mentions: often\n  start: a\n")).place.line, 4);
+    let file =
+        |mail: &str| format!("fleet:\n  sessions: {{ a: {{ agent: echo, mail: {mail} }} }}\n  start: a\n");
+    assert_eq!(read(&file("steer"), Some("t")).unwrap().sessions["a"].mail, Deliver::Steer);
+    let problem = refused(&file("stear"));
+    assert_eq!((problem.key.as_deref(), problem.nearest.as_deref()), (Some("mail"), Some("steer")));
 }
 
 #[test]

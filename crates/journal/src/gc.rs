@@ -99,6 +99,7 @@ pub(crate) fn hashes_in_rows(
         "SELECT session, doc FROM runs",
         "SELECT session, prompt FROM runs WHERE prompt IS NOT NULL",
         "SELECT session, doc FROM asks",
+        "SELECT session, sent FROM mail WHERE sent IS NOT NULL",
         "SELECT session, state FROM snapshots",
         "SELECT NULL, value FROM meta",
         "SELECT NULL, answer FROM remembered",

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use qd_protocol::api::Match;
 use qd_protocol::limits::EVENT_MAX;
-use qd_protocol::{AskId, FleetId, Millis, Number, RunId, Seq, SessionId, WorkspaceId};
+use qd_protocol::{AskId, FleetId, MailId, Millis, Number, RunId, Seq, SessionId, WorkspaceId};
 use rusqlite::{Connection, OptionalExtension};
 use tokio::sync::oneshot;
 
@@ -24,14 +24,15 @@ use crate::faults::Faults;
 use crate::gc::{self, Closed, Sizes};
 use crate::held;
 use crate::index::Index;
-use crate::lists::{self, AskFilter, Counts, FleetFilter, Remembered, RunFilter, SessionFilter};
+use crate::lists::{self, AskFilter, Counts, FleetFilter, MailFilter, Remembered, RunFilter, SessionFilter};
 use crate::lock::HomeLock;
 use crate::queue::{Appended, Job, Queue, Remember, Work};
 use crate::read::{self, Loaded, PAGE_BYTES, Page, Pool, SessionPage};
 use crate::reserve::Reserve;
 use crate::ring::{Board, Filter};
 use crate::rows::{
-    AskRow, FleetRow, RowChange, RunRow, SEQ_COUNTER, SESSION_COUNTER, SessionRow, WorkspaceRow, count,
+    AskRow, FleetRow, MailRow, RowChange, RunRow, SEQ_COUNTER, SESSION_COUNTER, SessionRow, WorkspaceRow,
+    count,
 };
 use crate::schema;
 use crate::stats::Stats;
@@ -236,6 +237,23 @@ impl Journal {
     pub async fn ask(&self, id: &AskId) -> Result<Option<AskRow>, ReadError> {
         let id = id.clone();
         self.read(move |db| lists::ask(db, id.as_str())).await
+    }
+
+    /// One message; of one in a purged mailbox, its id alone.
+    pub async fn mail(&self, id: &MailId) -> Result<Option<MailRow>, ReadError> {
+        let id = id.clone();
+        self.read(move |db| lists::mail(db, id.as_str())).await
+    }
+
+    /// Messages, in the order of arrival.
+    pub async fn mails(
+        &self,
+        filter: MailFilter,
+        after: Option<&MailId>,
+        limit: usize,
+    ) -> Result<Vec<MailRow>, ReadError> {
+        let after = after.cloned();
+        self.read(move |db| lists::mails(db, filter, after.as_ref(), limit)).await
     }
 
     /// Workspaces that are not removed, in the order of creation.

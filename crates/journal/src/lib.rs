@@ -40,12 +40,12 @@ pub use blobs::{BlobFile, Blobs};
 pub use error::{AppendError, BlobError, OpenError, ReadError};
 pub use event::{NewEvent, Published, Scope, SessionKey, StoredEvent, WorkspaceKey};
 pub use journal::{Append, Journal, Options};
-pub use lists::{AskFilter, Counts, FleetFilter, Remembered, RunFilter, SessionFilter};
+pub use lists::{AskFilter, Counts, FleetFilter, MailFilter, Remembered, RunFilter, SessionFilter};
 pub use queue::{Appended, Remember};
 pub use read::{Loaded, Page, SessionPage};
 pub use rebuild::{RebuildError, rebuild};
 pub use ring::{Filter, Topic};
-pub use rows::{AskRow, FleetRow, RowChange, RunRow, SessionRow, WorkspaceRow};
+pub use rows::{AskRow, FleetRow, MailRow, RowChange, RunRow, SessionRow, WorkspaceRow};
 pub use stats::Stats;
 pub use tail::Subscription;
 

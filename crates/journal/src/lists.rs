@@ -3,14 +3,14 @@
 
 use qd_protocol::api::{Match, MatchKind};
 use qd_protocol::limits::{DEPTH_MAX, IDEMPOTENCY_S};
-use qd_protocol::{AskId, FleetId, Millis, RunId, Seq, SessionId, WorkspaceId};
+use qd_protocol::{AskId, FleetId, MailId, Millis, RunId, Seq, SessionId, WorkspaceId};
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
 
 use crate::error::ReadError;
 use crate::event::{SessionKey, WorkspaceKey};
 use crate::read::{damaged, text};
-use crate::rows::{AskRow, FleetRow, RunRow, SessionRow, WorkspaceRow, count, int};
+use crate::rows::{AskRow, FleetRow, MailRow, RunRow, SessionRow, WorkspaceRow, count, int};
 
 /// Which sessions a list has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -60,6 +60,15 @@ pub struct AskFilter {
     pub newest_first: bool,
 }
 
+/// Which messages a list has. Those of purged sessions are in none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MailFilter {
+    /// In this mailbox.
+    pub session: Option<SessionKey>,
+    /// Not those that nothing becomes of any more.
+    pub open_only: bool,
+}
+
 /// How much there is of everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
@@ -79,6 +88,7 @@ const SESSION: &str =
 const FLEET: &str = "key, id, workspace, live, budget_usd, born, doc";
 const RUN: &str = "seq, id, session, workspace, finished, fingerprint, prompt, doc";
 const ASK: &str = "id, session, pending, doc";
+const MAIL: &str = "seq, id, session, open, fingerprint, sent, doc";
 
 pub(crate) fn workspace(db: &Connection, id: &str) -> Result<Option<WorkspaceRow>, ReadError> {
     one(db, &format!("SELECT {WORKSPACE} FROM workspaces WHERE id = ?1"), id, workspace_row)
@@ -99,6 +109,30 @@ pub(crate) fn run(db: &Connection, id: &str) -> Result<Option<RunRow>, ReadError
 
 pub(crate) fn ask(db: &Connection, id: &str) -> Result<Option<AskRow>, ReadError> {
     one(db, &format!("SELECT {ASK} FROM asks WHERE id = ?1"), id, ask_row)
+}
+
+pub(crate) fn mail(db: &Connection, id: &str) -> Result<Option<MailRow>, ReadError> {
+    one(db, &format!("SELECT {MAIL} FROM mail WHERE id = ?1"), id, mail_row)
+}
+
+/// In the order of arrival.
+pub(crate) fn mails(
+    db: &Connection,
+    filter: MailFilter,
+    after: Option<&MailId>,
+    limit: usize,
+) -> Result<Vec<MailRow>, ReadError> {
+    let mut list = List::new("mail", MAIL, "seq");
+    list.after(db, after.map(MailId::as_str))?;
+    list.index = match filter {
+        MailFilter { session: Some(_), .. } => "mail_by_session",
+        MailFilter { open_only: true, .. } => "mail_open",
+        MailFilter { .. } => "",
+    };
+    list.equals("session", filter.session.map(|session| session.0));
+    list.clauses.push("session IS NOT NULL".to_owned());
+    list.only(filter.open_only, "open = 1");
+    list.rows(db, limit, mail_row)
 }
 
 pub(crate) fn workspace_by_key(
@@ -511,6 +545,19 @@ fn run_row(row: &Row<'_>) -> Result<RunRow, ReadError> {
         fingerprint: row.get(5)?,
         prompt: row.get(6)?,
         doc: row.get(7)?,
+    })
+}
+
+fn mail_row(row: &Row<'_>) -> Result<MailRow, ReadError> {
+    Ok(MailRow {
+        seq: Seq(count(row.get(0)?)),
+        id: MailId::parse(text(row, 1)?).map_err(damaged)?,
+        session: row.get::<_, Option<i64>>(2)?.map(SessionKey),
+        sent_by: None,
+        open: row.get(3)?,
+        fingerprint: row.get(4)?,
+        sent: row.get(5)?,
+        doc: row.get::<_, Option<Vec<u8>>>(6)?.unwrap_or_default(),
     })
 }
 

@@ -1,7 +1,7 @@
 //! The rows that lists are made of, and the SQL that changes them. A change is applied in the transaction of the
 //! events that caused it; what the documents in the rows say is the caller's business.
 
-use qd_protocol::{AskId, FleetId, Millis, Number, RunId, Seq, SessionId, WorkspaceId};
+use qd_protocol::{AskId, FleetId, MailId, Millis, Number, RunId, Seq, SessionId, WorkspaceId};
 use rusqlite::{Connection, params};
 
 use crate::error::AppendError;
@@ -111,6 +111,27 @@ pub struct AskRow {
     pub doc: Vec<u8>,
 }
 
+/// A message between sessions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MailRow {
+    /// The message.
+    pub id: MailId,
+    /// Whose mailbox; absent only where that was purged, of which nothing but the id is known.
+    pub session: Option<SessionKey>,
+    /// Which of the append's events sends it; absent in a change of one that is already known.
+    pub sent_by: Option<usize>,
+    /// The seq of that event. Written by the journal and only there when the row is read.
+    pub seq: Seq,
+    /// Whether something may still become of it.
+    pub open: bool,
+    /// What tells it apart from another message under the same id. It never changes.
+    pub fingerprint: String,
+    /// What was sent, as the caller likes it. It never changes, so a change need not bring it again.
+    pub sent: Option<Vec<u8>>,
+    /// The rest, as the caller likes it.
+    pub doc: Vec<u8>,
+}
+
 /// One change of a row.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RowChange {
@@ -124,6 +145,8 @@ pub enum RowChange {
     Run(RunRow),
     /// A new one, or a change of the one with its id.
     Ask(AskRow),
+    /// A new one if it is being sent, else a change of the one with its id.
+    Mail(MailRow),
     /// The machine's state after the event of that number; the session's earlier one is forgotten.
     Snapshot {
         /// Whose.
@@ -140,7 +163,7 @@ pub enum RowChange {
         /// What it is now; absent: nothing.
         value: Option<Vec<u8>>,
     },
-    /// Deletes a session with all its events, runs, asks and its snapshot.
+    /// Deletes a session with all its events, runs, asks, mail and its snapshot; of its mail the ids stay.
     Purge {
         /// Which.
         session: SessionKey,
@@ -158,6 +181,7 @@ impl RowChange {
                 Self::Fleet(row) => row.doc.len() + row.born.as_ref().map_or(0, Vec::len),
                 Self::Run(row) => row.doc.len() + row.prompt.as_ref().map_or(0, Vec::len),
                 Self::Ask(row) => row.doc.len(),
+                Self::Mail(row) => row.doc.len() + row.sent.as_ref().map_or(0, Vec::len),
                 Self::Snapshot { state, .. } => state.len(),
                 Self::Meta { value, .. } => value.as_ref().map_or(0, Vec::len),
                 Self::Purge { .. } => 0,
@@ -178,6 +202,7 @@ impl RowChange {
             Self::Fleet(row) => put_fleet(db, row),
             Self::Run(row) => put_run(db, row, first, events),
             Self::Ask(row) => put_ask(db, row),
+            Self::Mail(row) => put_mail(db, row, first, events),
             Self::Snapshot { session, number, state } => {
                 db.prepare_cached(
                     "INSERT OR REPLACE INTO snapshots(session, number, state) VALUES (?1, ?2, ?3)",
@@ -346,6 +371,43 @@ fn put_ask(db: &Connection, row: &AskRow) -> Result<(), AppendError> {
     Ok(())
 }
 
+/// A mail id is one message of the whole daemon, like a run's.
+fn put_mail(db: &Connection, row: &MailRow, first: Seq, events: usize) -> Result<(), AppendError> {
+    let MailRow { id, session, sent_by, seq: _, open, fingerprint, sent, doc } = row;
+    let changed = match sent_by {
+        Some(index) if *index >= events => {
+            return Err(AppendError::Violation(format!("mail {id} is sent by an event that is not there")));
+        }
+        Some(index) => {
+            let seq = int(first.0) + i64::try_from(*index).unwrap_or(i64::MAX);
+            db.prepare_cached(
+                "INSERT INTO mail(seq, id, session, open, fingerprint, sent, doc)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+                 ON CONFLICT(id) DO UPDATE SET open = ?4, doc = ?7 WHERE mail.seq = ?1",
+            )?
+            .execute(params![
+                seq,
+                id.as_str(),
+                session.map(|session| session.0),
+                open,
+                fingerprint,
+                sent,
+                doc
+            ])?
+        }
+        None => db.prepare_cached("UPDATE mail SET open = ?2, doc = ?3 WHERE id = ?1")?.execute(params![
+            id.as_str(),
+            open,
+            doc
+        ])?,
+    };
+    match (changed, sent_by) {
+        (0, Some(_)) => Err(AppendError::Violation(format!("there is mail {id} already"))),
+        (0, None) => Err(AppendError::Violation(format!("there is no mail {id} to change"))),
+        _ => Ok(()),
+    }
+}
+
 fn purge(db: &Connection, session: SessionKey, head: Seq) -> Result<(), AppendError> {
     // The highest numbers may be about to vanish from the tables; they must not be given out again.
     let mut floor = db.prepare_cached(
@@ -364,6 +426,7 @@ fn purge(db: &Connection, session: SessionKey, head: Seq) -> Result<(), AppendEr
         "DELETE FROM session_names WHERE key = ?1",
         "DELETE FROM runs WHERE session = ?1",
         "DELETE FROM asks WHERE session = ?1",
+        "UPDATE mail SET session = NULL, open = 0, sent = NULL, doc = NULL WHERE session = ?1",
         "DELETE FROM snapshots WHERE session = ?1",
     ] {
         db.prepare_cached(sql)?.execute([session.0])?;

@@ -30,7 +30,7 @@ const STATEMENTS: usize = 64;
 const BUSY: Duration = Duration::from_secs(5);
 
 /// Each brings the schema one version further; the version is how many have been applied.
-const MIGRATIONS: &[&str] = &[FIRST, FLEETS];
+const MIGRATIONS: &[&str] = &[FIRST, FLEETS, MAIL];
 
 /// `events` and the names are the truth; `counters` never go back; `remembered` is its own truth; the rest can be
 /// rebuilt from the events. A session's events are found through `session_events`, which is not an index of SQLite's
@@ -138,6 +138,22 @@ CREATE INDEX fleets_by_workspace ON fleets(workspace);
 CREATE INDEX fleets_live ON fleets(key) WHERE live = 1;
 ";
 
+/// Messages between sessions, in the order of arrival. An id is one message for ever, so of a purged session its messages'
+/// ids stay, without session and content: such a row is the truth, and no rebuild empties it.
+const MAIL: &str = "
+CREATE TABLE mail(
+    seq INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    session INTEGER,
+    open INTEGER NOT NULL,
+    fingerprint TEXT NOT NULL,
+    sent BLOB,
+    doc BLOB
+) STRICT;
+CREATE INDEX mail_by_session ON mail(session) WHERE session IS NOT NULL;
+CREATE INDEX mail_open ON mail(seq) WHERE open = 1;
+";
+
 /// What a rebuild empties before it refills it. Names, counters, remembered answers and `keep.` keys stay.
 pub(crate) const EMPTY_ROWS: &str = "
 DELETE FROM workspaces;
@@ -145,6 +161,7 @@ DELETE FROM sessions;
 DELETE FROM fleets;
 DELETE FROM runs;
 DELETE FROM asks;
+DELETE FROM mail WHERE session IS NOT NULL;
 DELETE FROM snapshots;
 DELETE FROM meta WHERE key NOT GLOB 'keep.*';
 ";
@@ -293,7 +310,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         open_writer(home.path()).unwrap().pragma_update(None, "user_version", 99).unwrap();
         match open_writer(home.path()) {
-            Err(OpenError::TooNew { found: 99, known }) => assert_eq!(known, 2),
+            Err(OpenError::TooNew { found: 99, known }) => assert_eq!(known, 3),
             other => panic!("{other:?}"),
         }
     }

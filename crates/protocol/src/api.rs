@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::event::{Ask, Event, Finish, FinishReason, Membership, Part, Role, RunError, Usage};
 use crate::ids::{MessageId, RunId, Seq, SessionId, TokenId, WorkspaceId};
+use crate::mail::Deliver;
 use crate::policy::Policy;
 use crate::text::Blob;
 use crate::time::Millis;
@@ -110,6 +111,9 @@ pub struct NewSession {
     /// Variables for the agent; the values are never shown again.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
+    /// How mail reaches it that does not say; `prompt` unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mail: Option<Deliver>,
 }
 
 /// `PATCH /v1/workspaces/{w}/sessions/{s}`. A limit that is `null` is lifted; what is absent stays.
@@ -219,6 +223,9 @@ pub struct Session {
     pub restart_window_s: Option<f64>,
     /// Names of the variables that it was given.
     pub env: Vec<String>,
+    /// How mail reaches it that does not say.
+    #[serde(default)]
+    pub mail: Deliver,
     /// Dollars that it and all sessions below it have cost; only if `?tree=true` asks for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tree_cost_usd: Option<f64>,

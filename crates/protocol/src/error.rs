@@ -91,12 +91,18 @@ codes! {
     GitRefused = "git_refused", 409;
     /// The same `Idempotency-Key` came with another request.
     IdempotencyConflict = "idempotency_conflict", 409;
+    /// The mail id is known, with other words.
+    MailIdConflict = "mail_id_conflict", 409;
+    /// Nobody, or somebody else, has claimed the message.
+    NotClaimed = "not_claimed", 409;
     /// Too large a body.
     BodyTooLarge = "body_too_large", 413;
     /// Too many prompts wait.
     QueueFull = "queue_full", 429;
     /// An agent has made as many sessions as it may.
     TooManySessions = "too_many_sessions", 429;
+    /// Too many messages lie in the mailbox.
+    MailboxFull = "mailbox_full", 429;
     /// Too many requests wait.
     Overloaded = "overloaded", 429;
     /// A fault of ours. Please report it.

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::api::SessionState;
 use crate::event::{FinishReason, Limits};
 use crate::ids::{FleetId, SessionId, WorkspaceId};
+use crate::mail::Deliver;
 use crate::policy::Policy;
 use crate::time::Millis;
 
@@ -27,6 +28,9 @@ pub struct Spec {
     /// Seconds from the start, after which it is stopped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_s: Option<f64>,
+    /// Whether a last message that begins a line with `@NAME` is sent to that session as mail.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub mentions: bool,
     /// Who takes part, by name.
     pub sessions: BTreeMap<String, Member>,
     /// Who gets the task first.
@@ -65,6 +69,9 @@ pub struct Member {
     /// What it is told when it is routed to, if the route does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt: Option<String>,
+    /// How mail reaches it that does not say.
+    #[serde(default, skip_serializing_if = "Deliver::is_prompt")]
+    pub mail: Deliver,
 }
 
 fn is_zero(count: &u32) -> bool {

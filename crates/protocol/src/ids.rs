@@ -133,6 +133,18 @@ id!(
     MessageId, "msg_"
 );
 
+id!(
+    /// A message between sessions; senders may choose it themselves.
+    MailId, "mail_"
+);
+
+impl MailId {
+    /// The message that a fleet gives this run as. Derived, so that a repeat after a crash is the same message.
+    pub fn of_run(run: &RunId) -> Self {
+        Self(format!("mail_{}", run.as_str().trim_start_matches(RunId::PREFIX)).into())
+    }
+}
+
 impl MessageId {
     /// The user's message of a run.
     pub fn user(run: &RunId) -> Self {
@@ -166,6 +178,11 @@ impl RunId {
             format!("run_steer_{}_{}", session.as_str().trim_start_matches(SessionId::PREFIX), steer.0)
                 .into(),
         )
+    }
+
+    /// The run that a message becomes. Derived from its cause, so that a repeat after a crash is the same run.
+    pub fn of_mail(session: &SessionId, sent: Number) -> Self {
+        Self(format!("run_mail_{}_{}", session.as_str().trim_start_matches(SessionId::PREFIX), sent.0).into())
     }
 
     /// A run that a fleet starts: its cause (`start`, or a route and how often it has fired), the session's name, which

@@ -11,6 +11,7 @@
 //! - [`manifest`]: how an agent is found, started and understood.
 //! - [`worker`]: what a worker is started with and how it is found again.
 //! - [`fleet`]: several sessions and the routes between them.
+//! - [`mail`]: messages between sessions.
 //! - [`api`]: requests and answers of the HTTP API.
 //! - [`worktree`]: git worktrees of sessions, what changed in them, and how that is merged.
 //! - [`trial`]: a policy tried on asks of the past.
@@ -28,6 +29,7 @@ pub mod frame;
 pub mod ids;
 pub mod limits;
 pub mod link;
+pub mod mail;
 pub mod manifest;
 pub mod policy;
 pub mod sse;
@@ -39,6 +41,8 @@ pub mod worktree;
 
 pub use error::{ApiError, Code};
 pub use event::{Body, Event, FinishReason, Usage};
-pub use ids::{AskId, FleetId, MessageId, Number, RunId, Seq, SessionId, TokenId, WorkerId, WorkspaceId};
+pub use ids::{
+    AskId, FleetId, MailId, MessageId, Number, RunId, Seq, SessionId, TokenId, WorkerId, WorkspaceId,
+};
 pub use text::Text;
 pub use time::Millis;

@@ -65,6 +65,24 @@ pub const FLEET_PASSED_MAX: usize = 256 << 10;
 pub const FLEET_SHOWN_MAX: usize = 16 << 10;
 /// What is kept of the last message as the result of a fleet.
 pub const FLEET_RESULT_MAX: usize = 64 << 10;
+/// Messages that one fleet sends because a session mentioned another: a circle of mentions has to end.
+pub const FLEET_MENTIONS_MAX: u32 = 100;
+/// The text of one message between sessions, as JSON. It is in its event whole; what is longer belongs into a file.
+pub const MAIL_TEXT_MAX: usize = 256 << 10;
+/// A file in a mail folder: a message of the longest text and what JSON makes of it.
+pub const MAIL_FILE_MAX: u64 = 1 << 20;
+/// Messages in one mailbox that nothing has become of.
+pub const MAIL_OPEN_MAX: usize = 1000;
+/// Messages in one claim.
+pub const MAIL_CLAIM_MAX: usize = 100;
+/// How long a claim counts unless it says otherwise.
+pub const MAIL_CLAIM_S: u64 = 60;
+/// The longest that a claim may count.
+pub const MAIL_CLAIM_MAX_S: u64 = 3600;
+/// How often a message comes back before nobody gets it any more.
+pub const MAIL_RETURNS_MAX: u32 = 5;
+/// How often the mail folders are looked at.
+pub const MAIL_LOOK_S: u64 = 1;
 /// How long an agent may take to be ready.
 pub const START_S: u64 = 60;
 /// How long an agent may take to stop after it was asked, before it is killed, unless the session says otherwise.

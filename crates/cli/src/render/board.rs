@@ -124,6 +124,14 @@ impl Board {
                     (None, None) => Some(format!("{from} → {}", to.join(", "))),
                 }
             }
+            Body::FleetMentioned(mentioned) => {
+                let to: Vec<&str> = mentioned.to.iter().map(|given| given.session.as_str()).collect();
+                let from = &mentioned.from.session;
+                match &mentioned.error {
+                    Some(error) => Some(format!("{from}: {error}")),
+                    None => Some(format!("{from} @ {}", to.join(", "))),
+                }
+            }
             Body::AskOpened(_) => {
                 self.state = FleetState::Waiting;
                 None

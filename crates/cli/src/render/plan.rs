@@ -41,8 +41,11 @@ pub(crate) fn plan(spec: &Spec, style: Style) -> String {
         }
         out.push_str(&format!("{branch}{}{pad}  {}\n", style.bold(name), style.dim(&about.join(", "))));
     }
-    if !spec.routes.is_empty() {
+    if !spec.routes.is_empty() || spec.mentions {
         out.push('\n');
+    }
+    if spec.mentions {
+        out.push_str("@NAME → NAME\n");
     }
     for route in &spec.routes {
         out.push_str(&format!("{}\n", line(route)));

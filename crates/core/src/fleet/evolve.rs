@@ -1,6 +1,6 @@
 //! How events change a fleet. A pure fold: what it needs to know is in the event or in the state.
 
-use qd_protocol::event::{Body, FleetRouted, FleetUpdated, Given, RunEnded, Subtask};
+use qd_protocol::event::{Body, FleetMentioned, FleetRouted, FleetUpdated, Given, RunEnded, Subtask};
 use qd_protocol::fleet::Ending;
 
 use super::state::{Errand, Last, Open, RouteState, Slot, Stopping};
@@ -23,6 +23,7 @@ pub fn evolve(state: &mut State, event: &Recorded) {
             }
         }
         Body::FleetRouted(routed) => follow(state, routed),
+        Body::FleetMentioned(mentioned) => write_to(state, mentioned),
         Body::AskOpened(opened) => {
             state.asks.insert(opened.ask_id.clone(), opened.ask.clone());
         }
@@ -51,6 +52,11 @@ fn end_run(state: &mut State, ended: &RunEnded) {
     }
     let at = state.errands.iter().position(|errand| errand.runs.iter().any(|open| open.run == ended.run_id));
     let Some(at) = at else { return };
+    if ended.taken_in {
+        // It never was a run of its own, so nothing follows on its end; the run that took it in ends by itself.
+        state.errands.remove(at);
+        return;
+    }
     let Some(errand) = state.errands.get_mut(at) else { return };
     if let Some(open) = errand.runs.iter_mut().find(|open| open.run == ended.run_id) {
         match &ended.retried_as {
@@ -126,6 +132,24 @@ fn follow(state: &mut State, routed: &FleetRouted) {
             round: routed.round,
             from: routed.from.iter().chain(&routed.quoted).cloned().collect(),
             runs: open.collect(),
+            mention: false,
+        });
+        await_again(state, session);
+    }
+}
+
+fn write_to(state: &mut State, mentioned: &FleetMentioned) {
+    let FleetMentioned { round, from, to, error, .. } = mentioned;
+    state.problems.extend(error.clone().filter(|error| !state.problems.contains(error)));
+    for Given { session, runs, .. } in to {
+        state.mentions += 1;
+        state.errands.push(Errand {
+            session: session.clone(),
+            route: None,
+            round: *round,
+            from: vec![from.clone()],
+            runs: runs.iter().map(|run| Open::new(run.clone(), None)).collect(),
+            mention: true,
         });
         await_again(state, session);
     }

@@ -7,9 +7,10 @@
 //!
 //! - `state`: what a fleet is; `evolve`: how events change it.
 //! - `router`: what follows on an end. `settle`: when there is nothing left to follow.
-//! - [`prompt`]: what a session is told. [`subtasks`]: how a lead deals out its work.
+//! - [`prompt`]: what a session is told. [`subtasks`]: how a lead deals out its work. [`mentions`]: who is written to.
 
 mod evolve;
+pub mod mentions;
 pub mod prompt;
 mod router;
 mod settle;
@@ -41,6 +42,8 @@ pub enum Input {
     Command(Command),
     /// A run has ended. Said at least once of every run that the fleet started; others are none of its business.
     Ended(Ended),
+    /// What was to be a run was told to one that its session already had, and so will be none.
+    TakenIn(RunId),
     /// A [`deadline`] may have passed.
     Tick,
     /// We have just been rebuilt: see what is owed.
@@ -125,6 +128,7 @@ pub fn step(state: &mut State, input: Input, world: World) -> Step {
         Input::Command(Command::Cancel) => draft.cancel(),
         Input::Command(Command::Answer { ask, answer }) => draft.answer(&ask, answer),
         Input::Ended(ended) => draft.ended(&ended),
+        Input::TakenIn(run) => draft.taken_in(&run),
         Input::Tick => draft.tick(),
         Input::Wake => draft.wake(),
     }

@@ -27,6 +27,7 @@ impl Draft<'_> {
             matches: Vec::new(),
             subtasks: None,
             no_subtasks: None,
+            taken_in: false,
         };
         if !given_again {
             self.read(&name, ended, &mut told);
@@ -34,13 +35,32 @@ impl Draft<'_> {
         self.update(|updated| updated.ended = Some(told));
         if given_again {
             self.effect(Effect::Give);
-        } else if whole {
-            let leads_on = self.stopping.is_none() && self.follow(&name, ended);
-            if !leads_on && self.stopping.is_none() {
+        } else {
+            let follows = whole && self.stopping.is_none() && self.follow(&name, ended);
+            let leads_on = self.mention(&name, ended) || follows;
+            if whole && !leads_on && self.stopping.is_none() {
                 let kept = ended.text.floor_char_boundary(FLEET_RESULT_MAX);
                 self.update(|updated| updated.result = Some(ended.text[..kept].to_owned()));
             }
         }
+        self.settle();
+    }
+
+    /// There is no run to wait for any more.
+    pub(super) fn taken_in(&mut self, run: &RunId) {
+        if !self.open().any(|(errand, open)| errand.mention && open.run == *run) {
+            return;
+        }
+        let told = RunEnded {
+            run_id: run.clone(),
+            finish_reason: FinishReason::EndTurn,
+            retried_as: None,
+            matches: Vec::new(),
+            subtasks: None,
+            no_subtasks: None,
+            taken_in: true,
+        };
+        self.update(|updated| updated.ended = Some(told));
         self.settle();
     }
 

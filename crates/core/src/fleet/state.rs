@@ -26,6 +26,9 @@ pub struct State {
     pub last: BTreeMap<String, Last>,
     /// One for each route.
     pub routes: Vec<RouteState>,
+    /// How many messages were sent because somebody was mentioned.
+    #[serde(default)]
+    pub mentions: u32,
     /// Questions that nobody has answered.
     pub asks: BTreeMap<AskId, Ask>,
     /// Why routes could not be followed.
@@ -55,6 +58,9 @@ pub struct Errand {
     pub from: Vec<Source>,
     /// Its runs, in order.
     pub runs: Vec<Open>,
+    /// Whether it is given as mail, since somebody mentioned the session.
+    #[serde(default)]
+    pub mention: bool,
 }
 
 /// One run of an errand.
@@ -139,6 +145,7 @@ impl State {
             round: 0,
             from: Vec::new(),
             runs: vec![Open::new(RunId::of_fleet(&fleet_id, "start", name, 0, 0), None)],
+            mention: false,
         };
         Self {
             errands: spec.start.iter().map(begin).collect(),
@@ -149,6 +156,7 @@ impl State {
             spec,
             sessions,
             last: BTreeMap::new(),
+            mentions: 0,
             asks: BTreeMap::new(),
             problems: Vec::new(),
             result: None,

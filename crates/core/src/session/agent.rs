@@ -6,6 +6,7 @@ use qd_protocol::event::{
     Notice, Plan, ResolvedBy, RunError, SessionUpdated, SteerTaken, StopCause, Tool, UsageReported,
 };
 use qd_protocol::link::{AskRequest, Outcome, Reply as AskReply, Said, Stop, Up, UpNumber};
+use qd_protocol::mail::Deliver;
 use qd_protocol::policy::{Risk, Rule};
 use qd_protocol::{AskId, FinishReason, MessageId, Number, RunId};
 
@@ -42,7 +43,11 @@ impl Draft<'_> {
             }
             Up::SteerTaken { steer } => {
                 if let Some((run, steer)) = self.sent_steer(steer) {
-                    self.emit(Some(run), Body::SteerTaken(SteerTaken { steer }));
+                    let mail = self.mail_of_steer(&run, steer);
+                    self.emit(Some(run.clone()), Body::SteerTaken(SteerTaken { steer }));
+                    if let Some(mail) = mail {
+                        self.delivered(mail, Deliver::Steer, &run);
+                    }
                 }
             }
             Up::SteerMissed { steer } => {

@@ -7,7 +7,7 @@ use qd_protocol::event::{
 use qd_protocol::limits::QUEUE_MAX;
 use qd_protocol::link::Reply as AskReply;
 use qd_protocol::policy::Risk;
-use qd_protocol::{AskId, FinishReason, MessageId, Number, RunId, Text};
+use qd_protocol::{AskId, FinishReason, MailId, MessageId, Number, RunId, Text};
 
 use super::draft::Draft;
 use super::{Accept, AskEntry, Command, Effect, Link, Refusal, Reply, Update};
@@ -64,6 +64,9 @@ impl Draft<'_> {
             Command::Question { ask, prompt, options } => self.question(ask, prompt, options),
             Command::AnswerTaken { ask } => self.answer_taken(&ask),
             Command::TakeBack { ask } => self.take_back(&ask),
+            Command::Put(put) => self.put(put),
+            Command::Claim { max, limit_ms } => self.claim(max, limit_ms),
+            Command::Acknowledge { id, claim } => self.acknowledge(&id, claim),
         }
     }
 
@@ -78,6 +81,7 @@ impl Draft<'_> {
             Command::Clear => self.reply(Reply::Removed(Vec::new())),
             Command::Remove { .. } => self.refuse(Refusal::NotQueued),
             Command::Answer { .. } => self.refuse(Refusal::AskNotOpen),
+            Command::Acknowledge { .. } => self.refuse(Refusal::NotClaimed),
             Command::BelowCancelled { .. }
             | Command::BelowClosed
             | Command::OverBudget
@@ -88,7 +92,9 @@ impl Draft<'_> {
             | Command::Steer { .. }
             | Command::Update(_)
             | Command::AddChild { .. }
-            | Command::Question { .. } => self.refuse(Refusal::Closed),
+            | Command::Question { .. }
+            | Command::Put(_)
+            | Command::Claim { .. } => self.refuse(Refusal::Closed),
         }
     }
 
@@ -103,14 +109,26 @@ impl Draft<'_> {
         if self.closing.is_some() {
             return self.refuse(Refusal::Closed);
         }
-        let halted = self.world.halted;
-        if self.waiting(halted).count() >= QUEUE_MAX {
+        if self.queue_is_full() {
             return self.refuse(Refusal::QueueFull);
         }
+        let (position, event) = self.enqueue(prompt, None);
+        self.advance();
+        self.reply(Reply::Accepted { position, event: Some(event) });
+    }
+
+    /// Whether one more run may not wait.
+    pub(super) fn queue_is_full(&self) -> bool {
+        self.waiting(self.world.halted).count() >= QUEUE_MAX
+    }
+
+    /// Puts a prompt at the end of the queue; gives its place there, and where its `run.accepted` is.
+    pub(super) fn enqueue(&mut self, prompt: Accept, mail: Option<MailId>) -> (u32, usize) {
+        let halted = self.world.halted;
         let first = self.runs.is_empty();
         let at_once = first && !halted && !self.lacks_room();
         let position = if at_once { 0 } else { self.waiting(halted).count() as u32 + 1 };
-        self.admit(prompt, position, None);
+        self.admit(prompt, position, None, mail);
         let event = self.last_event() - 1;
         // One that waits for room alone is told so when its agent would be launched.
         if halted || !first {
@@ -119,14 +137,20 @@ impl Draft<'_> {
             let run = self.runs.back().map(|run| run.id.clone());
             self.emit(run, body);
         }
-        self.advance();
-        self.reply(Reply::Accepted { position, event: Some(event) });
+        (position, event)
     }
 
     /// The two events that every accepted run begins with.
-    pub(super) fn admit(&mut self, prompt: Accept, position: u32, steer: Option<Number>) {
+    pub(super) fn admit(
+        &mut self,
+        prompt: Accept,
+        position: u32,
+        steer: Option<Number>,
+        mail: Option<MailId>,
+    ) {
         let Accept { run, prompt: Text { head, blob }, attachments, fingerprint } = prompt;
-        let accepted = RunAccepted { prompt: head.clone(), blob: blob.clone(), position, fingerprint, steer };
+        let accepted =
+            RunAccepted { prompt: head.clone(), blob: blob.clone(), position, fingerprint, steer, mail };
         self.emit(Some(run.clone()), Body::RunAccepted(accepted));
         let mut parts = vec![Part::Text { text: head, blob }];
         parts.extend(attachments.into_iter().map(|file| Part::File { file }));
@@ -245,27 +269,39 @@ impl Draft<'_> {
     }
 
     fn steer(&mut self, text: Text) {
+        match self.steerable() {
+            Ok(run) => {
+                let event = self.tell(&run, text, None);
+                self.reply(Reply::Steered { run, event });
+            }
+            Err(refusal) => self.refuse(refusal),
+        }
+    }
+
+    /// The run that can be told something now.
+    pub(super) fn steerable(&self) -> Result<RunId, Refusal> {
         let steers = matches!(self.world.link, Link::Ready { steers: true });
-        let refusal = match self.runs.front() {
-            _ if self.closing.is_some() => Some(Refusal::Closed),
-            _ if self.serving(self.world.halted) == 0 => Some(Refusal::NotRunning),
-            _ if self.suspended().is_some() => Some(Refusal::NotRunning),
-            _ if !steers && matches!(self.world.link, Link::Ready { .. }) => Some(Refusal::SteerUnsupported),
+        match self.runs.front() {
+            _ if self.closing.is_some() => Err(Refusal::Closed),
+            _ if self.serving(self.world.halted) == 0 => Err(Refusal::NotRunning),
+            _ if self.suspended().is_some() => Err(Refusal::NotRunning),
+            _ if !steers && matches!(self.world.link, Link::Ready { .. }) => Err(Refusal::SteerUnsupported),
             // Each of them may become a run that waits.
-            Some(run) if self.runs.len() + run.steers.len() > QUEUE_MAX => Some(Refusal::QueueFull),
-            _ => None,
-        };
-        let Some(run) = self.runs.front().filter(|_| refusal.is_none()) else {
-            return self.refuse(refusal.unwrap_or(Refusal::NotRunning));
-        };
-        let (run, started) = (run.id.clone(), run.started.is_some());
-        let body = Body::SteerAccepted(SteerAccepted { text: text.head.clone(), blob: text.blob.clone() });
-        let number = self.emit(Some(run.clone()), body);
-        let event = self.last_event();
+            Some(run) if self.runs.len() + run.steers.len() > QUEUE_MAX => Err(Refusal::QueueFull),
+            Some(run) => Ok(run.id.clone()),
+            None => Err(Refusal::NotRunning),
+        }
+    }
+
+    /// Tells the first run something, now or when it starts; gives where its `steer.accepted` is.
+    pub(super) fn tell(&mut self, run: &RunId, text: Text, mail: Option<MailId>) -> usize {
+        let started = self.run(run).is_some_and(|run| run.started.is_some());
+        let accepted = SteerAccepted { text: text.head.clone(), blob: text.blob.clone(), mail };
+        let number = self.emit(Some(run.clone()), Body::SteerAccepted(accepted));
         if started {
             self.effect(Effect::Steer { number, run: run.clone(), text });
         }
-        self.reply(Reply::Steered { run, event });
+        self.last_event()
     }
 
     fn answer(&mut self, id: &AskId, answer: Answer) {

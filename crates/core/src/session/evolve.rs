@@ -6,10 +6,11 @@ use qd_protocol::event::{
 };
 use qd_protocol::limits::INLINE_MAX;
 use qd_protocol::link::Reply;
-use qd_protocol::{AskId, Number};
+use qd_protocol::mail::Deliver;
+use qd_protocol::{AskId, MailId, Number};
 
 use super::Recorded;
-use super::state::{AskEntry, Mark, Run, Started, State, Steer, Suspended};
+use super::state::{AskEntry, Letter, Mark, Run, Stands, Started, State, Steer, Suspended};
 use super::worker::Restarts;
 
 /// Applies one event. Events come in order and each once; what a later version added is passed over.
@@ -32,6 +33,7 @@ pub fn evolve(state: &mut State, event: &Recorded) {
                 position: accepted.position,
                 fingerprint: accepted.fingerprint.clone(),
                 was_steer: accepted.steer.is_some(),
+                mail: accepted.mail.clone(),
                 lacks_room: false,
                 steers: Vec::new(),
                 started: None,
@@ -46,6 +48,9 @@ pub fn evolve(state: &mut State, event: &Recorded) {
                     .map_or(state.runs.len(), |i| i + 1),
                 None => state.runs.len(),
             };
+            if let Some(mail) = &accepted.mail {
+                stand(state, mail, Stands::Run(id.clone()));
+            }
             state.runs.insert(at.min(state.runs.len()), run);
         }
         Body::RunQueued(queued) => {
@@ -162,6 +167,7 @@ pub fn evolve(state: &mut State, event: &Recorded) {
                     sent: run.started.is_some().then_some(event.number),
                     text: steer.text.clone(),
                     blob: steer.blob.clone(),
+                    mail: steer.mail.clone(),
                 });
             }
         }
@@ -195,6 +201,35 @@ pub fn evolve(state: &mut State, event: &Recorded) {
                 Restarts::of(&state.settings.limits).count(&mut state.crashes, event.ts);
             }
         }
+        Body::MailSent(sent) => {
+            let stands = match (sent.deliver, &sent.run_id, &sent.else_run_id) {
+                (Deliver::Prompt, Some(run), _) => Stands::Run(run.clone()),
+                (Deliver::Steer, Some(told), Some(otherwise)) => {
+                    Stands::Steer { told: told.clone(), otherwise: otherwise.clone() }
+                }
+                _ => Stands::Held,
+            };
+            state.mail.push_back(Letter { id: sent.mail.id.clone(), returns: 0, stands });
+        }
+        Body::MailDelivered(delivered) => {
+            forget_letter(state, &delivered.id);
+            for run in &mut state.runs {
+                // Once the agent has it, how the run ends is no matter of the message any more.
+                run.mail.take_if(|mail| *mail == delivered.id);
+            }
+        }
+        Body::MailClaimed(claimed) => {
+            let stands = Stands::Claimed { claim: claimed.claim, until: claimed.claim_expires_at };
+            stand(state, &claimed.id, stands);
+        }
+        Body::MailReturned(returned) => {
+            if let Some(letter) = state.mail.iter_mut().find(|letter| letter.id == returned.id) {
+                letter.returns = returned.returns;
+                letter.stands = Stands::Held;
+            }
+        }
+        Body::MailAcknowledged(acknowledged) => forget_letter(state, &acknowledged.id),
+        Body::MailQuarantined(quarantined) => forget_letter(state, &quarantined.id),
         Body::SessionCreated(_)
         | Body::MessageCreated(_)
         | Body::MessageFinished(_)
@@ -209,6 +244,7 @@ pub fn evolve(state: &mut State, event: &Recorded) {
         | Body::FleetStarted(_)
         | Body::FleetUpdated(_)
         | Body::FleetRouted(_)
+        | Body::FleetMentioned(_)
         | Body::FleetFinished(_)
         | Body::HaltSet(_)
         | Body::HaltLifted(_) => {}
@@ -303,6 +339,16 @@ fn settle_waiting(state: &mut State, event: &Recorded) {
         }
         _ => {}
     }
+}
+
+fn stand(state: &mut State, id: &MailId, stands: Stands) {
+    if let Some(letter) = state.mail.iter_mut().find(|letter| letter.id == *id) {
+        letter.stands = stands;
+    }
+}
+
+fn forget_letter(state: &mut State, id: &MailId) {
+    state.mail.retain(|letter| letter.id != *id);
 }
 
 fn forget_steer(state: &mut State, accepted: Number) {

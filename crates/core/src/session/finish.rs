@@ -52,6 +52,7 @@ impl Draft<'_> {
             self.emit(Some(id.clone()), Body::ErrorRaised(error.clone()));
         }
         if never_started {
+            self.return_unread(id);
             self.open_answer(id);
         }
         let message_id = MessageId::assistant(id);
@@ -99,8 +100,12 @@ impl Draft<'_> {
             let meant = cancelled && (never_started || stop.is_some_and(|stop| steer < stop));
             match meant || self.closing.is_some() {
                 true => {
+                    let mail = self.mail_of_steer(id, steer);
                     let missed = SteerMissed { steer, next_run_id: None };
                     self.emit(Some(id.clone()), Body::SteerMissed(missed));
+                    if let Some(mail) = mail {
+                        self.give_back(&mail, "the run that it was told to was cancelled");
+                    }
                 }
                 false => self.miss(id, steer),
             }
@@ -114,13 +119,14 @@ impl Draft<'_> {
         else {
             return;
         };
-        let prompt = steer.words();
-        let next = RunId::of_missed_steer(&self.id, accepted);
+        let (prompt, mail) = (steer.words(), steer.mail.clone());
+        let next = mail.as_ref().and_then(|mail| self.otherwise(mail));
+        let next = next.unwrap_or_else(|| RunId::of_missed_steer(&self.id, accepted));
         let missed = SteerMissed { steer: accepted, next_run_id: Some(next.clone()) };
         self.emit(Some(id.clone()), Body::SteerMissed(missed));
         let position = 1 + self.runs.iter().skip(1).take_while(|run| run.was_steer).count() as u32;
         let fingerprint = format!("steer:{}", accepted.0);
         let prompt = Accept { run: next, prompt, attachments: Vec::new(), fingerprint };
-        self.admit(prompt, position, Some(accepted));
+        self.admit(prompt, position, Some(accepted), mail);
     }
 }

@@ -11,6 +11,7 @@ mod commands;
 mod draft;
 mod evolve;
 mod finish;
+mod mail;
 mod next;
 mod state;
 mod suspend;
@@ -19,12 +20,13 @@ mod worker;
 
 use qd_protocol::event::{Answer, Ask, Attachment, Body, ChildResult, Limits, StopCause};
 use qd_protocol::link::{Gone, Reply as AskReply, Up, UpNumber};
+use qd_protocol::mail::{Deliver, MailKind};
 use qd_protocol::policy::Policy;
-use qd_protocol::{AskId, Millis, Number, RunId, SessionId, Text, WorkerId};
+use qd_protocol::{AskId, MailId, Millis, Number, RunId, SessionId, Text, WorkerId};
 
 pub(crate) use commands::fits;
 pub use evolve::evolve;
-pub use state::{AskEntry, Mark, Phase, Run, Started, State, Steer, Suspended};
+pub use state::{AskEntry, Letter, Mark, Phase, Run, Stands, Started, State, Steer, Suspended};
 pub use timers::{deadline, milliseconds};
 
 use crate::rows::Row;
@@ -177,6 +179,47 @@ pub enum Command {
         /// Which.
         ask: AskId,
     },
+    /// Take a message.
+    Put(Put),
+    /// Give out messages that wait.
+    Claim {
+        /// How many at most.
+        max: usize,
+        /// For how long.
+        limit_ms: u64,
+    },
+    /// Whoever claimed a message is done with it.
+    Acknowledge {
+        /// Which.
+        id: MailId,
+        /// By this claim; without one, by whoever has it.
+        claim: Option<Number>,
+    },
+}
+
+/// A message that was checked at the edge, under an id that no other message has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Put {
+    /// The message.
+    pub id: MailId,
+    /// From whom, as the daemon says.
+    pub from: String,
+    /// From which session.
+    pub from_session: Option<SessionId>,
+    /// Meant as.
+    pub kind: MailKind,
+    /// The words.
+    pub text: String,
+    /// What it answers.
+    pub in_reply_to: Option<MailId>,
+    /// What the sender knows the exchange by.
+    pub correlation_id: Option<String>,
+    /// How it is to be delivered; as the session's settings say unless given.
+    pub deliver: Option<Deliver>,
+    /// The run that it becomes, where somebody waits for one; else it gets one of its own.
+    pub run: Option<RunId>,
+    /// What tells it apart from another message under the same id.
+    pub fingerprint: String,
 }
 
 /// A prompt that was checked at the edge.
@@ -350,6 +393,18 @@ pub enum Reply {
     Asked(AskId),
     /// These runs left the queue.
     Removed(Vec<RunId>),
+    /// A message is ours.
+    Mailed {
+        /// Its `mail.sent` among the step's events; `None`: it was ours before.
+        event: Option<usize>,
+    },
+    /// These messages are the caller's until then, each by its claim.
+    Claimed {
+        /// The messages, the oldest first.
+        mail: Vec<(MailId, Number)>,
+        /// Until when.
+        until: Millis,
+    },
     /// It is so.
     Done,
     /// It is not.
@@ -377,6 +432,10 @@ pub enum Refusal {
     AskNotOpen,
     /// The answer does not fit.
     InvalidAnswer(String),
+    /// Too many messages lie here.
+    MailboxFull,
+    /// Nobody has claimed the message, or somebody else.
+    NotClaimed,
 }
 
 /// Judges one input. Each event is applied with [`evolve`] as it is decided; nothing else changes the state.

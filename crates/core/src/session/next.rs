@@ -2,6 +2,7 @@
 //! have made room ends in [`Draft::advance`], so no run can be forgotten whatever ended the one before it.
 
 use qd_protocol::event::{Body, Closing, Empty, MessageCreated, Role, SessionClosed, SteerSent};
+use qd_protocol::mail::Deliver;
 use qd_protocol::{FinishReason, MessageId, RunId};
 
 use super::draft::Draft;
@@ -79,6 +80,7 @@ impl Draft<'_> {
         let alone = self.worker.is_none() || self.has_waited_for_worker();
         let Some(closing) = self.closing.filter(|_| self.is_closing_up() && alone) else { return };
         let purge = closing == Closing::Purge;
+        self.close_mailbox();
         self.emit(None, Body::SessionClosed(SessionClosed { purge }));
         self.tell_parent();
         if purge {
@@ -90,6 +92,9 @@ impl Draft<'_> {
     fn start(&mut self, run: RunId) {
         let number = self.emit(Some(run.clone()), Body::RunStarted(Empty {}));
         self.open_answer(&run);
+        if let Some(mail) = self.run(&run).and_then(|run| run.mail.clone()) {
+            self.delivered(mail, Deliver::Prompt, &run);
+        }
         self.effect(Effect::Prompt { number, run: run.clone() });
         let waiting: Vec<_> = self.runs.front().map(|run| run.steers.clone()).unwrap_or_default();
         for steer in waiting {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use qd_protocol::event::{Ask, ChildResult, Closing, SessionCreated, StopCause, Usage};
 use qd_protocol::link::{Reply, UpNumber};
 use qd_protocol::text::Blob;
-use qd_protocol::{AskId, Millis, Number, RunId, SessionId, Text, WorkerId, WorkspaceId};
+use qd_protocol::{AskId, MailId, Millis, Number, RunId, SessionId, Text, WorkerId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 
 /// One conversation.
@@ -63,6 +63,43 @@ pub struct State {
     /// When its last run ended.
     #[serde(default)]
     pub last_finished: Option<Millis>,
+    /// Messages that something may still become of, in the order in which they came. Their words are in the journal.
+    #[serde(default)]
+    pub mail: VecDeque<Letter>,
+}
+
+/// A message that something may still become of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Letter {
+    /// The message.
+    pub id: MailId,
+    /// How often it has come back.
+    pub returns: u32,
+    /// Where it stands.
+    pub stands: Stands,
+}
+
+/// Where a message stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stands {
+    /// It waits to be claimed.
+    Held,
+    /// It is this run, which the agent does not have yet.
+    Run(RunId),
+    /// It is being told to the active run, and becomes this one if that does not take it.
+    Steer {
+        /// The run that it is told to.
+        told: RunId,
+        /// The run that it becomes.
+        otherwise: RunId,
+    },
+    /// Somebody has it.
+    Claimed {
+        /// The number of its `mail.claimed`.
+        claim: Number,
+        /// Until when.
+        until: Millis,
+    },
 }
 
 /// A run that has not ended. Its prompt is in the journal, not here.
@@ -78,6 +115,9 @@ pub struct Run {
     pub fingerprint: String,
     /// Whether it was a steer that its turn did not take.
     pub was_steer: bool,
+    /// The message that it is, until the agent has it.
+    #[serde(default)]
+    pub mail: Option<MailId>,
     /// Whether it waits because no more agents may live.
     #[serde(default)]
     pub lacks_room: bool,
@@ -161,6 +201,9 @@ pub struct Steer {
     pub text: String,
     /// The file that holds the whole.
     pub blob: Option<Blob>,
+    /// The message that it is.
+    #[serde(default)]
+    pub mail: Option<MailId>,
 }
 
 impl Steer {
@@ -244,6 +287,7 @@ impl State {
             created_at: at,
             updated_at: at,
             last_finished: None,
+            mail: VecDeque::new(),
         }
     }
 
@@ -294,9 +338,26 @@ impl State {
         })
     }
 
-    /// Whether it owes another session something that only the journal remembers.
+    /// The message of this id, if something may still become of it.
+    pub fn letter(&self, id: &MailId) -> Option<&Letter> {
+        self.mail.iter().find(|letter| letter.id == *id)
+    }
+
+    /// When the first claim on a message runs out.
+    pub fn claim_expires(&self) -> Option<Millis> {
+        let until = |letter: &Letter| match letter.stands {
+            Stands::Claimed { until, .. } => Some(until),
+            _ => None,
+        };
+        self.mail.iter().filter_map(until).min().filter(|_| !self.closed)
+    }
+
+    /// Whether it owes somebody something that only the journal remembers: another session, or whoever waits for a
+    /// message to come back.
     pub fn owes(&self) -> bool {
-        self.owed_cancel.is_some() || (self.closing.is_some() && !self.closed)
+        self.owed_cancel.is_some()
+            || (self.closing.is_some() && !self.closed)
+            || self.claim_expires().is_some()
     }
 
     /// Whether it is closing and nothing is left of it but, perhaps, its worker.

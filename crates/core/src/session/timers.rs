@@ -22,7 +22,7 @@ enum Due {
 
 /// When [`Input::Tick`](super::Input::Tick) has something to do, if nothing else happens before.
 pub fn deadline(state: &State, link: Link) -> Option<Millis> {
-    next(state, link).map(|(at, _)| at)
+    [next(state, link).map(|(at, _)| at), state.claim_expires()].into_iter().flatten().min()
 }
 
 fn next(state: &State, link: Link) -> Option<(Millis, Due)> {
@@ -57,6 +57,7 @@ pub fn milliseconds(seconds: f64) -> u64 {
 
 impl Draft<'_> {
     pub(super) fn tick(&mut self) {
+        self.return_expired();
         let Some((_, due)) = next(self, self.world.link).filter(|(at, _)| *at <= self.world.now) else {
             return;
         };

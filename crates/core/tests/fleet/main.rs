@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod crew;
+mod mentions;
 mod properties;
 mod rules;
 mod together;

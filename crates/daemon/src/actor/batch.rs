@@ -3,15 +3,15 @@
 
 use std::collections::HashMap;
 
-use qd_core::rows::{Row, RunDoc, SessionDoc};
+use qd_core::rows::{Row, RunDoc, SessionDoc, mail_receipt};
 use qd_core::session::{Accept, Effect, Input, Large, Recorded, Reply, State, Step};
-use qd_journal::{Append, AskRow, NewEvent, Remember, RowChange, RunRow, SessionKey, SessionRow};
+use qd_journal::{Append, AskRow, MailRow, NewEvent, Remember, RowChange, RunRow, SessionKey, SessionRow};
 use qd_protocol::event::AskState;
 use qd_protocol::link::Gone;
-use qd_protocol::{ApiError, Body, Code, Number, RunId, Seq};
+use qd_protocol::{ApiError, Body, Code, MailId, Number, RunId, Seq};
 use tokio::sync::oneshot;
 
-use super::reply::{Answer, Done, answer};
+use super::reply::{Answer, Done, Said, answer};
 use super::{IdempotencyKey, load};
 use crate::daemon::{Daemon, SessionRef, append_failed, blob_failed};
 
@@ -177,9 +177,9 @@ impl Batch {
         }
         let judged = self.judged.last()?;
         let (reply, offset) = (judged.reply.clone()?, judged.offset);
-        let run = accepted_run(&reply, &self.events, offset);
+        let said = said(&reply, &self.events, offset);
         let write = move |first: Seq| {
-            let answer = answer(&reply, run.as_ref(), |event| Seq(first.0 + (offset + event) as u64));
+            let answer = answer(&reply, &said, |event| Seq(first.0 + (offset + event) as u64));
             answer.ok().and_then(|answer| serde_json::to_vec(&answer).ok()).unwrap_or_default()
         };
         Some(Remember { key, fingerprint, answer: Box::new(write) })
@@ -198,12 +198,9 @@ impl Batch {
         if self.session_changed {
             changes.push(session_row(session, state, line)?);
         }
-        let accepted: HashMap<&RunId, usize> = (self.events.iter().enumerate())
-            .filter(|(_, event)| matches!(event.body, Body::RunAccepted(_)))
-            .filter_map(|(at, event)| Some((event.run.as_ref()?, at)))
-            .collect();
+        let begun = Begun::of(&self.events);
         for row in &self.rows {
-            changes.push(row_change(session, row, &accepted)?);
+            changes.push(row_change(session, row, &begun)?);
         }
         if let Some((number, state)) = self.snapshot.clone() {
             changes.push(RowChange::Snapshot { session: session.key, number, state });
@@ -244,13 +241,45 @@ impl Batch {
 }
 
 fn words(reply: &Reply, events: &[Recorded], offset: usize, first: Seq) -> Result<Answer, ApiError> {
-    let run = accepted_run(reply, events, offset);
-    answer(reply, run.as_ref(), |event| Seq(first.0 + (offset + event) as u64))
+    let said = said(reply, events, offset);
+    answer(reply, &said, |event| Seq(first.0 + (offset + event) as u64))
 }
 
-fn accepted_run(reply: &Reply, events: &[Recorded], offset: usize) -> Option<RunId> {
-    let Reply::Accepted { event: Some(event), .. } = reply else { return None };
-    events.get(offset + event)?.run.clone()
+fn said(reply: &Reply, events: &[Recorded], offset: usize) -> Said {
+    let (Reply::Accepted { event: Some(event), .. } | Reply::Mailed { event: Some(event) }) = reply else {
+        return Said::default();
+    };
+    let Some(event) = events.get(offset + event) else { return Said::default() };
+    let mail = match &event.body {
+        Body::MailSent(sent) => Some(mail_receipt(sent, Seq(0))),
+        _ => None,
+    };
+    Said { run: event.run.clone(), mail }
+}
+
+/// Where among an append's events runs were accepted and messages sent: their rows begin with those.
+#[derive(Debug, Default)]
+pub(crate) struct Begun<'a> {
+    runs: HashMap<&'a RunId, usize>,
+    mail: HashMap<&'a MailId, (usize, &'a str)>,
+}
+
+impl<'a> Begun<'a> {
+    pub(crate) fn of(events: &'a [Recorded]) -> Self {
+        let mut begun = Self::default();
+        for (at, event) in events.iter().enumerate() {
+            match (&event.body, &event.run) {
+                (Body::RunAccepted(_), Some(run)) => {
+                    begun.runs.insert(run, at);
+                }
+                (Body::MailSent(sent), _) => {
+                    begun.mail.insert(&sent.mail.id, (at, &sent.fingerprint));
+                }
+                _ => {}
+            }
+        }
+        begun
+    }
 }
 
 /// The row of a session as it stands.
@@ -276,18 +305,14 @@ pub(crate) fn session_row(
     }))
 }
 
-/// The row of a run or an ask. `accepted` says where among the append's events a run was accepted.
-pub(crate) fn row_change(
-    session: &SessionRef,
-    row: &Row,
-    accepted: &HashMap<&RunId, usize>,
-) -> Result<RowChange, ApiError> {
+/// The row of a run, an ask or a message.
+pub(crate) fn row_change(session: &SessionRef, row: &Row, begun: &Begun<'_>) -> Result<RowChange, ApiError> {
     Ok(match row {
         Row::Run { id, doc, prompt, fingerprint } => RowChange::Run(RunRow {
             id: id.clone(),
             session: session.key,
             workspace: session.workspace_key,
-            accepted: accepted.get(id).copied(),
+            accepted: begun.runs.get(id).copied(),
             seq: Seq(0),
             finished: doc.finished_at.is_some(),
             fingerprint: fingerprint.clone(),
@@ -300,6 +325,19 @@ pub(crate) fn row_change(
             pending: doc.ask.state == AskState::Pending,
             doc: serde_json::to_vec(doc).map_err(unwritable)?,
         }),
+        Row::Mail { id, doc, sent } => {
+            let (sent_by, fingerprint) = begun.mail.get(id).copied().unzip();
+            RowChange::Mail(MailRow {
+                id: id.clone(),
+                session: Some(session.key),
+                sent_by,
+                seq: Seq(0),
+                open: doc.state.is_open(),
+                fingerprint: fingerprint.unwrap_or_default().to_owned(),
+                sent: sent.as_ref().map(serde_json::to_vec).transpose().map_err(unwritable)?,
+                doc: serde_json::to_vec(doc).map_err(unwritable)?,
+            })
+        }
     })
 }
 

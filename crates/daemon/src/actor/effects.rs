@@ -60,6 +60,7 @@ impl Actor {
             Effect::Purge => {
                 self.purged = true;
                 self.forget_env();
+                crate::maildir::remove(&self.daemon.home, &self.session.id);
             }
         }
     }

@@ -30,7 +30,7 @@ use crate::registry::Mailbox;
 use crate::workers::{Had, Need};
 use agent::Agent;
 use batch::{Batch, Held};
-pub(crate) use batch::{Birth, row_change, session_row, unwritable};
+pub(crate) use batch::{Begun, Birth, row_change, session_row, unwritable};
 pub(crate) use load::{recorded, snapshot, whole};
 use preparing::{Preparing, Readied};
 
@@ -244,7 +244,8 @@ impl Actor {
         let (pause, after) = match (due, patience) {
             _ if self.redo.is_some() => (RETRY, Next::Redo),
             (due, Some(patience)) if due.is_none_or(|due| patience < due) => (patience, Next::Patience),
-            (Some(due), _) => (due, Next::Tick),
+            // A claim on its mail may be due much later than its agent's rest.
+            (Some(due), _) if !self.rests_before(due) => (due, Next::Tick),
             // What its turns left running keeps a session awake: somebody has to hold its worker.
             _ if self.is_needless() => (self.rest_after.unwrap_or(Duration::MAX), Next::Idle),
             _ if self.is_quiet() && !self.agent.is_there() => (self.daemon.idle.min(NAP), Next::Idle),
@@ -284,6 +285,11 @@ impl Actor {
     fn is_needless(&self) -> bool {
         let waits = self.state.suspended().is_some() && self.redo.is_none() && !self.agent.is_changing();
         self.rest_after.is_some() && self.agent.is_idle() && (waits || self.is_quiet())
+    }
+
+    /// Whether there is an agent to be put to rest before a time is over.
+    fn rests_before(&self, due: Duration) -> bool {
+        self.is_needless() && self.rest_after.is_some_and(|rest| rest < due)
     }
 
     /// What the agent's manifest and the settings say of its rest.
@@ -481,6 +487,7 @@ impl Actor {
                 self.daemon.stats.count(&self.state.settings.agent, batch.bodies());
                 if batch.bodies().any(|body| matches!(body, Body::SessionClosed(_))) {
                     self.forget_env();
+                    crate::maildir::tidy(&self.daemon.home, &self.session.id);
                 }
                 let limits = batch.attached.is_some()
                     || batch.bodies().any(|body| matches!(body, Body::SessionUpdated(_)));

@@ -3,7 +3,9 @@
 use qd_core::session::{Refusal, Reply};
 use qd_protocol::api::{Cancelled, Receipt, RunState, Steered};
 use qd_protocol::event::Ask;
-use qd_protocol::{ApiError, AskId, Code, RunId, Seq};
+use qd_protocol::limits::MAIL_OPEN_MAX;
+use qd_protocol::mail::MailReceipt;
+use qd_protocol::{ApiError, AskId, Code, MailId, Millis, RunId, Seq};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
@@ -12,7 +14,7 @@ use tokio::sync::oneshot;
 pub(crate) enum Answer {
     /// A prompt is ours.
     Accepted(Receipt),
-    /// A prompt was ours before; its row has the first receipt.
+    /// A prompt or a message was ours before; its row has the first receipt.
     Known,
     /// What a cancel hit.
     Cancelled(Cancelled),
@@ -24,6 +26,10 @@ pub(crate) enum Answer {
     Asked(AskId),
     /// These left the queue.
     Removed(Vec<RunId>),
+    /// A message is ours.
+    Mailed(MailReceipt),
+    /// These messages are the caller's until then, each by its claim.
+    Claimed(Vec<(MailId, u64)>, Millis),
     /// It is so.
     Done,
 }
@@ -36,14 +42,19 @@ pub(crate) struct Done {
     pub(crate) below: Option<oneshot::Receiver<Vec<RunId>>>,
 }
 
-/// Puts a reply into words. `run` is the run of a prompt, `seq_of` says where an event of the step came to lie.
-pub(super) fn answer(
-    reply: &Reply,
-    run: Option<&RunId>,
-    seq_of: impl Fn(usize) -> Seq,
-) -> Result<Answer, ApiError> {
+/// What the events of a step say that its reply does not repeat.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Said {
+    /// The run of a prompt.
+    pub(super) run: Option<RunId>,
+    /// The receipt of a message, all but its place.
+    pub(super) mail: Option<MailReceipt>,
+}
+
+/// Puts a reply into words. `seq_of` says where an event of the step came to lie.
+pub(super) fn answer(reply: &Reply, said: &Said, seq_of: impl Fn(usize) -> Seq) -> Result<Answer, ApiError> {
     Ok(match reply {
-        Reply::Accepted { position, event: Some(event) } => match run {
+        Reply::Accepted { position, event: Some(event) } => match &said.run {
             Some(run) => Answer::Accepted(Receipt {
                 run_id: run.clone(),
                 state: if *position == 0 { RunState::Accepted } else { RunState::Queued },
@@ -62,6 +73,13 @@ pub(super) fn answer(
         Reply::Answered(ask) => Answer::Answered(ask.clone()),
         Reply::Asked(ask) => Answer::Asked(ask.clone()),
         Reply::Removed(runs) => Answer::Removed(runs.clone()),
+        Reply::Mailed { event } => match (event, &said.mail) {
+            (Some(event), Some(mail)) => Answer::Mailed(MailReceipt { seq: seq_of(*event), ..mail.clone() }),
+            _ => Answer::Known,
+        },
+        Reply::Claimed { mail, until } => {
+            Answer::Claimed(mail.iter().map(|(id, claim)| (id.clone(), claim.0)).collect(), *until)
+        }
         Reply::Done => Answer::Done,
         Reply::Refused(refusal) => return Err(refused(refusal)),
     })
@@ -90,6 +108,14 @@ fn refused(refusal: &Refusal) -> ApiError {
         }
         Refusal::AskNotOpen => ApiError::new(Code::NotFound, "no open ask has this id"),
         Refusal::InvalidAnswer(why) => ApiError::new(Code::InvalidAnswer, why.clone()),
+        Refusal::MailboxFull => ApiError::new(
+            Code::MailboxFull,
+            format!("{MAIL_OPEN_MAX} messages lie in this mailbox already; claim some, or retry later"),
+        ),
+        Refusal::NotClaimed => ApiError::new(
+            Code::NotClaimed,
+            "the message is not claimed by this claim; claim it, and acknowledge it in time",
+        ),
     }
 }
 

@@ -173,9 +173,9 @@ impl FleetActor {
             return;
         }
         match give::ended(&self.daemon, &self.state, run).await {
-            Ok(Some(ended)) => {
+            Ok(Some(input)) => {
                 self.given.remove(run);
-                self.judge(Input::Ended(ended), None).await;
+                self.judge(input, None).await;
             }
             Ok(None) => {}
             Err(error) => {

@@ -9,11 +9,15 @@ use qd_core::fleet::{Ended, Errand, Input, Open, State, prompt, subtasks};
 use qd_core::rows::RunDoc;
 use qd_core::session::{Accept, Command};
 use qd_protocol::event::{FinishReason, StopCause};
-use qd_protocol::{ApiError, Code, RunId, SessionId};
+use qd_protocol::limits::FLEET_PASSED_MAX;
+use qd_protocol::mail::{Deliver, MailKind, MailState};
+use qd_protocol::text::head;
+use qd_protocol::{ApiError, Code, MailId, RunId, SessionId};
 
 use super::actor::FleetActor;
 use crate::actor::{unwritable, whole};
 use crate::daemon::{Daemon, read_failed};
+use crate::mail::{self, Outgoing, Sender};
 use crate::words::{fingerprint, keep_text};
 
 /// How many sessions are given something at once: as many as share a sync of the journal with profit.
@@ -27,12 +31,14 @@ enum Found {
     Over,
     /// It cannot be: the run ends with this.
     Refused(FinishReason, String),
+    /// It will be no run: its words were told to one that its session already had.
+    TakenIn,
     /// Perhaps later.
     Later,
 }
 
 impl FleetActor {
-    /// Gives every open run to its session that does not have it.
+    /// Gives every open run to its session that does not have it: many sessions at once, to each its runs in order.
     pub(super) async fn give(&mut self) {
         let owed = self.state.open().filter(|(_, open)| !self.given.contains(&open.run));
         let owed = owed.map(|(errand, open)| (errand.clone(), open.clone())).collect();
@@ -68,6 +74,7 @@ impl FleetActor {
                     let ended = Ended { run, reason, text, others: BTreeMap::new() };
                     self.judge(Input::Ended(ended), None).await;
                 }
+                Ok(Found::TakenIn) => self.judge(Input::TakenIn(run), None).await,
                 Ok(Found::Later) => self.again = true,
                 Err(error) => {
                     tracing::warn!(fleet = %self.fleet.id, %run, %error, "a run of a fleet could not be looked after; it is tried again");
@@ -95,7 +102,14 @@ where
         async move {
             let mut found = Vec::with_capacity(runs.len());
             for (errand, open) in runs {
-                found.push((open.run.clone(), look(errand, open).await));
+                let run = open.run.clone();
+                let one = look(errand, open).await;
+                let waits = matches!(one, Ok(Found::Later) | Err(_));
+                found.push((run, one));
+                // Those behind it come after it, whenever that is.
+                if waits {
+                    break;
+                }
             }
             found
         }
@@ -103,16 +117,25 @@ where
     stream::iter(sessions.into_values().map(one)).buffered(AT_ONCE).concat().await
 }
 
-/// How a run ended, with what the machine needs to judge that; `None` if it has not.
-pub(super) async fn ended(daemon: &Daemon, state: &State, run: &RunId) -> Result<Option<Ended>, ApiError> {
-    let Some((Some(reason), text)) = outcome(daemon, run).await? else { return Ok(None) };
+/// How a run ended, with what the machine needs to judge that; `None` if it has not. One that was sent as mail may be
+/// none at all.
+pub(super) async fn ended(daemon: &Daemon, state: &State, run: &RunId) -> Result<Option<Input>, ApiError> {
+    let (reason, text) = match outcome(daemon, run).await? {
+        Some((Some(reason), text)) => (reason, text),
+        Some((None, _)) => return Ok(None),
+        None => match taken(daemon, run).await? {
+            Some(Found::TakenIn) => return Ok(Some(Input::TakenIn(run.clone()))),
+            Some(Found::Refused(reason, text)) => (reason, text),
+            _ => return Ok(None),
+        },
+    };
     let mut others = BTreeMap::new();
     for other in state.wants_texts(run) {
         if let Some((_, text)) = outcome(daemon, &other).await? {
             others.insert(other, text);
         }
     }
-    Ok(Some(Ended { run: run.clone(), reason, text, others }))
+    Ok(Some(Input::Ended(Ended { run: run.clone(), reason, text, others })))
 }
 
 /// Why a run ended and its last message; of one that failed without any, what went wrong.
@@ -141,6 +164,9 @@ async fn deliver(
     let Some(id) = state.sessions.get(&errand.session) else {
         return Ok(Found::Refused(FinishReason::Error, "the fleet has no such session".to_owned()));
     };
+    if errand.mention {
+        return write(daemon, state, errand, open, id).await;
+    }
     let text = match words(daemon, state, errand, open).await? {
         text if text.trim().is_empty() => {
             return Ok(Found::Refused(FinishReason::Error, "its prompt is empty".to_owned()));
@@ -156,14 +182,81 @@ async fn deliver(
     };
     match given.await {
         Ok(_) => Ok(Found::There),
-        Err(error) => match error.code {
-            Code::QueueFull | Code::Overloaded | Code::Stopping => Ok(Found::Later),
-            Code::NotFound | Code::SessionClosed | Code::RunIdConflict => {
-                Ok(Found::Refused(FinishReason::Error, error.message))
-            }
-            _ => Err(error),
-        },
+        Err(error) => refused(error),
     }
+}
+
+/// Whether what a session did not take may be taken later.
+fn refused(error: ApiError) -> Result<Found, ApiError> {
+    match error.code {
+        Code::QueueFull | Code::MailboxFull | Code::Overloaded | Code::Stopping => Ok(Found::Later),
+        Code::NotFound
+        | Code::SessionClosed
+        | Code::RunIdConflict
+        | Code::MailIdConflict
+        | Code::InvalidValue => Ok(Found::Refused(FinishReason::Error, error.message)),
+        _ => Err(error),
+    }
+}
+
+/// Sends the last message of a session to one that it mentions. The message's id is its run's, so a repeat sends nothing.
+async fn write(
+    daemon: &Arc<Daemon>,
+    state: &State,
+    errand: &Errand,
+    open: &Open,
+    to: &SessionId,
+) -> Result<Found, ApiError> {
+    if let Some(found) = taken(daemon, &open.run).await? {
+        return Ok(found);
+    }
+    let Some(source) = errand.from.first() else {
+        return Ok(Found::Refused(FinishReason::Error, "nobody has mentioned it".to_owned()));
+    };
+    let mut text = String::new();
+    for run in &source.runs {
+        text.push_str(&outcome(daemon, run).await?.map(|(_, text)| text).unwrap_or_default());
+    }
+    text.truncate(head(&text, FLEET_PASSED_MAX).len());
+    let from = match state.sessions.get(&source.session) {
+        Some(id) => Sender::Session { id: id.clone(), name: Some(source.session.clone()) },
+        None => return Ok(Found::Refused(FinishReason::Error, "the fleet has no such session".to_owned())),
+    };
+    let mail = Outgoing {
+        from,
+        id: Some(MailId::of_run(&open.run)),
+        kind: MailKind::Task,
+        text,
+        in_reply_to: None,
+        correlation_id: Some(state.id.to_string()),
+        deliver: None,
+        run: Some(open.run.clone()),
+    };
+    let sent = async {
+        let session = daemon.find_session(to).await?;
+        daemon.post_mail(&session, mail, None).await
+    };
+    match sent.await {
+        Ok(_) => Ok(Found::There),
+        Err(error) => refused(error),
+    }
+}
+
+/// What became of a message that was to be a run and is none so far; `None`: there is no such message.
+async fn taken(daemon: &Daemon, run: &RunId) -> Result<Option<Found>, ApiError> {
+    let row = daemon.journal.mail(&MailId::of_run(run)).await.map_err(read_failed)?;
+    let Some(row) = row else { return Ok(None) };
+    if row.session.is_none() {
+        return Ok(Some(Found::Refused(FinishReason::Cancelled, "its session was purged".to_owned())));
+    }
+    let mail = mail::view(&row)?;
+    Ok(Some(match mail.state {
+        MailState::Delivered if mail.delivered_as == Some(Deliver::Steer) => Found::TakenIn,
+        MailState::Delivering | MailState::Delivered => Found::There,
+        MailState::Waiting | MailState::Claimed | MailState::Acknowledged | MailState::Quarantined => {
+            Found::Refused(FinishReason::Cancelled, mail.reason.unwrap_or_default())
+        }
+    }))
 }
 
 /// What a run is told.

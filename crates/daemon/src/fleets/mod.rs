@@ -119,6 +119,7 @@ impl Daemon {
             events.push(event);
             changes.push(row);
         }
+        self.make_mail_folders(made.clone()).await;
         let remember = key.map(|IdempotencyKey { key, fingerprint }| Remember {
             key,
             fingerprint,
@@ -126,7 +127,10 @@ impl Daemon {
         });
         let append = Append { events, rows: changes, remember, reserve: false };
         if let Err(error) = self.journal.append(append).await {
-            made.iter().for_each(|session| self.forget_env(session));
+            for session in &made {
+                self.forget_env(session);
+                crate::maildir::tidy(&self.home, session);
+            }
             return Err(append_failed(error));
         }
         self.send_fleet(&Arc::new(fleet), FleetMail::Wake);
@@ -251,6 +255,7 @@ fn settings(name: &str, member: &Member, env: BTreeMap<String, String>) -> NewSe
         max_turns: member.limits.max_turns,
         run_timeout_s: member.limits.run_timeout_s,
         env,
+        mail: Some(member.mail),
         ..NewSession::default()
     }
 }

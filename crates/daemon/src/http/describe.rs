@@ -46,6 +46,7 @@ pub(super) fn base() -> OpenApi {
         (name = "runs", description = "Accepted prompts"),
         (name = "asks", description = "What agents wait for"),
         (name = "tools", description = "What agents can do with the token of their session, and editors"),
+        (name = "mail", description = "Messages to sessions"),
         (name = "halt", description = "The brake for everything"),
         (name = "events", description = "Streams of what happens"),
     )

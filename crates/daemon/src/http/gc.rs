@@ -114,6 +114,7 @@ async fn purge(daemon: &Arc<Daemon>, key: SessionKey) -> Result<(), ApiError> {
     }
     let append = Append { rows: vec![RowChange::Purge { session: key }], ..Append::default() };
     daemon.journal.append(append).await.map_err(append_failed)?;
+    crate::maildir::remove(&daemon.home, &row.id);
     if let Err(error) = daemon.home.drop_env(&row.id) {
         tracing::warn!(session = %row.id, %error, "the variables of a purged session are left over");
     }

@@ -1,6 +1,6 @@
-//! An agent is not its own judge. A process on our socket that descends from an agent can look at its own session and,
-//! with that session's token, use its tools, and nothing else: it answers no ask, touches no session that is not below
-//! its own, and starts nothing behind anybody's back.
+//! An agent is not its own judge. A process on our socket that descends from an agent can look at its own session, empty
+//! its own mailbox and, with that session's token, use its tools, and nothing else: it answers no ask, touches no session
+//! that is not below its own, and starts nothing behind anybody's back.
 
 use axum::extract::Request;
 use axum::http::Method;
@@ -30,9 +30,10 @@ pub(super) fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> 
         Kin::Agent(session) if speaks_for == Some(&session) => Ok(()),
         Kin::Unknown if speaks_for.is_some() => Ok(()),
         Kin::Agent(session) if looks_at(method, path, query, &session) => Ok(()),
+        Kin::Agent(session) if takes_mail(method, path, &session) => Ok(()),
         Kin::Agent(session) => {
             let message = format!(
-                "process {pid} belongs to the agent of {session}, which can look at its own session and do nothing else here"
+                "process {pid} belongs to the agent of {session}, which can look at its own session, claim its mail, and do nothing else here"
             );
             Err(ApiError::new(Code::AgentNotAllowed, message).with("session_id", session.as_str()))
         }
@@ -55,9 +56,41 @@ fn looks_at(method: &Method, path: &str, query: Option<&str>, session: &SessionI
     matches!(*method, Method::GET | Method::HEAD) && (finds || segments.next() == Some(session.as_str()))
 }
 
+/// Whether a request claims or acknowledges what was sent to this session.
+fn takes_mail(method: &Method, path: &str, session: &SessionId) -> bool {
+    let segments: Vec<&str> = path.split('/').skip_while(|segment| *segment != "sessions").skip(1).collect();
+    let taken =
+        matches!(segments[..], [own, "mail", "claim"] | [own, "mail", _, "ack"] if own == session.as_str());
+    *method == Method::POST && taken
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_agent_may_empty_its_own_mailbox_and_write_to_nobody() {
+        let own = SessionId::from_random(&[1; 4]);
+        let may = |path: &str| {
+            let path = format!("/v1/workspaces/ws_1/sessions/{}", path.replace("OWN", own.as_str()));
+            takes_mail(&Method::POST, &path, &own)
+        };
+        assert!(may("OWN/mail/claim") && may("OWN/mail/mail_1/ack"));
+        for path in [
+            "OWN/mail",
+            "ses_other/mail/claim",
+            "ses_other/mail",
+            "OWN",
+            "ses_other/mail/sessions/OWN/mail/claim",
+        ] {
+            assert!(!may(path), "{path}");
+        }
+        assert!(!takes_mail(
+            &Method::DELETE,
+            &format!("/v1/workspaces/ws_1/sessions/{own}/mail/claim"),
+            &own
+        ));
+    }
 
     #[test]
     fn an_agent_may_look_at_its_own_session_alone() {

@@ -6,7 +6,7 @@
 //! - `extract`: what a handler takes: ids, queries, bodies with an `Idempotency-Key`.
 //! - `once`: the same request under the same key has its effect once.
 //! - `list`: pages. `describe`: what the document says of all routes alike. `words`: texts and files of a caller.
-//! - `meta`, `agents`, `gc`, `join`, `workspaces`, `sessions`, `fleets`, `worktrees`, `terminal`, `runs`, `queue`, `asks`, `policy`, `halt`, `events`: the
+//! - `meta`, `agents`, `gc`, `join`, `workspaces`, `sessions`, `fleets`, `worktrees`, `terminal`, `runs`, `queue`, `asks`, `mail`, `policy`, `halt`, `events`: the
 //!   families of routes.
 //! - `tools`: what agents can do with a token of their own; `mcp`: the same by the Model Context Protocol.
 
@@ -21,6 +21,7 @@ mod halt;
 mod join;
 mod kin;
 mod list;
+mod mail;
 mod mcp;
 mod meta;
 mod once;
@@ -70,6 +71,7 @@ fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .merge(runs::routes())
         .merge(queue::routes())
         .merge(asks::routes())
+        .merge(mail::routes())
         .merge(policy::routes())
         .merge(agents::routes())
         .merge(fleets::routes())

@@ -1,11 +1,11 @@
 //! Lists in their order, each filter, going on after an id, trees of sessions, and what a shortened id may mean.
 
 use qd_journal::{
-    Append, AskFilter, ReadError, RowChange, RunFilter, RunRow, SessionFilter, SessionKey, SessionRow,
-    WorkspaceKey, WorkspaceRow,
+    Append, AppendError, AskFilter, MailFilter, MailRow, ReadError, RowChange, RunFilter, RunRow,
+    SessionFilter, SessionKey, SessionRow, WorkspaceKey, WorkspaceRow,
 };
-use qd_protocol::Millis;
 use qd_protocol::api::MatchKind;
+use qd_protocol::{MailId, Millis, Seq};
 
 use crate::world::*;
 
@@ -232,4 +232,49 @@ async fn a_file_that_nothing_names_is_loose_and_one_that_is_named_is_not() {
     let sizes = world.journal.sizes().await.unwrap();
     assert_eq!(sizes.blobs, 11 + 8 + 19 + 7);
     assert!(sizes.journal > 0 || sizes.log > 0);
+}
+
+fn mail_row(name: &str, session: i64, sent_by: Option<usize>) -> MailRow {
+    MailRow {
+        id: MailId::parse(name).unwrap(),
+        session: Some(SessionKey(session)),
+        sent_by,
+        seq: Seq(0),
+        open: true,
+        fingerprint: "f".to_owned(),
+        sent: sent_by.map(|_| b"words".to_vec()),
+        doc: b"{}".to_vec(),
+    }
+}
+
+#[tokio::test]
+async fn mail_is_listed_in_the_order_of_arrival_and_an_id_is_taken_for_ever() {
+    let world = World::new();
+    for (name, session, number) in [("z", 1, 1), ("m", 2, 1), ("a", 1, 2)] {
+        let rows = vec![
+            RowChange::Mail(mail_row(name, session, Some(0))),
+            // A second change in the append that sends it is one with the first, and has the words already.
+            RowChange::Mail(MailRow { open: name != "z", sent: None, ..mail_row(name, session, Some(0)) }),
+        ];
+        let events = vec![event(&scope(session), number)];
+        world.journal.append(Append { events, rows, ..Append::default() }).await.unwrap();
+    }
+    let names = async |filter| {
+        let rows = world.journal.mails(filter, None, 100).await.unwrap();
+        rows.iter().map(|row| row.id.to_string()).collect::<Vec<_>>()
+    };
+    let all = MailFilter::default();
+    assert_eq!(names(all).await, ["z", "m", "a"]);
+    assert_eq!(names(MailFilter { open_only: true, ..all }).await, ["m", "a"]);
+    assert_eq!(names(MailFilter { session: Some(SessionKey(1)), ..all }).await, ["z", "a"]);
+    let one = MailId::parse("z").unwrap();
+    assert_eq!(world.journal.mail(&one).await.unwrap().unwrap().sent.as_deref(), Some(&b"words"[..]));
+    change(&world.journal, vec![RowChange::Purge { session: SessionKey(1) }]).await.unwrap();
+    assert_eq!(names(all).await, ["m"]);
+    let left = world.journal.mail(&one).await.unwrap().unwrap();
+    assert_eq!((left.session, left.sent, left.fingerprint.as_str()), (None, None, "f"));
+    let events = vec![event(&scope(3), 1)];
+    let again =
+        Append { events, rows: vec![RowChange::Mail(mail_row("z", 3, Some(0)))], ..Append::default() };
+    assert!(matches!(world.journal.append(again).await, Err(AppendError::Violation(_))));
 }

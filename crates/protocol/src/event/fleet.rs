@@ -71,6 +71,25 @@ pub struct RunEnded {
     /// Why they could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_subtasks: Option<String>,
+    /// There was no such run: its words were told to a run that its session already had.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub taken_in: bool,
+}
+
+/// See [`Body::FleetMentioned`](super::Body::FleetMentioned).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FleetMentioned {
+    /// The fleet.
+    pub fleet_id: FleetId,
+    /// How often mentions have been followed with this.
+    pub round: u32,
+    /// Whose last message it was.
+    pub from: Source,
+    /// Who gets it, each as a message and a run of its own.
+    pub to: Vec<Given>,
+    /// Why some get nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// See [`Body::FleetRouted`](super::Body::FleetRouted).

@@ -1,10 +1,11 @@
 //! Everything that can be in the journal, and the words that events, asks and runs share.
 //!
 //! Layout: `session` (what a conversation is made with), `run` (what becomes of a prompt), `message` (what is said),
-//! `ask` (what an agent waits for), `fleet` (what is given to whom).
+//! `ask` (what an agent waits for), `fleet` (what is given to whom), `mail` (what sessions write to each other).
 
 mod ask;
 mod fleet;
+mod mail;
 mod message;
 mod run;
 mod session;
@@ -16,8 +17,10 @@ pub use self::ask::{
     Answer, Ask, AskDelivered, AskKind, AskOpened, AskResolved, AskState, Decision, ResolvedBy,
 };
 pub use self::fleet::{
-    FleetFinished, FleetRouted, FleetStarted, FleetUpdated, Given, RunEnded, Source, StopReason, Subtask,
+    FleetFinished, FleetMentioned, FleetRouted, FleetStarted, FleetUpdated, Given, RunEnded, Source,
+    StopReason, Subtask,
 };
+pub use self::mail::{MailAcknowledged, MailClaimed, MailDelivered, MailQuarantined, MailReturned, MailSent};
 pub use self::message::{
     Attachment, Delta, Finish, MessageCreated, MessageFinished, Notice, Part, Plan, PlanEntry, Role, Tool,
     Usage, UsageReported,
@@ -160,8 +163,22 @@ kinds! {
     FleetUpdated(FleetUpdated) = "fleet.updated";
     /// Sessions of a fleet are given what others have ended with, or a person is asked.
     FleetRouted(FleetRouted) = "fleet.routed";
+    /// Sessions of a fleet are written to by one that mentioned them.
+    FleetMentioned(FleetMentioned) = "fleet.mentioned";
     /// A fleet has ended.
     FleetFinished(FleetFinished) = "fleet.finished";
+    /// A message is in the mailbox of its session.
+    MailSent(MailSent) = "mail.sent";
+    /// The agent has it.
+    MailDelivered(MailDelivered) = "mail.delivered";
+    /// Somebody has it for a while.
+    MailClaimed(MailClaimed) = "mail.claimed";
+    /// Whoever had it is done with it.
+    MailAcknowledged(MailAcknowledged) = "mail.acknowledged";
+    /// It is in the mailbox again, until somebody claims it.
+    MailReturned(MailReturned) = "mail.returned";
+    /// Nobody gets it any more.
+    MailQuarantined(MailQuarantined) = "mail.quarantined";
     /// Something failed.
     ErrorRaised(RunError) = "error.raised";
     /// Nothing starts any more.

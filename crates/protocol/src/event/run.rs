@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::Usage;
-use crate::ids::{Number, RunId, SessionId};
+use crate::ids::{MailId, Number, RunId, SessionId};
 use crate::text::Blob;
 
 /// See [`Body::RunAccepted`].
@@ -22,6 +22,9 @@ pub struct RunAccepted {
     /// The steer that it was before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steer: Option<Number>,
+    /// The message that it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mail: Option<MailId>,
 }
 
 /// Why a run waits.
@@ -53,6 +56,9 @@ pub struct SteerAccepted {
     /// The file that holds the whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blob: Option<Blob>,
+    /// The message that it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mail: Option<MailId>,
 }
 
 /// See [`Body::SteerSent`].

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{ChildResult, RunError};
 use crate::ids::{FleetId, Number, SessionId, WorkerId};
+use crate::mail::Deliver;
 use crate::policy::Policy;
 
 /// See [`Body::SessionCreated`]. What the session was made with; later changes are `session.updated`.
@@ -44,6 +45,9 @@ pub struct SessionCreated {
     /// Names of the variables that were given; their values are kept elsewhere.
     #[serde(default)]
     pub env: Vec<String>,
+    /// How mail reaches it that does not say.
+    #[serde(default, skip_serializing_if = "Deliver::is_prompt")]
+    pub mail: Deliver,
 }
 
 /// A git worktree of a session. All that making it needs is here, so that making it again makes the same.
