@@ -132,8 +132,12 @@ async fn an_agent_hears_of_a_child_that_is_not_done_in_time_and_can_steer_it() {
     mcp.call("send_message", json!({ "to": child.id, "text": "enough", "steer": true })).await;
     let waited = mcp.call("wait", json!({ "sessions": [child.id], "timeout_s": 25 })).await;
     assert_eq!(waited["sessions"][0]["text"], "on itsteered: enough", "{waited}");
-    mcp.refused("send_message", json!({ "to": child.id, "text": "more", "steer": true }), "not_running")
-        .await;
+    let more = mcp.call("send_message", json!({ "to": child.id, "text": "more", "steer": true })).await;
+    assert_eq!(more["steered"], false, "without a turn it is the next prompt: {more}");
+    let waited = mcp.call("wait", json!({ "sessions": [child.id], "timeout_s": 25 })).await;
+    let text = waited["sessions"][0]["text"].as_str().unwrap();
+    assert!(text.contains(&session.id) && text.ends_with("more"), "it is told from whom: {text}");
+    assert_eq!(child.client.get("/v1/mail").await.list().len(), 2);
 }
 
 #[tokio::test]

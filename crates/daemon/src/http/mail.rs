@@ -24,7 +24,7 @@ use super::list::{List, after, fill, limit};
 use super::once::{Kept, once};
 use super::{fault, sessions};
 use crate::actor::{Answer, Done, IdempotencyKey};
-use crate::daemon::{Daemon, read_failed};
+use crate::daemon::{Daemon, SessionRef, read_failed};
 use crate::edge::{Json, OptionalJson, Refusal};
 use crate::invalid;
 use crate::mail::{Outgoing, Posted, Sender, sent, view};
@@ -68,20 +68,30 @@ async fn send_mail(
         deliver,
         run: None,
     };
+    Ok((StatusCode::ACCEPTED, Json(post(&daemon, &session, mail, key).await?)))
+}
+
+/// Puts a message into a mailbox, once for its key.
+pub(super) async fn post(
+    daemon: &Arc<Daemon>,
+    session: &Arc<SessionRef>,
+    mail: Outgoing,
+    key: Option<IdempotencyKey>,
+) -> Result<MailReceipt, ApiError> {
     let deed = |key| async {
-        Ok(match daemon.post_mail(&session, mail, key).await? {
+        Ok(match daemon.post_mail(session, mail, key).await? {
             Posted::Now(receipt) => (Answer::Mailed(receipt), Kept::WithEffect),
             Posted::Before(receipt) => (Answer::Mailed(receipt), Kept::NotYet),
         })
     };
-    match once(&daemon, key, deed).await? {
-        Answer::Mailed(receipt) => Ok((StatusCode::ACCEPTED, Json(receipt))),
-        _ => Err(fault().into()),
+    match once(daemon, key, deed).await? {
+        Answer::Mailed(receipt) => Ok(receipt),
+        _ => Err(fault()),
     }
 }
 
 /// The id of a message that has a key and no id: the same request is the same message by either name.
-fn mail_of_key(key: &IdempotencyKey) -> MailId {
+pub(super) fn mail_of_key(key: &IdempotencyKey) -> MailId {
     let hash = Sha256::new().chain_update(key.fingerprint).chain_update(&key.key).finalize();
     MailId::from_random(&hash[..26])
 }

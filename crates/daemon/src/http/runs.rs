@@ -210,7 +210,7 @@ async fn steer(
 }
 
 /// Tells the running turn of a session something.
-pub(super) async fn tell(
+async fn tell(
     daemon: &Arc<Daemon>,
     row: &SessionRow,
     text: String,

@@ -2,20 +2,21 @@
 
 use std::sync::Arc;
 
-use qd_journal::SessionRow;
-use qd_protocol::api::NewRun;
-use qd_protocol::{ApiError, RunId};
+use qd_protocol::ApiError;
+use qd_protocol::mail::{Deliver, MailKind};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::super::fault;
+use super::super::mail::{mail_of_key, post};
 use super::super::once::once;
-use super::super::runs::{accept, receipt, run_of_key, stop, tell};
+use super::super::runs::stop;
 use super::caller::{Caller, Reach};
 use super::object;
 use crate::actor::{Answer, IdempotencyKey};
-use crate::daemon::{Daemon, read_failed};
-use crate::{invalid, random};
+use crate::daemon::Daemon;
+use crate::invalid;
+use crate::mail::{Outgoing, Sender};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -26,7 +27,7 @@ pub(super) struct Send {
     steer: Option<bool>,
 }
 
-/// Says something to a session.
+/// Puts a message into a session's mailbox, which decides what becomes of it.
 pub(super) async fn send(
     daemon: &Arc<Daemon>,
     caller: &Caller,
@@ -38,41 +39,27 @@ pub(super) async fn send(
         return Err(invalid("`text` is empty; say something"));
     }
     let row = caller.find(daemon, &to, Reach::Below).await?;
-    deliver(daemon, &row, text, steer.unwrap_or(false), key).await
-}
-
-/// The one way by which a message reaches a session: into its turn, or as its next prompt.
-async fn deliver(
-    daemon: &Arc<Daemon>,
-    row: &SessionRow,
-    text: String,
-    steer: bool,
-    key: Option<IdempotencyKey>,
-) -> Result<Map<String, Value>, ApiError> {
-    if steer {
-        return match once(daemon, key, |key| tell(daemon, row, text, key)).await? {
-            Answer::Steered(steered) => {
-                Ok(object(json!({ "session": row.id, "run": steered.run_id, "steered": true })))
-            }
-            _ => Err(fault()),
-        };
-    }
-    let session = daemon.session_ref(row)?;
-    let named = key.as_ref().map(run_of_key);
-    let run = named.clone().unwrap_or_else(|| RunId::from_random(&random::bytes::<16>()));
-    let prompt = NewRun { session_id: row.id.clone(), prompt: text, run_id: None, attachments: Vec::new() };
-    let deed = |key| accept(daemon, &session, prompt, run.clone(), named.is_some(), key);
-    let receipt = match once(daemon, key, deed).await? {
-        Answer::Accepted(receipt) => receipt,
-        Answer::Known => {
-            let row = daemon.journal.run(&run).await.map_err(read_failed)?;
-            receipt(&row.ok_or_else(|| ApiError::not_found("run", &run))?)?
-        }
-        _ => return Err(fault()),
+    let session = daemon.session_ref(&row)?;
+    let mail = Outgoing {
+        from: match caller {
+            Caller::User => Sender::User,
+            Caller::Session(own) => Sender::Session { id: own.id.clone(), name: None },
+        },
+        id: key.as_ref().map(mail_of_key),
+        kind: MailKind::Task,
+        text,
+        in_reply_to: None,
+        correlation_id: None,
+        deliver: steer.unwrap_or(false).then_some(Deliver::Steer),
+        run: None,
     };
-    Ok(object(
-        json!({ "session": row.id, "run": receipt.run_id, "position": receipt.position, "steered": false }),
-    ))
+    let receipt = post(daemon, &session, mail, key).await?;
+    Ok(object(json!({
+        "session": row.id,
+        "message": receipt.id,
+        "run": receipt.run_id,
+        "steered": receipt.deliver == Deliver::Steer,
+    })))
 }
 
 #[derive(Debug, Deserialize)]
