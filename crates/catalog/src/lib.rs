@@ -5,12 +5,13 @@
 //! Layout, in reading order:
 //! - [`Catalog`]: the manifests that count, by name.
 //! - `read`: one manifest, from text to a checked type.
-//! - `named`: agents that are described by their name alone, as `acp:CMD`.
+//! - `named`: agents that are described by their name alone, as `acp:CMD`; `peer`: addresses of somebody else's workers.
 //! - [`find`]: where a program is, and which version it is.
 //! - [`trust`]: what a project brings counts only after somebody has looked at it.
 
 pub mod find;
 mod named;
+mod peer;
 mod read;
 pub mod trust;
 
@@ -24,6 +25,7 @@ use qd_protocol::manifest::{Driver, Manifest, ResumeBy};
 use toml::Table;
 
 pub use named::{NamedError, REMOTE_TOKEN, described, described_in, is_described, plain_words, words};
+pub use peer::{PeerAddress, PeerError, WORKER_TOKEN};
 pub use read::ManifestError;
 
 /// Manifests that come with the program, in the order of the list of agents.
@@ -210,7 +212,7 @@ impl Catalog {
 pub fn agent(manifest: &Manifest, origin: &str, versions: &find::Versions) -> api::Agent {
     let driver = manifest.driver();
     let found = find::program(manifest);
-    let available = matches!(driver, Driver::Echo | Driver::A2a) || found.is_some();
+    let available = !driver.has_program() || found.is_some();
     let can = &manifest.capabilities;
     let settings = [("model", can.models), ("system_prompt", can.system_prompts)];
     api::Agent {
@@ -223,7 +225,8 @@ pub fn agent(manifest: &Manifest, origin: &str, versions: &find::Versions) -> ap
         tested: manifest.agent.tested.clone(),
         program: found.map(|program| program.display().to_string()),
         steers: manifest.steers(),
-        resumes: manifest.resume.by == ResumeBy::Driver && !matches!(driver, Driver::Exec | Driver::Pty),
+        resumes: manifest.resume.by == ResumeBy::Driver
+            && !matches!(driver, Driver::Exec | Driver::Pty | Driver::Worker),
         approvals: can.approvals,
         questions: can.ask_user.any(),
         cost: match (manifest.cost.metered, manifest.cost.tokens) {

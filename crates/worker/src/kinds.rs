@@ -31,7 +31,7 @@ impl Kind {
         };
         Ok(match manifest.driver() {
             Driver::Echo => Self::Echo,
-            Driver::A2a => Self::Remote(Arc::new(manifest)),
+            Driver::A2a | Driver::Worker => Self::Remote(Arc::new(manifest)),
             _ => Self::Driven(Arc::new(manifest)),
         })
     }
@@ -68,6 +68,7 @@ mod tests {
         assert!(matches!(Kind::of(&spec("script")), Ok(Kind::Driven(_))));
         let remote = Kind::of(&spec("a2a:http://127.0.0.1:1")).unwrap();
         assert!(matches!(remote, Kind::Remote(_)) && remote.helpers().is_none(), "there is nothing to keep");
+        assert!(matches!(Kind::of(&spec("worker:ws://127.0.0.1:1")), Ok(Kind::Remote(_))));
         assert_eq!(Kind::of(&spec("nobody")).unwrap_err().code, "unknown_agent");
         let mut named = spec("nobody");
         named.manifest = Catalog::built_in().get("claude").map(Box::new);
