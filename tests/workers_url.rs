@@ -153,12 +153,16 @@ async fn a_failure_of_the_worker_is_the_runs() {
 async fn a_worker_that_is_killed_in_a_run_fails_it_and_is_called_again_for_the_next() {
     let daemon = Daemon::start().await;
     let (running, session) = scripted(&daemon).await;
-    let address = session.show().await["agent"].as_str().unwrap().trim_start_matches("worker:ws://").to_owned();
+    let address =
+        session.show().await["agent"].as_str().unwrap().trim_start_matches("worker:ws://").to_owned();
     let run = session.script(&[say("begun"), forever()]).await;
     session.seen_of(&run, "text.delta").await;
     running.signal(Signal::KILL);
     let ended = session.wait(&run).await;
-    assert_eq!((&ended["finish_reason"], &ended["error"]["code"]), (&json!("error"), &json!("agent_unreachable")));
+    assert_eq!(
+        (&ended["finish_reason"], &ended["error"]["code"]),
+        (&json!("error"), &json!("agent_unreachable"))
+    );
     let message = ended["error"]["message"].as_str().unwrap();
     assert!(message.contains("broke in the middle of the run"), "{message}");
     running.end().await;

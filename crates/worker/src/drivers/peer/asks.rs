@@ -92,10 +92,10 @@ fn key(permission: &str, resource: &str) -> &'static str {
         "url"
     } else if about(&["file", "path", "read", "write", "delete", "edit"]) {
         "path"
-    } else if resource.contains("://") {
-        "url"
     } else if resource.contains(char::is_whitespace) {
         "command"
+    } else if resource.contains("://") {
+        "url"
     } else {
         "path"
     }
