@@ -32,12 +32,14 @@ pub(super) struct Words {
 impl Words {
     /// What an event says; nothing, if it only says that it is the last.
     pub(super) fn hear(&mut self, event: Map<String, Value>) -> Option<Said> {
-        let said = match serde_json::from_value(Value::Object(event.clone())) {
-            Ok(Foreign::Complete { usage }) => return usage.map(|usage| Said::Usage { usage: usage.into() }),
-            Ok(foreign) => Some(foreign.said()),
-            Err(_) => plain::said(event.clone()),
+        let said = match Foreign::deserialize(&event) {
+            Ok(foreign) => foreign.said()?,
+            Err(_) => match plain::said(event.clone()) {
+                Some(said) => said,
+                None => self.odd(event)?,
+            },
         };
-        Some(match said.or_else(|| self.odd(event))? {
+        Some(match said {
             Said::ToolStarted { call_id, name, input } => {
                 if self.calls.len() < CALLS_MAX {
                     self.calls.insert(call_id.clone(), name.clone());
@@ -127,8 +129,8 @@ impl From<Tokens> for Usage {
 }
 
 impl Foreign {
-    fn said(self) -> Said {
-        match self {
+    fn said(self) -> Option<Said> {
+        Some(match self {
             Self::ToolStart { tool_call_id, tool_name, arguments } => {
                 Said::ToolStarted { call_id: tool_call_id, name: tool_name, input: arguments }
             }
@@ -149,9 +151,8 @@ impl Foreign {
                 output: json!(error),
                 is_error: true,
             },
-            // Said where it is heard.
-            Self::Complete { .. } => Said::Turn,
-        }
+            Self::Complete { usage } => Said::Usage { usage: usage?.into() },
+        })
     }
 }
 
@@ -171,24 +172,23 @@ mod tests {
     #[test]
     fn the_other_names_for_tools_are_known() {
         let mut words = Words::default();
-        let call_id = "c".to_owned();
         for (event, said) in [
             (
                 json!({"type": "tool_start", "tool_call_id": "c", "tool_name": "Bash", "arguments": {"command": "ls"}}),
                 Said::ToolStarted {
-                    call_id: call_id.clone(),
+                    call_id: "c".to_owned(),
                     name: "Bash".to_owned(),
                     input: json!({"command": "ls"}),
                 },
             ),
             (
                 json!({"type": "tool_token", "tool_call_id": "c", "content": "x"}),
-                Said::ToolOutput { call_id: call_id.clone(), text: "x".to_owned() },
+                Said::ToolOutput { call_id: "c".to_owned(), text: "x".to_owned() },
             ),
             (
                 json!({"type": "tool_complete", "tool_call_id": "c", "result": {"success": true, "result": "x"}}),
                 Said::ToolFinished {
-                    call_id: call_id.clone(),
+                    call_id: "c".to_owned(),
                     name: "Bash".to_owned(),
                     output: json!("x"),
                     is_error: false,

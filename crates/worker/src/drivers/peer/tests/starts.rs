@@ -61,7 +61,8 @@ async fn a_worker_behind_tls_is_trusted_by_its_certificate_alone() {
     let mut stage = Stage::remote(&agent, |spec| {
         spec.env.insert("SSL_CERT_FILE".to_owned(), pem.display().to_string());
     });
-    let mut hand = Hand::over(acceptor.accept(listening.stream().await).await.unwrap()).await;
+    let stream = acceptor.accept(listening.stream().await).await.unwrap();
+    let mut hand = Box::pin(Hand::over(stream)).await;
     assert!(matches!(stage.hear().await, Up::Ready { .. }));
     stage.prompt("a", "x");
     hand.run().await;
