@@ -55,6 +55,7 @@ mod workers_room;
 mod workers_secrets;
 mod workers_suspend;
 mod workers_trust;
+mod workers_url;
 mod workers_verb;
 mod workers_versions;
 mod workspaces;

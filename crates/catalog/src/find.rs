@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use qd_protocol::manifest::{Driver, Manifest};
+use qd_protocol::manifest::Manifest;
 use regex::Regex;
 
 /// What stands for this program in a manifest's command.
@@ -38,7 +38,7 @@ pub fn program(manifest: &Manifest) -> Option<PathBuf> {
 /// error is better told by whoever cannot start them.
 #[must_use]
 pub fn located(mut manifest: Manifest) -> Manifest {
-    if matches!(manifest.driver(), Driver::Echo | Driver::A2a) {
+    if !manifest.driver().has_program() {
         return manifest;
     }
     let mut command = manifest.command();

@@ -5,13 +5,14 @@
 //! Layout, in reading order:
 //! - [`Catalog`]: the manifests that count, by name.
 //! - `read`: one manifest, from text to a checked type.
-//! - `named`: agents that are described by their name alone, as `acp:CMD`.
+//! - `named`: agents that are described by their name alone, as `acp:CMD`; `peer`: addresses of somebody else's workers.
 //! - [`find`]: where a program is, and which version it is.
 //! - [`project`]: what a project wants done in the worktrees of its sessions.
 //! - [`trust`]: what a project brings counts only after somebody has looked at it.
 
 pub mod find;
 mod named;
+mod peer;
 pub mod project;
 mod read;
 pub mod trust;
@@ -26,6 +27,7 @@ use qd_protocol::manifest::{Driver, Manifest, ResumeBy};
 use toml::Table;
 
 pub use named::{NamedError, REMOTE_TOKEN, described, described_in, is_described, plain_words, words};
+pub use peer::{PeerAddress, PeerError, WORKER_TOKEN};
 pub use read::ManifestError;
 
 /// Manifests that come with the program, in the order of the list of agents.
@@ -212,7 +214,7 @@ impl Catalog {
 pub fn agent(manifest: &Manifest, origin: &str, versions: &find::Versions) -> api::Agent {
     let driver = manifest.driver();
     let found = find::program(manifest);
-    let available = matches!(driver, Driver::Echo | Driver::A2a) || found.is_some();
+    let available = !driver.has_program() || found.is_some();
     let can = &manifest.capabilities;
     let settings = [("model", can.models), ("system_prompt", can.system_prompts), ("mcp", can.mcp)];
     api::Agent {
@@ -225,7 +227,8 @@ pub fn agent(manifest: &Manifest, origin: &str, versions: &find::Versions) -> ap
         tested: manifest.agent.tested.clone(),
         program: found.map(|program| program.display().to_string()),
         steers: manifest.steers(),
-        resumes: manifest.resume.by == ResumeBy::Driver && !matches!(driver, Driver::Exec | Driver::Pty),
+        resumes: manifest.resume.by == ResumeBy::Driver
+            && !matches!(driver, Driver::Exec | Driver::Pty | Driver::Worker),
         approvals: can.approvals,
         questions: can.ask_user.any(),
         cost: match (manifest.cost.metered, manifest.cost.tokens) {

@@ -1,5 +1,5 @@
-//! Agents that are described by their name alone: `acp:CMD`, `pty:CMD`, `exec:CMD` and `a2a:URL`, or by a file that their
-//! name says: `manifest:PATH`.
+//! Agents that are described by their name alone: `acp:CMD`, `pty:CMD`, `exec:CMD`, `a2a:URL` and `worker:URL`, or by a file
+//! that their name says: `manifest:PATH`.
 
 use std::path::Path;
 
@@ -8,6 +8,7 @@ use qd_protocol::manifest::{
     Startup, TurnRules,
 };
 
+use crate::peer::{PeerAddress, PeerError, WORKER_TOKEN};
 use crate::{FILE_MAX, read};
 
 /// The variable whose value lets people in at a remote agent.
@@ -17,11 +18,12 @@ pub const REMOTE_TOKEN: &str = "A2A_TOKEN";
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NamedError {
     /// It is a plain name.
-    #[error("it begins with none of acp:, pty:, exec:, a2a: and manifest:")]
+    #[error("it begins with none of acp:, pty:, exec:, a2a:, worker: and manifest:")]
     Plain,
     /// Nothing stands behind the colon.
     #[error(
-        "nothing stands behind the colon: say a command, as in `acp:my-agent --flag`, or the URL of an a2a agent"
+        "nothing stands behind the colon: say a command, as in `acp:my-agent --flag`, or the URL of an a2a \
+         agent or of a worker"
     )]
     Empty,
     /// A quote has no end.
@@ -30,6 +32,9 @@ pub enum NamedError {
     /// It is no address.
     #[error("`{0}` is no address: an a2a agent has one that begins with http:// or https://")]
     Address(String),
+    /// It is no address of a worker.
+    #[error(transparent)]
+    Peer(#[from] PeerError),
     /// The file that it names is no manifest.
     #[error("{0}")]
     File(String),
@@ -87,6 +92,25 @@ pub fn described(name: &str) -> Result<Manifest, NamedError> {
             ..Manifest::default()
         });
     }
+    if driver == Driver::Worker {
+        PeerAddress::parse(rest)?;
+        return Ok(Manifest {
+            agent: about(String::new()),
+            startup: Startup { pass_env: vec![WORKER_TOKEN.to_owned()], ..Startup::default() },
+            fast_path: FastPath {
+                worker_serve_at: Some(Offer::At(rest.trim().to_owned())),
+                ..FastPath::default()
+            },
+            capabilities: Capabilities {
+                streaming_output: true,
+                mid_turn_cancel: true,
+                approvals: true,
+                ask_user: AskUser { yes_no: true, ..AskUser::default() },
+                ..Capabilities::default()
+            },
+            ..Manifest::default()
+        });
+    }
     let command = words(rest).ok_or(NamedError::Quote)?;
     let binary = command.first().cloned().ok_or(NamedError::Empty)?;
     let by = match driver {
@@ -119,6 +143,7 @@ fn split(name: &str) -> Option<(Driver, &str)> {
         "pty" => Driver::Pty,
         "exec" => Driver::Exec,
         "a2a" => Driver::A2a,
+        "worker" => Driver::Worker,
         _ => return None,
     };
     Some((driver, rest))
@@ -238,6 +263,12 @@ mod tests {
             "its memory is elsewhere, and it may ask"
         );
         assert_eq!(remote.startup.pass_env, ["A2A_TOKEN"]);
+        let worker = described("worker:ws://127.0.0.1:7778").unwrap();
+        assert_eq!((worker.driver(), worker.address()), (Driver::Worker, Some("ws://127.0.0.1:7778")));
+        assert!(worker.steers() && !worker.rests(), "its memory is its connection");
+        assert_eq!(worker.startup.pass_env, ["WORKER_TOKEN"]);
+        assert!(matches!(described("worker:http://127.0.0.1:1"), Err(NamedError::Peer(_))));
+        assert_eq!(described("worker:"), Err(NamedError::Empty));
         assert_eq!(described("claude"), Err(NamedError::Plain));
         assert_eq!(described("acp: "), Err(NamedError::Empty));
         assert_eq!(described("exec:a 'b"), Err(NamedError::Quote));

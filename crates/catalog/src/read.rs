@@ -7,6 +7,8 @@ use qd_protocol::manifest::{Driver, Manifest, Offer};
 use regex::Regex;
 use toml::{Table, Value};
 
+use crate::peer::{PeerAddress, PeerError};
+
 /// The longest name of an agent.
 const NAME_MAX: usize = 64;
 
@@ -34,9 +36,17 @@ pub enum ManifestError {
     /// It wants a driver that there is not.
     #[error("it offers only CAP's grpc, which is not spoken here; say another `driver` under `[agent]`")]
     Grpc,
-    /// It is driven by the Agent2Agent protocol and says no address.
-    #[error("it is driven by a2a and needs `a2a_serve_at = \"http://…\"` under `[fast_path]`")]
-    NoAddress,
+    /// It is elsewhere and says no address.
+    #[error("it is driven by {driver} and needs `{driver}_serve_at = \"{scheme}://…\"` under `[fast_path]`")]
+    NoAddress {
+        /// How it is driven.
+        driver: Driver,
+        /// How its address begins.
+        scheme: &'static str,
+    },
+    /// Its address is none.
+    #[error(transparent)]
+    BadAddress(#[from] PeerError),
     /// A pattern is no regular expression that can be tried in bounded time.
     #[error("the pattern `{pattern}` of `{key}` cannot be used: {why}")]
     BadPattern {
@@ -134,8 +144,12 @@ fn check(manifest: Manifest) -> Result<Manifest, ManifestError> {
     let offers_grpc = manifest.fast_path.grpc.as_ref().is_some_and(Offer::is_made);
     match manifest.driver() {
         Driver::Echo => {}
-        Driver::A2a if manifest.address().is_none() => return Err(ManifestError::NoAddress),
-        Driver::A2a => {}
+        driver @ (Driver::A2a | Driver::Worker) => match (driver, manifest.address()) {
+            (Driver::A2a, None) => return Err(ManifestError::NoAddress { driver, scheme: "http" }),
+            (_, None) => return Err(ManifestError::NoAddress { driver, scheme: "ws" }),
+            (Driver::Worker, Some(address)) => drop(PeerAddress::parse(address)?),
+            (_, Some(_)) => {}
+        },
         Driver::Pty if offers_grpc && manifest.agent.driver.is_none() => return Err(ManifestError::Grpc),
         _ if manifest.command().is_empty() => return Err(ManifestError::Nothing),
         _ => {}
@@ -254,6 +268,11 @@ mod tests {
             ("[agent]\nname = 'a'\nbinary = 'a'\ndriver = 'telepathy'", "line 4"),
             ("[agent]\nname = 'a'\nbinary = 'a'\n[fast_path]\ngrpc = true", "grpc"),
             ("[agent]\nname = 'a'\ndriver = 'a2a'", "a2a_serve_at"),
+            ("[agent]\nname = 'a'\ndriver = 'worker'", "worker_serve_at"),
+            (
+                "[agent]\nname = 'a'\n[fast_path]\nworker_serve_at = 'http://127.0.0.1:1'",
+                "it begins with ws://",
+            ),
             (
                 "[agent]\nname = 'a'\nbinary = 'a'\n[parse]\nidle = ['(?<=x)y']",
                 "the pattern `(?<=x)y` of `parse.idle`",

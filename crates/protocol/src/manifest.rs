@@ -95,6 +95,8 @@ pub enum Driver {
     Exec,
     /// A remote agent that speaks the Agent2Agent protocol.
     A2a,
+    /// Somebody else's worker, by the plain frames.
+    Worker,
 }
 
 impl Driver {
@@ -108,7 +110,13 @@ impl Driver {
             Self::Pty => "pty",
             Self::Exec => "exec",
             Self::A2a => "a2a",
+            Self::Worker => "worker",
         }
+    }
+
+    /// Whether a program of this machine is started for it.
+    pub fn has_program(self) -> bool {
+        !matches!(self, Self::Echo | Self::A2a | Self::Worker)
     }
 }
 
@@ -191,6 +199,9 @@ pub struct FastPath {
     /// The Agent2Agent protocol.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub a2a_serve_at: Option<Offer>,
+    /// The plain frames of a worker.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker_serve_at: Option<Offer>,
     /// CAP's own protocol, which nothing here speaks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grpc: Option<Offer>,
@@ -561,6 +572,8 @@ impl Manifest {
                 Driver::Acp
             } else if made(&self.fast_path.a2a_serve_at) {
                 Driver::A2a
+            } else if made(&self.fast_path.worker_serve_at) {
+                Driver::Worker
             } else {
                 Driver::Pty
             }
@@ -584,24 +597,28 @@ impl Manifest {
 
     /// Where it listens, for one that is elsewhere.
     pub fn address(&self) -> Option<&str> {
-        match &self.fast_path.a2a_serve_at {
+        let offered = match self.driver() {
+            Driver::Worker => &self.fast_path.worker_serve_at,
+            _ => &self.fast_path.a2a_serve_at,
+        };
+        match offered {
             Some(Offer::At(url)) => Some(url),
             _ => None,
         }
     }
 
     /// Whether an idle one can be put to rest: another process goes on with its conversation, or there is none to go on
-    /// with. The memory of a program in a terminal is its process.
+    /// with. The memory of a program in a terminal is its process, and that of somebody else's worker the connection.
     pub fn rests(&self) -> bool {
         match self.resume.by {
-            ResumeBy::Driver => self.driver() != Driver::Pty,
+            ResumeBy::Driver => !matches!(self.driver(), Driver::Pty | Driver::Worker),
             ResumeBy::Nothing => false,
             ResumeBy::Stateless => true,
         }
     }
 
-    /// Whether a turn of it can be told something on its way.
+    /// Whether a turn of it can be told something on its way; the frames of a worker have a word for that.
     pub fn steers(&self) -> bool {
-        self.turn.steer != Steer::None
+        self.turn.steer != Steer::None || self.driver() == Driver::Worker
     }
 }

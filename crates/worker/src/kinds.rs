@@ -33,7 +33,7 @@ impl Kind {
         };
         Ok(match manifest.driver() {
             Driver::Echo => Self::Echo,
-            Driver::A2a => Self::Remote(Arc::new(manifest)),
+            Driver::A2a | Driver::Worker => Self::Remote(Arc::new(manifest)),
             _ => Self::Driven(Arc::new(manifest)),
         })
     }
@@ -72,6 +72,7 @@ mod tests {
         let remote = Kind::of(&spec("a2a:http://127.0.0.1:1")).unwrap();
         let none = remote.helpers(&spec("x")).is_none();
         assert!(matches!(remote, Kind::Remote(_)) && none, "there is nothing to keep");
+        assert!(matches!(Kind::of(&spec("worker:ws://127.0.0.1:1")), Ok(Kind::Remote(_))));
         assert_eq!(Kind::of(&spec("nobody")).unwrap_err().code, "unknown_agent");
         let mut named = spec("nobody");
         named.manifest = Catalog::built_in().get("claude").map(Box::new);

@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::command_line;
 use super::patch;
@@ -46,6 +46,20 @@ pub(super) struct Arguments<'i> {
 /// command given as a list of words is shown as the line that gives a shell these words.
 pub fn main_argument<'i>(tool: &str, input: &'i Value) -> Option<Cow<'i, str>> {
     arguments(tool, input).list.into_iter().next().map(|argument| argument.text)
+}
+
+/// The arguments of a call of which only the main one is known, so that they are judged as the whole call would be;
+/// `None` if nothing is known of the tool, and so of its arguments either.
+pub fn from_main_argument(tool: &str, text: &str) -> Option<Value> {
+    Some(match purpose(tool)? {
+        Use::Runs => json!({ "command": text }),
+        Use::Types => json!({ "chars": text }),
+        Use::Fetches if path::is_address(text) => json!({ "url": text }),
+        Use::Fetches => json!({ "query": text }),
+        Use::Looks | Use::Writes | Use::Removes | Use::Patches | Use::Edits => json!({ "path": text }),
+        // What they are told is no path and no command, or they are not known at all.
+        Use::Quiet | Use::Acts | Use::Claims => return None,
+    })
 }
 
 const COMMAND_KEYS: &[&str] = &["command", "cmd"];
@@ -228,6 +242,25 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn what_is_made_of_a_main_argument_has_it_as_its_main_argument() {
+        for (tool, text) in [
+            ("Bash", "rm -rf /"),
+            ("write_stdin", "ls\n"),
+            ("Write", "/etc/passwd"),
+            ("apply_patch", "a.rs"),
+            ("str_replace_editor", "a.rs"),
+            ("Delete", "."),
+            ("Grep", "src"),
+            ("WebFetch", "https://x.org"),
+            ("WebSearch", "weather"),
+        ] {
+            let input = from_main_argument(tool, text).unwrap();
+            assert_eq!(main_argument(tool, &input).as_deref(), Some(text), "{tool}");
+        }
+        assert_eq!(from_main_argument("Deploy", "prod"), None);
+    }
 
     #[test]
     fn the_main_argument_is_the_command_then_the_path_then_the_address_then_the_pattern() {

@@ -28,7 +28,7 @@ use qd_protocol::limits::RULES_MAX;
 use qd_protocol::policy::{Policy, Risk, Rule, Verdict};
 use serde_json::Value;
 
-pub use argument::main_argument;
+pub use argument::{from_main_argument, main_argument};
 pub use risk::assess;
 pub use trial::try_again;
 

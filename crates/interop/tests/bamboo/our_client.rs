@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bamboo_subagent::{ChildExecutor, ChildOutcome, EventSink, RunSpec, SteerInbox, WsServer};
+use qd_link::plain::client::Came;
 use qd_link::{Job, PlainClient, Said, plain};
-use qd_protocol::frame::plain::{FromWorker, Status};
+use qd_protocol::frame::plain::{FromParent, FromWorker, Status};
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -103,6 +104,19 @@ async fn a_message_steers_the_run() {
         rest(&mut client).await,
         ("left".to_owned(), Status::Completed, Some("steered: left".to_owned()))
     );
+}
+
+#[tokio::test]
+async fn a_sign_of_life_shows_that_what_was_posted_before_it_was_read() {
+    let (mut client, _) = connect().await;
+    client.run(Job::from("wait here")).await.unwrap();
+    frame(&mut client).await;
+    client.post(&FromParent::Message { text: "left".to_owned() }).unwrap();
+    client.post_ping().unwrap();
+    assert_eq!(within(client.came(true)).await.unwrap(), Came::Alive);
+    client.post(&FromParent::Cancel).unwrap();
+    let came = within(client.came(true)).await.unwrap();
+    assert!(matches!(came, Came::Frame(FromWorker::Terminal { status: Status::Cancelled, .. })), "{came:?}");
 }
 
 #[tokio::test]

@@ -1,5 +1,8 @@
 //! The parent's side of a connection without a subprotocol: speaks to any worker that knows the frames, ours or not.
 
+use std::future::poll_fn;
+use std::task::{Context, Poll};
+
 use qd_protocol::frame::plain::{Approval, FromParent, FromWorker, Status};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -12,6 +15,17 @@ use crate::socket::{Incoming, STEP, Socket, SocketError, Upgrade, Wire};
 #[derive(Debug)]
 pub struct PlainClient<W = TcpStream> {
     socket: Socket<W>,
+    /// Whether something was posted that may not be written.
+    posted: bool,
+}
+
+/// What came from a worker.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Came {
+    /// A frame that means something.
+    Frame(FromWorker),
+    /// A sign of life and no more.
+    Alive,
 }
 
 impl PlainClient {
@@ -34,8 +48,13 @@ impl<W: Wire> PlainClient<W> {
             subprotocol: None,
             token: token.map(str::to_owned),
         };
-        let (socket, _) = Socket::client(wire, &upgrade).await?;
-        Ok(Self { socket })
+        Self::upgrade(wire, &upgrade).await
+    }
+
+    /// The same, as the upgrade says.
+    pub async fn upgrade(wire: W, upgrade: &Upgrade) -> Result<Self, SocketError> {
+        let (socket, _) = Socket::client(wire, upgrade).await?;
+        Ok(Self { socket, posted: false })
     }
 
     /// Begins a run; one that is active is cancelled first.
@@ -68,6 +87,55 @@ impl<W: Wire> PlainClient<W> {
                 return Ok(frame);
             }
         }
+    }
+
+    /// Puts a frame in line and waits for nothing. It goes out while [`PlainClient::came`] is waited for, so that a worker
+    /// which does not read keeps nobody from hearing it.
+    pub fn post(&mut self, frame: &FromParent) -> Result<(), SocketError> {
+        let text = serde_json::to_string(frame).map_err(std::io::Error::from)?;
+        self.socket.start(text)?;
+        self.posted = true;
+        Ok(())
+    }
+
+    /// Asks for a sign of life in the same way. When that comes, the worker has read all that was posted before.
+    pub fn post_ping(&mut self) -> Result<(), SocketError> {
+        self.socket.start_ping()?;
+        self.posted = true;
+        Ok(())
+    }
+
+    /// Sends what was posted, and waits for what comes; for ever, if nobody is listening. Nothing is lost if the wait is
+    /// given up.
+    pub async fn came(&mut self, listening: bool) -> Result<Came, SocketError> {
+        loop {
+            match poll_fn(|context| self.poll_came(listening, context)).await? {
+                Incoming::Text(text) => {
+                    if let Some(frame) = read(text.as_str()) {
+                        return Ok(Came::Frame(frame));
+                    }
+                }
+                Incoming::Binary(_) => {}
+                Incoming::Alive => {
+                    // It may have been a question, whose answer is in line now.
+                    self.posted = true;
+                    return Ok(Came::Alive);
+                }
+            }
+        }
+    }
+
+    /// Writes first: a worker that never stops talking would otherwise never be told to.
+    fn poll_came(
+        &mut self,
+        listening: bool,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Incoming, SocketError>> {
+        // That it cannot be written shows in reading, too, and there only after the worker's last words.
+        if self.posted && self.socket.poll_flush(context).is_ready() {
+            self.posted = false;
+        }
+        if listening { self.socket.poll_next(context) } else { Poll::Pending }
     }
 
     /// Says goodbye. The worker's run, if one is active, is cancelled.

@@ -69,6 +69,12 @@ where
         self.asks.push(Box::pin(async move { asked.await.map(|settled| (id, settled)) }));
     }
 
+    /// Whether it is open, or will be when that has been said which is being said.
+    pub(crate) fn is_open(&self, id: &I) -> bool {
+        let next = self.next.iter().map(|(open, _)| open);
+        self.open.iter().chain(next).any(|open| open.id == *id)
+    }
+
     /// The ask is no longer open; gives it if it was.
     pub(crate) fn close(&mut self, id: &I) -> Option<Open<I, C>> {
         let at = self.open.iter().position(|open| open.id == *id)?;

@@ -3,17 +3,20 @@
 //!
 //! - [`Agent`]: any of them, from its start to its end.
 //! - `process`: an agent's process, below the keeper; `lines`: its two streams; `telling`: what is said of a turn;
-//!   `floor`: what is said and asked in one; `price`: what its tokens cost; `tools`: those of `qd mcp`, for the agent.
+//!   `floor`: what is said and asked in one; `price`: what its tokens cost; `tools`: those of `qd mcp`, for the agent;
+//!   `dial`: connections to one that is elsewhere.
 //! - `stage` and `recorded`: what the drivers' tests share.
 
 mod a2a;
 pub(crate) mod acp;
 mod claude;
 mod codex;
+mod dial;
 pub(crate) mod echo;
 mod exec;
 mod floor;
 mod lines;
+mod peer;
 mod price;
 mod process;
 pub(crate) mod pty;
@@ -39,6 +42,7 @@ use self::acp::Acp;
 use self::claude::Claude;
 use self::codex::Codex;
 use self::exec::Exec;
+use self::peer::Peer;
 use self::pty::Pty;
 use crate::below::Below;
 use crate::kinds::Kind;
@@ -53,6 +57,7 @@ pub(crate) enum Agent {
     Codex(Box<Codex>),
     Pty(Box<Pty>),
     A2a(Box<A2a>),
+    Peer(Box<Peer>),
 }
 
 impl Agent {
@@ -67,8 +72,12 @@ impl Agent {
         };
         match (kind, below) {
             (Kind::Echo, _) => Ok(Self::Echo),
+            // Both boxed, since the start of every agent has room for the largest of all.
+            (Kind::Remote(manifest), _) if manifest.driver() == Driver::Worker => {
+                let peer = Box::pin(Peer::start(spec, &manifest, limit(&manifest))).await?;
+                Ok(Self::Peer(Box::new(peer)))
+            }
             (Kind::Remote(manifest), _) => {
-                // Boxed, since the start of every agent has room for the largest of all.
                 let a2a = Box::pin(A2a::start(spec, &manifest, limit(&manifest))).await?;
                 Ok(Self::A2a(Box::new(a2a)))
             }
@@ -93,7 +102,7 @@ impl Agent {
                         let pty = Pty::start(spec, &manifest, keeper, below.window(), limit).await?;
                         Ok(Self::Pty(Box::new(pty)))
                     }
-                    other @ (Driver::Echo | Driver::A2a) => {
+                    other @ (Driver::Echo | Driver::A2a | Driver::Worker) => {
                         let message = format!("an agent by {other} has nothing below a keeper");
                         Err(RunError::new("agent_failed_to_start", message))
                     }
@@ -118,6 +127,8 @@ impl Agent {
             Self::Pty(pty) => Up::Ready { agent_session_id: None, steers: pty.steers() },
             // A task at work may refuse another message, or make another task of it: no steer is promised.
             Self::A2a(a2a) => Up::Ready { agent_session_id: a2a.session_id(), steers: false },
+            // Its conversation is its connection.
+            Self::Peer(_) => Up::Ready { agent_session_id: None, steers: true },
         }
     }
 
@@ -131,6 +142,7 @@ impl Agent {
             Self::Codex(codex) => codex.turn(turn, prompt).await,
             Self::Pty(pty) => pty.turn(turn, prompt).await,
             Self::A2a(a2a) => a2a.turn(turn, prompt).await,
+            Self::Peer(peer) => peer.turn(turn, prompt).await,
         }
     }
 
@@ -143,6 +155,7 @@ impl Agent {
             Self::Claude(claude) => Box::pin(claude.idle(voice)).await,
             Self::Codex(codex) => Box::pin(codex.idle(voice)).await,
             Self::Pty(pty) => Box::pin(pty.idle()).await,
+            Self::Peer(peer) => Box::pin(peer.idle()).await,
         }
     }
 
@@ -154,6 +167,7 @@ impl Agent {
             Self::Claude(claude) => claude.stop().await,
             Self::Codex(codex) => codex.stop().await,
             Self::Pty(pty) => pty.stop().await,
+            Self::Peer(peer) => peer.stop().await,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What the drivers' tests share: a session's end of a link, a driver behind it, and at the far end of a pipe in memory an
 //! agent whose every line a test writes, or one that was recorded. Time stands still: it moves on when everybody waits.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use qd_link::{AgentEnd, Closed, FromAgent, SessionEnd, Voice, host_with};
@@ -13,6 +14,8 @@ use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};
 use tokio::task::JoinSet;
 
+use crate::agent::{self, Around};
+use crate::kinds::Kind;
 use crate::redact::{Redactor, Secrets};
 use crate::turn::{Inbox, Prompt, Steer, Turn};
 
@@ -182,6 +185,21 @@ impl Stage {
         let opening = open(spec, near);
         let end = host_with(UpNumber(0), Some(filter), |end| live(end, opening));
         (Self { end, home, number: 0, heard: Vec::new(), agent: JoinSet::new() }, far)
+    }
+
+    /// An agent that is elsewhere, by its name, with the life that it really has.
+    pub(super) fn remote(name: &str, change: impl FnOnce(&mut AgentSpec)) -> Self {
+        let home = TempDir::new().expect("a temporary folder");
+        let cwd = home.path().to_owned();
+        let mut spec =
+            AgentSpec::new(SessionId::from_random(&[7; 8]), WorkerId::from_random(&[8; 8]), name, cwd);
+        change(&mut spec);
+        let kind = Kind::of(&spec).expect("its name describes it");
+        let around = Around { below: None, seat: None, leash: Arc::default() };
+        let filter = Redactor::filter(Secrets::of(&spec.env));
+        let life = |end| agent::live(kind, Box::new(spec), around, end);
+        let end = host_with(UpNumber(0), Some(filter), life);
+        Self { end, home, number: 0, heard: Vec::new(), agent: JoinSet::new() }
     }
 
     /// Has the agent play by itself.

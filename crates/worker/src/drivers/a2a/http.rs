@@ -2,7 +2,6 @@
 //! redirects, and nothing of what is said. Whoever holds a [`Reply`] owns its connection, and ends it by dropping it.
 
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -12,26 +11,11 @@ use hyper::client::conn::http1;
 use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use rustix::net::sockopt;
-use rustls::ClientConfig;
-use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::address::Address;
-use crate::roots::roots;
+use crate::drivers::dial::Dialler;
 
-/// How long a connection may take to be made.
-const DIAL: Duration = Duration::from_secs(10);
-/// Silence after which a peer is asked whether it is still there. An agent may think for an hour and say nothing, so
-/// silence alone breaks no connection; a machine that is gone does not answer, which does.
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
-/// Between two such questions.
-const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
-/// Questions without an answer that break a connection.
-const KEEPALIVE_TRIES: u32 = 3;
 /// Redirects that are followed, all on the same server; a server that needs more goes in circles.
 const REDIRECTS_MAX: usize = 3;
 /// What is read of an answer that is a refusal: enough for a reason in any form.
@@ -112,17 +96,15 @@ pub(super) struct Asking<'a> {
     pub(super) credential: Option<&'a Credential>,
 }
 
-/// Dials remote agents.
+/// Asks remote agents.
 pub(super) struct Client {
-    /// Trusted in place of what the system trusts.
-    roots: Option<PathBuf>,
-    tls: OnceLock<Arc<ClientConfig>>,
+    dialler: Dialler,
 }
 
 impl Client {
     /// One that trusts the certificates in this file, or those that the system does.
     pub(super) fn new(roots: Option<PathBuf>) -> Self {
-        Self { roots, tls: OnceLock::new() }
+        Self { dialler: Dialler::new(roots) }
     }
 
     /// Sends a request, follows where its own server sends it, and waits for the head of the answer. Gives answers of
@@ -152,51 +134,13 @@ impl Client {
         let unreachable = |cause: String| Fault::Unreachable(to.to_string(), cause);
         let broken = |cause: hyper::Error| Fault::Broken(to.to_string(), words(&cause));
         let request = request(to, asking)?;
-        let dialled = tokio::time::timeout(DIAL, self.dial(to)).await;
-        let stream = dialled
-            .map_err(|_| unreachable(format!("no connection within {} s", DIAL.as_secs())))?
-            .map_err(unreachable)?;
+        let stream = self.dialler.dial(to.dialled(), to.port, to.tls).await.map_err(unreachable)?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
         // A broken connection is told to whoever waits for the answer; there is nobody else to tell.
         let mover = AbortOnDropHandle::new(tokio::spawn(async move { drop(connection.await) }));
         let response = sender.send_request(request).await.map_err(broken)?;
         Ok(Reply::new(to, response, mover))
     }
-
-    async fn dial(&self, to: &Address) -> Result<Box<dyn Wire>, String> {
-        let stream = TcpStream::connect((to.dialled(), to.port)).await.map_err(|cause| cause.to_string())?;
-        // Without them all goes on as well, only later.
-        let _undelayed = stream.set_nodelay(true);
-        let _watched = keep_alive(&stream);
-        if !to.tls {
-            return Ok(Box::new(stream));
-        }
-        let name = ServerName::try_from(to.dialled().to_owned()).map_err(|cause| cause.to_string())?;
-        let config = self.tls.get_or_init(|| Arc::new(self.config()));
-        let stream = TlsConnector::from(Arc::clone(config)).connect(name, stream).await;
-        stream.map(|stream| Box::new(stream) as Box<dyn Wire>).map_err(|cause| {
-            format!("{cause}; {} may name a file of the certificates to trust", crate::roots::NAMED_BY)
-        })
-    }
-
-    fn config(&self) -> ClientConfig {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .expect("ring has the ciphers of both versions")
-            .with_root_certificates(roots(self.roots.as_deref()))
-            .with_no_client_auth()
-    }
-}
-
-trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
-
-fn keep_alive(stream: &TcpStream) -> rustix::io::Result<()> {
-    sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
-    sockopt::set_tcp_keepintvl(stream, KEEPALIVE_EVERY)?;
-    sockopt::set_tcp_keepcnt(stream, KEEPALIVE_TRIES)
 }
 
 fn request(to: &Address, asking: &Asking<'_>) -> Result<Request<Full<Bytes>>, Fault> {

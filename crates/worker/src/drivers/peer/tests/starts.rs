@@ -1,0 +1,120 @@
+//! How a worker is reached, and what is said where it cannot be.
+
+use std::sync::Arc;
+
+use qd_protocol::link::Up;
+use rustls::ServerConfig;
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixListener;
+use tokio_rustls::TlsAcceptor;
+
+use super::hand::{Hand, Listening, within};
+use crate::drivers::stage::{Stage, assert_well};
+
+#[tokio::test]
+async fn a_token_goes_with_the_upgrade() {
+    let listening = Listening::start().await;
+    let agent = format!("{}/a/b?c=d", listening.agent());
+    let _stage = Stage::remote(&agent, |spec| {
+        spec.env.insert("WORKER_TOKEN".to_owned(), "t0ken-of-mine".to_owned());
+    });
+    let hand = listening.accept().await;
+    assert_eq!((hand.token.as_deref(), hand.path.as_str()), (Some("Bearer t0ken-of-mine"), "/a/b?c=d"));
+    let _stage = Stage::remote(&listening.agent(), |_| {});
+    let hand = listening.accept().await;
+    assert_eq!((hand.token, hand.path.as_str()), (None, "/"));
+}
+
+#[tokio::test]
+async fn a_worker_on_a_socket_of_this_machine_is_reached() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("w.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut stage = Stage::remote(&format!("worker:unix:{}", path.display()), |_| {});
+    let mut hand = Hand::over(within("a connection", listener.accept()).await.unwrap().0).await;
+    assert!(matches!(stage.hear().await, Up::Ready { .. }));
+    stage.prompt("a", "x");
+    hand.run().await;
+    hand.done("fine").await;
+    assert_well(&stage.ended("a").await);
+}
+
+#[tokio::test]
+async fn a_worker_behind_tls_is_trusted_by_its_certificate_alone() {
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key)
+        .unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let folder = tempfile::tempdir().unwrap();
+    let pem = folder.path().join("cert.pem");
+    std::fs::write(&pem, made.cert.pem()).unwrap();
+    let listening = Listening::start().await;
+    let agent = format!("worker:wss://127.0.0.1:{}", listening.port);
+
+    let mut stage = Stage::remote(&agent, |spec| {
+        spec.env.insert("SSL_CERT_FILE".to_owned(), pem.display().to_string());
+    });
+    let stream = acceptor.accept(listening.stream().await).await.unwrap();
+    let mut hand = Box::pin(Hand::over(stream)).await;
+    assert!(matches!(stage.hear().await, Up::Ready { .. }));
+    stage.prompt("a", "x");
+    hand.run().await;
+    hand.done("fine").await;
+    assert_well(&stage.ended("a").await);
+
+    let mut stage = Stage::remote(&agent, |_| {});
+    let _refused = acceptor.accept(listening.stream().await).await;
+    let error = stage.gone().await;
+    assert!(error.message.contains("SSL_CERT_FILE"), "{error:?}");
+}
+
+#[tokio::test]
+async fn who_cannot_be_reached_is_named_with_what_to_do() {
+    let closed = Listening::start().await.agent();
+    let error = Stage::remote(&closed, |_| {}).gone().await;
+    assert_eq!(error.code, "agent_failed_to_start");
+    assert!(
+        error.message.contains("cannot be reached") && error.message.contains("is it running?"),
+        "{error:?}"
+    );
+    let error = Stage::remote("worker:unix:/nowhere/w.sock", |_| {}).gone().await;
+    assert!(error.message.contains("/nowhere/w.sock"), "{error:?}");
+    // An address of nobody's, which is not dialled.
+    let error = Stage::remote("worker:wss://192.0.2.1:1", |_| {}).gone().await;
+    assert!(error.message.contains("WORKER_TOKEN"), "{error:?}");
+}
+
+#[tokio::test]
+async fn who_refuses_is_told_apart() {
+    for (status, token, words) in [
+        ("401 Unauthorized", None, "give the session WORKER_TOKEN"),
+        ("401 Unauthorized", Some("wrong-token"), "WORKER_TOKEN was not taken"),
+        ("404 Not Found", None, "is that a worker?"),
+    ] {
+        let listening = Listening::start().await;
+        let mut stage = Stage::remote(&listening.agent(), |spec| {
+            spec.env.extend(token.map(|token| ("WORKER_TOKEN".to_owned(), token.to_owned())));
+        });
+        let mut stream = listening.stream().await;
+        let mut head = [0; 4096];
+        let _read = stream.read(&mut head).await.unwrap();
+        let answer = format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n");
+        stream.write_all(answer.as_bytes()).await.unwrap();
+        let error = stage.gone().await;
+        assert_eq!(error.code, "agent_failed_to_start");
+        assert!(error.message.contains(words), "{error:?}");
+        assert!(!error.message.contains("wrong-token"), "{error:?}");
+    }
+    let listening = Listening::start().await;
+    let mut stage = Stage::remote(&listening.agent(), |_| {});
+    listening.stream().await.write_all(b"220 mail.example ESMTP\r\n").await.unwrap();
+    let error = stage.gone().await;
+    assert!(error.message.contains("does not answer as a worker does"), "{error:?}");
+}

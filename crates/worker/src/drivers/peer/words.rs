@@ -1,0 +1,257 @@
+//! What the events of a worker mean. Ours and the contract's have names that `qd-link` knows; the workers of the
+//! fabric that these frames come from have a few others for tools and tokens. What nobody knows is shown as it is.
+
+use std::collections::BTreeMap;
+
+use qd_link::plain;
+use qd_protocol::event::Usage;
+use qd_protocol::link::Said;
+use qd_protocol::text::head;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+/// Kinds of events that are shown although nobody knows them and they have no words, each once in a turn: there may be
+/// one for every step of somebody's machinery.
+const ODD_MAX: usize = 16;
+/// What is shown of such an event.
+const ODD_BYTES: usize = 300;
+/// Tools under way whose names are remembered, for workers that do not repeat them.
+const CALLS_MAX: usize = 256;
+
+/// What was heard in one turn.
+#[derive(Debug, Default)]
+pub(super) struct Words {
+    /// Whether there was any text.
+    pub(super) has_text: bool,
+    /// Names of tools, by call.
+    calls: BTreeMap<String, String>,
+    /// Kinds of events that nobody knows and that have been shown.
+    odd: Vec<String>,
+}
+
+impl Words {
+    /// What an event says; nothing, if it only says that it is the last.
+    pub(super) fn hear(&mut self, event: Map<String, Value>) -> Option<Said> {
+        let said = match Foreign::deserialize(&event) {
+            Ok(foreign) => foreign.said()?,
+            Err(_) => match plain::said(event.clone()) {
+                Some(said) => said,
+                None => self.odd(event)?,
+            },
+        };
+        Some(match said {
+            Said::ToolStarted { call_id, name, input } => {
+                if self.calls.len() < CALLS_MAX {
+                    self.calls.insert(call_id.clone(), name.clone());
+                }
+                Said::ToolStarted { call_id, name, input }
+            }
+            Said::ToolFinished { call_id, name, output, is_error } => {
+                let known = self.calls.remove(&call_id).unwrap_or_default();
+                let name = if name.is_empty() { known } else { name };
+                Said::ToolFinished { call_id, name, output, is_error }
+            }
+            Said::Text { text } => {
+                self.has_text |= !text.is_empty();
+                Said::Text { text }
+            }
+            other => other,
+        })
+    }
+
+    /// An event that nobody knows: its words if it has any, else all of it, once.
+    fn odd(&mut self, mut event: Map<String, Value>) -> Option<Said> {
+        let kind = match event.remove("type") {
+            Some(Value::String(kind)) => kind,
+            _ => "event".to_owned(),
+        };
+        let words = ["content", "message", "text"].iter().find_map(|key| event.get(*key)?.as_str());
+        if let Some(words) = words.filter(|words| !words.trim().is_empty()) {
+            return Some(Said::Notice { text: format!("{kind}: {words}") });
+        }
+        if self.odd.len() >= ODD_MAX || self.odd.contains(&kind) {
+            return None;
+        }
+        let text = format!("{kind}: {}", Value::Object(event));
+        self.odd.push(kind);
+        Some(Said::Notice { text: head(&text, ODD_BYTES).to_owned() })
+    }
+}
+
+/// Events that other workers have other names for.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Foreign {
+    ToolStart {
+        tool_call_id: String,
+        tool_name: String,
+        #[serde(default)]
+        arguments: Value,
+    },
+    ToolToken {
+        tool_call_id: String,
+        content: String,
+    },
+    ToolComplete {
+        tool_call_id: String,
+        result: ToolResult,
+    },
+    ToolError {
+        tool_call_id: String,
+        error: String,
+    },
+    Complete {
+        #[serde(default)]
+        usage: Option<Tokens>,
+    },
+}
+
+#[derive(Debug, Deserialize)]
+struct ToolResult {
+    #[serde(default)]
+    result: Value,
+    #[serde(default = "yes")]
+    success: bool,
+}
+
+#[derive(Debug, Deserialize)]
+struct Tokens {
+    #[serde(default)]
+    prompt_tokens: u64,
+    #[serde(default)]
+    completion_tokens: u64,
+}
+
+impl From<Tokens> for Usage {
+    fn from(tokens: Tokens) -> Self {
+        Self { input_tokens: tokens.prompt_tokens, output_tokens: tokens.completion_tokens, cost_usd: 0.0 }
+    }
+}
+
+impl Foreign {
+    fn said(self) -> Option<Said> {
+        Some(match self {
+            Self::ToolStart { tool_call_id, tool_name, arguments } => {
+                Said::ToolStarted { call_id: tool_call_id, name: tool_name, input: arguments }
+            }
+            Self::ToolToken { tool_call_id, content } => {
+                Said::ToolOutput { call_id: tool_call_id, text: content }
+            }
+            Self::ToolComplete { tool_call_id, result: ToolResult { result, success } } => {
+                Said::ToolFinished {
+                    call_id: tool_call_id,
+                    name: String::new(),
+                    output: result,
+                    is_error: !success,
+                }
+            }
+            Self::ToolError { tool_call_id, error } => Said::ToolFinished {
+                call_id: tool_call_id,
+                name: String::new(),
+                output: json!(error),
+                is_error: true,
+            },
+            Self::Complete { usage } => Said::Usage { usage: usage?.into() },
+        })
+    }
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hear(words: &mut Words, event: Value) -> Option<Said> {
+        let Value::Object(event) = event else { panic!("an event is an object") };
+        words.hear(event)
+    }
+
+    #[test]
+    fn the_other_names_for_tools_are_known() {
+        let mut words = Words::default();
+        for (event, said) in [
+            (
+                json!({"type": "tool_start", "tool_call_id": "c", "tool_name": "Bash", "arguments": {"command": "ls"}}),
+                Said::ToolStarted {
+                    call_id: "c".to_owned(),
+                    name: "Bash".to_owned(),
+                    input: json!({"command": "ls"}),
+                },
+            ),
+            (
+                json!({"type": "tool_token", "tool_call_id": "c", "content": "x"}),
+                Said::ToolOutput { call_id: "c".to_owned(), text: "x".to_owned() },
+            ),
+            (
+                json!({"type": "tool_complete", "tool_call_id": "c", "result": {"success": true, "result": "x"}}),
+                Said::ToolFinished {
+                    call_id: "c".to_owned(),
+                    name: "Bash".to_owned(),
+                    output: json!("x"),
+                    is_error: false,
+                },
+            ),
+            (
+                json!({"type": "tool_error", "tool_call_id": "d", "error": "no"}),
+                Said::ToolFinished {
+                    call_id: "d".to_owned(),
+                    name: String::new(),
+                    output: json!("no"),
+                    is_error: true,
+                },
+            ),
+            (json!({"type": "reasoning_token", "content": "hm"}), Said::Thought { text: "hm".to_owned() }),
+        ] {
+            assert_eq!(hear(&mut words, event), Some(said));
+        }
+        assert!(!words.has_text);
+    }
+
+    #[test]
+    fn the_last_event_says_nothing_but_what_was_used() {
+        let mut words = Words::default();
+        assert_eq!(hear(&mut words, json!({"type": "complete"})), None);
+        let usage = json!({"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7});
+        let used = Usage { input_tokens: 3, output_tokens: 4, cost_usd: 0.0 };
+        assert_eq!(
+            hear(&mut words, json!({"type": "complete", "usage": usage})),
+            Some(Said::Usage { usage: used })
+        );
+    }
+
+    #[test]
+    fn what_nobody_knows_is_shown_and_without_words_only_once() {
+        let mut words = Words::default();
+        let notice = |text: &str| Some(Said::Notice { text: text.to_owned() });
+        for _ in 0..2 {
+            let event = json!({"type": "warning", "message": "disk full"});
+            assert_eq!(hear(&mut words, event), notice("warning: disk full"));
+        }
+        let beat = json!({"type": "heartbeat", "n": 1});
+        assert_eq!(hear(&mut words, beat.clone()), notice(r#"heartbeat: {"n":1}"#));
+        assert_eq!(hear(&mut words, beat), None);
+        assert_eq!(hear(&mut words, json!({"type": 7})), notice("event: {}"));
+        for n in 0..2 * ODD_MAX {
+            let said = hear(&mut words, json!({"type": format!("kind{n}"), "x": "y".repeat(1000)}));
+            if let Some(Said::Notice { text }) = said {
+                assert!(text.len() <= ODD_BYTES);
+            }
+        }
+        assert_eq!(words.odd.len(), ODD_MAX);
+    }
+
+    #[test]
+    fn text_is_noticed() {
+        let mut words = Words::default();
+        assert_eq!(
+            hear(&mut words, json!({"type": "token", "content": ""})),
+            Some(Said::Text { text: String::new() })
+        );
+        assert!(!words.has_text);
+        hear(&mut words, json!({"type": "token", "content": "x"}));
+        assert!(words.has_text);
+    }
+}
