@@ -131,7 +131,8 @@ async fn an_agent_hears_of_a_child_that_is_not_done_in_time_and_can_steer_it() {
     );
     mcp.call("send_message", json!({ "to": child.id, "text": "enough", "steer": true })).await;
     let waited = mcp.call("wait", json!({ "sessions": [child.id], "timeout_s": 25 })).await;
-    assert_eq!(waited["sessions"][0]["text"], "on itsteered: enough", "{waited}");
+    let text = waited["sessions"][0]["text"].as_str().unwrap();
+    assert!(text.starts_with("on itsteered: ") && text.ends_with("enough"), "{waited}");
     let more = mcp.call("send_message", json!({ "to": child.id, "text": "more", "steer": true })).await;
     assert_eq!(more["steered"], false, "without a turn it is the next prompt: {more}");
     let waited = mcp.call("wait", json!({ "sessions": [child.id], "timeout_s": 25 })).await;

@@ -6,6 +6,7 @@
 
 mod cancels;
 mod cost;
+mod fleet;
 mod lasts;
 mod talks;
 mod trees;
@@ -79,6 +80,11 @@ async fn codex_starts_and_awaits_another_by_its_tools() {
 #[tokio::test]
 async fn an_agent_by_acp_starts_and_awaits_another_by_its_tools() {
     trees::scene(Cli::ClaudeAcp).await;
+}
+
+#[tokio::test]
+async fn a_team_of_them_plans_works_in_worktrees_and_reviews() {
+    fleet::scene().await;
 }
 
 /// One agent in a home of its own, with the model that it talks to.

@@ -56,7 +56,7 @@ pub struct AgentSpec {
     pub env: BTreeMap<String, String>,
     /// Where it finds the tools of `qd mcp`, if it is given them. Its token is among the variables, as [`TOKEN_VAR`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tools: Option<Tools>,
+    pub tools: Option<Box<Tools>>,
     /// The agent's own name for the conversation, if it is to go on with one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_session_id: Option<String>,

@@ -187,8 +187,6 @@ pub fn isolated(cli: Cli, home: &Path, model: &Model) -> BTreeMap<String, String
             set("CLAUDE_CODE_ENABLE_PROMPT_SUGGESTION", "false");
         }
         Cli::Codex | Cli::CodexAcp => {
-            set("SCRIPTED_KEY", "a-key-of-nobody");
-            // The adapter wants to see a key, though the provider's own is used.
             set("CODEX_API_KEY", "a-key-of-nobody");
             set("INITIAL_AGENT_MODE", "read-only");
             write(&home.join(".codex/config.toml"), &codex(&v1));
@@ -237,7 +235,7 @@ check_for_update_on_startup = false
 [model_providers.scripted]
 name = "scripted"
 base_url = "{url}"
-env_key = "SCRIPTED_KEY"
+env_key = "CODEX_API_KEY"
 wire_api = "responses"
 
 [analytics]

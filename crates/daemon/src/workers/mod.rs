@@ -274,7 +274,7 @@ impl Workers {
             Ok(token) => {
                 spec.env.insert(TOKEN_VAR.to_owned(), token);
                 let token_file = self.capabilities.file(&spec.session);
-                spec.tools = Some(Tools { host: host.clone(), token_file });
+                spec.tools = Some(Box::new(Tools { host: host.clone(), token_file }));
             }
             Err(error) => {
                 tracing::warn!(session = %spec.session, %error, "an agent is not given the tools of `qd mcp`");

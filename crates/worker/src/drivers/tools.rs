@@ -31,7 +31,7 @@ pub(crate) struct ToolServer {
 impl ToolServer {
     /// The one for this agent, if it is to have one.
     pub(crate) fn of(spec: &AgentSpec) -> Option<Self> {
-        let Tools { host, token_file } = spec.tools.as_ref()?;
+        let Tools { host, token_file } = spec.tools.as_deref()?;
         let token = format!("{TOKEN_FILE}{}", token_file.display());
         let env = BTreeMap::from([(HOST_VAR.to_owned(), host.clone()), (TOKEN_VAR.to_owned(), token)]);
         Some(Self { command: program(), args: vec!["mcp".to_owned()], env })
@@ -56,7 +56,7 @@ mod tests {
     fn an_agent_has_the_server_that_its_specification_gives_it() {
         let mut spec = AgentSpec::new(SessionId::from_random(&[1]), WorkerId::from_random(&[1]), "x", "/");
         assert_eq!(ToolServer::of(&spec), None);
-        spec.tools = Some(Tools { host: "unix:/h".to_owned(), token_file: PathBuf::from("/s/t") });
+        spec.tools = Some(Box::new(Tools { host: "unix:/h".to_owned(), token_file: PathBuf::from("/s/t") }));
         spec.env.insert(TOKEN_VAR.to_owned(), "secret".to_owned());
         let server = ToolServer::of(&spec).unwrap();
         assert!(server.command.is_absolute() && server.args == ["mcp"]);
