@@ -92,6 +92,11 @@ impl Tree {
         let copy = tempfile::Builder::new().prefix("quarterdeck.index.").tempfile_in(dir);
         let copy = copy.map_err(io_at("make a file in", dir))?.into_temp_path();
         fs::copy(&index, &copy).map_err(io_at("copy", &index))?;
+        // As old as the index: git looks into a file that changed in the same second as that was written, and of one that
+        // seems to be older it believes what the index says.
+        let aged = fs::metadata(&index).and_then(|about| about.modified());
+        let aged = aged.and_then(|then| fs::File::options().write(true).open(&copy)?.set_modified(then));
+        aged.map_err(io_at("date", &copy))?;
         Ok(copy)
     }
 

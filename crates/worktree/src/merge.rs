@@ -144,6 +144,10 @@ impl Tree {
         let git = self.git_with_index(&index)?;
         git.bytes(&["add", "--all", "--", "."])?;
         let tree = git.text(&["write-tree"])?;
+        // What git would write differently, such as ends of lines, is no change to it.
+        if tree == git.text(&["rev-parse", "--verify", &format!("{head}^{{tree}}")])? {
+            return Ok((head.clone(), head));
+        }
         let candidate = git.text(&["commit-tree", "-p", &head, "-m", message, &tree])?;
         Ok((head, candidate))
     }

@@ -306,6 +306,20 @@ fn a_merge_commits_what_was_not_and_moves_the_checkout_along() {
     assert!(!path.exists() && world.git(&["branch", "--list", "qd/*"]).is_empty());
 }
 
+/// Git tells times by the second and sizes by the byte; a change that differs in neither it must be made to look at.
+#[test]
+fn a_change_of_the_same_size_in_the_same_second_is_merged_too() {
+    let world = World::new();
+    world.commit("a", "one\n");
+    let tree = world.tree("s1");
+    fs::write(tree.path.join("a"), "two\n").unwrap();
+    // Into the next second, or nothing is proved.
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    assert!(world.merge(&tree, None, false).unwrap().moved);
+    assert_eq!(fs::read_to_string(world.repo().join("a")).unwrap(), "two\n");
+    assert_eq!(state(&tree), WorktreeState::Merged);
+}
+
 #[test]
 fn a_squash_is_one_commit_and_counts_as_merged() {
     let world = World::new();
