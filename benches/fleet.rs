@@ -61,8 +61,12 @@ async fn live(workspace: &Workspace, file: &str) -> (Duration, usize) {
     }
 }
 
-/// Prompts each session and waits for the end, so many at once.
-async fn by_hand(sessions: &[Session], at_once: usize) -> Duration {
+/// Prompts as many new sessions and waits for the end of each, so many at once.
+async fn by_hand(workspace: &Workspace, at_once: usize) -> Duration {
+    let mut sessions: Vec<Session> = Vec::new();
+    for _ in 1..SESSIONS {
+        sessions.push(workspace.session("echo").await);
+    }
     let begun = Instant::now();
     let mut under_way = JoinSet::new();
     for session in sessions {
@@ -79,23 +83,31 @@ async fn by_hand(sessions: &[Session], at_once: usize) -> Duration {
     begun.elapsed()
 }
 
-async fn measure() {
+/// A daemon that has done some of it before: what it keeps whatever happens is filled. Each figure has its own, since agents
+/// that idle are processes, and two thousand of them would slow down the third.
+async fn daemon() -> (Daemon, Workspace) {
     let home = Home::new();
     home.configure("idle_s = 86400\nlog = \"warn\"\nmax_agents = 100000\n");
     let daemon = Daemon::start_in(home, |_| {}).await;
     let workspace = daemon.workspace().await;
-    // What the daemon keeps whatever happens is filled first.
     live(&workspace, &fan_out(SESSIONS / 10)).await;
-    let mut sessions = Vec::new();
-    for _ in 1..SESSIONS {
-        sessions.push(workspace.session("echo").await);
-    }
-    let before = resident(daemon.pid());
+    (daemon, workspace)
+}
+
+async fn measure() {
+    let (one, workspace) = daemon().await;
+    let before = resident(one.pid());
     let (wide, wide_events) = live(&workspace, &fan_out(SESSIONS)).await;
-    let after = resident(daemon.pid());
-    let wide_by_hand = by_hand(&sessions, AT_ONCE).await;
+    let after = resident(one.pid());
+    drop(one);
+    let (one, workspace) = daemon().await;
+    let wide_by_hand = by_hand(&workspace, AT_ONCE).await;
+    drop(one);
+    let (one, workspace) = daemon().await;
     let (long, long_events) = live(&workspace, &pipeline(SESSIONS)).await;
-    let long_by_hand = by_hand(&sessions, 1).await;
+    drop(one);
+    let (_one, workspace) = daemon().await;
+    let long_by_hand = by_hand(&workspace, 1).await;
 
     let each = |time: Duration| time / u32::try_from(SESSIONS - 1).unwrap_or(u32::MAX);
     let rate = |events: usize, time: Duration| format!("{:.0}/s", events as f64 / time.as_secs_f64());
