@@ -338,6 +338,19 @@ async fn json_takes_the_file_or_its_content_and_another_task() {
 }
 
 #[tokio::test]
+async fn a_session_may_be_described_in_a_file_of_the_project() {
+    let daemon = Daemon::start().await;
+    let manifest = "[agent]\nname = \"mine\"\nbinary = \"cat\"\ndriver = \"exec\"\n";
+    std::fs::write(daemon.home.work().join("mine.toml"), manifest).unwrap();
+    let text = "fleet: { task: through cat, mode: static, sessions: { a: { manifest: FILE } }, start: a }";
+    let fleet = start(&daemon, &text.replace("FILE", "mine.toml")).await;
+    let ended = fleet.ended().await;
+    assert_eq!((&ended["state"], &ended["result"]), (&json!("done"), &json!("through cat")), "{ended}");
+    let refused = daemon.workspace().await.try_fleet(&text.replace("FILE", "none.toml")).await;
+    refused.refused(400, "unknown_agent");
+}
+
+#[tokio::test]
 async fn every_example_runs_as_it_is() {
     let daemon = Daemon::start().await;
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/fleets");
