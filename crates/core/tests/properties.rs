@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use world::seeded::runner;
 use world::{Action, Budget, Small};
 
 const CASES: u32 = 20_000;
@@ -42,28 +42,16 @@ const PLENTY: Budget = Budget {
     says: 12,
 };
 
-fn seed() -> u64 {
-    let chosen = std::env::var("QD_SEED").ok().and_then(|text| text.parse().ok());
-    chosen.unwrap_or_else(|| std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0))
-}
-
-fn runner(seed: u64) -> TestRunner {
-    let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    let config = Config { cases: CASES, failure_persistence: None, ..Config::default() };
-    TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
-}
-
 #[test]
 fn no_random_order_breaks_the_contract_and_every_journal_replays_byte_for_byte() {
-    let seed = seed();
+    let (seed, mut runner) = runner(CASES);
     println!("properties: {CASES} cases of {STEPS} steps, QD_SEED={seed}");
     // Left to chance alone, clients would do all that they can before the agent has said a word.
     let turns = prop::bool::weighted(0.6);
     let choices = prop::collection::vec((any::<prop::sample::Index>(), turns), STEPS);
     let restarts = prop::option::of(0..2u32);
     let seen = RefCell::new(BTreeMap::<&str, usize>::new());
-    let result = runner(seed).run(&(choices, restarts), |(choices, restarts)| {
+    let result = runner.run(&(choices, restarts), |(choices, restarts)| {
         let mut small = Small::with_restarts(PLENTY, restarts);
         small.keeps_journal = true;
         for (at, (choice, agents_turn)) in choices.into_iter().enumerate() {

@@ -222,7 +222,7 @@ impl<'a> Crew<'a> {
                 if cost > 0.0 { format!(", {}", crate::render::text::dollars(cost)) } else { String::new() };
             self.out.aside(&format!("\n{}", self.board.summary(style)));
             self.out.aside(&format!("{} {}{money}\n", self.fleet.id, board::state(state, style)));
-            if let Some(result) = &self.board.result {
+            if let Some(result) = self.board.result.as_ref().filter(|result| !result.trim().is_empty()) {
                 self.out.data(&format!("{}\n", crate::render::text::clean(result.trim_end())))?;
             }
         }

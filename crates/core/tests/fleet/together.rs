@@ -6,7 +6,6 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use proptest::prelude::*;
-use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use qd_core::fleet::{Effect, Step};
 use qd_protocol::RunId;
 use qd_protocol::event::{Body, FinishReason, Membership};
@@ -14,6 +13,7 @@ use qd_protocol::fleet::{FleetState, Spec};
 
 use crate::crew::Crew;
 use crate::properties::{check_routes, fleet, text};
+use crate::world::seeded::runner;
 use crate::world::{Action, Budget, Small};
 
 const CASES: u32 = 10_000;
@@ -303,13 +303,7 @@ fn ended_unseen(body: &Body, run: &RunId) -> bool {
 
 #[test]
 fn a_fleet_and_its_sessions_agree_in_any_order() {
-    let chosen = std::env::var("QD_SEED").ok().and_then(|text| text.parse().ok());
-    let seed: u64 =
-        chosen.unwrap_or_else(|| std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0));
-    let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    let config = Config { cases: CASES, failure_persistence: None, ..Config::default() };
-    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
+    let (seed, mut runner) = runner(CASES);
     // Left to chance alone, it would be cancelled and killed before anybody has said a word.
     let choices = prop::collection::vec((any::<prop::sample::Index>(), prop::bool::weighted(0.05)), STEPS);
     let (steps, deaths, done) = (Cell::new(0), Cell::new(0), Cell::new(0));

@@ -9,6 +9,7 @@ mod canonical;
 mod children;
 mod observer;
 mod peer;
+pub(crate) mod seeded;
 
 use std::collections::VecDeque;
 

@@ -20,6 +20,7 @@ use qd_link::{Heard, Numbered};
 use qd_protocol::frame::v1::Seat;
 use qd_protocol::link::{Gone, Up, UpNumber};
 use qd_protocol::{ApiError, Body, Millis, RunId};
+use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -72,6 +73,13 @@ pub(crate) struct Request {
 pub(crate) struct IdempotencyKey {
     pub(crate) key: String,
     pub(crate) fingerprint: [u8; 32],
+}
+
+impl IdempotencyKey {
+    /// What makes an id of it, for a request that has a key and no id: the same request is the same thing by either name.
+    pub(crate) fn digest(&self) -> [u8; 32] {
+        Sha256::new().chain_update(self.fingerprint).chain_update(&self.key).finalize().into()
+    }
 }
 
 /// What a session does.

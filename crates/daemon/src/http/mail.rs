@@ -13,7 +13,6 @@ use qd_protocol::mail::{AckRequest, ClaimRequest, ClaimedMail, Mail, MailReceipt
 use qd_protocol::text::head;
 use qd_protocol::{ApiError, Code, MailId, Number, SessionId, WorkspaceId};
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -90,10 +89,9 @@ pub(super) async fn post(
     }
 }
 
-/// The id of a message that has a key and no id: the same request is the same message by either name.
+/// The id of a message that has a key and no id.
 pub(super) fn mail_of_key(key: &IdempotencyKey) -> MailId {
-    let hash = Sha256::new().chain_update(key.fingerprint).chain_update(&key.key).finalize();
-    MailId::from_random(&hash[..26])
+    MailId::from_random(&key.digest()[..26])
 }
 
 #[derive(Debug, Deserialize, IntoParams)]

@@ -18,7 +18,6 @@ use qd_protocol::limits::{HEAD_MAX, WAIT_MAX_S};
 use qd_protocol::text::{Blob, head};
 use qd_protocol::{ApiError, Code, RunId, SessionId, WorkspaceId};
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -84,10 +83,9 @@ async fn send_prompt(
     Ok((StatusCode::ACCEPTED, Json(receipt)))
 }
 
-/// The run of a prompt that has a key and no id: the same request is the same run by either name.
+/// The run of a prompt that has a key and no id.
 pub(super) fn run_of_key(key: &IdempotencyKey) -> RunId {
-    let hash = Sha256::new().chain_update(key.fingerprint).chain_update(&key.key).finalize();
-    RunId::from_random(&hash[..16])
+    RunId::from_random(&key.digest()[..16])
 }
 
 /// Gives a prompt to its session, or finds that it has it.
