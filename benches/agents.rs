@@ -9,8 +9,8 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use qd_testkit::clis::isolated;
-use qd_testkit::{Cli, Clis, Daemon, Home, Model, Table};
+use qd_testkit::real_agents::isolated_environment;
+use qd_testkit::{BenchmarkTable, FakeModel, InstalledAgents, RealAgent, TestDaemon, TestHome};
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
 
@@ -22,33 +22,45 @@ const FIRST_WORD: &str = "ECHO[";
 fn main() {
     let only = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    let agents = [Cli::Claude, Cli::Codex, Cli::Gemini, Cli::Copilot, Cli::Opencode, Cli::Qwen];
+    let agents = [
+        RealAgent::Claude,
+        RealAgent::Codex,
+        RealAgent::Gemini,
+        RealAgent::Copilot,
+        RealAgent::Opencode,
+        RealAgent::Qwen,
+    ];
     let chosen = agents.into_iter().filter(|cli| only.as_ref().is_none_or(|only| cli.name() == only));
-    let mut times =
-        Table::new("From the start to the first word, with the daemon running (middle of 5)".to_owned());
-    let mut sizes = Table::new("Memory of one session (Pss)".to_owned());
+    let mut times = BenchmarkTable::new(
+        "From the start to the first word, with the daemon running (middle of 5)".to_owned(),
+    );
+    let mut sizes = BenchmarkTable::new("Memory of one session (Pss)".to_owned());
     for cli in chosen {
         runtime.as_ref().expect("a runtime starts").block_on(measure(cli, &mut times, &mut sizes));
     }
     println!("{times}\n{sizes}");
 }
 
-async fn measure(cli: Cli, times: &mut Table, sizes: &mut Table) {
-    let model = Model::start();
-    let home = Home::new();
-    let path = format!("{}:{}", Clis::installed().bin().display(), std::env::var("PATH").unwrap_or_default());
-    let daemon = Daemon::start_in(home, |options| {
+async fn measure(cli: RealAgent, times: &mut BenchmarkTable, sizes: &mut BenchmarkTable) {
+    let model = FakeModel::start();
+    let home = TestHome::new();
+    let path = format!(
+        "{}:{}",
+        InstalledAgents::installed().bin().display(),
+        std::env::var("PATH").unwrap_or_default()
+    );
+    let daemon = TestDaemon::start_in(home, |options| {
         options.env("PATH", &path);
     })
     .await;
-    let env = isolated(cli, &daemon.home.beside("agent"), &model);
+    let env = isolated_environment(cli, &daemon.home.sibling_path("agent"), &model);
     // Once each, so that what an agent does only the first time is done.
-    raw(cli, &env, &daemon.home.work());
+    raw(cli, &env, &daemon.home.project_dir());
     through(&daemon, cli, &env).await;
     let (mut alone, mut with) = (Vec::new(), Vec::new());
     let mut memory = (0, 0);
     for _ in 0..STARTS {
-        alone.push(raw(cli, &env, &daemon.home.work()));
+        alone.push(raw(cli, &env, &daemon.home.project_dir()));
         let (time, ours, theirs) = through(&daemon, cli, &env).await;
         with.push(time);
         memory = (ours, theirs);
@@ -57,7 +69,7 @@ async fn measure(cli: Cli, times: &mut Table, sizes: &mut Table) {
     let ms = |time: Duration| format!("{} ms", time.as_millis());
     let added = with.saturating_sub(alone);
     let ratio = format!("{:.2} ×", with.as_secs_f64() / alone.as_secs_f64());
-    times.row([
+    times.add_row([
         cli.name(),
         &ms(with),
         &ms(alone),
@@ -68,7 +80,7 @@ async fn measure(cli: Cli, times: &mut Table, sizes: &mut Table) {
     let (ours, theirs) = memory;
     let mib = |kib: u64| format!("{:.1} MiB", kib as f64 / 1024.0);
     let share = format!("{:.1} %", 100.0 * ours as f64 / theirs.max(1) as f64);
-    sizes.row([
+    sizes.add_row([
         cli.name(),
         &mib(ours),
         &mib(theirs),
@@ -84,8 +96,8 @@ fn middle(mut times: Vec<Duration>) -> Duration {
 }
 
 /// The agent by itself: started, greeted, asked; until it says its first word.
-fn raw(cli: Cli, env: &BTreeMap<String, String>, work: &Path) -> Duration {
-    let argv = Clis::installed().argv(cli);
+fn raw(cli: RealAgent, env: &BTreeMap<String, String>, work: &Path) -> Duration {
+    let argv = InstalledAgents::installed().argv(cli);
     let began = Instant::now();
     let mut child = Command::new(&argv[0])
         .args(&argv[1..])
@@ -99,10 +111,10 @@ fn raw(cli: Cli, env: &BTreeMap<String, String>, work: &Path) -> Duration {
         .expect("the agent starts");
     let mut talk = Talk::of(&mut child);
     match cli {
-        Cli::Claude => {
+        RealAgent::Claude => {
             talk.say(&json!({ "type": "user", "message": { "role": "user", "content": "hello" } }));
         }
-        Cli::Codex => {
+        RealAgent::Codex => {
             talk.ask(1, "initialize", &json!({ "clientInfo": { "name": "bench", "version": "0" } }));
             talk.say(&json!({ "jsonrpc": "2.0", "method": "initialized" }));
             let started = talk.ask(2, "thread/start", &json!({ "cwd": work }));
@@ -168,7 +180,11 @@ impl Talk {
 
 /// The agent through `qd run`, until its first word is on our screen; then what the processes of the session take: ours,
 /// and the agent's own.
-async fn through(daemon: &Daemon, cli: Cli, env: &BTreeMap<String, String>) -> (Duration, u64, u64) {
+async fn through(
+    daemon: &TestDaemon,
+    cli: RealAgent,
+    env: &BTreeMap<String, String>,
+) -> (Duration, u64, u64) {
     let session = daemon.session_with(json!({ "agent": cli.name(), "env": env })).await;
     let began = Instant::now();
     let mut command = daemon.home.command(&["run", "--session", session.id.as_str(), "hello"]);

@@ -6,8 +6,8 @@
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use qd_testkit::processes::resident;
-use qd_testkit::{Daemon, Home, Session, Table, Workspace};
+use qd_testkit::processes::resident_kib;
+use qd_testkit::{BenchmarkTable, TestDaemon, TestHome, TestSession, TestWorkspace};
 use tokio::task::JoinSet;
 
 const SESSIONS: usize = 1000;
@@ -44,8 +44,8 @@ fn pipeline(count: usize) -> String {
 }
 
 /// Starts a fleet and waits for its end; gives how long its routed sessions took, and how many events it made.
-async fn live(workspace: &Workspace, file: &str) -> (Duration, usize) {
-    let mut stream = workspace.client.stream("/v1/events").await.ready().await;
+async fn live(workspace: &TestWorkspace, file: &str) -> (Duration, usize) {
+    let mut stream = workspace.client.stream("/v1/events").await.wait_until_ready().await;
     let fleet = workspace.fleet(file).await;
     let (mut begun, mut events) = (None, 0);
     loop {
@@ -62,8 +62,8 @@ async fn live(workspace: &Workspace, file: &str) -> (Duration, usize) {
 }
 
 /// Prompts as many new sessions and waits for the end of each, so many at once.
-async fn by_hand(workspace: &Workspace, at_once: usize) -> Duration {
-    let mut sessions: Vec<Session> = Vec::new();
+async fn by_hand(workspace: &TestWorkspace, at_once: usize) -> Duration {
+    let mut sessions: Vec<TestSession> = Vec::new();
     for _ in 1..SESSIONS {
         sessions.push(workspace.session("echo").await);
     }
@@ -85,10 +85,10 @@ async fn by_hand(workspace: &Workspace, at_once: usize) -> Duration {
 
 /// A daemon that has done some of it before: what it keeps whatever happens is filled. Each figure has its own, since agents
 /// that idle are processes, and two thousand of them would slow down the third.
-async fn daemon() -> (Daemon, Workspace) {
-    let home = Home::new();
+async fn daemon() -> (TestDaemon, TestWorkspace) {
+    let home = TestHome::new();
     home.configure("idle_s = 86400\nlog = \"warn\"\nmax_agents = 100000\n");
-    let daemon = Daemon::start_in(home, |_| {}).await;
+    let daemon = TestDaemon::start_in(home, |_| {}).await;
     let workspace = daemon.workspace().await;
     live(&workspace, &fan_out(SESSIONS / 10)).await;
     (daemon, workspace)
@@ -96,9 +96,9 @@ async fn daemon() -> (Daemon, Workspace) {
 
 async fn measure() {
     let (one, workspace) = daemon().await;
-    let before = resident(one.pid());
+    let before = resident_kib(one.pid());
     let (wide, wide_events) = live(&workspace, &fan_out(SESSIONS)).await;
-    let after = resident(one.pid());
+    let after = resident_kib(one.pid());
     drop(one);
     let (one, workspace) = daemon().await;
     let wide_by_hand = by_hand(&workspace, AT_ONCE).await;
@@ -111,25 +111,25 @@ async fn measure() {
 
     let each = |time: Duration| time / u32::try_from(SESSIONS - 1).unwrap_or(u32::MAX);
     let rate = |events: usize, time: Duration| format!("{:.0}/s", events as f64 / time.as_secs_f64());
-    let mut table = Table::new(format!("A fleet of {SESSIONS} `echo` sessions"));
-    table.time(
+    let mut table = BenchmarkTable::new(format!("A fleet of {SESSIONS} `echo` sessions"));
+    table.add_time(
         "time per routed session, fan-out",
         each(wide),
         each(wide_by_hand),
         "-",
         "a client with 64 prompts at once",
     );
-    table.time(
+    table.add_time(
         "time per routed session, pipeline",
         each(long),
         each(long_by_hand),
         "-",
         "a client, one prompt after the other",
     );
-    table.alone("events of the fan-out", &rate(wide_events, wide), "-");
-    table.alone("events of the pipeline", &rate(long_events, long), "-");
+    table.add_plain("events of the fan-out", &rate(wide_events, wide), "-");
+    table.add_plain("events of the pipeline", &rate(long_events, long), "-");
     let size = after.saturating_sub(before) as f64 / SESSIONS as f64;
-    table.row([
+    table.add_row([
         "memory per session, with its agent",
         &format!("{size:.1} KiB"),
         "",

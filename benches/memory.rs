@@ -4,8 +4,8 @@
 
 use std::path::Path;
 
-use qd_testkit::processes::resident;
-use qd_testkit::{Daemon, Home, Table, Wire};
+use qd_testkit::processes::resident_kib;
+use qd_testkit::{BenchmarkTable, BlockingConnection, TestDaemon, TestHome};
 use serde_json::{Value, json};
 
 const SESSIONS: usize = 10_000;
@@ -20,68 +20,73 @@ fn main() {
 }
 
 async fn measure() {
-    let home = Home::new();
+    let home = TestHome::new();
     std::fs::create_dir_all(home.path()).expect("a fresh home can be made");
     std::fs::write(home.path().join("config.toml"), AWAKE).expect("a fresh home takes a file");
-    let mut daemon = Daemon::start_in(home, |_| {}).await;
-    let fresh = resident(daemon.pid());
+    let mut daemon = TestDaemon::start_in(home, |_| {}).await;
+    let fresh = resident_kib(daemon.pid());
     let workspace = daemon.workspace().await.id;
     let socket = daemon.home.socket();
     let sessions = create(&socket, &workspace, SESSIONS);
-    let created = resident(daemon.pid());
+    let created = resident_kib(daemon.pid());
 
-    daemon.term().await;
+    daemon.terminate().await;
     daemon.start_again().await;
-    let asleep = resident(daemon.pid());
+    let asleep = resident_kib(daemon.pid());
     // What the daemon keeps whatever happens, such as its ring of events and SQLite's caches, is filled first.
     let busy = create(&socket, &workspace, 1);
     for _ in 0..WARM {
         visit(&socket, &workspace, &busy, Some("hello"));
     }
-    let warm = resident(daemon.pid());
+    let warm = resident_kib(daemon.pid());
     visit(&socket, &workspace, &sessions, None);
-    let awake = resident(daemon.pid());
+    let awake = resident_kib(daemon.pid());
     visit(&socket, &workspace, &sessions, Some("hello"));
-    let with_agent = resident(daemon.pid());
+    let with_agent = resident_kib(daemon.pid());
 
     let each =
         |more: u64, less: u64| format!("{:.2} KiB", more.saturating_sub(less) as f64 / SESSIONS as f64);
-    let mut table = Table::new(format!("Memory of the daemon per session, {SESSIONS} of them (VmRSS)"));
-    table.alone("asleep, after a restart", &each(asleep, fresh), "0");
-    table.row(["awake and idle", &each(awake, warm), "8 KiB", "", "< 3 KiB", "CAP's idle session actor"]);
-    table.alone("awake, with its idle agent in the daemon", &each(with_agent, warm), "-");
+    let mut table =
+        BenchmarkTable::new(format!("Memory of the daemon per session, {SESSIONS} of them (VmRSS)"));
+    table.add_plain("asleep, after a restart", &each(asleep, fresh), "0");
+    table.add_row(["awake and idle", &each(awake, warm), "8 KiB", "", "< 3 KiB", "CAP's idle session actor"]);
+    table.add_plain("awake, with its idle agent in the daemon", &each(with_agent, warm), "-");
     for (name, size) in [
         ("the daemon in a fresh home", fresh),
         ("the daemon that created them all, nobody awake", created),
         ("the daemon after a restart and 5000 runs of one session", warm),
     ] {
-        table.alone(name, &format!("{size} KiB"), "-");
+        table.add_plain(name, &format!("{size} KiB"), "-");
     }
     println!("{table}");
 }
 
 fn create(socket: &Path, workspace: &str, count: usize) -> Vec<String> {
-    let mut wire = Wire::open(socket);
+    let mut wire = BlockingConnection::open(socket);
     let path = format!("/v1/workspaces/{workspace}/sessions");
     let body = json!({ "agent": "echo" }).to_string();
     let id = |session: Value| session["id"].as_str().expect("a session has an id").to_owned();
-    (0..count).map(|_| id(wire.demand("POST", &path, &body))).collect()
+    (0..count).map(|_| id(wire.request_ok("POST", &path, &body))).collect()
 }
 
 /// Cancels nothing in each session, or prompts each and waits for the end.
 fn visit(socket: &Path, workspace: &str, sessions: &[String], prompt: Option<&str>) {
-    let mut wire = Wire::open(socket);
+    let mut wire = BlockingConnection::open(socket);
     for session in sessions {
         match prompt {
             None => {
                 let path = format!("/v1/workspaces/{workspace}/agent/sessions/{session}/cancel");
-                wire.demand("POST", &path, "{}");
+                wire.request_ok("POST", &path, "{}");
             }
             Some(prompt) => {
                 let body = json!({ "session_id": session, "prompt": prompt }).to_string();
-                let receipt = wire.demand("POST", &format!("/v1/workspaces/{workspace}/agent"), &body);
+                let receipt = wire.request_ok("POST", &format!("/v1/workspaces/{workspace}/agent"), &body);
                 let run = receipt["run_id"].as_str().expect("a receipt names its run");
-                wire.demand("GET", &format!("/v1/workspaces/{workspace}/runs/{run}/wait?timeout_s=20"), "");
+                wire.request_ok(
+                    "GET",
+                    &format!("/v1/workspaces/{workspace}/runs/{run}/wait?timeout_s=20"),
+                    "",
+                );
             }
         }
     }

@@ -1,18 +1,19 @@
 //! Section 6: what a session's policy decides without asking. A decision by policy has an `ask.resolved` that names
 //! the rule, and no `ask.opened`.
 
-use qd_testkit::{Daemon, Event, Session, rules, script::*};
+use qd_testkit::{TestDaemon, TestEvent, TestSession, journal_rules, script::*};
 use serde_json::{Value, json};
 
-async fn with_policy(daemon: &Daemon, policy: Value) -> Session {
+async fn with_policy(daemon: &TestDaemon, policy: Value) -> TestSession {
     daemon.session_with(json!({ "agent": "script", "policy": policy })).await
 }
 
 /// What becomes of one step that asks: `allowed`, `denied…`, or `asked` if a person would have to decide.
-async fn verdict(session: &Session, step: Value) -> (String, Event) {
-    let run = session.script(&[step]).await;
-    let decided = |event: &Event| event.is(&run, "ask.opened") || event.is(&run, "ask.resolved");
-    let event = session.seen("a decision", decided).await;
+async fn verdict(session: &TestSession, step: Value) -> (String, TestEvent) {
+    let run = session.prompt_script(&[step]).await;
+    let decided =
+        |event: &TestEvent| event.is_of_run(&run, "ask.opened") || event.is_of_run(&run, "ask.resolved");
+    let event = session.wait_for_event("a decision", decided).await;
     if event.kind == "ask.opened" {
         session.cancel().await;
         session.wait(&run).await;
@@ -20,17 +21,17 @@ async fn verdict(session: &Session, step: Value) -> (String, Event) {
     }
     assert_eq!(event.data["by"], "policy", "{event:?}");
     let said = session.wait(&run).await["text"].as_str().unwrap_or_default().to_owned();
-    rules::check(&session.events().await);
+    journal_rules::check(&session.events().await);
     (said, event)
 }
 
-async fn judge(session: &Session, command: &str) -> String {
+async fn judge(session: &TestSession, command: &str) -> String {
     verdict(session, ask_bash(command)).await.0
 }
 
 #[tokio::test]
 async fn the_policy_is_ask_unless_given() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
     assert_eq!(session.show().await["policy"], "ask");
     assert_eq!(judge(&session, "ls").await, "asked");
@@ -38,13 +39,13 @@ async fn the_policy_is_ask_unless_given() {
 
 #[tokio::test]
 async fn allow_and_deny_decide_without_opening_an_ask() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let allow = with_policy(&daemon, json!("allow")).await;
     let (said, event) = verdict(&allow, ask_bash("ls")).await;
     assert_eq!((said.as_str(), &event.data["state"]), ("allowed", &json!("answered")));
     let deny = with_policy(&daemon, json!("deny")).await;
     assert!(judge(&deny, "ls").await.starts_with("denied"));
-    assert!(daemon.client().asks().await.is_empty());
+    assert!(daemon.client().pending_asks().await.is_empty());
     for session in [allow, deny] {
         let events = session.events().await;
         assert!(events.iter().all(|event| event.kind != "ask.opened"));
@@ -54,7 +55,7 @@ async fn allow_and_deny_decide_without_opening_an_ask() {
 
 #[tokio::test]
 async fn the_first_rule_that_matches_decides_and_where_none_does_a_person_is_asked() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let rule = json!({ "tool": "Bash", "match": "git status*", "decision": "allow" });
     let session = with_policy(
         &daemon,
@@ -77,7 +78,7 @@ async fn the_first_rule_that_matches_decides_and_where_none_does_a_person_is_ask
 
 #[tokio::test]
 async fn a_match_is_tried_on_path_and_url_too() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = with_policy(
         &daemon,
         json!([
@@ -98,7 +99,7 @@ async fn a_match_is_tried_on_path_and_url_too() {
 
 #[tokio::test]
 async fn an_allow_rule_must_match_every_part_of_a_command_line() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let rules = json!([{ "tool": "Bash", "match": "git status*", "decision": "allow" }]);
     let session = with_policy(&daemon, rules).await;
     assert_eq!(judge(&session, "git status").await, "allowed");
@@ -121,7 +122,7 @@ async fn an_allow_rule_must_match_every_part_of_a_command_line() {
 
 #[tokio::test]
 async fn a_deny_rule_needs_to_match_one_part_only() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let rules = json!([
         { "tool": "Bash", "match": "curl *", "decision": "deny" },
         { "tool": "Bash", "match": "*", "decision": "allow" },
@@ -134,7 +135,7 @@ async fn a_deny_rule_needs_to_match_one_part_only() {
 
 #[tokio::test]
 async fn high_risk_is_asked_under_allow_too_and_only_a_rule_with_risk_high_allows_it() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let high = || ask_risk("Bash", json!({ "command": "ls" }), "high");
     let allow = with_policy(&daemon, json!("allow")).await;
     let (said, event) = verdict(&allow, high()).await;
@@ -153,7 +154,7 @@ async fn high_risk_is_asked_under_allow_too_and_only_a_rule_with_risk_high_allow
 
 #[tokio::test]
 async fn the_agents_word_never_lowers_the_risk() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = with_policy(&daemon, json!("allow")).await;
     let step = ask_risk("Bash", json!({ "command": "rm -rf /" }), "low");
     let (said, event) = verdict(&session, step).await;
@@ -162,10 +163,10 @@ async fn the_agents_word_never_lowers_the_risk() {
 
 #[tokio::test]
 async fn allow_always_counts_for_this_session_and_tool_and_the_agent_is_told_once() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (session, other) = (daemon.session("script").await, daemon.session("script").await);
     let always = json!({ "decision": "allow_always" });
-    let first = session.answer_one(ask_bash("make"), always).await;
+    let first = session.run_with_answer(ask_bash("make"), always).await;
     assert_eq!(first["text"], "allowed");
     assert_eq!(judge(&session, "make test").await, "allowed");
     assert_eq!(verdict(&session, ask("Write", json!({ "path": "x" }))).await.0, "asked", "another tool");
@@ -176,16 +177,16 @@ async fn allow_always_counts_for_this_session_and_tool_and_the_agent_is_told_onc
 
 #[tokio::test]
 async fn allow_always_of_a_high_risk_does_not_count_for_the_next() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
     let high = || ask_risk("Bash", json!({ "command": "make" }), "high");
-    let run = session.script(&[high()]).await;
-    let ask = session.asked(&run).await;
-    let answer = session.client.answer(&ask, &json!({ "decision": "allow_always" })).await;
+    let run = session.prompt_script(&[high()]).await;
+    let ask = session.wait_for_ask(&run).await;
+    let answer = session.client.answer_ask(&ask, &json!({ "decision": "allow_always" })).await;
     if answer.status == 200 {
         assert_eq!(session.wait(&run).await["text"], "allowed");
     } else {
-        answer.refused(400, "invalid_answer");
+        answer.expect_refusal(400, "invalid_answer");
         session.cancel().await;
         session.wait(&run).await;
     }
@@ -194,9 +195,9 @@ async fn allow_always_of_a_high_risk_does_not_count_for_the_next() {
 
 #[tokio::test]
 async fn allow_always_survives_a_restart_and_a_deny_rule_beats_it() {
-    let mut daemon = Daemon::start().await;
+    let mut daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    session.answer_one(ask_bash("make"), json!({ "decision": "allow_always" })).await;
+    session.run_with_answer(ask_bash("make"), json!({ "decision": "allow_always" })).await;
     daemon.restart().await;
     assert_eq!(judge(&session, "make").await, "allowed");
     session.patch(json!({ "policy": [{ "tool": "Bash", "match": "make*", "decision": "deny" }] })).await;
@@ -205,19 +206,19 @@ async fn allow_always_survives_a_restart_and_a_deny_rule_beats_it() {
 
 #[tokio::test]
 async fn a_new_policy_counts_for_later_asks_and_leaves_open_ones_open() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = session.script(&[ask_bash("one"), say(" "), ask_bash("two")]).await;
-    let ask = session.asked(&run).await;
+    let run = session.prompt_script(&[ask_bash("one"), say(" "), ask_bash("two")]).await;
+    let ask = session.wait_for_ask(&run).await;
     session.patch(json!({ "policy": "allow" })).await;
     assert_eq!(daemon.client().get(&format!("/v1/asks/{ask}")).await.expect(200)["state"], "pending");
-    session.client.answer(&ask, &json!({ "decision": "deny", "reason": "no" })).await.expect(200);
+    session.client.answer_ask(&ask, &json!({ "decision": "deny", "reason": "no" })).await.expect(200);
     assert_eq!(session.wait(&run).await["text"], "denied: no allowed");
 }
 
 #[tokio::test]
 async fn a_policy_that_makes_no_sense_is_refused() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let workspace = daemon.workspace().await;
     for policy in [
         json!("perhaps"),
@@ -233,8 +234,8 @@ async fn a_policy_that_makes_no_sense_is_refused() {
 
 #[tokio::test]
 async fn a_question_is_asked_whatever_the_policy_of_tools() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = with_policy(&daemon, json!("allow")).await;
-    let answered = session.answer_one(question("which?", &["red"]), json!({ "value": "red" })).await;
+    let answered = session.run_with_answer(question("which?", &["red"]), json!({ "value": "red" })).await;
     assert_eq!(answered["text"], "red");
 }

@@ -1,7 +1,7 @@
 //! Section 6: the life of an ask. Who may answer, what an answer does, what withdraws it. Policies are in
 //! `ask_policies.rs`.
 
-use qd_testkit::{Daemon, Session, rules, script::*, session::ask_id};
+use qd_testkit::{TestDaemon, TestSession, journal_rules, script::*, session::ask_id};
 use serde_json::{Value, json};
 
 fn allow() -> Value {
@@ -9,18 +9,18 @@ fn allow() -> Value {
 }
 
 /// A session with a run that waits for leave to use a tool: the session, the run and the ask.
-async fn waiting(daemon: &Daemon) -> (Session, String, String) {
+async fn waiting(daemon: &TestDaemon) -> (TestSession, String, String) {
     let session = daemon.session("script").await;
-    let run = session.script(&[ask_bash("make install"), say("!")]).await;
-    let ask = session.asked(&run).await;
+    let run = session.prompt_script(&[ask_bash("make install"), say("!")]).await;
+    let ask = session.wait_for_ask(&run).await;
     (session, run, ask)
 }
 
 #[tokio::test]
 async fn an_ask_shows_who_wants_what() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (session, run, id) = waiting(&daemon).await;
-    let asks = daemon.client().asks().await;
+    let asks = daemon.client().pending_asks().await;
     let [ask] = &asks[..] else { panic!("{asks:?}") };
     assert_eq!(&daemon.client().get(&format!("/v1/asks/{id}")).await.expect(200), ask);
     assert!(id.starts_with("ask_") && id.len() >= 20, "{id} cannot be guessed");
@@ -42,24 +42,24 @@ async fn an_ask_shows_who_wants_what() {
 
 #[tokio::test]
 async fn an_allowed_ask_goes_on_and_a_denied_one_hears_the_reason() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let allowed = session.answer_one(ask_bash("make"), allow()).await;
+    let allowed = session.run_with_answer(ask_bash("make"), allow()).await;
     assert_eq!(allowed["text"], "allowed");
     let deny = json!({ "decision": "deny", "reason": "not on a Friday" });
-    let denied = session.answer_one(ask_bash("make"), deny).await;
+    let denied = session.run_with_answer(ask_bash("make"), deny).await;
     assert_eq!(
         (&denied["text"], &denied["finish_reason"]),
         (&json!("denied: not on a Friday"), &json!("end_turn"))
     );
-    rules::check(&session.events().await);
+    journal_rules::check(&session.events().await);
 }
 
 #[tokio::test]
 async fn an_answer_says_resolved_and_is_journalled_and_delivered_exactly_once() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (session, run, id) = waiting(&daemon).await;
-    let answer = daemon.client().answer(&id, &allow()).await.expect(200);
+    let answer = daemon.client().answer_ask(&id, &allow()).await.expect(200);
     assert_eq!(
         (&answer["resolved"], &answer["ask"]["id"], &answer["ask"]["state"]),
         (&json!(true), &json!(id), &json!("answered"))
@@ -75,94 +75,98 @@ async fn an_answer_says_resolved_and_is_journalled_and_delivered_exactly_once() 
     assert!(opened[0].0 == id && resolved[0].0 == id && delivered[0].0 == id);
     let resolved = events.iter().find(|e| e.kind == "ask.resolved").unwrap();
     assert_eq!(resolved.data["by"], "user");
-    assert!(daemon.client().asks().await.is_empty());
+    assert!(daemon.client().pending_asks().await.is_empty());
     assert_eq!(daemon.client().get(&format!("/v1/asks/{id}")).await.expect(200)["state"], "answered");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_first_of_twenty_racing_answers_wins_and_the_others_are_told_which() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (session, run, id) = waiting(&daemon).await;
     let mut racers = tokio::task::JoinSet::new();
     for n in 0..20 {
         let (client, id) = (daemon.client(), id.clone());
         let answer = json!({ "decision": "deny", "reason": format!("racer {n}") });
-        racers.spawn(async move { client.answer(&id, &answer).await });
+        racers.spawn(async move { client.answer_ask(&id, &answer).await });
     }
     let answers = racers.join_all().await;
     let (won, lost): (Vec<_>, Vec<_>) = answers.iter().partition(|answer| answer.status == 200);
     let [won] = won[..] else { panic!("{} won", won.len()) };
     let winner = won.json()["ask"]["answer"]["reason"].as_str().unwrap().to_owned();
     for answer in lost {
-        let details = answer.refused(409, "already_resolved");
+        let details = answer.expect_refusal(409, "already_resolved");
         assert!(details.to_string().contains(&winner), "{answer} names the winning answer");
     }
     assert_eq!(session.wait(&run).await["text"], format!("denied: {winner}!"));
     assert_eq!(session.events().await.iter().filter(|event| event.kind == "ask.delivered").count(), 1);
-    rules::check(&session.events().await);
+    journal_rules::check(&session.events().await);
 }
 
 #[tokio::test]
 async fn a_second_answer_is_already_resolved_also_after_the_run_has_ended() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (session, run, id) = waiting(&daemon).await;
-    daemon.client().answer(&id, &allow()).await.expect(200);
+    daemon.client().answer_ask(&id, &allow()).await.expect(200);
     session.wait(&run).await;
-    let details =
-        daemon.client().answer(&id, &json!({ "decision": "deny" })).await.refused(409, "already_resolved");
+    let details = daemon
+        .client()
+        .answer_ask(&id, &json!({ "decision": "deny" }))
+        .await
+        .expect_refusal(409, "already_resolved");
     assert!(details.to_string().contains("allow_once"), "{details}");
 }
 
 #[tokio::test]
 async fn an_invalid_answer_leaves_the_ask_open() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let permission = session.script(&[ask_bash("make")]).await;
-    let id = session.asked(&permission).await;
+    let permission = session.prompt_script(&[ask_bash("make")]).await;
+    let id = session.wait_for_ask(&permission).await;
     for bad in
         [json!({}), json!({ "decision": "maybe" }), json!({ "value": "yes" }), json!({ "reason": "because" })]
     {
-        session.client.answer(&id, &bad).await.refused(400, "invalid_answer");
+        session.client.answer_ask(&id, &bad).await.expect_refusal(400, "invalid_answer");
     }
-    assert_eq!(session.client.asks().await.len(), 1);
-    session.client.answer(&id, &allow()).await.expect(200);
+    assert_eq!(session.client.pending_asks().await.len(), 1);
+    session.client.answer_ask(&id, &allow()).await.expect(200);
     assert_eq!(session.wait(&permission).await["text"], "allowed");
-    let choice = session.script(&[question("which?", &["red", "blue"])]).await;
-    let id = session.asked(&choice).await;
+    let choice = session.prompt_script(&[question("which?", &["red", "blue"])]).await;
+    let id = session.wait_for_ask(&choice).await;
     for bad in [json!({}), json!({ "value": "green" }), json!({ "decision": "allow_once" })] {
-        session.client.answer(&id, &bad).await.refused(400, "invalid_answer");
+        session.client.answer_ask(&id, &bad).await.expect_refusal(400, "invalid_answer");
     }
-    session.client.answer(&id, &json!({ "value": "blue" })).await.expect(200);
+    session.client.answer_ask(&id, &json!({ "value": "blue" })).await.expect(200);
     assert_eq!(session.wait(&choice).await["text"], "blue");
 }
 
 #[tokio::test]
 async fn a_question_takes_a_value_one_of_its_options_if_it_has_any() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = session.script(&[question("your name?", &[])]).await;
-    let opened = session.seen_of(&run, "ask.opened").await;
+    let run = session.prompt_script(&[question("your name?", &[])]).await;
+    let opened = session.wait_for_run_event(&run, "ask.opened").await;
     assert_eq!((&opened.data["kind"], &opened.data["prompt"]), (&json!("question"), &json!("your name?")));
-    session.client.answer(&ask_id(&opened), &json!({ "value": "anything at all" })).await.expect(200);
+    session.client.answer_ask(&ask_id(&opened), &json!({ "value": "anything at all" })).await.expect(200);
     assert_eq!(session.wait(&run).await["text"], "anything at all");
-    let chosen = session.answer_one(question("which?", &["red", "blue"]), json!({ "value": "red" })).await;
+    let chosen =
+        session.run_with_answer(question("which?", &["red", "blue"]), json!({ "value": "red" })).await;
     assert_eq!(chosen["text"], "red");
 }
 
 #[tokio::test]
 async fn a_wrong_id_never_answers() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (session, run, id) = waiting(&daemon).await;
     for wrong in ["ask_nobody", &id[..id.len() - 1], &run, &session.id] {
-        daemon.client().answer(wrong, &allow()).await.refused(404, "not_found");
+        daemon.client().answer_ask(wrong, &allow()).await.expect_refusal(404, "not_found");
     }
-    assert_eq!(daemon.client().asks().await.len(), 1);
+    assert_eq!(daemon.client().pending_asks().await.len(), 1);
     assert_eq!(session.run(&run).await["state"], "waiting");
 }
 
 #[tokio::test]
 async fn a_steer_never_answers_an_ask() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (session, run, id) = waiting(&daemon).await;
     for words in ["yes", "allow_once", &id] {
         let answer = session.try_steer(words).await;
@@ -174,80 +178,87 @@ async fn a_steer_never_answers_an_ask() {
 
 #[tokio::test]
 async fn a_cancel_withdraws_the_asks_of_its_run_before_the_run_ends() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (session, run, id) = waiting(&daemon).await;
     session.cancel().await;
     assert_eq!(session.wait(&run).await["finish_reason"], "cancelled");
-    let resolved = session.seen_of(&run, "ask.resolved").await;
+    let resolved = session.wait_for_run_event(&run, "ask.resolved").await;
     assert_eq!((&resolved.data["state"], &resolved.data["by"]), (&json!("withdrawn"), &json!("cancel")));
-    daemon.client().answer(&id, &allow()).await.refused(409, "withdrawn");
+    daemon.client().answer_ask(&id, &allow()).await.expect_refusal(409, "withdrawn");
     assert_eq!(daemon.client().get(&format!("/v1/asks/{id}")).await.expect(200)["state"], "withdrawn");
-    assert!(daemon.client().asks().await.is_empty());
-    rules::check(&session.events().await);
+    assert!(daemon.client().pending_asks().await.is_empty());
+    journal_rules::check(&session.events().await);
 }
 
 #[tokio::test]
 async fn closing_a_session_withdraws_its_asks() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (session, run, id) = waiting(&daemon).await;
     session.close().await;
-    session.seen("session.closed", |event| event.kind == "session.closed").await;
+    session.wait_for_event("session.closed", |event| event.kind == "session.closed").await;
     assert_eq!(session.run(&run).await["finish_reason"], "cancelled");
-    daemon.client().answer(&id, &allow()).await.refused(409, "withdrawn");
+    daemon.client().answer_ask(&id, &allow()).await.expect_refusal(409, "withdrawn");
 }
 
 #[tokio::test]
 async fn the_loss_of_the_agent_withdraws_its_asks_and_interrupts_its_run() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (session, run, id) = waiting(&daemon).await;
     daemon.home.kill_workers();
     assert_eq!(session.wait(&run).await["finish_reason"], "interrupted");
-    let resolved = session.seen_of(&run, "ask.resolved").await;
+    let resolved = session.wait_for_run_event(&run, "ask.resolved").await;
     assert_eq!((&resolved.data["state"], &resolved.data["by"]), (&json!("withdrawn"), &json!("end")));
-    daemon.client().answer(&id, &allow()).await.refused(409, "withdrawn");
-    assert!(daemon.client().asks().await.is_empty());
-    rules::check(&session.events().await);
+    daemon.client().answer_ask(&id, &allow()).await.expect_refusal(409, "withdrawn");
+    assert!(daemon.client().pending_asks().await.is_empty());
+    journal_rules::check(&session.events().await);
 }
 
 #[tokio::test]
 async fn an_answer_that_was_given_is_known_after_a_crash() {
-    let mut daemon = Daemon::start().await;
+    let mut daemon = TestDaemon::start().await;
     let (session, run, id) = waiting(&daemon).await;
-    daemon.client().answer(&id, &allow()).await.expect(200);
+    daemon.client().answer_ask(&id, &allow()).await.expect(200);
     daemon.restart().await;
-    daemon.client().answer(&id, &json!({ "decision": "deny" })).await.refused(409, "already_resolved");
+    daemon
+        .client()
+        .answer_ask(&id, &json!({ "decision": "deny" }))
+        .await
+        .expect_refusal(409, "already_resolved");
     session.wait(&run).await;
     let delivered = session.events().await.iter().filter(|event| event.kind == "ask.delivered").count();
     assert!(delivered <= 1);
-    rules::check(&session.events().await);
+    journal_rules::check(&session.events().await);
 }
 
 #[tokio::test]
 async fn asks_of_two_sessions_do_not_wait_for_each_other_and_are_listed_oldest_first() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (first, first_run, first_ask) = waiting(&daemon).await;
     let (second, second_run, second_ask) = waiting(&daemon).await;
-    let ids: Vec<_> = daemon.client().asks().await.iter().map(|ask| ask["id"].clone()).collect();
+    let ids: Vec<_> = daemon.client().pending_asks().await.iter().map(|ask| ask["id"].clone()).collect();
     assert_eq!(ids, [json!(first_ask), json!(second_ask)]);
-    daemon.client().answer(&second_ask, &allow()).await.expect(200);
+    daemon.client().answer_ask(&second_ask, &allow()).await.expect(200);
     assert_eq!(second.wait(&second_run).await["text"], "allowed!");
     assert_eq!(first.run(&first_run).await["state"], "waiting");
-    daemon.client().answer(&first_ask, &allow()).await.expect(200);
+    daemon.client().answer_ask(&first_ask, &allow()).await.expect(200);
     assert_eq!(first.wait(&first_run).await["text"], "allowed!");
 }
 
 #[tokio::test]
 async fn an_answer_to_one_ask_of_a_run_does_not_answer_its_next() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = session.script(&[ask_bash("one"), say(" "), ask_bash("two")]).await;
-    let first = session.asked(&run).await;
-    session.client.answer(&first, &allow()).await.expect(200);
-    let second =
-        session.seen("the second ask", |event| event.is(&run, "ask.opened") && ask_id(event) != first).await;
-    session.client.answer(&first, &allow()).await.refused(409, "already_resolved");
+    let run = session.prompt_script(&[ask_bash("one"), say(" "), ask_bash("two")]).await;
+    let first = session.wait_for_ask(&run).await;
+    session.client.answer_ask(&first, &allow()).await.expect(200);
+    let second = session
+        .wait_for_event("the second ask", |event| {
+            event.is_of_run(&run, "ask.opened") && ask_id(event) != first
+        })
+        .await;
+    session.client.answer_ask(&first, &allow()).await.expect_refusal(409, "already_resolved");
     let deny = json!({ "decision": "deny", "reason": "no" });
-    session.client.answer(&ask_id(&second), &deny).await.expect(200);
+    session.client.answer_ask(&ask_id(&second), &deny).await.expect(200);
     assert_eq!(session.wait(&run).await["text"], "allowed denied: no");
     assert_eq!(session.events().await.iter().filter(|event| event.kind == "ask.delivered").count(), 2);
 }

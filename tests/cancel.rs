@@ -1,7 +1,7 @@
 //! Rules 5.4, 5.5 and the part of 5.7 that needs no process: what a cancel hits, what it does not, how the runs end,
 //! and the same for the sessions below.
 
-use qd_testkit::{Daemon, Session, rules, script::*};
+use qd_testkit::{TestDaemon, TestSession, journal_rules, script::*};
 use serde_json::{Value, json};
 
 fn hit(answer: &Value) -> Vec<&str> {
@@ -11,21 +11,21 @@ fn hit(answer: &Value) -> Vec<&str> {
     runs
 }
 
-async fn no_error_was_raised(session: &Session) {
+async fn no_error_was_raised(session: &TestSession) {
     let events = session.events().await;
-    rules::check(&events);
+    journal_rules::check(&events);
     assert!(events.iter().all(|event| event.kind != "error.raised"), "{events:?}");
 }
 
 #[tokio::test]
 async fn a_cancel_hits_every_run_accepted_before_it_and_none_accepted_after_it() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let mut before = vec![session.script(&[forever()]).await];
-    before.push(session.script(&[forever()]).await);
-    before.push(session.script(&[forever()]).await);
+    let mut before = vec![session.prompt_script(&[sleep_forever()]).await];
+    before.push(session.prompt_script(&[sleep_forever()]).await);
+    before.push(session.prompt_script(&[sleep_forever()]).await);
     let answer = session.cancel().await;
-    let after = session.script(&[say("spared")]).await;
+    let after = session.prompt_script(&[say("spared")]).await;
     before.sort_unstable();
     assert_eq!(hit(&answer), before);
     assert_eq!(answer["idle"], false);
@@ -38,11 +38,11 @@ async fn a_cancel_hits_every_run_accepted_before_it_and_none_accepted_after_it()
 
 #[tokio::test]
 async fn a_cancel_is_journalled_before_it_is_answered() {
-    let mut daemon = Daemon::start().await;
+    let mut daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let active = session.script(&[ignore_cancel(), forever()]).await;
-    let waiting = session.script(&[say("never")]).await;
-    session.started(&active).await;
+    let active = session.prompt_script(&[ignore_cancel(), sleep_forever()]).await;
+    let waiting = session.prompt_script(&[say("never")]).await;
+    session.wait_for_start(&active).await;
     session.cancel().await;
     daemon.restart().await;
     for run in [&active, &waiting] {
@@ -53,12 +53,12 @@ async fn a_cancel_is_journalled_before_it_is_answered() {
 
 #[tokio::test]
 async fn a_cancel_with_run_id_hits_that_run_alone() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let active = session.script(&[forever()]).await;
-    let middle = session.script(&[say("never")]).await;
-    let last = session.script(&[say("last")]).await;
-    session.started(&active).await;
+    let active = session.prompt_script(&[sleep_forever()]).await;
+    let middle = session.prompt_script(&[say("never")]).await;
+    let last = session.prompt_script(&[say("last")]).await;
+    session.wait_for_start(&active).await;
     assert_eq!(session.cancel_run(&middle).await, json!({ "cancelled": [middle], "idle": false }));
     assert_eq!(session.wait(&middle).await["finish_reason"], "cancelled");
     assert_eq!(session.run(&active).await["state"], "running");
@@ -70,10 +70,10 @@ async fn a_cancel_with_run_id_hits_that_run_alone() {
 
 #[tokio::test]
 async fn a_run_that_is_starting_is_cancelled_and_never_starts() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let settings = json!({ "agent": "script", "env": { "SCRIPT_READY_MS": "600000" } });
     let session = daemon.session_with(settings).await;
-    let run = session.script(&[say("never")]).await;
+    let run = session.prompt_script(&[say("never")]).await;
     assert_eq!(session.show().await["state"], "starting");
     assert_eq!(hit(&session.cancel().await), [&run]);
     assert_eq!(session.wait(&run).await["finish_reason"], "cancelled");
@@ -83,35 +83,35 @@ async fn a_run_that_is_starting_is_cancelled_and_never_starts() {
 
 #[tokio::test]
 async fn a_cancelled_run_ends_as_cancelled_whatever_the_agent_says_a_moment_later() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session_with(json!({ "agent": "script", "cancel_grace_s": 20 })).await;
     for last in [say("done"), fail("no"), exit(1), stop("refused")] {
-        let run = session.script(&[ignore_cancel(), say("working"), sleep(300), last]).await;
-        session.seen_of(&run, "text.delta").await;
+        let run = session.prompt_script(&[ignore_cancel(), say("working"), sleep(300), last]).await;
+        session.wait_for_run_event(&run, "text.delta").await;
         session.cancel().await;
         assert_eq!(session.wait(&run).await["finish_reason"], "cancelled");
     }
     no_error_was_raised(&session).await;
-    assert_eq!(session.play(&[say("fine")]).await["finish_reason"], "end_turn");
+    assert_eq!(session.run_script(&[say("fine")]).await["finish_reason"], "end_turn");
 }
 
 #[tokio::test]
 async fn an_agent_that_ignores_a_cancel_is_killed_after_the_grace() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session_with(json!({ "agent": "script", "cancel_grace_s": 0.2 })).await;
-    let run = session.script(&[ignore_cancel(), say("deaf"), forever()]).await;
-    session.seen_of(&run, "text.delta").await;
+    let run = session.prompt_script(&[ignore_cancel(), say("deaf"), sleep_forever()]).await;
+    session.wait_for_run_event(&run, "text.delta").await;
     session.cancel().await;
     assert_eq!(session.wait(&run).await["finish_reason"], "cancelled");
-    let ended = session.seen_of(&run, "run.finished").await;
+    let ended = session.wait_for_run_event(&run, "run.finished").await;
     assert_eq!(ended.data["processes"]["survivors"], 0);
-    assert_eq!(session.play(&[say("again")]).await["text"], "again");
+    assert_eq!(session.run_script(&[say("again")]).await["text"], "again");
     no_error_was_raised(&session).await;
 }
 
 #[tokio::test]
 async fn a_cancel_that_hits_nothing_changes_nothing_and_does_not_poison_the_next_prompt() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     for agent in ["echo", "script"] {
         let session = daemon.session(agent).await;
         let nothing = json!({ "cancelled": [], "idle": true });
@@ -131,26 +131,26 @@ async fn a_cancel_that_hits_nothing_changes_nothing_and_does_not_poison_the_next
 
 #[tokio::test]
 async fn a_cancel_takes_an_empty_body_and_keeps_its_reason() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = session.script(&[forever()]).await;
-    session.client.post(&session.agent("/cancel"), &json!({ "reason": "enough" })).await.expect(200);
-    let requested = session.seen_of(&run, "run.cancel_requested").await;
+    let run = session.prompt_script(&[sleep_forever()]).await;
+    session.client.post(&session.agent_path("/cancel"), &json!({ "reason": "enough" })).await.expect(200);
+    let requested = session.wait_for_run_event(&run, "run.cancel_requested").await;
     assert_eq!(requested.data["reason"], "enough");
     session.wait(&run).await;
-    let again = session.script(&[forever()]).await;
-    session.client.post(&session.agent("/cancel"), &json!({})).await.expect(200);
+    let again = session.prompt_script(&[sleep_forever()]).await;
+    session.client.post(&session.agent_path("/cancel"), &json!({})).await.expect(200);
     assert_eq!(session.wait(&again).await["finish_reason"], "cancelled");
 }
 
 #[tokio::test]
 async fn a_prompt_posted_while_a_cancelled_run_unwinds_runs_after_it() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session_with(json!({ "agent": "script", "cancel_grace_s": 0.3 })).await;
-    let dying = session.script(&[ignore_cancel(), say("x"), forever()]).await;
-    session.seen_of(&dying, "text.delta").await;
+    let dying = session.prompt_script(&[ignore_cancel(), say("x"), sleep_forever()]).await;
+    session.wait_for_run_event(&dying, "text.delta").await;
     session.cancel().await;
-    let next = session.script(&[say("next")]).await;
+    let next = session.prompt_script(&[say("next")]).await;
     assert_eq!(session.wait(&next).await["finish_reason"], "end_turn");
     assert_eq!(session.run(&dying).await["finish_reason"], "cancelled");
     no_error_was_raised(&session).await;
@@ -158,29 +158,29 @@ async fn a_prompt_posted_while_a_cancelled_run_unwinds_runs_after_it() {
 
 #[tokio::test]
 async fn a_second_cancel_while_the_first_unwinds_leaves_one_end() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session_with(json!({ "agent": "script", "cancel_grace_s": 0.3 })).await;
-    let run = session.script(&[ignore_cancel(), say("x"), forever()]).await;
-    session.seen_of(&run, "text.delta").await;
+    let run = session.prompt_script(&[ignore_cancel(), say("x"), sleep_forever()]).await;
+    session.wait_for_run_event(&run, "text.delta").await;
     for _ in 0..5 {
         session.cancel().await;
     }
     assert_eq!(session.wait(&run).await["finish_reason"], "cancelled");
     no_error_was_raised(&session).await;
-    assert_eq!(session.play(&[say("fine")]).await["text"], "fine");
+    assert_eq!(session.run_script(&[say("fine")]).await["text"], "fine");
 }
 
 #[tokio::test]
 async fn a_cancel_hits_the_runs_of_the_sessions_below_too() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let script = json!({ "agent": "script" });
     let top = daemon.session_with(script.clone()).await;
-    let (below, beside) = (top.child(script.clone()).await, daemon.session("script").await);
-    let deep = below.child(script).await;
+    let (below, beside) = (top.create_child(script.clone()).await, daemon.session("script").await);
+    let deep = below.create_child(script).await;
     let mut runs = Vec::new();
     for session in [&top, &below, &deep, &beside] {
-        let run = session.script(&[forever()]).await;
-        session.started(&run).await;
+        let run = session.prompt_script(&[sleep_forever()]).await;
+        session.wait_for_start(&run).await;
         runs.push(run);
     }
     top.cancel().await;
@@ -190,7 +190,7 @@ async fn a_cancel_hits_the_runs_of_the_sessions_below_too() {
     }
     assert_eq!(beside.run(&runs[3]).await["state"], "running");
     assert_eq!(
-        deep.play(&[say("later")]).await["finish_reason"],
+        deep.run_script(&[say("later")]).await["finish_reason"],
         "end_turn",
         "one accepted after it is not hit"
     );
@@ -198,25 +198,30 @@ async fn a_cancel_hits_the_runs_of_the_sessions_below_too() {
 
 #[tokio::test]
 async fn a_cancel_of_an_idle_parent_hits_the_runs_below() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let top = daemon.session("script").await;
-    let below = top.child(json!({ "agent": "script" })).await;
-    let run = below.script(&[forever()]).await;
-    below.started(&run).await;
+    let below = top.create_child(json!({ "agent": "script" })).await;
+    let run = below.prompt_script(&[sleep_forever()]).await;
+    below.wait_for_start(&run).await;
     top.cancel().await;
     assert_eq!(below.wait(&run).await["finish_reason"], "cancelled");
 }
 
 #[tokio::test]
 async fn a_cancel_below_or_with_run_id_leaves_the_others_of_the_tree_alone() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let top = daemon.session("script").await;
-    let (one, two) =
-        (top.child(json!({ "agent": "script" })).await, top.child(json!({ "agent": "script" })).await);
-    let runs =
-        [top.script(&[forever()]).await, one.script(&[forever()]).await, two.script(&[forever()]).await];
+    let (one, two) = (
+        top.create_child(json!({ "agent": "script" })).await,
+        top.create_child(json!({ "agent": "script" })).await,
+    );
+    let runs = [
+        top.prompt_script(&[sleep_forever()]).await,
+        one.prompt_script(&[sleep_forever()]).await,
+        two.prompt_script(&[sleep_forever()]).await,
+    ];
     for (session, run) in [&top, &one, &two].into_iter().zip(&runs) {
-        session.started(run).await;
+        session.wait_for_start(run).await;
     }
     one.cancel().await;
     assert_eq!(one.wait(&runs[1]).await["finish_reason"], "cancelled");
@@ -227,13 +232,13 @@ async fn a_cancel_below_or_with_run_id_leaves_the_others_of_the_tree_alone() {
 
 #[tokio::test]
 async fn a_cancel_of_a_parent_reaches_below_after_a_crash_too() {
-    let mut daemon = Daemon::start().await;
+    let mut daemon = TestDaemon::start().await;
     let top = daemon.session("script").await;
-    let below = top.child(json!({ "agent": "script" })).await;
-    let settings = [ignore_cancel(), say("x"), forever()];
-    let (above, under) = (top.script(&settings).await, below.script(&settings).await);
-    top.seen_of(&above, "text.delta").await;
-    below.seen_of(&under, "text.delta").await;
+    let below = top.create_child(json!({ "agent": "script" })).await;
+    let settings = [ignore_cancel(), say("x"), sleep_forever()];
+    let (above, under) = (top.prompt_script(&settings).await, below.prompt_script(&settings).await);
+    top.wait_for_run_event(&above, "text.delta").await;
+    below.wait_for_run_event(&under, "text.delta").await;
     top.cancel().await;
     daemon.restart().await;
     assert_eq!(top.wait(&above).await["finish_reason"], "cancelled");

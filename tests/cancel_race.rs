@@ -3,19 +3,19 @@
 
 use std::time::Duration;
 
-use qd_testkit::{Daemon, Random, Session, rules, script::*};
+use qd_testkit::{SeededRandom, TestDaemon, TestSession, journal_rules, script::*};
 use serde_json::json;
 
 const SESSIONS: u64 = 16;
 const TRIES: u64 = 40;
 
 /// A prompt that ends by itself after 0 to 60 ms, so that the cancel comes before, at and after its end, or never.
-fn prompt(agent: &str, random: &mut Random) -> String {
+fn prompt(agent: &str, random: &mut SeededRandom) -> String {
     let ms = random.below(61);
     match (agent, random.below(5)) {
         ("echo", 0) => "__sleep_ms:600000 never".to_owned(),
         ("echo", _) => format!("__sleep_ms:{ms} a few words"),
-        (_, 0) => steps(&[forever()]),
+        (_, 0) => steps(&[sleep_forever()]),
         (_, 1) => steps(&[say_times("w ", ms, 1)]),
         (_, 2) => steps(&[sleep(ms), say("done")]),
         (_, 3) => steps(&[sleep(ms), fail("no")]),
@@ -24,7 +24,7 @@ fn prompt(agent: &str, random: &mut Random) -> String {
 }
 
 /// Gives how many cancels hit.
-async fn fire(session: Session, agent: &'static str, mut random: Random) -> usize {
+async fn fire(session: TestSession, agent: &'static str, mut random: SeededRandom) -> usize {
     let mut hits = 0;
     for _ in 0..TRIES {
         let mut runs = vec![session.prompt(&prompt(agent, &mut random)).await];
@@ -48,20 +48,20 @@ async fn fire(session: Session, agent: &'static str, mut random: Random) -> usiz
             }
         }
     }
-    rules::check(&session.events().await);
+    journal_rules::check(&session.events().await);
     hits
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_cancel_fired_0_to_30_ms_after_the_202_is_lost() {
-    let seed = Random::seed();
+    let seed = SeededRandom::choose_seed();
     println!("QD_SEED={seed}");
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let mut sessions = tokio::task::JoinSet::new();
     for n in 0..SESSIONS {
         let agent = if n % 2 == 0 { "echo" } else { "script" };
         let session = daemon.session(agent).await;
-        sessions.spawn(fire(session, agent, Random::new(seed ^ n)));
+        sessions.spawn(fire(session, agent, SeededRandom::new(seed ^ n)));
     }
     let hits: usize = sessions.join_all().await.into_iter().sum();
     println!("{hits} runs were hit in {} tries", SESSIONS * TRIES);
@@ -70,7 +70,7 @@ async fn no_cancel_fired_0_to_30_ms_after_the_202_is_lost() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prompt_and_a_cancel_sent_at_once_have_one_order() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let mut sessions = tokio::task::JoinSet::new();
     for _ in 0..8 {
         let session = daemon.session("script").await;
@@ -84,7 +84,7 @@ async fn a_prompt_and_a_cancel_sent_at_once_have_one_order() {
                 let expected = if hit { "cancelled" } else { "end_turn" };
                 assert_eq!(session.wait(&name).await["finish_reason"], expected);
             }
-            rules::check(&session.events().await);
+            journal_rules::check(&session.events().await);
         });
     }
     sessions.join_all().await;

@@ -1,42 +1,42 @@
 //! Section 10 in a real terminal: what a person sees and types.
 
-use qd_testkit::{Daemon, Terminal, home::signal, script::*};
+use qd_testkit::{TestDaemon, TestTerminal, home::signal, script::*};
 use rustix::process::Signal;
 use serde_json::json;
 
 #[tokio::test]
 async fn run_shows_an_ask_and_takes_its_answer_in_place() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let script = steps(&[say("before "), ask_bash("make install"), say(" after")]);
-    let terminal = Terminal::qd(&daemon.home, &["run", "--agent", "script", &script]).await;
-    terminal.shows("make install").await;
+    let terminal = TestTerminal::start_qd(&daemon.home, &["run", "--agent", "script", &script]).await;
+    terminal.wait_for_text("make install").await;
     let mut asked = daemon.client().stream("/v1/events?after=0&kinds=ask.opened").await;
     asked.next().await;
-    terminal.types("y").await;
-    terminal.presses("Enter").await;
-    let screen = terminal.shows("exit 0").await;
+    terminal.type_text("y").await;
+    terminal.press_key("Enter").await;
+    let screen = terminal.wait_for_text("exit 0").await;
     assert!(screen.contains("allowed"), "{screen}");
-    assert!(daemon.client().asks().await.is_empty());
+    assert!(daemon.client().pending_asks().await.is_empty());
 }
 
 #[tokio::test]
 async fn a_pause_in_the_middle_of_a_line_erases_nothing_of_it() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     // Longer than the spinner's patience.
     let script = steps(&[say("Hello dear "), sleep(1500), say("reader.")]);
-    let terminal = Terminal::qd(&daemon.home, &["run", "--agent", "script", &script]).await;
-    let screen = terminal.shows("exit 0").await;
+    let terminal = TestTerminal::start_qd(&daemon.home, &["run", "--agent", "script", &script]).await;
+    let screen = terminal.wait_for_text("exit 0").await;
     assert!(screen.contains("Hello dear reader."), "{screen}");
 }
 
 #[tokio::test]
 async fn that_the_daemon_was_killed_is_said_on_a_line_of_its_own() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let script = steps(&[say("Half of it. "), sleep(3000), say("The other half.")]);
-    let terminal = Terminal::qd(&daemon.home, &["run", "--agent", "script", &script]).await;
-    terminal.shows("Half of it.").await;
+    let terminal = TestTerminal::start_qd(&daemon.home, &["run", "--agent", "script", &script]).await;
+    terminal.wait_for_text("Half of it.").await;
     signal(daemon.pid(), Signal::KILL);
-    let screen = terminal.shows("exit 0").await;
+    let screen = terminal.wait_for_text("exit 0").await;
     let lines: Vec<&str> = screen.lines().map(str::trim_end).take(3).collect();
     let note = "the daemon was gone; another one has been started";
     assert_eq!(lines, ["Half of it.", note, "The other half."], "{screen}");
@@ -44,29 +44,31 @@ async fn that_the_daemon_was_killed_is_said_on_a_line_of_its_own() {
 
 #[tokio::test]
 async fn attach_replays_goes_live_and_sends_what_is_typed() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session_with(json!({ "agent": "script", "title": "typed to" })).await;
-    session.play(&[say("what was before")]).await;
-    let terminal = Terminal::qd(&daemon.home, &["attach", "typed to"]).await;
-    terminal.shows("what was before").await;
-    session.play(&[say("what came live")]).await;
-    terminal.shows("what came live").await;
-    terminal.types(r#"[{"say":"answer to a line"}]"#).await;
-    terminal.presses("Enter").await;
-    let run = session.seen("a run of the typed line", |event| {
+    session.run_script(&[say("what was before")]).await;
+    let terminal = TestTerminal::start_qd(&daemon.home, &["attach", "typed to"]).await;
+    terminal.wait_for_text("what was before").await;
+    session.run_script(&[say("what came live")]).await;
+    terminal.wait_for_text("what came live").await;
+    terminal.type_text(r#"[{"say":"answer to a line"}]"#).await;
+    terminal.press_key("Enter").await;
+    let run = session.wait_for_event("a run of the typed line", |event| {
         event.kind == "run.finished" && event.data["text"] == "answer to a line"
     });
     run.await;
-    terminal.shows_that("the answer itself", |screen| screen.matches("answer to a line").count() > 1).await;
+    terminal
+        .wait_for_screen("the answer itself", |screen| screen.matches("answer to a line").count() > 1)
+        .await;
     assert_eq!(session.runs().await.len(), 3);
 }
 
 #[tokio::test]
 async fn ctrl_c_in_a_terminal_cancels_the_run() {
-    let daemon = Daemon::start().await;
-    let script = steps(&[say("here"), forever()]);
-    let terminal = Terminal::qd(&daemon.home, &["run", "--agent", "script", &script]).await;
-    terminal.shows("here").await;
-    terminal.presses("C-c").await;
-    terminal.shows("exit 130").await;
+    let daemon = TestDaemon::start().await;
+    let script = steps(&[say("here"), sleep_forever()]);
+    let terminal = TestTerminal::start_qd(&daemon.home, &["run", "--agent", "script", &script]).await;
+    terminal.wait_for_text("here").await;
+    terminal.press_key("C-c").await;
+    terminal.wait_for_text("exit 130").await;
 }

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use hyper::Method;
-use qd_testkit::{Client, Daemon, Event, Random, Session, rules, script::*, within};
+use qd_testkit::{
+    SeededRandom, TestClient, TestDaemon, TestEvent, TestSession, journal_rules, script::*, within,
+};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
@@ -21,22 +23,22 @@ const LIFE_MS: u64 = 350;
 
 /// What all clients share.
 #[derive(Debug)]
-struct World {
-    sessions: Vec<(Session, &'static str)>,
+struct CrashTestState {
+    sessions: Vec<(TestSession, &'static str)>,
     /// No new work is begun any more.
     ending: AtomicBool,
     /// The last seq, once it is known.
     last: AtomicU64,
 }
 
-impl World {
+impl CrashTestState {
     fn ending(&self) -> bool {
         self.ending.load(Ordering::Relaxed)
     }
 }
 
 /// One request to a daemon that may be dead or dying.
-async fn attempt(client: &Client, path: &str, body: &Value) -> Option<(u16, Value)> {
+async fn attempt(client: &TestClient, path: &str, body: &Value) -> Option<(u16, Value)> {
     let sent = client.send(Method::POST, path, Some(body.to_string().into()));
     let answer = within(&format!("an answer or a broken connection for {path}"), sent).await.ok()?;
     Some((answer.status, answer.json()))
@@ -47,7 +49,7 @@ async fn breathe() {
     tokio::time::sleep(Duration::from_millis(5)).await;
 }
 
-fn prompt(agent: &str, random: &mut Random) -> String {
+fn prompt(agent: &str, random: &mut SeededRandom) -> String {
     let ms = random.below(25);
     match (agent, random.below(5)) {
         ("echo", _) => format!("__sleep_ms:{ms} a few words"),
@@ -59,7 +61,7 @@ fn prompt(agent: &str, random: &mut Random) -> String {
 }
 
 /// Posts runs under names of its own; gives the receipts of those that were acknowledged.
-async fn post(world: Arc<World>, name: u64, mut random: Random) -> Vec<(Session, Value)> {
+async fn post(world: Arc<CrashTestState>, name: u64, mut random: SeededRandom) -> Vec<(TestSession, Value)> {
     let mut receipts = Vec::new();
     for n in 0.. {
         if world.ending() {
@@ -70,7 +72,7 @@ async fn post(world: Arc<World>, name: u64, mut random: Random) -> Vec<(Session,
         let body = json!({ "session_id": session.id, "prompt": prompt(agent, &mut random), "run_id": run });
         // A client whose connection broke does not know whether it was heard, and asks again under the same name.
         while !world.ending() {
-            match attempt(&session.client, &session.project("/agent"), &body).await {
+            match attempt(&session.client, &session.workspace_path("/agent"), &body).await {
                 Some((202, receipt)) => {
                     assert_eq!(receipt["run_id"], run);
                     receipts.push((session.clone(), receipt));
@@ -81,7 +83,7 @@ async fn post(world: Arc<World>, name: u64, mut random: Random) -> Vec<(Session,
             }
         }
         if random.below(2) == 0 {
-            let path = session.project(&format!("/runs/{run}/wait?timeout_s=1"));
+            let path = session.workspace_path(&format!("/runs/{run}/wait?timeout_s=1"));
             let _may_break = session.client.send(Method::GET, &path, None).await;
         }
     }
@@ -89,11 +91,11 @@ async fn post(world: Arc<World>, name: u64, mut random: Random) -> Vec<(Session,
 }
 
 /// Cancels sessions; gives the runs that it was told are cancelled.
-async fn cancel(world: Arc<World>, mut random: Random) -> Vec<String> {
+async fn cancel(world: Arc<CrashTestState>, mut random: SeededRandom) -> Vec<String> {
     let mut hit = Vec::new();
     while !world.ending() {
         let (session, _) = random.pick(&world.sessions).clone();
-        match attempt(&session.client, &session.agent("/cancel"), &json!({})).await {
+        match attempt(&session.client, &session.agent_path("/cancel"), &json!({})).await {
             Some((200, answer)) => {
                 let runs = answer["cancelled"].as_array().unwrap();
                 hit.extend(runs.iter().map(|run| run.as_str().unwrap().to_owned()));
@@ -107,23 +109,23 @@ async fn cancel(world: Arc<World>, mut random: Random) -> Vec<String> {
 }
 
 /// An event in short: its seq, and a hash of all of it. Sixteen readers keep every event of the journal.
-type Trace = (u64, u64);
+type EventTrace = (u64, u64);
 
-fn trace(event: &Event) -> Trace {
+fn trace(event: &TestEvent) -> EventTrace {
     let mut hasher = std::hash::DefaultHasher::new();
     (&event.ts, &event.kind, &event.session_id, &event.run_id, event.data.to_string()).hash(&mut hasher);
     (event.seq, hasher.finish())
 }
 
 /// Reads the stream of all from the beginning, and again from its cursor whenever it breaks, up to the last event.
-async fn read(world: Arc<World>, client: Client) -> Vec<Trace> {
-    let mut seen: Vec<Trace> = Vec::new();
+async fn read(world: Arc<CrashTestState>, client: TestClient) -> Vec<EventTrace> {
+    let mut seen: Vec<EventTrace> = Vec::new();
     loop {
         let cursor = seen.last().map_or(0, |event| event.0);
         if cursor > 0 && cursor == world.last.load(Ordering::Relaxed) {
             return seen;
         }
-        let client = client.with("last-event-id", &cursor.to_string());
+        let client = client.with_header("last-event-id", &cursor.to_string());
         let Ok(Ok(mut stream)) =
             tokio::time::timeout(Duration::from_secs(5), client.try_stream("/v1/events")).await
         else {
@@ -144,7 +146,7 @@ async fn read(world: Arc<World>, client: Client) -> Vec<Trace> {
 }
 
 /// Waits until the last seq is known and is this one; else for ever.
-async fn at_end(world: &World, seq: u64) {
+async fn at_end(world: &CrashTestState, seq: u64) {
     while world.last.load(Ordering::Relaxed) != seq || seq == 0 {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -152,22 +154,23 @@ async fn at_end(world: &World, seq: u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kill_9_at_any_moment_under_64_clients_loses_and_doubles_nothing() {
-    let seed = Random::seed();
+    let seed = SeededRandom::choose_seed();
     println!("QD_SEED={seed}");
-    let mut random = Random::new(seed);
-    let mut daemon = Daemon::start().await;
+    let mut random = SeededRandom::new(seed);
+    let mut daemon = TestDaemon::start().await;
     let mut sessions = Vec::new();
     for n in 0..SESSIONS {
         let agent = if n % 2 == 0 { "echo" } else { "script" };
         sessions.push((daemon.session(agent).await, agent));
     }
-    let world = Arc::new(World { sessions, ending: AtomicBool::new(false), last: AtomicU64::new(0) });
+    let world =
+        Arc::new(CrashTestState { sessions, ending: AtomicBool::new(false), last: AtomicU64::new(0) });
     let (mut posters, mut cancellers, mut readers) = (JoinSet::new(), JoinSet::new(), JoinSet::new());
     for n in 0..POSTERS {
-        posters.spawn(post(world.clone(), n, Random::new(random.number())));
+        posters.spawn(post(world.clone(), n, SeededRandom::new(random.next_number())));
     }
     for _ in 0..CANCELLERS {
-        cancellers.spawn(cancel(world.clone(), Random::new(random.number())));
+        cancellers.spawn(cancel(world.clone(), SeededRandom::new(random.next_number())));
     }
     for _ in 0..READERS {
         readers.spawn(read(world.clone(), daemon.client()));
@@ -192,12 +195,12 @@ async fn kill_9_at_any_moment_under_64_clients_loses_and_doubles_nothing() {
     world.last.store(journal.last().unwrap().seq, Ordering::Relaxed);
     println!("{} runs acknowledged, {} cancelled, {} events", receipts.len(), cancelled.len(), journal.len());
 
-    rules::check(&journal);
+    journal_rules::check(&journal);
     for (session, receipt) in &receipts {
         let run = receipt["run_id"].as_str().unwrap();
         let found = journal.binary_search_by_key(&receipt["seq"].as_u64().unwrap(), |event| event.seq);
         let accepted = &journal[found.unwrap_or_else(|_| panic!("{run} was acknowledged and is missing"))];
-        assert!(accepted.is(run, "run.accepted"), "{receipt} is not {accepted:?}");
+        assert!(accepted.is_of_run(run, "run.accepted"), "{receipt} is not {accepted:?}");
         assert_eq!(accepted.session_id.as_deref(), Some(session.id.as_str()));
     }
     let mut ends = std::collections::BTreeMap::new();

@@ -1,28 +1,29 @@
 //! Section 4: the event streams. What a reader sees, from where, and that no reader is anybody else's concern.
 
 use hyper::Method;
-use qd_protocol::Body;
-use qd_testkit::stream::Item;
-use qd_testkit::{Daemon, Event, Session, rules, script::*, within};
+use qd_protocol::EventBody;
+use qd_testkit::stream::TestStreamItem;
+use qd_testkit::{TestDaemon, TestEvent, TestSession, journal_rules, script::*, within};
 use serde_json::json;
 
 /// Everything from the beginning up to the end of `run`, on the stream of all.
-async fn everything(daemon: &Daemon, run: &str) -> Vec<Event> {
+async fn everything(daemon: &TestDaemon, run: &str) -> Vec<TestEvent> {
     daemon.client().stream("/v1/events?after=0").await.until_run(run, "run.finished").await
 }
 
 /// A finished run with some events of every sort.
-async fn played(session: &Session) -> String {
-    let run = session.play(&[think("hm"), say("a"), tool("Read", json!({}), "x"), cost(0.1), say("b")]).await;
+async fn played(session: &TestSession) -> String {
+    let run =
+        session.run_script(&[think("hm"), say("a"), tool("Read", json!({}), "x"), cost(0.1), say("b")]).await;
     run["id"].as_str().unwrap().to_owned()
 }
 
 #[tokio::test]
 async fn a_stream_says_ready_and_shows_whatever_is_accepted_after_it() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("echo").await;
     for _ in 0..20 {
-        let mut stream = session.client.stream("/v1/events").await.ready().await;
+        let mut stream = session.client.stream("/v1/events").await.wait_until_ready().await;
         let receipt = session.try_prompt("hello").await.expect(202);
         let seen = stream.until_run(receipt["run_id"].as_str().unwrap(), "run.finished").await;
         assert_eq!(receipt["seq"], seen[0].seq, "the stream begins with what came after `: ready`");
@@ -31,7 +32,7 @@ async fn a_stream_says_ready_and_shows_whatever_is_accepted_after_it() {
 
 #[tokio::test]
 async fn without_a_cursor_a_stream_begins_now() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
     played(&session).await;
     let mut stream = session.stream("").await;
@@ -41,18 +42,18 @@ async fn without_a_cursor_a_stream_begins_now() {
 
 #[tokio::test]
 async fn a_replay_from_any_cursor_gives_everything_after_it_once() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
     let run = played(&session).await;
     let all = everything(&daemon, &run).await;
-    rules::ordered(&all);
+    journal_rules::check_order(&all);
     for at in 0..all.len() {
         let path = format!("/v1/events?after={}", all[at].seq);
         if at + 1 < all.len() {
             let seen = daemon.client().stream(&path).await.until_run(&run, "run.finished").await;
             assert_eq!(seen, all[at + 1..]);
         } else {
-            let mut stream = daemon.client().stream(&path).await.ready().await;
+            let mut stream = daemon.client().stream(&path).await.wait_until_ready().await;
             let next = session.prompt("x").await;
             assert_eq!(stream.next().await.run_id, Some(next), "nothing is left to replay");
         }
@@ -61,9 +62,9 @@ async fn a_replay_from_any_cursor_gives_everything_after_it_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replay_goes_over_into_live_without_gap_or_repeat() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = session.script(&[say_times("word ", 400, 1)]).await;
+    let run = session.prompt_script(&[say_times("word ", 400, 1)]).await;
     let mut readers = tokio::task::JoinSet::new();
     for _ in 0..40 {
         // Each attaches at another moment of the run: when the one before has seen its first event.
@@ -77,8 +78,8 @@ async fn replay_goes_over_into_live_without_gap_or_repeat() {
         });
     }
     let all = everything(&daemon, &run).await;
-    rules::check(&all);
-    assert_eq!(rules::text_of(&all, &run), "word ".repeat(400));
+    journal_rules::check(&all);
+    assert_eq!(journal_rules::run_text(&all, &run), "word ".repeat(400));
     for seen in readers.join_all().await {
         assert_eq!(seen, all);
     }
@@ -86,16 +87,16 @@ async fn replay_goes_over_into_live_without_gap_or_repeat() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_that_breaks_off_and_comes_back_with_last_event_id_misses_nothing() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = session.script(&[say_times("word ", 300, 1)]).await;
-    let mut seen: Vec<Event> = Vec::new();
-    while !seen.last().is_some_and(|event| event.is(&run, "run.finished")) {
+    let run = session.prompt_script(&[say_times("word ", 300, 1)]).await;
+    let mut seen: Vec<TestEvent> = Vec::new();
+    while !seen.last().is_some_and(|event| event.is_of_run(&run, "run.finished")) {
         let cursor = seen.last().map_or(0, |event| event.seq).to_string();
-        let mut stream = daemon.client().with("last-event-id", &cursor).stream("/v1/events").await;
+        let mut stream = daemon.client().with_header("last-event-id", &cursor).stream("/v1/events").await;
         for _ in 0..7 {
             seen.push(stream.next().await);
-            if seen.last().is_some_and(|event| event.is(&run, "run.finished")) {
+            if seen.last().is_some_and(|event| event.is_of_run(&run, "run.finished")) {
                 break;
             }
         }
@@ -105,32 +106,37 @@ async fn a_reader_that_breaks_off_and_comes_back_with_last_event_id_misses_nothi
 
 #[tokio::test]
 async fn the_last_event_id_header_wins_over_after() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
     let run = played(&session).await;
     let all = everything(&daemon, &run).await;
     let cursor = all[3].seq.to_string();
-    let mut stream = daemon.client().with("last-event-id", &cursor).stream("/v1/events?after=0").await;
+    let mut stream = daemon.client().with_header("last-event-id", &cursor).stream("/v1/events?after=0").await;
     assert_eq!(stream.next().await, all[4]);
 }
 
 #[tokio::test]
 async fn a_cursor_ahead_of_the_journal_is_400_bad_cursor() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("echo").await;
     let last = session.events().await.last().unwrap().seq;
-    for path in ["/v1/events", &session.project("/events")] {
+    for path in ["/v1/events", &session.workspace_path("/events")] {
         for cursor in [&(last + 1_000).to_string(), "9223372036854775807", "-1", "soon"] {
-            daemon.client().get(&format!("{path}?after={cursor}")).await.refused(400, "bad_cursor");
-            daemon.client().with("last-event-id", cursor).get(path).await.refused(400, "bad_cursor");
+            daemon.client().get(&format!("{path}?after={cursor}")).await.expect_refusal(400, "bad_cursor");
+            daemon
+                .client()
+                .with_header("last-event-id", cursor)
+                .get(path)
+                .await
+                .expect_refusal(400, "bad_cursor");
         }
     }
-    drop(daemon.client().stream(&format!("/v1/events?after={last}")).await.ready().await);
+    drop(daemon.client().stream(&format!("/v1/events?after={last}")).await.wait_until_ready().await);
 }
 
 #[tokio::test]
 async fn a_stream_of_one_workspace_does_not_show_another() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let here = daemon.workspace().await;
     let there = daemon.client().workspace(std::path::Path::new("/usr")).await;
     let (mine, other) = (here.session("echo").await, there.session("echo").await);
@@ -145,14 +151,14 @@ async fn a_stream_of_one_workspace_does_not_show_another() {
     assert_eq!(seen[0].kind, "workspace.created");
     assert_eq!(seen.iter().filter(|event| event.kind == "run.finished").count(), 3);
     let mut of_all: Vec<_> = everything(&daemon, &last).await;
-    rules::check(&of_all);
+    journal_rules::check(&of_all);
     of_all.retain(|event| event.workspace_id.as_deref() == Some(&here.id));
     assert_eq!(seen, of_all);
 }
 
 #[tokio::test]
 async fn session_and_kinds_filter() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (one, two) = (daemon.session("script").await, daemon.session("script").await);
     played(&two).await;
     let run = played(&one).await;
@@ -164,71 +170,71 @@ async fn session_and_kinds_filter() {
     };
     let of_one: Vec<_> = all.iter().filter(|e| e.session_id.as_deref() == Some(&one.id)).cloned().collect();
     assert_eq!(filtered(&format!("session={}", one.id)).await, of_one);
-    let two_kinds = |event: &&Event| ["run.finished", "text.delta"].contains(&event.kind.as_str());
+    let two_kinds = |event: &&TestEvent| ["run.finished", "text.delta"].contains(&event.kind.as_str());
     let expected: Vec<_> = all.iter().filter(two_kinds).cloned().collect();
     assert_eq!(filtered("kinds=run.finished,text.delta").await, expected);
     let both = filtered(&format!("kinds=run.finished&session={}", one.id)).await;
     assert_eq!(both, std::slice::from_ref(last));
     let mut live = one.stream("&kinds=run.finished").await;
     let next = played(&one).await;
-    assert!(live.next().await.is(&next, "run.finished"), "filters count for what is live too");
+    assert!(live.next().await.is_of_run(&next, "run.finished"), "filters count for what is live too");
 }
 
 #[tokio::test]
 async fn every_kind_is_known_and_workspace_and_session_events_bear_no_run_id() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
     played(&session).await;
     session.patch(json!({ "title": "renamed" })).await;
-    session.answer_one(ask_bash("make"), json!({ "decision": "allow_once" })).await;
+    session.run_with_answer(ask_bash("make"), json!({ "decision": "allow_once" })).await;
     daemon.client().post("/v1/halt", &json!({})).await.expect(200);
     daemon.client().delete("/v1/halt").await;
-    session.play(&[fail("no")]).await;
+    session.run_script(&[fail("no")]).await;
     session.close().await;
     let mut stream = daemon.client().stream("/v1/events?after=0").await;
     let all = stream.until("session.closed", |event| event.kind == "session.closed").await;
     for event in &all {
-        assert!(Body::KINDS.contains(&event.kind.as_str()), "{event:?}");
+        assert!(EventBody::KINDS.contains(&event.kind.as_str()), "{event:?}");
         assert!(event.data.is_object() && event.ts.ends_with('Z'), "{event:?}");
     }
     for kind in ["workspace.created", "session.created", "session.updated", "halt.set", "halt.lifted"] {
         let event = all.iter().find(|event| event.kind == kind).unwrap_or_else(|| panic!("no {kind}"));
         assert_eq!(event.run_id, None, "{event:?}");
     }
-    rules::check(&all);
+    journal_rules::check(&all);
 }
 
 #[tokio::test]
 async fn a_frame_is_one_line_of_data_whatever_the_agent_says() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
     let nasty = "line\nline\r\n\n\ndata: {}\n\nid: 7\u{2028}\u{85}\0 ä😀";
-    let run = session.play(&[say(nasty)]).await;
+    let run = session.run_script(&[say(nasty)]).await;
     assert_eq!(run["text"], nasty);
     // The reader of the testkit refuses a frame with more than one line of each field.
     let seen = everything(&daemon, run["id"].as_str().unwrap()).await;
-    assert_eq!(rules::text_of(&seen, run["id"].as_str().unwrap()), nasty);
+    assert_eq!(journal_rules::run_text(&seen, run["id"].as_str().unwrap()), nasty);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_reader_gets_everything_and_delays_neither_the_agent_nor_another_reader() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
     let mut slow = daemon.client().stream("/v1/events?after=0").await;
     slow.next().await;
     // Far more than a socket holds.
-    let run = session.play(&[say_times(&"x".repeat(32 << 10), 300, 0)]).await;
+    let run = session.run_script(&[say_times(&"x".repeat(32 << 10), 300, 0)]).await;
     assert_eq!(run["finish_reason"], "end_turn");
     let id = run["id"].as_str().unwrap();
     let all = everything(&daemon, id).await;
-    assert_eq!(rules::text_of(&all, id).len(), 300 * (32 << 10));
+    assert_eq!(journal_rules::run_text(&all, id).len(), 300 * (32 << 10));
     let seen = slow.until_run(id, "run.finished").await;
     assert_eq!(seen, all[1..]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn any_number_of_readers_may_attach_and_leave() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
     let mut readers = tokio::task::JoinSet::new();
     let mut leaving = Vec::new();
@@ -237,8 +243,8 @@ async fn any_number_of_readers_may_attach_and_leave() {
         leaving.push(session.stream("").await);
         readers.spawn(async move { stream.until("the end", |event| event.kind == "run.finished").await });
     }
-    let run = session.script(&[say_times("word ", 50, 2)]).await;
-    session.started(&run).await;
+    let run = session.prompt_script(&[say_times("word ", 50, 2)]).await;
+    session.wait_for_start(&run).await;
     leaving.clear();
     let seen = readers.join_all().await;
     let of_the_run: Vec<_> =
@@ -249,33 +255,33 @@ async fn any_number_of_readers_may_attach_and_leave() {
 
 #[tokio::test]
 async fn a_comment_comes_after_15_s_of_silence() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("echo").await;
     let mut stream = session.stream("").await;
-    let item = within("a comment", stream.item()).await.unwrap();
-    assert!(matches!(item, Some(Item::Comment(_))), "{item:?}");
+    let item = within("a comment", stream.next_item()).await.unwrap();
+    assert!(matches!(item, Some(TestStreamItem::Comment(_))), "{item:?}");
 }
 
 #[tokio::test]
 async fn a_stream_of_what_does_not_exist_is_404() {
-    let daemon = Daemon::start().await;
-    daemon.client().get("/v1/workspaces/ws_nobody/events").await.refused(404, "not_found");
+    let daemon = TestDaemon::start().await;
+    daemon.client().get("/v1/workspaces/ws_nobody/events").await.expect_refusal(404, "not_found");
     assert_eq!(daemon.client().status(Method::GET, "/v1/events", None).await, 200);
 }
 
 #[tokio::test]
 async fn the_events_of_a_session_come_in_pages_too() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
     let run = played(&session).await;
     let streamed = session.stream("&after=0").await.until_run(&run, "run.finished").await;
     assert_eq!(session.events().await, streamed, "the page and the stream show the same");
-    let page = session.client.get(&session.at("/events?after=0&limit=3")).await.expect(200);
+    let page = session.client.get(&session.path("/events?after=0&limit=3")).await.expect(200);
     let seqs: Vec<_> =
         page["events"].as_array().unwrap().iter().map(|event| event["seq"].as_u64().unwrap()).collect();
     assert_eq!(seqs, streamed[..3].iter().map(|event| event.seq).collect::<Vec<_>>());
     assert_eq!(page["next_after"], seqs[2]);
     let last = streamed.last().unwrap().seq;
-    let rest = session.client.get(&session.at(&format!("/events?after={last}"))).await.expect(200);
+    let rest = session.client.get(&session.path(&format!("/events?after={last}"))).await.expect(200);
     assert_eq!(rest["events"], json!([]));
 }

@@ -1,12 +1,12 @@
 //! `qd up`, `qd down` and `qd ps --fleet`, with their exit codes.
 
-use qd_testkit::{Daemon, Running, Terminal, script::*};
+use qd_testkit::{TestCommand, TestDaemon, TestTerminal, script::*};
 use rustix::process::Signal;
 use serde_json::json;
 
 /// A file in the daemon's project.
-fn write(daemon: &Daemon, text: &str) -> String {
-    let path = daemon.home.work().join("fleet.yaml");
+fn write(daemon: &TestDaemon, text: &str) -> String {
+    let path = daemon.home.project_dir().join("fleet.yaml");
     std::fs::write(&path, text).unwrap();
     path.to_str().unwrap().to_owned()
 }
@@ -20,7 +20,7 @@ fn pair(task: &str) -> String {
 
 #[tokio::test]
 async fn up_shows_plain_lines_off_a_terminal_and_exits_by_how_it_ended() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let file = write(&daemon, &pair("hello"));
     let output = daemon.qd(&["up", &file]).await;
     for line in ["a: works", "a: done: hello", "a → b", "b: done: echo: hello"] {
@@ -29,12 +29,12 @@ async fn up_shows_plain_lines_off_a_terminal_and_exits_by_how_it_ended() {
     output.ok();
     let failing = daemon.qd(&["up", &file, "--task", &steps(&[fail("no")])]).await;
     assert!(failing.stdout.contains("a: error: no"), "{failing:?}");
-    failing.exits(1);
+    failing.expect_exit(1);
 }
 
 #[tokio::test]
 async fn a_plan_starts_nothing() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let file = write(&daemon, &pair("hello"));
     let plan = daemon.qd(&["up", &file, "--plan"]).await.ok();
     assert!(plan.contains("a.done → b"), "{plan}");
@@ -43,18 +43,18 @@ async fn a_plan_starts_nothing() {
 
 #[tokio::test]
 async fn a_mistake_is_told_with_file_line_and_column() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let file = write(&daemon, "fleet:\n  task: t\n  sessions: { a: { agent: echo } }\n  strat: a\n");
     let output = daemon.qd(&["up", &file]).await;
     assert!(output.stderr.contains(&format!("{file}:4:3: ")), "{output:?}");
     assert!(output.stderr.contains("did you mean `start`?"), "{output:?}");
-    output.exits(2);
+    output.expect_exit(2);
 }
 
 #[tokio::test]
 async fn a_detached_fleet_is_listed_and_taken_down() {
-    let daemon = Daemon::start().await;
-    let file = write(&daemon, &pair(&steps(&[forever()])));
+    let daemon = TestDaemon::start().await;
+    let file = write(&daemon, &pair(&steps(&[sleep_forever()])));
     let id = daemon.qd(&["up", &file, "--detach"]).await.ok().trim().to_owned();
     assert!(id.starts_with("flt_"), "{id}");
     let listed = daemon.qd(&["ps", "--fleet"]).await.ok();
@@ -66,24 +66,24 @@ async fn a_detached_fleet_is_listed_and_taken_down() {
     let mut stream = daemon.client().stream("/v1/events?after=0").await;
     let events = stream.until("the end", |event| event.kind == "fleet.finished").await;
     assert_eq!(events.last().unwrap().data["state"], "cancelled");
-    daemon.qd(&["down", "flt_nobody"]).await.exits(3);
+    daemon.qd(&["down", "flt_nobody"]).await.expect_exit(3);
 }
 
 #[tokio::test]
 async fn ctrl_c_cancels_the_fleet_and_waits_for_its_end() {
-    let daemon = Daemon::start().await;
-    let file = write(&daemon, &pair(&steps(&[say("begun"), forever()])));
-    let mut running: Running = daemon.home.start(&["up", &file]);
-    running.says("a: works").await;
+    let daemon = TestDaemon::start().await;
+    let file = write(&daemon, &pair(&steps(&[say("begun"), sleep_forever()])));
+    let mut running: TestCommand = daemon.home.start(&["up", &file]);
+    running.wait_for_stdout("a: works").await;
     running.signal(Signal::INT);
-    let output = running.end().await;
+    let output = running.wait().await;
     assert!(output.stderr.contains("cancelled"), "{output:?}");
-    output.exits(130);
+    output.expect_exit(130);
 }
 
 #[tokio::test]
 async fn it_ends_with_its_fleet_whether_stdin_is_closed_or_stays_open() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let file = write(&daemon, &pair("hello"));
     // Of the pipe nobody writes to it, and nobody closes it.
     let open = format!("mkfifo pipe; exec 3<>pipe; \"$QD\" up '{file}' <&3");
@@ -96,13 +96,13 @@ async fn it_ends_with_its_fleet_whether_stdin_is_closed_or_stays_open() {
 
 #[tokio::test]
 async fn on_a_terminal_it_is_a_picture_and_asks_are_answered_in_place() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let file = write(&daemon, &pair(&steps(&[ask_bash("make test"), say(" and done")])));
-    let terminal = Terminal::qd(&daemon.home, &["up", &file]).await;
-    terminal.shows("a asks").await;
-    terminal.shows("allow?").await;
-    terminal.types("y\n").await;
-    terminal.shows("done").await;
-    let screen = terminal.shows("flt_").await;
+    let terminal = TestTerminal::start_qd(&daemon.home, &["up", &file]).await;
+    terminal.wait_for_text("a asks").await;
+    terminal.wait_for_text("allow?").await;
+    terminal.type_text("y\n").await;
+    terminal.wait_for_text("done").await;
+    let screen = terminal.wait_for_text("flt_").await;
     assert!(screen.contains("allowed and done"), "{screen}");
 }

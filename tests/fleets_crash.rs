@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use hyper::Method;
-use qd_testkit::{Client, Daemon, Event, poll, rules, within};
+use qd_testkit::{TestClient, TestDaemon, TestEvent, journal_rules, poll_until, within};
 use serde_json::{Value, json};
 
 /// `a` and `d` leave a mark each time they are prompted.
@@ -39,7 +39,7 @@ const MARKS: [&str; 3] = ["a1", "a2", "two"];
 
 /// What has to be the same, however often the daemon died.
 #[derive(Debug, PartialEq)]
-struct Story {
+struct FleetHistory {
     state: Value,
     /// The prompts of each session, in order.
     told: BTreeMap<String, Vec<String>>,
@@ -50,14 +50,14 @@ struct Story {
 }
 
 /// A daemon, or the one after it.
-struct Life {
-    daemon: Daemon,
+struct RestartedDaemon {
+    daemon: TestDaemon,
     deaths: u64,
 }
 
-impl Life {
+impl RestartedDaemon {
     async fn begin(die_at: Option<&str>) -> Self {
-        let daemon = Daemon::start_with(|options| {
+        let daemon = TestDaemon::start_with(|options| {
             if let Some(die_at) = die_at {
                 options.env("QD_DIE_AT", die_at);
             }
@@ -66,7 +66,7 @@ impl Life {
     }
 
     /// One request, whoever answers it.
-    async fn ask(&mut self, client: &Client, method: Method, path: &str, body: Option<&str>) -> Value {
+    async fn ask(&mut self, client: &TestClient, method: Method, path: &str, body: Option<&str>) -> Value {
         loop {
             let sent = client.send(method.clone(), path, body.map(|body| body.to_owned().into()));
             match within(path, sent).await {
@@ -79,15 +79,15 @@ impl Life {
     /// Waits for the death of the daemon and starts the next, which lives on.
     async fn go_on(&mut self) {
         let daemon = &mut self.daemon;
-        poll("the death of the daemon", async || daemon.has_died().then_some(())).await;
+        poll_until("the death of the daemon", async || daemon.is_killed().then_some(())).await;
         daemon.unset("QD_DIE_AT");
         daemon.start_again().await;
         self.deaths += 1;
     }
 
     /// Everything in the journal, once the fleet has ended.
-    async fn journal(&mut self, fleet: &str) -> Vec<Event> {
-        let ended = |event: &Event| event.kind == "fleet.finished" && event.data["fleet_id"] == fleet;
+    async fn journal(&mut self, fleet: &str) -> Vec<TestEvent> {
+        let ended = |event: &TestEvent| event.kind == "fleet.finished" && event.data["fleet_id"] == fleet;
         loop {
             if let Ok(mut stream) = self.daemon.client().try_stream("/v1/events?after=0").await {
                 let mut seen = Vec::new();
@@ -104,18 +104,18 @@ impl Life {
 }
 
 /// Lives through the fleet; tells how often the daemon died of it.
-async fn live(die_at: Option<&str>) -> (Story, u64) {
-    let mut life = Life::begin(die_at).await;
+async fn live(die_at: Option<&str>) -> (FleetHistory, u64) {
+    let mut life = RestartedDaemon::begin(die_at).await;
     let client = life.daemon.client();
-    let place = json!({ "path": life.daemon.home.work() }).to_string();
+    let place = json!({ "path": life.daemon.home.project_dir() }).to_string();
     let workspace = life.ask(&client.with_key("w"), Method::POST, "/v1/workspaces", Some(&place)).await;
     let fleets = format!("/v1/workspaces/{}/fleets", workspace["id"].as_str().unwrap());
-    let yaml = client.with("content-type", "application/yaml").with_key("f");
+    let yaml = client.with_header("content-type", "application/yaml").with_key("f");
     let fleet = life.ask(&yaml, Method::POST, &fleets, Some(FLEET)).await;
     let id = fleet["id"].as_str().unwrap_or_else(|| panic!("{fleet}")).to_owned();
     let journal = life.journal(&id).await;
     let deaths = life.deaths;
-    rules::check(&journal);
+    journal_rules::check(&journal);
     let started = journal.iter().filter(|event| event.kind == "fleet.started");
     assert_eq!(started.count(), 1, "it was started twice");
 
@@ -132,19 +132,19 @@ async fn live(die_at: Option<&str>) -> (Story, u64) {
     for event in journal.iter().filter(|event| event.kind == "fleet.routed") {
         *routed.entry(event.data["route"].as_u64().unwrap()).or_default() += 1;
     }
-    let marks = life.daemon.home.work().join("marks");
+    let marks = life.daemon.home.project_dir().join("marks");
     // Nobody waits for the programs that write them.
-    let mut marks: Vec<String> = poll("every mark", async || {
+    let mut marks: Vec<String> = poll_until("every mark", async || {
         let text = std::fs::read_to_string(&marks).ok()?;
         (text.lines().count() >= MARKS.len()).then(|| text.lines().map(str::to_owned).collect())
     })
     .await;
     marks.sort();
-    (Story { state: shown["state"].clone(), told, routed, marks }, deaths)
+    (FleetHistory { state: shown["state"].clone(), told, routed, marks }, deaths)
 }
 
 /// Dies at one append after the other until a fleet has ended before the next; gives how often.
-async fn die_at_each(calm: &Story, next: &Cell<u64>, over: &Cell<bool>) -> u64 {
+async fn die_at_each(calm: &FleetHistory, next: &Cell<u64>, over: &Cell<bool>) -> u64 {
     let mut died = 0;
     while !over.get() {
         let append = next.replace(next.get() + 1);

@@ -1,7 +1,7 @@
 //! Section 3: what every route has in common. The shape of refusals, bad bodies, unknown ids, wrong methods, sizes.
 
 use hyper::Method;
-use qd_testkit::{Answer, Daemon, script::*};
+use qd_testkit::{TestDaemon, TestResponse, script::*};
 use serde_json::{Value, json};
 
 /// Every route with an id in it, with ids that nobody has.
@@ -27,14 +27,14 @@ const UNKNOWN: &[(&str, &str)] = &[
     ("GET", "/v2/sessions"),
 ];
 
-async fn demand(daemon: &Daemon, method: &str, path: &str, body: Option<&[u8]>) -> Answer {
+async fn demand(daemon: &TestDaemon, method: &str, path: &str, body: Option<&[u8]>) -> TestResponse {
     let method = Method::from_bytes(method.as_bytes()).unwrap();
-    daemon.client().demand(method, path, body.map(|body| body.to_vec().into())).await
+    daemon.client().request(method, path, body.map(|body| body.to_vec().into())).await
 }
 
 #[tokio::test]
 async fn healthz_version_and_metrics_answer() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     assert_eq!(daemon.client().get("/healthz").await.expect(200), json!({ "status": "ok" }));
     let version = daemon.client().get("/v1/version").await.expect(200);
     assert_eq!((&version["pid"], version["version"].is_string()), (&json!(daemon.pid()), true), "{version}");
@@ -56,15 +56,15 @@ async fn healthz_version_and_metrics_answer() {
 
 #[tokio::test]
 async fn what_agents_used_is_told_for_each_run_session_and_tree_and_in_metrics() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let child = session.child(json!({ "agent": "script" })).await;
-    let run = session.play(&[usage(100, 20, 0.5), usage(10, 2, 0.25)]).await;
+    let child = session.create_child(json!({ "agent": "script" })).await;
+    let run = session.run_script(&[usage(100, 20, 0.5), usage(10, 2, 0.25)]).await;
     assert_eq!(run["usage"], json!({ "input_tokens": 110, "output_tokens": 22, "cost_usd": 0.75 }));
-    child.play(&[usage(1, 1, 0.25)]).await;
+    child.run_script(&[usage(1, 1, 0.25)]).await;
     let shown = session.show().await;
     assert_eq!(shown["usage"]["cost_usd"], 0.75);
-    let whole = daemon.client().get(&session.at("?tree=true")).await.expect(200);
+    let whole = daemon.client().get(&session.path("?tree=true")).await.expect(200);
     assert_eq!(whole["tree_cost_usd"], 1.0, "with the sessions below");
     let metrics = daemon.client().get("/metrics").await;
     let text = String::from_utf8(metrics.body.to_vec()).unwrap();
@@ -81,30 +81,30 @@ async fn what_agents_used_is_told_for_each_run_session_and_tree_and_in_metrics()
 
 #[tokio::test]
 async fn an_unknown_id_or_path_is_404_in_the_shape_of_every_refusal() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let workspace = daemon.workspace().await;
     for (method, path) in UNKNOWN {
         let path = path.replace("{w}", &workspace.id);
         let body = (*method == "PATCH").then_some(&b"{}"[..]);
-        demand(&daemon, method, &path, body).await.refused(404, "not_found");
+        demand(&daemon, method, &path, body).await.expect_refusal(404, "not_found");
     }
     let session = daemon.session("script").await;
     for (path, body) in [
         ("/v1/workspaces/ws_no/sessions".to_owned(), json!({ "agent": "echo" })),
         ("/v1/workspaces/ws_no/agent".to_owned(), json!({ "session_id": session.id, "prompt": "x" })),
-        (workspace.at("/agent"), json!({ "session_id": "ses_no", "prompt": "x" })),
-        (workspace.at("/agent/sessions/ses_no/steer"), json!({ "text": "x" })),
+        (workspace.path("/agent"), json!({ "session_id": "ses_no", "prompt": "x" })),
+        (workspace.path("/agent/sessions/ses_no/steer"), json!({ "text": "x" })),
         ("/v1/asks/ask_no/answer".to_owned(), json!({ "decision": "deny" })),
     ] {
-        daemon.client().post(&path, &body).await.refused(404, "not_found");
+        daemon.client().post(&path, &body).await.expect_refusal(404, "not_found");
     }
 }
 
 #[tokio::test]
 async fn what_is_in_another_workspace_is_not_found_in_this_one() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = session.play(&[say("x")]).await["id"].as_str().unwrap().to_owned();
+    let run = session.run_script(&[say("x")]).await["id"].as_str().unwrap().to_owned();
     let other = daemon.client().workspace(std::path::Path::new("/usr")).await;
     for path in [
         format!("/sessions/{}", session.id),
@@ -113,52 +113,56 @@ async fn what_is_in_another_workspace_is_not_found_in_this_one() {
         format!("/agent/sessions/{}/queue", session.id),
         format!("/runs/{run}"),
     ] {
-        daemon.client().get(&other.at(&path)).await.refused(404, "not_found");
+        daemon.client().get(&other.path(&path)).await.expect_refusal(404, "not_found");
     }
     let body = json!({ "session_id": session.id, "prompt": "x" });
-    daemon.client().post(&other.at("/agent"), &body).await.refused(404, "not_found");
+    daemon.client().post(&other.path("/agent"), &body).await.expect_refusal(404, "not_found");
     daemon
         .client()
-        .post_nothing(&other.at(&format!("/agent/sessions/{}/cancel", session.id)))
+        .post_empty(&other.path(&format!("/agent/sessions/{}/cancel", session.id)))
         .await
-        .refused(404, "not_found");
-    daemon.client().delete(&other.at(&format!("/sessions/{}", session.id))).await.refused(404, "not_found");
+        .expect_refusal(404, "not_found");
+    daemon
+        .client()
+        .delete(&other.path(&format!("/sessions/{}", session.id)))
+        .await
+        .expect_refusal(404, "not_found");
     assert_eq!(session.show().await["state"], "idle");
 }
 
 #[tokio::test]
 async fn a_wrong_method_is_405_in_the_shape_of_every_refusal() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("echo").await;
     for (method, path) in [
         ("POST", "/healthz".to_owned()),
         ("PUT", "/v1/workspaces".to_owned()),
         ("DELETE", "/v1/agents".to_owned()),
-        ("POST", session.at("")),
-        ("GET", session.project("/agent")),
-        ("GET", session.agent("/cancel")),
+        ("POST", session.path("")),
+        ("GET", session.workspace_path("/agent")),
+        ("GET", session.agent_path("/cancel")),
         ("PATCH", "/v1/halt".to_owned()),
     ] {
-        demand(&daemon, method, &path, None).await.refused(405, "method_not_allowed");
+        demand(&daemon, method, &path, None).await.expect_refusal(405, "method_not_allowed");
     }
 }
 
 #[tokio::test]
 async fn a_body_that_is_not_the_json_of_its_route_is_400() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = session.script(&[ask_bash("make")]).await;
-    let ask = session.asked(&run).await;
+    let run = session.prompt_script(&[ask_bash("make")]).await;
+    let ask = session.wait_for_ask(&run).await;
     let known = session.id.clone();
     let routes: Vec<(&str, String, Value)> = vec![
         ("POST", "/v1/workspaces".into(), json!({ "path": "/usr" })),
-        ("POST", session.project("/sessions"), json!({ "agent": "echo" })),
-        ("POST", session.project("/agent"), json!({ "session_id": known, "prompt": "x" })),
-        ("POST", session.agent("/cancel"), json!({})),
-        ("POST", session.agent("/steer"), json!({ "text": "x" })),
+        ("POST", session.workspace_path("/sessions"), json!({ "agent": "echo" })),
+        ("POST", session.workspace_path("/agent"), json!({ "session_id": known, "prompt": "x" })),
+        ("POST", session.agent_path("/cancel"), json!({})),
+        ("POST", session.agent_path("/steer"), json!({ "text": "x" })),
         ("POST", format!("/v1/asks/{ask}/answer"), json!({ "decision": "deny" })),
         ("POST", "/v1/halt".into(), json!({})),
-        ("PATCH", session.at(""), json!({})),
+        ("PATCH", session.path(""), json!({})),
     ];
     for (method, path, good) in &routes {
         let mut unknown = good.clone();
@@ -169,18 +173,18 @@ async fn a_body_that_is_not_the_json_of_its_route_is_400() {
         {
             let answer = demand(&daemon, method, path, Some(bad)).await;
             assert_eq!(answer.status, 400, "{} with {}", answer, String::from_utf8_lossy(bad));
-            answer.refused(400, "invalid_request");
+            answer.expect_refusal(400, "invalid_request");
         }
     }
     for (path, bad) in [
         ("/v1/workspaces".to_owned(), json!({})),
         ("/v1/workspaces".to_owned(), json!({ "path": 7 })),
-        (session.project("/sessions"), json!({})),
-        (session.project("/sessions"), json!({ "agent": null })),
-        (session.project("/agent"), json!({ "session_id": session.id })),
-        (session.project("/agent"), json!({ "prompt": "x" })),
-        (session.project("/agent"), json!({ "session_id": session.id, "prompt": ["x"] })),
-        (session.agent("/steer"), json!({})),
+        (session.workspace_path("/sessions"), json!({})),
+        (session.workspace_path("/sessions"), json!({ "agent": null })),
+        (session.workspace_path("/agent"), json!({ "session_id": session.id })),
+        (session.workspace_path("/agent"), json!({ "prompt": "x" })),
+        (session.workspace_path("/agent"), json!({ "session_id": session.id, "prompt": ["x"] })),
+        (session.agent_path("/steer"), json!({})),
         ("/v1/halt".to_owned(), json!({ "cancel": "yes" })),
     ] {
         let answer = daemon.client().post(&path, &bad).await;
@@ -192,14 +196,14 @@ async fn a_body_that_is_not_the_json_of_its_route_is_400() {
 
 #[tokio::test]
 async fn a_query_that_makes_no_sense_is_400() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("echo").await;
     let run = session.prompt("x").await;
     for path in [
-        session.project("/sessions?limit=many"),
-        session.project("/runs?limit=-1"),
-        session.at("/events?after=soon"),
-        session.project(&format!("/runs/{run}/wait?timeout_s=soon")),
+        session.workspace_path("/sessions?limit=many"),
+        session.workspace_path("/runs?limit=-1"),
+        session.path("/events?after=soon"),
+        session.workspace_path(&format!("/runs/{run}/wait?timeout_s=soon")),
         "/v1/asks?state=unheard_of".to_owned(),
     ] {
         let answer = daemon.client().get(&path).await;
@@ -210,11 +214,11 @@ async fn a_query_that_makes_no_sense_is_400() {
 
 #[tokio::test]
 async fn a_body_over_8_mib_is_413_whether_it_says_its_length_or_not() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("echo").await;
     let head = format!(
         "POST {} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n",
-        session.project("/agent")
+        session.workspace_path("/agent")
     );
     let big = vec![b' '; (8 << 20) + 1];
     let told = [format!("{head}content-length: {}\r\n\r\n", big.len()).as_bytes(), &big].concat();
@@ -223,37 +227,37 @@ async fn a_body_over_8_mib_is_413_whether_it_says_its_length_or_not() {
         [format!("{head}transfer-encoding: chunked\r\n\r\n{chunk}").as_bytes(), &big, b"\r\n0\r\n\r\n"]
             .concat();
     for request in [told, chunked] {
-        let answer = daemon.client().raw(&request).await;
+        let answer = daemon.client().exchange_raw(&request).await;
         assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
         assert!(answer.contains("\"body_too_large\""), "{answer}");
     }
     assert!(session.runs().await.is_empty());
     let fits = json!({ "session_id": session.id, "prompt": "x".repeat((8 << 20) - 200) });
-    daemon.client().post(&session.project("/agent"), &fits).await.expect(202);
+    daemon.client().post(&session.workspace_path("/agent"), &fits).await.expect(202);
 }
 
 #[tokio::test]
 async fn no_mistake_of_a_caller_is_a_500() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("echo").await;
     let odd = ["..", "%00", "%2e%2e%2f", "%ff", "ä", "a%20b", "'", "\"", "x;y", &"x".repeat(500)];
     for id in odd {
         let id = id.replace('ä', "%C3%A4").replace('"', "%22");
         for path in [
             format!("/v1/workspaces/{id}"),
-            session.project(&format!("/sessions/{id}")),
-            session.project(&format!("/runs/{id}")),
+            session.workspace_path(&format!("/sessions/{id}")),
+            session.workspace_path(&format!("/runs/{id}")),
             format!("/v1/asks/{id}"),
             format!("/v1/blobs/{id}"),
             format!("/v1/resolve?ref={id}"),
-            session.project(&format!("/runs?session={id}")),
+            session.workspace_path(&format!("/runs?session={id}")),
         ] {
             let answer = daemon.client().get(&path).await;
             assert!(answer.status < 500, "{answer}");
         }
     }
     for header in ["idempotency-key", "last-event-id", "content-type", "accept"] {
-        let answer = daemon.client().with(header, "~ ,;=\"").get("/v1/agents").await;
+        let answer = daemon.client().with_header(header, "~ ,;=\"").get("/v1/agents").await;
         assert!(answer.status < 500, "{answer}");
     }
     for request in [
@@ -262,7 +266,7 @@ async fn no_mistake_of_a_caller_is_a_500() {
         "\0\0\0\r\n\r\n",
         "POST /v1/halt HTTP/1.1\r\nconnection: close\r\n\r\n",
     ] {
-        let answer = daemon.client().raw(request.as_bytes()).await;
+        let answer = daemon.client().exchange_raw(request.as_bytes()).await;
         assert!(!answer.starts_with("HTTP/1.1 5"), "{request:?}: {answer}");
     }
     assert_eq!(daemon.client().get("/healthz").await.status, 200, "and it is still well");
@@ -270,14 +274,14 @@ async fn no_mistake_of_a_caller_is_a_500() {
 
 #[tokio::test]
 async fn wait_answers_when_the_run_has_ended_and_408_if_it_has_not() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = session.script(&[question("end?", &[])]).await;
-    let path = session.project(&format!("/runs/{run}/wait"));
-    daemon.client().get(&format!("{path}?timeout_s=1")).await.refused(408, "wait_timeout");
-    let ask = session.asked(&run).await;
+    let run = session.prompt_script(&[question("end?", &[])]).await;
+    let path = session.workspace_path(&format!("/runs/{run}/wait"));
+    daemon.client().get(&format!("{path}?timeout_s=1")).await.expect_refusal(408, "wait_timeout");
+    let ask = session.wait_for_ask(&run).await;
     let yes = json!({ "value": "yes" });
-    let (waited, answered) = tokio::join!(session.wait(&run), session.client.answer(&ask, &yes));
+    let (waited, answered) = tokio::join!(session.wait(&run), session.client.answer_ask(&ask, &yes));
     answered.expect(200);
     assert_eq!((&waited["state"], &waited["text"]), (&json!("finished"), &json!("yes")));
     assert_eq!(daemon.client().get(&path).await.expect(200), waited, "at once for one that has ended");
@@ -285,7 +289,7 @@ async fn wait_answers_when_the_run_has_ended_and_408_if_it_has_not() {
 
 #[tokio::test]
 async fn agents_says_which_can_start_here_and_workers_lists_none_yet() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let agents = daemon.client().get("/v1/agents").await.list();
     for (name, steers) in [("echo", false), ("script", true)] {
         let agent = agents.iter().find(|agent| agent["name"] == name).unwrap_or_else(|| panic!("{agents:?}"));
@@ -296,10 +300,10 @@ async fn agents_says_which_can_start_here_and_workers_lists_none_yet() {
 
 #[tokio::test]
 async fn resolve_finds_by_prefix_and_by_title() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session_with(json!({ "agent": "script", "title": "the big one" })).await;
-    let run = session.script(&[ask_bash("make")]).await;
-    let ask = session.asked(&run).await;
+    let run = session.prompt_script(&[ask_bash("make")]).await;
+    let ask = session.wait_for_ask(&run).await;
     let find = async |text: &str| {
         let text = text.replace(' ', "%20");
         daemon.client().get(&format!("/v1/resolve?ref={text}")).await.list()
@@ -320,8 +324,8 @@ async fn resolve_finds_by_prefix_and_by_title() {
 
 #[tokio::test]
 async fn shutdown_answers_and_then_the_daemon_ends_well() {
-    let mut daemon = Daemon::start().await;
-    let answer = daemon.client().post_nothing("/v1/shutdown").await;
+    let mut daemon = TestDaemon::start().await;
+    let answer = daemon.client().post_empty("/v1/shutdown").await;
     assert!(answer.status < 300, "{answer}");
-    assert_eq!(daemon.ended().await, Some(0));
+    assert_eq!(daemon.wait_for_exit().await, Some(0));
 }

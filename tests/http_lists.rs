@@ -1,10 +1,10 @@
 //! Lists of section 3: arrays, `limit` and `after`, `Next-After` while there is more, filters.
 
-use qd_testkit::{Client, Daemon, script::*};
+use qd_testkit::{TestClient, TestDaemon, script::*};
 use serde_json::{Value, json};
 
 /// Walks a list in pages of `limit` and gives all of it, holding each page to the rules.
-async fn walk(client: &Client, path: &str, limit: usize) -> Vec<Value> {
+async fn walk(client: &TestClient, path: &str, limit: usize) -> Vec<Value> {
     let (mut all, mut after) = (Vec::new(), String::new());
     loop {
         let mark = if path.contains('?') { '&' } else { '?' };
@@ -23,27 +23,27 @@ async fn walk(client: &Client, path: &str, limit: usize) -> Vec<Value> {
 
 #[tokio::test]
 async fn every_list_can_be_walked_in_pages_that_give_everything_once() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let client = daemon.client();
     let session = daemon.session("script").await;
     let mut sessions = vec![session.id.clone()];
     for n in 0..6 {
-        let dir = daemon.home.beside(&format!("dir{n}"));
+        let dir = daemon.home.sibling_path(&format!("dir{n}"));
         std::fs::create_dir(&dir).unwrap();
         client.workspace(&dir).await;
         let asking = daemon.session("script").await;
-        let run = asking.script(&[ask_bash("make")]).await;
-        asking.asked(&run).await;
+        let run = asking.prompt_script(&[ask_bash("make")]).await;
+        asking.wait_for_ask(&run).await;
         sessions.push(asking.id);
-        session.play(&[say("x")]).await;
+        session.run_script(&[say("x")]).await;
     }
     for (path, count) in [
         ("/v1/workspaces".to_owned(), 7),
-        (session.project("/sessions"), 7),
-        (session.project(&format!("/runs?session={}", session.id)), 6),
-        (session.project("/runs"), 12),
+        (session.workspace_path("/sessions"), 7),
+        (session.workspace_path(&format!("/runs?session={}", session.id)), 6),
+        (session.workspace_path("/runs"), 12),
         ("/v1/asks?state=pending".to_owned(), 6),
-        (session.at("/messages"), 12),
+        (session.path("/messages"), 12),
     ] {
         let whole = client.get(&path).await;
         assert_eq!(whole.header("next-after"), None, "{path}: nothing is left");
@@ -53,7 +53,7 @@ async fn every_list_can_be_walked_in_pages_that_give_everything_once() {
             assert_eq!(walk(&client, &path, limit).await, whole, "{path} by {limit}");
         }
     }
-    let listed: Vec<_> = walk(&client, &session.project("/sessions"), 2).await;
+    let listed: Vec<_> = walk(&client, &session.workspace_path("/sessions"), 2).await;
     let mut ids: Vec<_> = listed.iter().map(|session| session["id"].as_str().unwrap().to_owned()).collect();
     ids.sort_unstable();
     sessions.sort_unstable();
@@ -62,22 +62,25 @@ async fn every_list_can_be_walked_in_pages_that_give_everything_once() {
 
 #[tokio::test]
 async fn a_list_of_nothing_is_an_empty_array() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let workspace = daemon.workspace().await;
-    for path in
-        ["/v1/asks".to_owned(), workspace.at("/sessions"), workspace.at("/runs"), "/v1/sessions".to_owned()]
-    {
+    for path in [
+        "/v1/asks".to_owned(),
+        workspace.path("/sessions"),
+        workspace.path("/runs"),
+        "/v1/sessions".to_owned(),
+    ] {
         assert_eq!(daemon.client().get(&path).await.expect(200), json!([]));
     }
 }
 
 #[tokio::test]
 async fn asks_can_be_listed_by_state_or_all() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    session.answer_one(ask_bash("make"), json!({ "decision": "allow_once" })).await;
-    let run = session.script(&[ask_bash("make")]).await;
-    session.asked(&run).await;
+    session.run_with_answer(ask_bash("make"), json!({ "decision": "allow_once" })).await;
+    let run = session.prompt_script(&[ask_bash("make")]).await;
+    session.wait_for_ask(&run).await;
     let states = async |path: &str| -> Vec<Value> {
         daemon.client().get(path).await.list().iter().map(|ask| ask["state"].clone()).collect()
     };
@@ -89,7 +92,7 @@ async fn asks_can_be_listed_by_state_or_all() {
 
 #[tokio::test]
 async fn sessions_of_every_workspace_can_be_listed_and_narrowed() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let here = daemon.session_with(json!({ "agent": "echo", "title": "left" })).await;
     let there = daemon.client().workspace(std::path::Path::new("/usr")).await.session("echo").await;
     let list = async |query: &str| -> Vec<String> {
@@ -99,14 +102,14 @@ async fn sessions_of_every_workspace_can_be_listed_and_narrowed() {
     assert_eq!(list("").await.len(), 2);
     assert_eq!(list("?ref=left").await, std::slice::from_ref(&here.id));
     here.close().await;
-    here.seen("session.closed", |event| event.kind == "session.closed").await;
+    here.wait_for_event("session.closed", |event| event.kind == "session.closed").await;
     assert_eq!(list("?open=true").await, std::slice::from_ref(&there.id));
     assert_eq!(list("").await.len(), 2);
 }
 
 #[tokio::test]
 async fn runs_are_listed_of_one_session_or_of_the_workspace() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (one, two) = (daemon.session("echo").await, daemon.session("echo").await);
     let runs = [one.prompt("a").await, two.prompt("b").await, one.prompt("c").await];
     for run in &runs {
@@ -115,5 +118,5 @@ async fn runs_are_listed_of_one_session_or_of_the_workspace() {
     let ids =
         |runs: Vec<Value>| runs.iter().map(|run| run["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
     assert_eq!(ids(one.runs().await), [runs[0].clone(), runs[2].clone()]);
-    assert_eq!(ids(daemon.client().get(&one.project("/runs")).await.list()), runs);
+    assert_eq!(ids(daemon.client().get(&one.workspace_path("/runs")).await.list()), runs);
 }

@@ -2,34 +2,34 @@
 
 use std::process::Stdio;
 
-use qd_testkit::{Daemon, Home, Running, poll, rules, script::*};
+use qd_testkit::{TestCommand, TestDaemon, TestHome, journal_rules, poll_until, script::*};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::json;
 
 #[tokio::test]
 async fn sigterm_ends_streams_cleanly_and_exits_0_whatever_runs() {
-    let mut daemon = Daemon::start().await;
+    let mut daemon = TestDaemon::start().await;
     let session = daemon.session_with(json!({ "agent": "script", "cancel_grace_s": 600 })).await;
-    let run = session.script(&[ignore_cancel(), say("x"), ask_bash("make")]).await;
+    let run = session.prompt_script(&[ignore_cancel(), say("x"), ask_bash("make")]).await;
     let mut stream = session.stream("&after=0").await;
     let mut seen = stream.until_run(&run, "text.delta").await;
-    assert_eq!(daemon.term().await, Some(0));
+    assert_eq!(daemon.terminate().await, Some(0));
     seen.extend(stream.to_end().await);
-    rules::ordered(&seen);
+    journal_rules::check_order(&seen);
     daemon.start_again().await;
-    let ask = session.asked(&run).await;
-    daemon.client().answer(&ask, &json!({ "decision": "allow_once" })).await.expect(200);
+    let ask = session.wait_for_ask(&run).await;
+    daemon.client().answer_ask(&ask, &json!({ "decision": "allow_once" })).await.expect(200);
     assert_eq!(session.wait(&run).await["finish_reason"], "end_turn", "its agent was left alone");
     let all = session.events().await;
-    rules::check(&all);
+    journal_rules::check(&all);
     assert_eq!(all[..seen.len()], seen, "what a reader saw is what is kept");
 }
 
 #[tokio::test]
 async fn an_idle_daemon_ends_on_sigterm_and_leaves_no_socket_to_trip_over() {
-    let mut daemon = Daemon::start().await;
+    let mut daemon = TestDaemon::start().await;
     let session = daemon.session("echo").await;
-    assert_eq!(daemon.term().await, Some(0));
+    assert_eq!(daemon.terminate().await, Some(0));
     assert!(!daemon.home.socket().exists());
     daemon.start_again().await;
     assert_eq!(session.show().await["state"], "idle");
@@ -37,7 +37,7 @@ async fn an_idle_daemon_ends_on_sigterm_and_leaves_no_socket_to_trip_over() {
 
 #[tokio::test]
 async fn a_stale_socket_of_a_killed_daemon_does_not_keep_the_next_from_starting() {
-    let mut daemon = Daemon::start().await;
+    let mut daemon = TestDaemon::start().await;
     daemon.kill9().await;
     assert!(daemon.home.socket().exists());
     daemon.start_again().await;
@@ -46,13 +46,13 @@ async fn a_stale_socket_of_a_killed_daemon_does_not_keep_the_next_from_starting(
 
 #[tokio::test]
 async fn eight_commands_at_once_give_one_daemon() {
-    let home = Home::new();
+    let home = TestHome::new();
     let started: Vec<_> = (0..8).map(|_| home.start(&["ps"])).collect();
     for command in started {
-        command.end().await.ok();
+        command.wait().await.ok();
     }
     let pid = home.daemon_pid().expect("a daemon answers");
-    let daemons = poll("one daemon to be left", async || {
+    let daemons = poll_until("one daemon to be left", async || {
         let found = serving(&home);
         (found.len() == 1).then_some(found)
     });
@@ -61,7 +61,7 @@ async fn eight_commands_at_once_give_one_daemon() {
 }
 
 /// The processes that have this home in their environment and are no command of ours.
-fn serving(home: &Home) -> Vec<u32> {
+fn serving(home: &TestHome) -> Vec<u32> {
     let mark = format!("QD_HOME={}", home.path().display());
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -78,11 +78,11 @@ fn serving(home: &Home) -> Vec<u32> {
 
 #[tokio::test]
 async fn a_daemon_that_a_command_started_holds_none_of_its_descriptors() {
-    let home = Home::new();
+    let home = TestHome::new();
     // Each of these ends only when nobody holds the pipe any more that `end` reads.
     assert_eq!(home.shell("x=$($QD ps 2>&1); echo returned").await.ok(), "returned\n");
     let pid = home.daemon_pid().expect("a daemon was started and stays");
-    let others = Home::new();
+    let others = TestHome::new();
     let line = "exec 9>&1 8>&2; $QD ps >/dev/null 2>/dev/null </dev/null; exec 9>&- 8>&-; echo returned";
     assert_eq!(others.shell(line).await.ok(), "returned\n");
     for (home, pid) in [(&home, pid), (&others, others.daemon_pid().expect("a daemon was started and stays"))]
@@ -96,16 +96,20 @@ async fn a_daemon_that_a_command_started_holds_none_of_its_descriptors() {
             assert!(fine || target.starts_with(home.path()), "{} -> {held}", fd.path().display());
         }
         let cwd = std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap();
-        assert!(!cwd.starts_with(home.work()), "it holds no directory of the caller: {}", cwd.display());
+        assert!(
+            !cwd.starts_with(home.project_dir()),
+            "it holds no directory of the caller: {}",
+            cwd.display()
+        );
     }
 }
 
 #[tokio::test]
 async fn a_daemon_that_a_command_started_outlives_its_terminal() {
-    let home = Home::new();
+    let home = TestHome::new();
     let mut command = home.program("setsid");
     command.args(["bash", "-c", "$QD ps >/dev/null; kill -HUP 0"]).stdout(Stdio::null());
-    Running::spawn(command).end().await;
+    TestCommand::spawn(command).wait().await;
     let pid = home.daemon_pid().expect("the daemon is in a session of its own");
     home.qd(&["ps"]).await.ok();
     assert_eq!(home.daemon_pid(), Some(pid));
@@ -113,47 +117,51 @@ async fn a_daemon_that_a_command_started_outlives_its_terminal() {
 
 #[tokio::test]
 async fn stop_ends_the_daemon_and_the_next_command_starts_another() {
-    let home = Home::new();
+    let home = TestHome::new();
     home.qd(&["ps"]).await.ok();
     let first = home.daemon_pid().expect("a daemon was started");
     home.qd(&["stop"]).await.ok();
-    poll("its end", async || (!serving(&home).contains(&first)).then_some(())).await;
+    poll_until("its end", async || (!serving(&home).contains(&first)).then_some(())).await;
     home.qd(&["ps"]).await.ok();
     assert_ne!(home.daemon_pid(), Some(first));
 }
 
 #[tokio::test]
 async fn a_socket_path_too_long_for_the_kernel_is_a_clear_error() {
-    let home = Home::new();
-    let long = home.beside(&"x".repeat(120));
+    let home = TestHome::new();
+    let long = home.sibling_path(&"x".repeat(120));
     let output = home.qd(&["serve", "--home", long.to_str().unwrap()]).await;
     assert!(output.stderr.contains("107") && output.stderr.contains("socket"), "{output:?}");
-    output.exits(1);
-    let socket = format!("unix:{}", home.beside(&"y".repeat(120)).display());
+    output.expect_exit(1);
+    let socket = format!("unix:{}", home.sibling_path(&"y".repeat(120)).display());
     let output = home.qd(&["serve", "--listen", &socket]).await;
     assert!(output.stderr.contains("107") && output.stderr.contains("socket"), "{output:?}");
-    output.exits(1);
+    output.expect_exit(1);
 }
 
 #[tokio::test]
 async fn the_home_is_the_flag_then_the_variable_then_the_data_directory() {
-    let home = Home::new();
-    let flagged = home.beside("flag");
+    let home = TestHome::new();
+    let flagged = home.sibling_path("flag");
     let mut serve = home.start(&["serve", "--home", flagged.to_str().unwrap()]);
-    serve.says(&format!("listening on unix:{}/qd.sock", flagged.display())).await;
+    serve.wait_for_stdout(&format!("listening on unix:{}/qd.sock", flagged.display())).await;
     drop(serve);
     let mut command = home.command(&["serve"]);
     command.env_remove("QD_HOME");
-    let mut serve = Running::spawn(command);
+    let mut serve = TestCommand::spawn(command);
     serve
-        .says(&format!("listening on unix:{}/quarterdeck/qd.sock", home.beside("user/data").display()))
+        .wait_for_stdout(&format!(
+            "listening on unix:{}/quarterdeck/qd.sock",
+            home.sibling_path("user/data").display()
+        ))
         .await;
 }
 
 #[tokio::test]
 async fn failed_storage_is_503_and_heals() {
     // A file size limit of nothing makes every write fail, and needs no privilege; it must not kill by signal.
-    let daemon = Daemon::start_with(|options| _ = options.under(&["env", "--ignore-signal=XFSZ"])).await;
+    let daemon =
+        TestDaemon::start_with(|options| _ = options.wrapped_in(&["env", "--ignore-signal=XFSZ"])).await;
     let session = daemon.session("echo").await;
     let before = session.prompt("before").await;
     session.wait(&before).await;
@@ -161,23 +169,23 @@ async fn failed_storage_is_503_and_heals() {
     let limit = |bytes| prlimit(pid, Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
     limit(Some(0));
     for _ in 0..3 {
-        session.try_prompt_as("lost", "during").await.refused(503, "storage_failed");
+        session.try_prompt_as("lost", "during").await.expect_refusal(503, "storage_failed");
         daemon
             .client()
             .post("/v1/workspaces", &json!({ "path": "/usr" }))
             .await
-            .refused(503, "storage_failed");
+            .expect_refusal(503, "storage_failed");
     }
     assert_eq!(session.run(&before).await["finish_reason"], "end_turn", "reading goes on");
     limit(None);
-    let healed = poll("the storage to heal", async || {
+    let healed = poll_until("the storage to heal", async || {
         let answer = session.try_prompt_as("after", "after").await;
         (answer.status == 202).then_some(())
     });
     healed.await;
     assert_eq!(session.wait("after").await["finish_reason"], "end_turn");
     let events = session.events().await;
-    rules::check(&events);
+    journal_rules::check(&events);
     assert!(
         events.iter().all(|event| event.run_id.as_deref() != Some("lost")),
         "what was refused did not happen"
@@ -187,21 +195,22 @@ async fn failed_storage_is_503_and_heals() {
 
 #[tokio::test]
 async fn a_live_run_survives_a_failure_of_the_storage() {
-    let daemon = Daemon::start_with(|options| _ = options.under(&["env", "--ignore-signal=XFSZ"])).await;
+    let daemon =
+        TestDaemon::start_with(|options| _ = options.wrapped_in(&["env", "--ignore-signal=XFSZ"])).await;
     let session = daemon.session("script").await;
-    let run = session.script(&[question("go on?", &[]), say(" and on")]).await;
-    let ask = session.asked(&run).await;
+    let run = session.prompt_script(&[question("go on?", &[]), say(" and on")]).await;
+    let ask = session.wait_for_ask(&run).await;
     let pid = Pid::from_raw(i32::try_from(daemon.pid()).unwrap());
     let limit = |bytes| prlimit(pid, Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
     limit(Some(0));
-    session.client.answer(&ask, &json!({ "value": "yes" })).await.refused(503, "storage_failed");
+    session.client.answer_ask(&ask, &json!({ "value": "yes" })).await.expect_refusal(503, "storage_failed");
     limit(None);
-    poll("the storage to heal", async || {
-        let answer = session.client.answer(&ask, &json!({ "value": "yes" })).await;
+    poll_until("the storage to heal", async || {
+        let answer = session.client.answer_ask(&ask, &json!({ "value": "yes" })).await;
         (answer.status == 200).then_some(())
     })
     .await;
     let ended = session.wait(&run).await;
     assert_eq!((&ended["finish_reason"], &ended["text"]), (&json!("end_turn"), &json!("yes and on")));
-    rules::check(&session.events().await);
+    journal_rules::check(&session.events().await);
 }

@@ -4,10 +4,10 @@
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use qd_testkit::{Daemon, Session, poll};
+use qd_testkit::{TestDaemon, TestSession, poll_until};
 use serde_json::{Value, json};
 
-fn folder(daemon: &Daemon, session: &Session) -> PathBuf {
+fn folder(daemon: &TestDaemon, session: &TestSession) -> PathBuf {
     daemon.home.path().join("mail").join(&session.id)
 }
 
@@ -26,17 +26,19 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 async fn in_folder(folder: &Path, wanted: &[&str]) {
-    poll(&format!("{wanted:?} in {}", folder.display()), async || (names(folder) == wanted).then_some(()))
-        .await;
+    poll_until(&format!("{wanted:?} in {}", folder.display()), async || {
+        (names(folder) == wanted).then_some(())
+    })
+    .await;
 }
 
-async fn mail(session: &Session) -> Vec<Value> {
-    session.client.get(&session.at("/mail")).await.list()
+async fn mail(session: &TestSession) -> Vec<Value> {
+    session.client.get(&session.path("/mail")).await.list()
 }
 
 #[tokio::test]
 async fn a_file_is_a_message_from_a_file_whatever_it_says() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("echo").await;
     let folder = folder(&daemon, &session);
     for part in ["", "tmp", "new", "cur", "corrupt"] {
@@ -58,7 +60,7 @@ async fn a_file_is_a_message_from_a_file_whatever_it_says() {
 
 #[tokio::test]
 async fn what_was_dropped_while_no_daemon_lived_is_taken_up_once_in_the_order_of_arrival() {
-    let mut daemon = Daemon::start().await;
+    let mut daemon = TestDaemon::start().await;
     let session = daemon.session("echo").await;
     let folder = folder(&daemon, &session);
     daemon.kill9().await;
@@ -72,7 +74,7 @@ async fn what_was_dropped_while_no_daemon_lived_is_taken_up_once_in_the_order_of
         };
         let before = stamp(&folder.join("new").join(name));
         let tick = folder.join("tmp/tick");
-        poll("a tick", async || {
+        poll_until("a tick", async || {
             std::fs::write(&tick, "").unwrap();
             (stamp(&tick) != before).then_some(())
         })
@@ -80,7 +82,7 @@ async fn what_was_dropped_while_no_daemon_lived_is_taken_up_once_in_the_order_of
         std::fs::remove_file(&tick).unwrap();
     }
     daemon.start_again().await;
-    let session = session.by(daemon.client());
+    let session = session.with_client(daemon.client());
     in_folder(&folder.join("cur"), &["a", "b", "c"]).await;
     let texts: Vec<_> =
         mail(&session).await.iter().map(|one| one["text"].as_str().unwrap().to_owned()).collect();
@@ -91,7 +93,7 @@ async fn what_was_dropped_while_no_daemon_lived_is_taken_up_once_in_the_order_of
         std::fs::rename(folder.join("cur").join(name), folder.join("new").join(name)).unwrap();
     }
     daemon.start_again().await;
-    let session = session.by(daemon.client());
+    let session = session.with_client(daemon.client());
     in_folder(&folder.join("cur"), &["a", "b", "c"]).await;
     assert_eq!(mail(&session).await.len(), 3, "known by name and content");
     // The same words under another name are another message.
@@ -102,7 +104,7 @@ async fn what_was_dropped_while_no_daemon_lived_is_taken_up_once_in_the_order_of
 
 #[tokio::test]
 async fn an_id_is_known_over_http_and_files_alike() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("echo").await;
     let folder = folder(&daemon, &session);
     drop_in(&folder, "x", r#"{"id":"same","text":"one","deliver":"hold"}"#);
@@ -113,15 +115,15 @@ async fn an_id_is_known_over_http_and_files_alike() {
     drop_in(&folder, "z", r#"{"id":"same","text":"two","deliver":"hold"}"#);
     in_folder(&folder.join("corrupt"), &["z", "z.reason"]).await;
     let other = json!({ "id": "same", "text": "one", "deliver": "hold" });
-    session.client.post(&session.at("/mail"), &other).await.refused(409, "mail_id_conflict");
+    session.client.post(&session.path("/mail"), &other).await.expect_refusal(409, "mail_id_conflict");
 }
 
 #[tokio::test]
 async fn what_is_no_message_is_put_aside_with_the_reason() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("echo").await;
     let folder = folder(&daemon, &session);
-    let secret = daemon.home.beside("secret");
+    let secret = daemon.home.sibling_path("secret");
     std::fs::write(&secret, r#"{"text":"not yours"}"#).unwrap();
     symlink(&secret, folder.join("new/link")).unwrap();
     std::fs::create_dir(folder.join("new/folder")).unwrap();
@@ -162,7 +164,7 @@ async fn what_is_no_message_is_put_aside_with_the_reason() {
 
 #[tokio::test]
 async fn a_closed_session_takes_no_files_and_a_purge_removes_them() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (session, gone) = (daemon.session("echo").await, daemon.session("echo").await);
     let (kept, purged) = (folder(&daemon, &session), folder(&daemon, &gone));
     for folder in [&kept, &purged] {
@@ -170,11 +172,11 @@ async fn a_closed_session_takes_no_files_and_a_purge_removes_them() {
         in_folder(&folder.join("cur"), &["1"]).await;
     }
     session.close().await;
-    session.seen("the end", |event| event.kind == "session.closed").await;
-    poll("empty folders go", async || (names(&kept) == ["cur"]).then_some(())).await;
+    session.wait_for_event("the end", |event| event.kind == "session.closed").await;
+    poll_until("empty folders go", async || (names(&kept) == ["cur"]).then_some(())).await;
     std::fs::create_dir(kept.join("new")).unwrap();
     std::fs::write(kept.join("new/2"), r#"{"text":"too late"}"#).unwrap();
     in_folder(&kept.join("corrupt"), &["2", "2.reason"]).await;
-    gone.client.delete(&gone.at("?purge=true")).await;
-    poll("the purge", async || (!purged.exists()).then_some(())).await;
+    gone.client.delete(&gone.path("?purge=true")).await;
+    poll_until("the purge", async || (!purged.exists()).then_some(())).await;
 }

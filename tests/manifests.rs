@@ -1,11 +1,11 @@
 //! Agents that are described: by a manifest of the user's, by one that a trusted project brings, and by a name alone.
 
-use qd_testkit::{Answer, Daemon};
+use qd_testkit::{TestDaemon, TestResponse};
 use serde_json::json;
 
 #[tokio::test]
 async fn any_command_is_an_agent_and_its_exit_status_decides() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("exec:tr a-z A-Z").await;
     let run = session.wait(&session.prompt("hello").await).await;
     assert_eq!((&run["finish_reason"], &run["text"]), (&json!("end_turn"), &json!("HELLO")));
@@ -27,25 +27,25 @@ async fn any_command_is_an_agent_and_its_exit_status_decides() {
 
 #[tokio::test]
 async fn a_command_that_is_cancelled_is_gone_when_its_run_has_ended() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("exec:sh -c 'trap \"\" TERM; echo on; sleep 600 & wait'").await;
     let run = session.prompt("x").await;
-    session.seen("its words", |event| event.is(&run, "text.delta")).await;
+    session.wait_for_event("its words", |event| event.is_of_run(&run, "text.delta")).await;
     session.cancel().await;
     let ended = session.wait(&run).await;
     assert_eq!(ended["finish_reason"], "cancelled");
-    let finished = session.seen_of(&run, "run.finished").await;
+    let finished = session.wait_for_run_event(&run, "run.finished").await;
     assert_eq!(finished.data["processes"]["survivors"], 0, "{}", finished.data);
-    assert!(daemon.home.of_agents().is_empty(), "{:?}", daemon.home.of_agents());
+    assert!(daemon.home.agent_processes().is_empty(), "{:?}", daemon.home.agent_processes());
 }
 
 #[tokio::test]
 async fn what_describes_nobody_is_refused_with_what_to_do() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let place = daemon.workspace().await;
     let try_agent = async |agent: &str| place.try_session(json!({ "agent": agent })).await;
-    let message = |answer: Answer, status, code| {
-        answer.refused(status, code);
+    let message = |answer: TestResponse, status, code| {
+        answer.expect_refusal(status, code);
         answer.json()["error"]["message"].as_str().unwrap().to_owned()
     };
     let unknown = message(try_agent("nobody").await, 400, "unknown_agent");
@@ -56,13 +56,13 @@ async fn what_describes_nobody_is_refused_with_what_to_do() {
     assert!(quote.contains("quote"), "{quote}");
     let absent = message(try_agent("acp:there-is-no-such-program").await, 409, "agent_unavailable");
     assert!(absent.contains("PATH"), "{absent}");
-    let missing = try_agent("opencode").await.refused(409, "agent_unavailable");
+    let missing = try_agent("opencode").await.expect_refusal(409, "agent_unavailable");
     assert_eq!(missing["install"], "npm install -g opencode-ai");
 }
 
 #[tokio::test]
 async fn a_manifest_of_the_users_counts_at_once_and_a_bad_one_is_told_by_doctor() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let folder = daemon.home.path().join("agents");
     std::fs::create_dir_all(&folder).unwrap();
     let shout = "[agent]\nname = 'shout'\nbinary = 'tr'\ndriver = 'exec'\ndescription = 'Shouts.'\n[startup]\ncommand = ['tr', 'a-z', 'A-Z']\n";
@@ -82,14 +82,14 @@ async fn a_manifest_of_the_users_counts_at_once_and_a_bad_one_is_told_by_doctor(
 
 #[tokio::test]
 async fn what_a_project_brings_counts_after_qd_trust_and_until_it_changes() {
-    let daemon = Daemon::start().await;
-    let agents = daemon.home.work().join(".quarterdeck/agents");
+    let daemon = TestDaemon::start().await;
+    let agents = daemon.home.project_dir().join(".quarterdeck/agents");
     std::fs::create_dir_all(&agents).unwrap();
     let manifest = "[agent]\nname = 'ours'\nbinary = 'cat'\ndriver = 'exec'\n";
     std::fs::write(agents.join("ours.toml"), manifest).unwrap();
     let place = daemon.workspace().await;
     let refused = place.try_session(json!({ "agent": "ours" })).await;
-    refused.refused(400, "unknown_agent");
+    refused.expect_refusal(400, "unknown_agent");
     assert!(refused.to_string().contains("qd trust"), "{refused}");
 
     let told = daemon.qd(&["trust", "."]).await.ok();
@@ -98,12 +98,12 @@ async fn what_a_project_brings_counts_after_qd_trust_and_until_it_changes() {
     assert_eq!(session.wait(&session.prompt("meow").await).await["text"], "meow");
 
     std::fs::write(agents.join("ours.toml"), format!("{manifest}# changed\n")).unwrap();
-    place.try_session(json!({ "agent": "ours" })).await.refused(400, "unknown_agent");
+    place.try_session(json!({ "agent": "ours" })).await.expect_refusal(400, "unknown_agent");
     let list = daemon.qd(&["trust"]).await.ok();
     assert!(list.contains("changed since"), "{list}");
     daemon.qd(&["trust", "."]).await.ok();
     place.try_session(json!({ "agent": "ours" })).await.expect(201);
     daemon.qd(&["trust", "--no", "."]).await.ok();
-    place.try_session(json!({ "agent": "ours" })).await.refused(400, "unknown_agent");
-    daemon.qd(&["trust", "/nowhere"]).await.exits(2);
+    place.try_session(json!({ "agent": "ours" })).await.expect_refusal(400, "unknown_agent");
+    daemon.qd(&["trust", "/nowhere"]).await.expect_exit(2);
 }

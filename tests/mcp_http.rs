@@ -1,14 +1,15 @@
 //! Tools for agents: the same by streamable HTTP at `/mcp`, with the daemon's own rules about who may come in, and as
 //! plain requests under `/v1/tools`.
 
-use qd_testkit::mcp::token_of;
-use qd_testkit::{Client, Daemon, Session, script::*};
+use qd_testkit::mcp::session_token;
+use qd_testkit::{TestClient, TestDaemon, TestSession, script::*};
 use serde_json::{Value, json};
 
 /// One message of the protocol and its answer, which may come as JSON or as an event.
-async fn rpc(client: &Client, method: &str, params: Value) -> Value {
-    let client =
-        client.with("content-type", "application/json").with("accept", "application/json, text/event-stream");
+async fn rpc(client: &TestClient, method: &str, params: Value) -> Value {
+    let client = client
+        .with_header("content-type", "application/json")
+        .with_header("accept", "application/json, text/event-stream");
     let message = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
     let answer = client.post("/mcp", &message).await;
     assert_eq!(answer.status, 200, "{answer}");
@@ -21,37 +22,44 @@ async fn rpc(client: &Client, method: &str, params: Value) -> Value {
     serde_json::from_str(data.unwrap_or(&text)).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-async fn call(client: &Client, tool: &str, arguments: Value) -> Value {
+async fn call(client: &TestClient, tool: &str, arguments: Value) -> Value {
     let answer = rpc(client, "tools/call", json!({ "name": tool, "arguments": arguments })).await;
     answer["result"]["structuredContent"].clone()
 }
 
-async fn at_work(daemon: &Daemon) -> Session {
+async fn at_work(daemon: &TestDaemon) -> TestSession {
     let session = daemon.session("script").await;
-    let run = session.script(&[say("at work"), forever()]).await;
-    session.seen_of(&run, "text.delta").await;
+    let run = session.prompt_script(&[say("at work"), sleep_forever()]).await;
+    session.wait_for_run_event(&run, "text.delta").await;
     session
 }
 
 #[tokio::test]
 async fn the_tools_are_served_to_whoever_has_a_token_and_to_nobody_else() {
-    let daemon = Daemon::start_with(|options| {
+    let daemon = TestDaemon::start_with(|options| {
         options.tcp();
     })
     .await;
     let session = at_work(&daemon).await;
     let hello = json!({ "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": { "name": "t", "version": "1" } });
     let nobody = daemon.tcp_without_token();
-    nobody.post("/mcp", &json!({})).await.refused(401, "unauthorized");
-    nobody.with_token("wrong").post("/mcp", &json!({})).await.refused(401, "unauthorized");
+    nobody.post("/mcp", &json!({})).await.expect_refusal(401, "unauthorized");
+    nobody.with_token("wrong").post("/mcp", &json!({})).await.expect_refusal(401, "unauthorized");
     let forged = format!("{}.{}", session.id, "0".repeat(64));
-    nobody.with_token(&forged).post("/mcp", &json!({})).await.refused(401, "unauthorized");
-    let page = daemon.tcp().with("origin", "http://evil.test");
-    page.post("/mcp", &json!({})).await.refused(403, "origin_not_allowed");
-    daemon.tcp().with("host", "evil.test").post("/mcp", &json!({})).await.refused(403, "host_not_allowed");
-    daemon.tcp().get("/mcp").await.refused(405, "method_not_allowed");
+    nobody.with_token(&forged).post("/mcp", &json!({})).await.expect_refusal(401, "unauthorized");
+    let page = daemon.tcp().with_header("origin", "http://evil.test");
+    page.post("/mcp", &json!({})).await.expect_refusal(403, "origin_not_allowed");
+    daemon
+        .tcp()
+        .with_header("host", "evil.test")
+        .post("/mcp", &json!({}))
+        .await
+        .expect_refusal(403, "host_not_allowed");
+    daemon.tcp().get("/mcp").await.expect_refusal(405, "method_not_allowed");
 
-    for client in [daemon.tcp(), daemon.client(), nobody.with_token(&token_of(&daemon.home, &session.id))] {
+    for client in
+        [daemon.tcp(), daemon.client(), nobody.with_token(&session_token(&daemon.home, &session.id))]
+    {
         let told = rpc(&client, "initialize", hello.clone()).await;
         assert_eq!(told["result"]["serverInfo"]["name"], "quarterdeck", "{told}");
         let tools = rpc(&client, "tools/list", json!({})).await;
@@ -61,12 +69,12 @@ async fn the_tools_are_served_to_whoever_has_a_token_and_to_nobody_else() {
 
 #[tokio::test]
 async fn a_session_over_http_has_its_own_rights_and_a_person_all() {
-    let daemon = Daemon::start_with(|options| {
+    let daemon = TestDaemon::start_with(|options| {
         options.tcp();
     })
     .await;
     let (session, stranger) = (at_work(&daemon).await, at_work(&daemon).await);
-    let own = daemon.tcp_without_token().with_token(&token_of(&daemon.home, &session.id));
+    let own = daemon.tcp_without_token().with_token(&session_token(&daemon.home, &session.id));
     let made = call(&own, "spawn_agent", json!({ "agent": "echo", "prompt": "by http", "wait": true })).await;
     assert_eq!(
         (&made["parent"], &made["result"]["text"]),
@@ -75,35 +83,35 @@ async fn a_session_over_http_has_its_own_rights_and_a_person_all() {
     );
     let refused = call(&own, "cancel", json!({ "session": stranger.id })).await;
     assert_eq!(refused["error"]["code"], "not_found", "{refused}");
-    own.get("/v1/sessions").await.refused(403, "agent_not_allowed");
+    own.get("/v1/sessions").await.expect_refusal(403, "agent_not_allowed");
 
     let listed = call(&daemon.tcp(), "list", json!({})).await;
     assert_eq!(listed["sessions"].as_array().unwrap().len(), 3, "{listed}");
     let nowhere = call(&daemon.tcp(), "spawn_agent", json!({ "agent": "echo", "prompt": "x" })).await;
     assert_eq!(nowhere["error"]["code"], "invalid_value", "{nowhere}");
-    let work = daemon.home.work();
+    let work = daemon.home.project_dir();
     let here = json!({ "agent": "echo", "prompt": "x", "wait": true, "directory": work.to_str().unwrap() });
     assert_eq!(call(&daemon.tcp(), "spawn_agent", here).await["finished"], true);
 }
 
 #[tokio::test]
 async fn the_same_request_under_one_key_starts_one_agent() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = at_work(&daemon).await;
-    let own = daemon.client().with_token(&token_of(&daemon.home, &session.id)).with_key("k");
+    let own = daemon.client().with_token(&session_token(&daemon.home, &session.id)).with_key("k");
     let wanted = json!({ "agent": "echo", "prompt": "once" });
     let first = own.post("/v1/tools/spawn_agent", &wanted).await.expect(200);
     let again = own.post("/v1/tools/spawn_agent", &wanted).await.expect(200);
     assert_eq!(first, again);
     let other = json!({ "agent": "echo", "prompt": "another" });
-    own.post("/v1/tools/spawn_agent", &other).await.refused(409, "idempotency_conflict");
+    own.post("/v1/tools/spawn_agent", &other).await.expect_refusal(409, "idempotency_conflict");
     // The same words of another caller are another key.
     let by_user = daemon.client().with_key("k");
     let mut wanted = wanted.clone();
-    wanted["directory"] = json!(daemon.home.work().to_str().unwrap());
+    wanted["directory"] = json!(daemon.home.project_dir().to_str().unwrap());
     assert_ne!(by_user.post("/v1/tools/spawn_agent", &wanted).await.expect(200)["session"], first["session"]);
-    own.post("/v1/tools/nothing", &json!({})).await.refused(404, "not_found");
+    own.post("/v1/tools/nothing", &json!({})).await.expect_refusal(404, "not_found");
     own.post("/v1/tools/wait", &json!({ "sessions": [first["session"]], "timeout_s": 60 }))
         .await
-        .refused(400, "invalid_value");
+        .expect_refusal(400, "invalid_value");
 }

@@ -1,84 +1,87 @@
 //! Tools for agents: how many, how deep, how dear and how free what an agent starts may be. None of it can be got around
 //! by starting another.
 
-use qd_testkit::{Daemon, Mcp, Session, script::*};
+use qd_testkit::{TestDaemon, TestMcpClient, TestSession, script::*};
 use serde_json::json;
 
-async fn at_work(daemon: &Daemon, settings: serde_json::Value) -> Session {
+async fn at_work(daemon: &TestDaemon, settings: serde_json::Value) -> TestSession {
     let session = daemon.session_with(settings).await;
-    let run = session.script(&[say("at work"), forever()]).await;
-    session.seen_of(&run, "text.delta").await;
+    let run = session.prompt_script(&[say("at work"), sleep_forever()]).await;
+    session.wait_for_run_event(&run, "text.delta").await;
     session
 }
 
 #[tokio::test]
 async fn a_tree_is_sixteen_deep_at_most() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let mut session = daemon.session("script").await;
     for _ in 1..15 {
-        session = session.child(json!({ "agent": "script" })).await;
+        session = session.create_child(json!({ "agent": "script" })).await;
     }
-    let run = session.script(&[say("x"), forever()]).await;
-    session.seen_of(&run, "text.delta").await;
-    let mut mcp = Mcp::session(&daemon.home, &session).await;
+    let run = session.prompt_script(&[say("x"), sleep_forever()]).await;
+    session.wait_for_run_event(&run, "text.delta").await;
+    let mut mcp = TestMcpClient::as_session(&daemon.home, &session).await;
     let made = mcp.call("spawn_agent", json!({ "agent": "echo", "prompt": "the last" })).await;
-    let below = Session { id: made["session"].as_str().unwrap().to_owned(), ..session.clone() };
+    let below = TestSession { id: made["session"].as_str().unwrap().to_owned(), ..session.clone() };
     assert_eq!(
         mcp.call("status", json!({ "session": below.id })).await["depth"],
         json!({ "now": 16, "most": 16 })
     );
     let workspace = daemon.workspace().await;
-    workspace.try_session(json!({ "agent": "echo", "parent": below.id })).await.refused(400, "invalid_value");
+    workspace
+        .try_session(json!({ "agent": "echo", "parent": below.id }))
+        .await
+        .expect_refusal(400, "invalid_value");
 }
 
 #[tokio::test]
 async fn a_session_has_so_many_open_children_and_a_closed_one_makes_room() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = at_work(&daemon, json!({ "agent": "script" })).await;
     let mut last = None;
     for _ in 0..64 {
-        last = Some(session.child(json!({ "agent": "echo" })).await);
+        last = Some(session.create_child(json!({ "agent": "echo" })).await);
     }
-    let mut mcp = Mcp::session(&daemon.home, &session).await;
+    let mut mcp = TestMcpClient::as_session(&daemon.home, &session).await;
     let one_more = json!({ "agent": "echo", "prompt": "one more", "wait": true });
-    let message = mcp.refused("spawn_agent", one_more.clone(), "too_many_sessions").await;
+    let message = mcp.call_refused("spawn_agent", one_more.clone(), "too_many_sessions").await;
     assert!(message.contains("64") && message.contains("send_message"), "{message}");
     let last = last.unwrap();
     last.close().await;
-    last.seen("its end", |event| event.kind == "session.closed").await;
+    last.wait_for_event("its end", |event| event.kind == "session.closed").await;
     assert_eq!(mcp.call("spawn_agent", one_more.clone()).await["finished"], true);
-    mcp.refused("spawn_agent", one_more, "too_many_sessions").await;
+    mcp.call_refused("spawn_agent", one_more, "too_many_sessions").await;
 }
 
 #[tokio::test]
 async fn a_tree_has_so_many_open_sessions_wherever_they_are_made() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let root = daemon.session("script").await;
-    let session = root.child(json!({ "agent": "script" })).await;
-    let run = session.script(&[say("at work"), forever()]).await;
-    session.seen_of(&run, "text.delta").await;
+    let session = root.create_child(json!({ "agent": "script" })).await;
+    let run = session.prompt_script(&[say("at work"), sleep_forever()]).await;
+    session.wait_for_run_event(&run, "text.delta").await;
     for _ in 0..4 {
-        let branch = root.child(json!({ "agent": "echo" })).await;
+        let branch = root.create_child(json!({ "agent": "echo" })).await;
         for _ in 0..62 {
-            branch.child(json!({ "agent": "echo" })).await;
+            branch.create_child(json!({ "agent": "echo" })).await;
         }
     }
-    let mut mcp = Mcp::session(&daemon.home, &session).await;
+    let mut mcp = TestMcpClient::as_session(&daemon.home, &session).await;
     // The root, the caller and four times 63.
     for _ in 0..2 {
         mcp.call("spawn_agent", json!({ "agent": "echo", "prompt": "x" })).await;
     }
     let message =
-        mcp.refused("spawn_agent", json!({ "agent": "echo", "prompt": "x" }), "too_many_sessions").await;
+        mcp.call_refused("spawn_agent", json!({ "agent": "echo", "prompt": "x" }), "too_many_sessions").await;
     assert!(message.contains("256"), "{message}");
 }
 
 #[tokio::test]
 async fn what_children_cost_counts_against_the_budget_above_them() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = at_work(&daemon, json!({ "agent": "script", "budget_usd": 1.0 })).await;
-    let mut mcp = Mcp::session(&daemon.home, &session).await;
-    let dear = steps(&[cost(2.0), forever()]);
+    let mut mcp = TestMcpClient::as_session(&daemon.home, &session).await;
+    let dear = steps(&[cost(2.0), sleep_forever()]);
     let made = mcp.call("spawn_agent", json!({ "agent": "script", "prompt": dear, "budget_usd": 50 })).await;
     let waited = mcp.call("wait", json!({ "sessions": [made["session"]], "timeout_s": 25 })).await;
     assert_eq!(waited["sessions"][0]["finish_reason"], "budget_exceeded", "{waited}");
@@ -89,7 +92,7 @@ async fn what_children_cost_counts_against_the_budget_above_them() {
     assert_eq!(mcp.call("status", json!({})).await["budget_left_usd"], 0.0);
 
     let own = at_work(&daemon, json!({ "agent": "script" })).await;
-    let mut mcp = Mcp::session(&daemon.home, &own).await;
+    let mut mcp = TestMcpClient::as_session(&daemon.home, &own).await;
     let made = mcp
         .call(
             "spawn_agent",
@@ -102,11 +105,11 @@ async fn what_children_cost_counts_against_the_budget_above_them() {
 
 #[tokio::test]
 async fn what_an_agent_starts_is_in_its_project_and_may_do_no_more_than_itself() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session =
         at_work(&daemon, json!({ "agent": "script", "policy": "ask", "env": { "GREETING": "hello-there" } }))
             .await;
-    let mut mcp = Mcp::session(&daemon.home, &session).await;
+    let mut mcp = TestMcpClient::as_session(&daemon.home, &session).await;
     let spawn = |with: serde_json::Value| {
         let mut arguments = json!({ "agent": "script", "prompt": steps(&[say("x")]) });
         for (name, value) in with.as_object().unwrap() {
@@ -114,18 +117,18 @@ async fn what_an_agent_starts_is_in_its_project_and_may_do_no_more_than_itself()
         }
         arguments
     };
-    mcp.refused("spawn_agent", spawn(json!({ "policy": "allow" })), "invalid_value").await;
+    mcp.call_refused("spawn_agent", spawn(json!({ "policy": "allow" })), "invalid_value").await;
     for agent in ["exec:touch /tmp/x", "acp:sh", "pty:sh", "a2a:http://127.0.0.1:1"] {
-        mcp.refused("spawn_agent", spawn(json!({ "agent": agent })), "unknown_agent").await;
+        mcp.call_refused("spawn_agent", spawn(json!({ "agent": agent })), "unknown_agent").await;
     }
-    mcp.refused("spawn_agent", spawn(json!({ "directory": "/" })), "invalid_value").await;
-    mcp.refused("spawn_agent", spawn(json!({ "parent": "ses_1" })), "invalid_request").await;
-    mcp.refused("spawn_agent", spawn(json!({ "env": {} })), "invalid_request").await;
+    mcp.call_refused("spawn_agent", spawn(json!({ "directory": "/" })), "invalid_value").await;
+    mcp.call_refused("spawn_agent", spawn(json!({ "parent": "ses_1" })), "invalid_request").await;
+    mcp.call_refused("spawn_agent", spawn(json!({ "env": {} })), "invalid_request").await;
     let made = mcp.call("spawn_agent", spawn(json!({}))).await;
-    let child = Session { id: made["session"].as_str().unwrap().to_owned(), ..session.clone() };
+    let child = TestSession { id: made["session"].as_str().unwrap().to_owned(), ..session.clone() };
     let shown = child.show().await;
     assert_eq!((&shown["policy"], &shown["env"]), (&json!("ask"), &json!(["GREETING"])), "{shown}");
     let stricter = mcp.call("spawn_agent", spawn(json!({ "policy": "deny" }))).await;
-    let stricter = Session { id: stricter["session"].as_str().unwrap().to_owned(), ..session.clone() };
+    let stricter = TestSession { id: stricter["session"].as_str().unwrap().to_owned(), ..session.clone() };
     assert_eq!(stricter.show().await["policy"], "deny");
 }

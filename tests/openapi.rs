@@ -2,7 +2,7 @@
 //! in it answers.
 
 use hyper::Method;
-use qd_testkit::{Client, Daemon};
+use qd_testkit::{TestClient, TestDaemon};
 use serde_json::Value;
 
 /// The table of section 3 without fleets, which come in a later part; a parameter is `{}`.
@@ -44,7 +44,7 @@ const ROUTES: &[&str] = &[
 ];
 
 /// Method and path of every operation that the document lists.
-pub(crate) async fn operations(client: &Client) -> Vec<(Method, String)> {
+pub(crate) async fn operations(client: &TestClient) -> Vec<(Method, String)> {
     let document = client.get("/openapi.json").await.expect(200);
     let mut found = Vec::new();
     for (path, item) in document["paths"].as_object().expect("an OpenAPI document has paths") {
@@ -65,7 +65,7 @@ pub(crate) fn filled(path: &str, with: &str) -> String {
 
 #[tokio::test]
 async fn the_document_lists_every_route_of_the_contract() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let listed: Vec<_> = operations(&daemon.client())
         .await
         .iter()
@@ -77,7 +77,7 @@ async fn the_document_lists_every_route_of_the_contract() {
 
 #[tokio::test]
 async fn every_route_that_the_document_lists_answers() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let mut operations = operations(&daemon.client()).await;
     operations.retain(|(_, path)| !path.ends_with("/shutdown"));
     for (method, path) in operations {
@@ -85,8 +85,8 @@ async fn every_route_that_the_document_lists_answers() {
         let status = daemon.client().status(method.clone(), &path, None).await;
         assert!(!matches!(status, 405 | 500..), "{method} {path} gives {status}");
         if status == 404 {
-            let answer = daemon.client().demand(method, &path, None).await;
-            answer.refused(404, "not_found");
+            let answer = daemon.client().request(method, &path, None).await;
+            answer.expect_refusal(404, "not_found");
             let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
             assert!(message.contains("nobody"), "it is the id that is unknown and not the route: {answer}");
         }
@@ -95,7 +95,7 @@ async fn every_route_that_the_document_lists_answers() {
 
 #[tokio::test]
 async fn the_document_says_what_each_route_answers() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let document = daemon.client().get("/openapi.json").await.expect(200);
     assert!(document["openapi"].as_str().unwrap().starts_with("3."));
     for (path, item) in document["paths"].as_object().unwrap() {

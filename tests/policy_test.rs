@@ -1,26 +1,28 @@
 //! `qd policy test`: what a policy would have done with what agents asked for, as the journal has it. And what the journal
 //! has of calls that no agent asked for.
 
-use qd_testkit::{Daemon, Session, script::*};
+use qd_testkit::{TestDaemon, TestSession, script::*};
 use serde_json::{Value, json};
 
 /// A session with four asks in the journal: allowed by a person, denied by one, withdrawn, and allowed because a person
 /// had allowed the tool for the session.
-async fn history(daemon: &Daemon) -> Session {
+async fn history(daemon: &TestDaemon) -> TestSession {
     let session = daemon.session("script").await;
-    session.answer_one(ask_bash("make"), json!({ "decision": "allow_once" })).await;
-    session.answer_one(ask_bash("make install"), json!({ "decision": "deny" })).await;
-    let run = session.script(&[ask_bash("make clean")]).await;
-    session.asked(&run).await;
+    session.run_with_answer(ask_bash("make"), json!({ "decision": "allow_once" })).await;
+    session.run_with_answer(ask_bash("make install"), json!({ "decision": "deny" })).await;
+    let run = session.prompt_script(&[ask_bash("make clean")]).await;
+    session.wait_for_ask(&run).await;
     session.cancel().await;
     session.wait(&run).await;
-    session.answer_one(ask("Write", json!({ "path": "a" })), json!({ "decision": "allow_always" })).await;
-    assert_eq!(session.play(&[ask("Write", json!({ "path": "b" }))]).await["text"], "allowed");
-    session.answer_one(question("which?", &[]), json!({ "value": "this" })).await;
+    session
+        .run_with_answer(ask("Write", json!({ "path": "a" })), json!({ "decision": "allow_always" }))
+        .await;
+    assert_eq!(session.run_script(&[ask("Write", json!({ "path": "b" }))]).await["text"], "allowed");
+    session.run_with_answer(question("which?", &[]), json!({ "value": "this" })).await;
     session
 }
 
-async fn report(daemon: &Daemon, request: Value) -> Value {
+async fn report(daemon: &TestDaemon, request: Value) -> Value {
     daemon.client().post("/v1/policy/test", &request).await.expect(200)
 }
 
@@ -32,7 +34,7 @@ fn counts(report: &Value) -> [u64; 7] {
 
 #[tokio::test]
 async fn a_policy_is_tried_on_every_permission_in_the_journal_and_on_no_question() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = history(&daemon).await;
     assert_eq!(counts(&report(&daemon, json!({ "policy": "ask" })).await), [5, 5, 0, 0, 0, 0, 0]);
     assert_eq!(counts(&report(&daemon, json!({ "policy": "allow" })).await), [5, 1, 4, 0, 0, 0, 1]);
@@ -58,18 +60,18 @@ async fn a_policy_is_tried_on_every_permission_in_the_journal_and_on_no_question
 
 #[tokio::test]
 async fn decisions_by_policy_can_be_judged_again_also_after_a_rebuild_of_the_lists() {
-    let mut daemon = Daemon::start().await;
+    let mut daemon = TestDaemon::start().await;
     let rules = json!([
         { "tool": "Bash", "match": "git push*", "decision": "deny" },
         { "tool": "Bash", "match": "git *", "decision": "allow" },
     ]);
     let session = daemon.session_with(json!({ "agent": "script", "policy": rules })).await;
-    session.play(&[ask_bash("git push"), ask_bash("git fetch")]).await;
+    session.run_script(&[ask_bash("git push"), ask_bash("git fetch")]).await;
     let before = report(&daemon, json!({ "policy": "ask" })).await;
     assert_eq!(counts(&before), [2, 0, 0, 0, 2, 0, 0]);
     assert_eq!(before["trials"][0]["then"]["rule"], rules[0]);
     assert_eq!(counts(&report(&daemon, json!({ "policy": "allow" })).await), [2, 1, 0, 1, 0, 0, 0]);
-    daemon.term().await;
+    daemon.terminate().await;
     daemon.home.qd(&["doctor", "--rebuild"]).await.ok();
     daemon.start_again().await;
     assert_eq!(report(&daemon, json!({ "policy": "ask" })).await, before);
@@ -77,10 +79,10 @@ async fn decisions_by_policy_can_be_judged_again_also_after_a_rebuild_of_the_lis
 
 #[tokio::test]
 async fn the_asks_can_be_narrowed_down() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (one, other) = (daemon.session("script").await, daemon.session("script").await);
     for (session, command) in [(&one, "first"), (&other, "second"), (&one, "third")] {
-        session.answer_one(ask_bash(command), json!({ "decision": "allow_once" })).await;
+        session.run_with_answer(ask_bash(command), json!({ "decision": "allow_once" })).await;
     }
     let arguments = async |request: Value| {
         let tried = report(&daemon, request).await;
@@ -97,18 +99,18 @@ async fn the_asks_can_be_narrowed_down() {
     assert_eq!(arguments(with(json!({ "workspace_id": one.workspace }))).await.len(), 3);
     let client = daemon.client();
     for bad in [json!({ "limit": 0 }), json!({ "limit": 1001 })] {
-        client.post("/v1/policy/test", &with(bad)).await.refused(400, "invalid_value");
+        client.post("/v1/policy/test", &with(bad)).await.expect_refusal(400, "invalid_value");
     }
     for missing in [json!({ "session_id": "ses_nobody" }), json!({ "workspace_id": "ws_nobody" })] {
-        client.post("/v1/policy/test", &with(missing)).await.refused(404, "not_found");
+        client.post("/v1/policy/test", &with(missing)).await.expect_refusal(404, "not_found");
     }
 }
 
 #[tokio::test]
 async fn the_verb_prints_what_changes_and_a_summary() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = history(&daemon).await;
-    let file = daemon.home.work().join("rules.json");
+    let file = daemon.home.project_dir().join("rules.json");
     std::fs::write(&file, r#"[{"tool": "Bash", "match": "make*", "decision": "allow"}]"#).unwrap();
     let file = file.to_str().unwrap();
     let text = daemon.qd(&["policy", "test", file]).await.ok();
@@ -124,18 +126,18 @@ async fn the_verb_prints_what_changes_and_a_summary() {
     assert_eq!(short.trim(), "5 asks: 5 as before");
     let value = daemon.qd(&["policy", "test", "allow", "--limit", "3", "--json"]).await.json();
     assert_eq!(value["asks"], 3);
-    let (work, elsewhere) = (daemon.home.work(), daemon.home.beside("elsewhere"));
+    let (work, elsewhere) = (daemon.home.project_dir(), daemon.home.sibling_path("elsewhere"));
     let here = daemon.qd(&["policy", "test", "ask", "--workspace", work.to_str().unwrap()]).await.ok();
     assert_eq!(here.trim(), "5 asks: 5 as before");
     std::fs::create_dir_all(&elsewhere).unwrap();
-    daemon.qd(&["policy", "test", "ask", "--workspace", elsewhere.to_str().unwrap()]).await.exits(3);
-    daemon.qd(&["policy", "test", "ask", "--session", "nobody"]).await.exits(3);
+    daemon.qd(&["policy", "test", "ask", "--workspace", elsewhere.to_str().unwrap()]).await.expect_exit(3);
+    daemon.qd(&["policy", "test", "ask", "--session", "nobody"]).await.expect_exit(3);
 }
 
 #[tokio::test]
 async fn a_bad_rule_file_is_wrong_usage_and_the_rule_is_named() {
-    let daemon = Daemon::start().await;
-    let file = daemon.home.work().join("rules.json");
+    let daemon = TestDaemon::start().await;
+    let file = daemon.home.project_dir().join("rules.json");
     for (rules, hint) in [
         (r#"[{"decision": "allow"}, {"decison": "deny"}]"#, "rule 2: unknown field `decison`"),
         (r#"[{"decision": "allow"}, {"tool": "", "decision": "deny"}]"#, "Rule 2 of the policy has an empty"),
@@ -145,15 +147,15 @@ async fn a_bad_rule_file_is_wrong_usage_and_the_rule_is_named() {
         std::fs::write(&file, rules).unwrap();
         let output = daemon.qd(&["policy", "test", file.to_str().unwrap()]).await;
         assert!(output.stderr.contains(hint), "{rules}: {output:?}");
-        output.exits(2);
+        output.expect_exit(2);
     }
-    daemon.qd(&["policy", "test", "no-such-file.json"]).await.exits(2);
+    daemon.qd(&["policy", "test", "no-such-file.json"]).await.expect_exit(2);
 }
 
 #[tokio::test]
 async fn a_path_in_the_workspace_is_inside_however_it_is_named() {
-    let daemon = Daemon::start().await;
-    let work = daemon.home.work().canonicalize().unwrap();
+    let daemon = TestDaemon::start().await;
+    let work = daemon.home.project_dir().canonicalize().unwrap();
     let path = |rest: &str| format!("{}/{rest}", work.display());
     let rules = json!([{ "tool": "Edit", "match": "src/*", "decision": "allow" }]);
     let session = daemon.session_with(json!({ "agent": "script", "policy": rules })).await;
@@ -164,21 +166,21 @@ async fn a_path_in_the_workspace_is_inside_however_it_is_named() {
         ("Write", json!({ "file_path": "/home/nobody/a.rs" }), "high"),
         ("Bash", json!({ "command": format!("cd {} && ls", work.display()) }), "low"),
     ] {
-        let run = session.script(&[ask(tool, input.clone())]).await;
-        let opened = session.seen_of(&run, "ask.opened").await;
+        let run = session.prompt_script(&[ask(tool, input.clone())]).await;
+        let opened = session.wait_for_run_event(&run, "ask.opened").await;
         assert_eq!(opened.data["risk"], risk, "{tool} {input}");
         session.cancel().await;
         session.wait(&run).await;
     }
     let edit = ask("Edit", json!({ "file_path": path("src/a.rs") }));
-    assert_eq!(session.play(&[edit]).await["text"], "allowed", "by a rule for src/*");
+    assert_eq!(session.run_script(&[edit]).await["text"], "allowed", "by a rule for src/*");
 }
 
 #[tokio::test]
 async fn what_an_agent_does_without_asking_is_in_the_journal_all_the_same() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session_with(json!({ "agent": "script", "policy": "deny" })).await;
-    let run = session.script(&[tool("Bash", json!({ "command": "rm -rf build" }), "gone")]).await;
+    let run = session.prompt_script(&[tool("Bash", json!({ "command": "rm -rf build" }), "gone")]).await;
     session.wait(&run).await;
     let events = session.events_of(&run).await;
     let of = |kind: &str| events.iter().find(|event| event.kind == kind).unwrap().data.clone();

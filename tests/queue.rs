@@ -1,20 +1,20 @@
 //! The queue of a session: positions, its bound, looking at it, clearing it, removing one (rules 5.1, 5.2, 5.6 and
 //! the queue routes of section 3).
 
-use qd_testkit::{Daemon, Session, rules, script::*};
+use qd_testkit::{TestDaemon, TestSession, journal_rules, script::*};
 use serde_json::json;
 
 /// A session whose active run never ends.
-async fn stuck(daemon: &Daemon) -> (Session, String) {
+async fn stuck(daemon: &TestDaemon) -> (TestSession, String) {
     let session = daemon.session("script").await;
-    let run = session.script(&[forever()]).await;
-    session.started(&run).await;
+    let run = session.prompt_script(&[sleep_forever()]).await;
+    session.wait_for_start(&run).await;
     (session, run)
 }
 
 #[tokio::test]
 async fn the_queue_shows_what_waits_with_its_place_from_1() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (session, _) = stuck(&daemon).await;
     assert!(session.queue().await.is_empty(), "the active run does not wait");
     for place in 1..=3 {
@@ -35,19 +35,19 @@ async fn the_queue_shows_what_waits_with_its_place_from_1() {
 
 #[tokio::test]
 async fn a_run_that_waits_is_queued_because_the_session_is_busy() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (session, _) = stuck(&daemon).await;
     let waiting = session.prompt("later").await;
-    let queued = session.seen_of(&waiting, "run.queued").await;
+    let queued = session.wait_for_run_event(&waiting, "run.queued").await;
     assert_eq!(queued.data["reason"], "busy");
 }
 
 #[tokio::test]
 async fn places_move_up_when_one_before_is_removed() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (session, _) = stuck(&daemon).await;
     let runs = [session.prompt("a").await, session.prompt("b").await, session.prompt("c").await];
-    let answer = session.client.delete(&session.agent(&format!("/queue/{}", runs[0]))).await;
+    let answer = session.client.delete(&session.agent_path(&format!("/queue/{}", runs[0]))).await;
     assert!(answer.status < 300, "{answer}");
     let queue = session.queue().await;
     let places: Vec<_> = queue.iter().map(|entry| (&entry["run_id"], &entry["position"])).collect();
@@ -57,10 +57,10 @@ async fn places_move_up_when_one_before_is_removed() {
 
 #[tokio::test]
 async fn clearing_the_queue_ends_what_waits_and_not_what_runs() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (session, active) = stuck(&daemon).await;
     let waiting = [session.prompt("a").await, session.prompt("b").await];
-    let answer = session.client.delete(&session.agent("/queue")).await;
+    let answer = session.client.delete(&session.agent_path("/queue")).await;
     assert!(answer.status < 300, "{answer}");
     for run in &waiting {
         assert_eq!(session.wait(run).await["finish_reason"], "cancelled");
@@ -71,17 +71,17 @@ async fn clearing_the_queue_ends_what_waits_and_not_what_runs() {
 
 #[tokio::test]
 async fn a_run_that_does_not_wait_cannot_be_removed() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (session, active) = stuck(&daemon).await;
-    let remove = async |run: &str| session.client.delete(&session.agent(&format!("/queue/{run}"))).await;
-    remove(&active).await.refused(409, "not_queued");
-    remove("run_nobody").await.refused(404, "not_found");
+    let remove = async |run: &str| session.client.delete(&session.agent_path(&format!("/queue/{run}"))).await;
+    remove(&active).await.expect_refusal(409, "not_queued");
+    remove("run_nobody").await.expect_refusal(404, "not_found");
     assert_eq!(session.run(&active).await["state"], "running");
 }
 
 #[tokio::test]
 async fn over_100_waiting_is_429_queue_full_with_retry_after_and_a_known_run_id_is_still_answered() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (session, active) = stuck(&daemon).await;
     let mut first = None;
     for n in 1..=100 {
@@ -90,24 +90,24 @@ async fn over_100_waiting_is_429_queue_full_with_retry_after_and_a_known_run_id_
         first.get_or_insert(receipt);
     }
     let refused = session.try_prompt("one too many").await;
-    refused.refused(429, "queue_full");
+    refused.expect_refusal(429, "queue_full");
     assert!(
         refused.header("retry-after").is_some_and(|seconds| seconds.parse::<u64>().is_ok()),
         "{refused:?}"
     );
     assert_eq!(session.try_prompt_as("r1", "x").await.expect(202), first.unwrap());
-    session.try_prompt_as("r1", "y").await.refused(409, "run_id_conflict");
+    session.try_prompt_as("r1", "y").await.expect_refusal(409, "run_id_conflict");
     session.cancel_run("r50").await;
     session.wait("r50").await;
     assert_eq!(session.try_prompt_as("fits", "x").await.expect(202)["position"], 100);
     session.cancel_run(&active).await;
     assert_eq!(session.wait("fits").await["finish_reason"], "end_turn");
-    rules::check(&session.events().await);
+    journal_rules::check(&session.events().await);
 }
 
 #[tokio::test]
 async fn the_queue_survives_a_restart_in_its_order() {
-    let mut daemon = Daemon::start().await;
+    let mut daemon = TestDaemon::start().await;
     let (session, active) = stuck(&daemon).await;
     let waiting = [session.prompt("a").await, session.prompt("b").await, session.prompt("c").await];
     daemon.restart().await;
@@ -117,7 +117,7 @@ async fn the_queue_survives_a_restart_in_its_order() {
     }
     assert_eq!(session.wait(&active).await["finish_reason"], "cancelled");
     let events = session.events().await;
-    rules::check(&events);
+    journal_rules::check(&events);
     let started = events.iter().filter(|event| event.kind == "run.started");
     let order: Vec<_> = started.map(|event| event.run_id.clone().unwrap()).collect();
     assert_eq!(order, [&[active], &waiting[..]].concat());
@@ -125,7 +125,7 @@ async fn the_queue_survives_a_restart_in_its_order() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prompts_of_many_clients_run_in_the_order_of_their_seqs() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (session, active) = stuck(&daemon).await;
     let mut clients = tokio::task::JoinSet::new();
     for n in 0..40 {
@@ -139,7 +139,7 @@ async fn prompts_of_many_clients_run_in_the_order_of_their_seqs() {
     session.cancel_run(&active).await;
     session.wait(receipts[39]["run_id"].as_str().unwrap()).await;
     let events = session.events().await;
-    rules::check(&events);
+    journal_rules::check(&events);
     let started: Vec<_> =
         events.iter().filter(|e| e.kind == "run.started").map(|e| json!(e.run_id)).collect();
     assert_eq!(started[1..], receipts.iter().map(|receipt| receipt["run_id"].clone()).collect::<Vec<_>>());

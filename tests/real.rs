@@ -5,17 +5,17 @@
 //! A cancel counts only if the model saw its stream dropped, or was never asked.
 
 mod cancels;
+mod continuity;
+mod conversations;
 mod cost;
 mod fleet;
-mod lasts;
-mod talks;
-mod trees;
+mod subsessions;
 
 use std::time::Duration;
 
-use qd_testkit::clis::isolated;
-use qd_testkit::model::{Outcome, Seen};
-use qd_testkit::{Cli, Clis, Daemon, Event, Model, Session};
+use qd_testkit::model::{ModelRequestOutcome, ModelRequestRecord};
+use qd_testkit::real_agents::isolated_environment;
+use qd_testkit::{FakeModel, InstalledAgents, RealAgent, TestDaemon, TestEvent, TestSession};
 use serde_json::{Value, json};
 
 /// How long a run of a real agent may take: one of them may have to wait for the next minute before it goes on with a
@@ -26,31 +26,31 @@ const RUN: Duration = Duration::from_secs(120);
 macro_rules! agents {
     ($($name:ident: $cli:ident),* $(,)?) => {$(
         mod $name {
-            use qd_testkit::Cli;
+            use qd_testkit::RealAgent;
 
             #[tokio::test]
             async fn it_talks_asks_and_tells_its_failures() {
-                super::talks::scene(Cli::$cli).await;
+                super::conversations::scene(RealAgent::$cli).await;
             }
 
             #[tokio::test]
             async fn a_cancel_stops_it_wherever_it_is() {
-                super::cancels::scene(Cli::$cli).await;
+                super::cancels::scene(RealAgent::$cli).await;
             }
 
             #[tokio::test]
             async fn a_cancel_at_once_is_never_missed() {
-                super::cancels::at_once(Cli::$cli).await;
+                super::cancels::at_once(RealAgent::$cli).await;
             }
 
             #[tokio::test]
             async fn it_is_steered_and_outlives_the_daemon_and_its_worker() {
-                super::lasts::scene(Cli::$cli).await;
+                super::continuity::scene(RealAgent::$cli).await;
             }
 
             #[tokio::test]
             async fn it_stops_at_its_budget() {
-                super::cost::scene(Cli::$cli).await;
+                super::cost::scene(RealAgent::$cli).await;
             }
         }
     )*};
@@ -69,17 +69,17 @@ agents! {
 
 #[tokio::test]
 async fn claude_starts_and_awaits_another_by_its_tools() {
-    trees::scene(Cli::Claude).await;
+    subsessions::scene(RealAgent::Claude).await;
 }
 
 #[tokio::test]
 async fn codex_starts_and_awaits_another_by_its_tools() {
-    trees::scene(Cli::Codex).await;
+    subsessions::scene(RealAgent::Codex).await;
 }
 
 #[tokio::test]
 async fn an_agent_by_acp_starts_and_awaits_another_by_its_tools() {
-    trees::scene(Cli::ClaudeAcp).await;
+    subsessions::scene(RealAgent::ClaudeAcp).await;
 }
 
 #[tokio::test]
@@ -88,41 +88,41 @@ async fn a_team_of_them_plans_works_in_worktrees_and_reviews() {
 }
 
 /// One agent in a home of its own, with the model that it talks to.
-struct Stage {
-    cli: Cli,
-    model: Model,
-    daemon: Daemon,
+struct RealAgentTest {
+    cli: RealAgent,
+    model: FakeModel,
+    daemon: TestDaemon,
     /// What the list of agents says of it.
     about: Value,
 }
 
 /// The name of an agent's manifest.
-fn agent(cli: Cli) -> &'static str {
+fn agent(cli: RealAgent) -> &'static str {
     match cli {
-        Cli::Claude => "claude",
-        Cli::Codex => "codex",
-        Cli::ClaudeAcp => "claude-acp",
-        Cli::CodexAcp => "codex-acp",
-        Cli::Gemini => "gemini",
-        Cli::Copilot => "copilot",
-        Cli::Opencode => "opencode",
-        Cli::Qwen => "qwen",
+        RealAgent::Claude => "claude",
+        RealAgent::Codex => "codex",
+        RealAgent::ClaudeAcp => "claude-acp",
+        RealAgent::CodexAcp => "codex-acp",
+        RealAgent::Gemini => "gemini",
+        RealAgent::Copilot => "copilot",
+        RealAgent::Opencode => "opencode",
+        RealAgent::Qwen => "qwen",
     }
 }
 
-impl Stage {
-    async fn new(cli: Cli) -> Self {
+impl RealAgentTest {
+    async fn new(cli: RealAgent) -> Self {
         Self::with(cli, "").await
     }
 
     /// With settings of the daemon.
-    async fn with(cli: Cli, settings: &str) -> Self {
-        let model = Model::start();
-        let home = qd_testkit::Home::new();
+    async fn with(cli: RealAgent, settings: &str) -> Self {
+        let model = FakeModel::start();
+        let home = qd_testkit::TestHome::new();
         home.configure(settings);
-        let bin = Clis::installed().bin();
+        let bin = InstalledAgents::installed().bin();
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
-        let daemon = Daemon::start_in(home, |options| {
+        let daemon = TestDaemon::start_in(home, |options| {
             options.env("PATH", &path);
         })
         .await;
@@ -133,8 +133,8 @@ impl Stage {
     }
 
     /// A session that knows nobody but the scripted model.
-    async fn session(&self, more: Value) -> Session {
-        let env = isolated(self.cli, &self.daemon.home.beside("agent"), &self.model);
+    async fn session(&self, more: Value) -> TestSession {
+        let env = isolated_environment(self.cli, &self.daemon.home.sibling_path("agent"), &self.model);
         let mut settings = json!({ "agent": agent(self.cli), "env": env });
         for (key, value) in more.as_object().into_iter().flatten() {
             settings[key] = value.clone();
@@ -147,8 +147,8 @@ impl Stage {
     }
 
     /// The requests in which the user's last words contain these.
-    fn asked_for(&self, words: &str) -> Vec<Seen> {
-        self.model.turns().into_iter().filter(|seen| seen.text().contains(words)).collect()
+    fn asked_for(&self, words: &str) -> Vec<ModelRequestRecord> {
+        self.model.turns().into_iter().filter(|seen| seen.last_text().contains(words)).collect()
     }
 
     /// Fails unless what was said to the model under these words was dropped, if it was said at all.
@@ -156,17 +156,19 @@ impl Stage {
         for seen in self.asked_for(words) {
             // A request that was cut off in its middle is known as such a moment later.
             let ended = match seen.outcome {
-                Outcome::Streaming => {
-                    let (words, at) = (words.to_owned(), seen.at);
-                    let is_it = move |one: &Seen| {
-                        one.at == at && one.text().contains(&words) && one.outcome != Outcome::Streaming
+                ModelRequestOutcome::Streaming => {
+                    let (words, at) = (words.to_owned(), seen.received_at);
+                    let is_it = move |one: &ModelRequestRecord| {
+                        one.received_at == at
+                            && one.last_text().contains(&words)
+                            && one.outcome != ModelRequestOutcome::Streaming
                     };
                     self.model.wait_for("the stream to be dropped", is_it).await
                 }
                 _ => seen,
             };
             assert!(
-                matches!(ended.outcome, Outcome::ClientGone { .. }),
+                matches!(ended.outcome, ModelRequestOutcome::ClientGone { .. }),
                 "{words}: the model was heard to its end: {ended:?}"
             );
         }
@@ -174,14 +176,14 @@ impl Stage {
 }
 
 /// A prompt, and its run as it ended.
-async fn say(session: &Session, prompt: &str) -> Value {
+async fn say(session: &TestSession, prompt: &str) -> Value {
     let run = session.prompt(prompt).await;
     ended(session, &run).await
 }
 
 /// A run as it ended.
-async fn ended(session: &Session, run: &str) -> Value {
-    let path = session.project(&format!("/runs/{run}/wait?timeout_s=20"));
+async fn ended(session: &TestSession, run: &str) -> Value {
+    let path = session.workspace_path(&format!("/runs/{run}/wait?timeout_s=20"));
     let wait = async {
         loop {
             let answer = session.client.get(&path).await;
@@ -203,18 +205,18 @@ fn assert_ended(run: &Value, reason: &str) {
     assert_eq!(run["finish_reason"], reason, "{run:#}");
 }
 
-fn tell(events: &[Event]) -> String {
+fn tell(events: &[TestEvent]) -> String {
     events.iter().map(|event| format!("{} {}\n", event.kind, event.data)).collect()
 }
 
 /// Waits for a permission of this run.
-async fn permission(session: &Session, run: &str) -> Value {
-    let ask = session.seen_of(run, "ask.opened").await.data;
+async fn permission(session: &TestSession, run: &str) -> Value {
+    let ask = session.wait_for_run_event(run, "ask.opened").await.data;
     assert_eq!(ask["kind"], "permission", "{ask}");
     ask
 }
 
 /// Answers an ask.
-async fn answer(session: &Session, ask: &Value, answer: Value) {
-    session.client.answer(ask["id"].as_str().unwrap(), &answer).await.expect(200);
+async fn answer(session: &TestSession, ask: &Value, answer: Value) {
+    session.client.answer_ask(ask["id"].as_str().unwrap(), &answer).await.expect(200);
 }

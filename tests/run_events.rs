@@ -1,20 +1,20 @@
 //! Rule 5.3 and the built-in agents of section 9: the order of a run's events, its messages and parts, its text, what
 //! comes after its end, and when a session is busy. `rules::check` holds every run here to the whole order.
 
-use qd_testkit::{Daemon, Session, rules, script::*};
+use qd_testkit::{TestDaemon, TestSession, journal_rules, script::*};
 use serde_json::{Value, json};
 
-async fn kinds(session: &Session, run: &str) -> Vec<String> {
+async fn kinds(session: &TestSession, run: &str) -> Vec<String> {
     let events = session.events().await;
-    rules::check(&events);
+    journal_rules::check(&events);
     events.into_iter().filter(|e| e.run_id.as_deref() == Some(run)).map(|e| e.kind).collect()
 }
 
 #[tokio::test]
 async fn a_run_that_ends_well_has_its_events_in_order() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = session.script(&[say("hi")]).await;
+    let run = session.prompt_script(&[say("hi")]).await;
     let ended = session.wait(&run).await;
     assert_eq!(
         (&ended["finish_reason"], &ended["text"], &ended["error"]),
@@ -27,9 +27,9 @@ async fn a_run_that_ends_well_has_its_events_in_order() {
 
 #[tokio::test]
 async fn a_run_that_fails_has_its_events_in_order_and_says_why() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let failed = session.play(&[say("so far"), fail("the model is on fire")]).await;
+    let failed = session.run_script(&[say("so far"), fail("the model is on fire")]).await;
     assert_eq!(failed["finish_reason"], "error");
     assert!(failed["error"]["message"].as_str().unwrap().contains("the model is on fire"), "{failed}");
     assert_eq!(failed["text"], "so far");
@@ -38,21 +38,21 @@ async fn a_run_that_fails_has_its_events_in_order_and_says_why() {
 
 #[tokio::test]
 async fn a_run_whose_agent_exits_is_an_error_with_the_exit_status() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let failed = session.play(&[exit(7)]).await;
+    let failed = session.run_script(&[exit(7)]).await;
     assert_eq!(failed["finish_reason"], "error");
     assert_eq!(failed["error"]["exit_status"], 7, "{failed}");
     kinds(&session, failed["id"].as_str().unwrap()).await;
-    assert_eq!(session.play(&[say("alive")]).await["text"], "alive");
+    assert_eq!(session.run_script(&[say("alive")]).await["text"], "alive");
 }
 
 #[tokio::test]
 async fn a_run_cancelled_before_it_started_has_its_events_in_order_and_no_start() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let first = session.script(&[forever()]).await;
-    let second = session.script(&[say("never")]).await;
+    let first = session.prompt_script(&[sleep_forever()]).await;
+    let second = session.prompt_script(&[say("never")]).await;
     session.cancel_run(&second).await;
     let ended = session.wait(&second).await;
     assert_eq!((&ended["finish_reason"], &ended["started_at"]), (&json!("cancelled"), &json!(null)));
@@ -63,11 +63,11 @@ async fn a_run_cancelled_before_it_started_has_its_events_in_order_and_no_start(
 
 #[tokio::test]
 async fn a_run_removed_from_the_queue_has_its_events_in_order_and_no_start() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let first = session.script(&[forever()]).await;
-    let second = session.script(&[say("never")]).await;
-    let removed = session.client.delete(&session.agent(&format!("/queue/{second}"))).await;
+    let first = session.prompt_script(&[sleep_forever()]).await;
+    let second = session.prompt_script(&[say("never")]).await;
+    let removed = session.client.delete(&session.agent_path(&format!("/queue/{second}"))).await;
     assert!(removed.status < 300, "{removed}");
     assert_eq!(session.wait(&second).await["finish_reason"], "cancelled");
     session.cancel().await;
@@ -77,23 +77,24 @@ async fn a_run_removed_from_the_queue_has_its_events_in_order_and_no_start() {
 
 #[tokio::test]
 async fn every_other_finish_reason_of_an_agent_is_kept() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
     for reason in ["max_tokens", "max_turns", "refused"] {
-        assert_eq!(session.play(&[say("x"), stop(reason)]).await["finish_reason"], reason);
+        assert_eq!(session.run_script(&[say("x"), stop(reason)]).await["finish_reason"], reason);
     }
-    rules::check(&session.events().await);
+    journal_rules::check(&session.events().await);
 }
 
 #[tokio::test]
 async fn the_text_of_a_run_is_the_agents_result_or_else_all_its_text_joined() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (echo, script) = (daemon.session("echo").await, daemon.session("script").await);
     let run = echo.prompt("one two three").await;
     assert_eq!(echo.wait(&run).await["text"], "echo: one two three");
-    let streamed = rules::text_of(&echo.events().await, &run);
+    let streamed = journal_rules::run_text(&echo.events().await, &run);
     assert_eq!(streamed.trim_end(), "one two three", "what was streamed is the prompt");
-    let joined = script.play(&[say("one "), tool("Read", json!({}), "x"), say("two"), say(" three")]).await;
+    let joined =
+        script.run_script(&[say("one "), tool("Read", json!({}), "x"), say("two"), say(" three")]).await;
     assert_eq!(joined["text"], "one two three");
     let echoed = script.prompt("not a script").await;
     assert!(script.wait(&echoed).await["text"].as_str().unwrap().contains("not a script"));
@@ -101,19 +102,19 @@ async fn the_text_of_a_run_is_the_agents_result_or_else_all_its_text_joined() {
 
 #[tokio::test]
 async fn echo_streams_word_by_word_and_can_wait_first() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("echo").await;
     let run = session.prompt("__sleep_ms:20 a b").await;
     assert_eq!(session.wait(&run).await["text"], "echo: a b");
-    assert_eq!(rules::text_of(&session.events().await, &run).trim_end(), "a b");
+    assert_eq!(journal_rules::run_text(&session.events().await, &run).trim_end(), "a b");
 }
 
 #[tokio::test]
 async fn a_message_holds_the_parts_of_its_run_in_order() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
     let run = session
-        .play(&[
+        .run_script(&[
             think("hm"),
             say("a"),
             say("b"),
@@ -147,19 +148,19 @@ async fn a_message_holds_the_parts_of_its_run_in_order() {
 
 #[tokio::test]
 async fn a_message_of_a_live_run_has_no_finish_yet() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = session.script(&[say("so far"), forever()]).await;
-    session.seen_of(&run, "text.delta").await;
+    let run = session.prompt_script(&[say("so far"), sleep_forever()]).await;
+    session.wait_for_run_event(&run, "text.delta").await;
     let messages = session.messages().await;
     assert_eq!((&messages[1]["finish"], &messages[1]["parts"][0]["text"]), (&json!(null), &json!("so far")));
 }
 
 #[tokio::test]
 async fn a_tool_call_has_one_id_from_start_to_finish() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    session.play(&[tool("Read", json!({ "path": "x" }), "out"), failing_tool("Bash", "boom")]).await;
+    session.run_script(&[tool("Read", json!({ "path": "x" }), "out"), failing_tool("Bash", "boom")]).await;
     let events = session.events().await;
     let calls = |kind: &str| -> Vec<Value> {
         events.iter().filter(|e| e.kind == kind).map(|e| e.data["call_id"].clone()).collect()
@@ -173,41 +174,41 @@ async fn a_tool_call_has_one_id_from_start_to_finish() {
 
 #[tokio::test]
 async fn late_words_have_no_run_id_but_after_run_and_are_nobodys_text() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = session.play(&[late("too late"), say("in time")]).await;
+    let run = session.run_script(&[late("too late"), say("in time")]).await;
     let id = run["id"].as_str().unwrap();
-    let late = session.seen("late words", |event| event.data["after_run"] == id).await;
+    let late = session.wait_for_event("late words", |event| event.data["after_run"] == id).await;
     assert_eq!((&late.run_id, &late.data["text"]), (&None, &json!("too late")));
-    assert!(late.seq > session.seen_of(id, "run.finished").await.seq);
+    assert!(late.seq > session.wait_for_run_event(id, "run.finished").await.seq);
     assert_eq!(session.run(id).await["text"], "in time");
-    let next = session.play(&[say("next")]).await;
+    let next = session.run_script(&[say("next")]).await;
     assert_eq!(next["text"], "next", "they are not the next run's words either");
     let messages = session.messages().await;
     assert!(!json!(messages).to_string().contains("\"text\":\"too late\""), "{messages:?}");
-    rules::check(&session.events().await);
+    journal_rules::check(&session.events().await);
 }
 
 #[tokio::test]
 async fn usage_is_an_increment_and_adds_up_in_run_and_session() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = session.play(&[usage(10, 2, 0.25), usage(5, 1, 0.5)]).await;
+    let run = session.run_script(&[usage(10, 2, 0.25), usage(5, 1, 0.5)]).await;
     let expected = json!({ "input_tokens": 15, "output_tokens": 3, "cost_usd": 0.75 });
     assert_eq!(run["usage"], expected);
     assert_eq!(session.show().await["usage"], expected);
-    session.play(&[usage(1, 1, 0.25)]).await;
+    session.run_script(&[usage(1, 1, 0.25)]).await;
     let total = json!({ "input_tokens": 16, "output_tokens": 4, "cost_usd": 1.0 });
     assert_eq!(session.show().await["usage"], total);
 }
 
 #[tokio::test]
 async fn once_run_finished_is_visible_the_session_takes_the_next_prompt_at_once() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
     let mut stream = session.stream("").await;
     for last in [say("well"), fail("badly"), exit(1), stop("refused")] {
-        let run = session.script(&[last]).await;
+        let run = session.prompt_script(&[last]).await;
         stream.until_run(&run, "run.finished").await;
         let shown = session.show().await;
         assert_eq!((&shown["busy"], &shown["state"]), (&json!(false), &json!("idle")));
@@ -219,18 +220,18 @@ async fn once_run_finished_is_visible_the_session_takes_the_next_prompt_at_once(
 
 #[tokio::test]
 async fn a_session_is_busy_from_accept_until_nothing_is_queued() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
     let busy = async || session.show().await["busy"].clone();
     assert_eq!(busy().await, false);
     let mut stream = session.stream("").await;
-    let first = session.script(&[question("go on?", &[])]).await;
+    let first = session.prompt_script(&[question("go on?", &[])]).await;
     assert_eq!(busy().await, true, "at once after the 202");
-    let second = session.script(&[question("and on?", &[])]).await;
+    let second = session.prompt_script(&[question("and on?", &[])]).await;
     for run in [&first, &second] {
-        let ask = session.asked(run).await;
+        let ask = session.wait_for_ask(run).await;
         assert_eq!(session.show().await["state"], "waiting");
-        session.client.answer(&ask, &json!({ "value": "yes" })).await.expect(200);
+        session.client.answer_ask(&ask, &json!({ "value": "yes" })).await.expect(200);
         stream.until_run(run, "run.finished").await;
         assert_eq!(busy().await, run == &first);
     }
@@ -238,32 +239,32 @@ async fn a_session_is_busy_from_accept_until_nothing_is_queued() {
 
 #[tokio::test]
 async fn a_session_and_a_run_show_what_they_do() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let settings = json!({ "agent": "script", "env": { "SCRIPT_READY_MS": "400" } });
     let session = daemon.session_with(settings).await;
     assert_eq!(session.show().await["state"], "idle");
-    let run = session.script(&[question("well?", &[])]).await;
+    let run = session.prompt_script(&[question("well?", &[])]).await;
     let starting = session.show().await;
     assert_eq!((&starting["state"], &starting["busy"]), (&json!("starting"), &json!(true)));
     assert_eq!(session.run(&run).await["state"], "accepted");
-    let ask = session.asked(&run).await;
+    let ask = session.wait_for_ask(&run).await;
     assert_eq!(
         (session.show().await["state"].clone(), session.run(&run).await["state"].clone()),
         (json!("waiting"), json!("waiting"))
     );
-    session.client.answer(&ask, &json!({ "value": "fine" })).await.expect(200);
+    session.client.answer_ask(&ask, &json!({ "value": "fine" })).await.expect(200);
     let ended = session.wait(&run).await;
     assert_eq!((&ended["state"], &ended["text"]), (&json!("finished"), &json!("fine")));
     for time in ["accepted_at", "started_at", "finished_at"] {
         assert!(ended[time].is_string(), "{time} of {ended}");
     }
-    let live = session.script(&[forever()]).await;
-    session.started(&live).await;
+    let live = session.prompt_script(&[sleep_forever()]).await;
+    session.wait_for_start(&live).await;
     assert_eq!(
         (session.show().await["state"].clone(), session.run(&live).await["state"].clone()),
         (json!("running"), json!("running"))
     );
-    let queued = session.script(&[say("x")]).await;
+    let queued = session.prompt_script(&[say("x")]).await;
     assert_eq!(
         (session.run(&queued).await["state"].clone(), session.show().await["queued"].clone()),
         (json!("queued"), json!(1))
@@ -272,22 +273,22 @@ async fn a_session_and_a_run_show_what_they_do() {
 
 #[tokio::test]
 async fn the_agent_works_in_the_workspace_and_is_told_model_and_system_prompt() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let settings = json!({ "agent": "script", "model": "model-x", "system_prompt": "be brief" });
     let session = daemon.session_with(settings).await;
-    let said = session.play(&[config()]).await["text"].as_str().unwrap().to_owned();
-    for word in [daemon.home.work().to_str().unwrap(), "model-x", "be brief"] {
+    let said = session.run_script(&[config()]).await["text"].as_str().unwrap().to_owned();
+    for word in [daemon.home.project_dir().to_str().unwrap(), "model-x", "be brief"] {
         assert!(said.contains(word), "{word} in {said:?}");
     }
-    assert_eq!(session.play(&[write("note.txt", "kept"), read("note.txt")]).await["text"], "kept");
-    assert_eq!(std::fs::read_to_string(daemon.home.work().join("note.txt")).unwrap(), "kept");
+    assert_eq!(session.run_script(&[write("note.txt", "kept"), read("note.txt")]).await["text"], "kept");
+    assert_eq!(std::fs::read_to_string(daemon.home.project_dir().join("note.txt")).unwrap(), "kept");
 }
 
 #[tokio::test]
 async fn one_run_gives_every_event_a_run_id_and_a_time_that_does_not_go_back() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = session.play(&[say("a"), tool("Read", json!({}), "x"), say("b")]).await;
+    let run = session.run_script(&[say("a"), tool("Read", json!({}), "x"), say("b")]).await;
     let events = session.events_of(run["id"].as_str().unwrap()).await;
     assert!(events.windows(2).all(|pair| pair[0].ts <= pair[1].ts));
     assert!(events.iter().all(|event| event.session_id.as_deref() == Some(&session.id)));

@@ -1,11 +1,11 @@
 //! Sessions: making, changing, closing and purging them, trees of them, and what they never show.
 
-use qd_testkit::{Daemon, rules, script::*};
+use qd_testkit::{TestDaemon, journal_rules, script::*};
 use serde_json::json;
 
 #[tokio::test]
 async fn a_session_shows_all_that_the_contract_names() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let workspace = daemon.workspace().await;
     let settings = json!({ "agent": "script", "title": "t", "model": "m", "system_prompt": "s", "policy": "allow",
         "budget_usd": 2.5, "max_turns": 7, "run_timeout_s": 60, "cancel_grace_s": 1 });
@@ -30,38 +30,42 @@ async fn a_session_shows_all_that_the_contract_names() {
     }
     assert!(made.get("agent_session_id").is_some());
     assert!(made["created_at"].is_string() && made["updated_at"].is_string());
-    let path = workspace.at(&format!("/sessions/{}", made["id"].as_str().unwrap()));
+    let path = workspace.path(&format!("/sessions/{}", made["id"].as_str().unwrap()));
     assert_eq!(daemon.client().get(&path).await.expect(200), made);
-    assert_eq!(daemon.client().get(&workspace.at("/sessions")).await.list(), [made]);
+    assert_eq!(daemon.client().get(&workspace.path("/sessions")).await.list(), [made]);
 }
 
 #[tokio::test]
 async fn an_agent_that_nobody_knows_is_refused() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let workspace = daemon.workspace().await;
     for agent in ["nobody", "", "Echo", "../echo"] {
-        workspace.try_session(json!({ "agent": agent })).await.refused(400, "unknown_agent");
+        workspace.try_session(json!({ "agent": agent })).await.expect_refusal(400, "unknown_agent");
     }
-    assert!(daemon.client().get(&workspace.at("/sessions")).await.list().is_empty());
+    assert!(daemon.client().get(&workspace.path("/sessions")).await.list().is_empty());
 }
 
 #[tokio::test]
 async fn a_setting_that_the_agent_cannot_take_is_refused_and_never_ignored() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let workspace = daemon.workspace().await;
     for (name, value) in [("model", json!("m")), ("system_prompt", json!("s"))] {
         let answer = workspace.try_session(json!({ "agent": "echo", name: value })).await;
-        let details = answer.refused(400, "unsupported_setting");
+        let details = answer.expect_refusal(400, "unsupported_setting");
         assert!(answer.json()["error"]["message"].as_str().unwrap().contains(name), "{answer} {details}");
     }
     let echo = workspace.session("echo").await;
-    daemon.client().patch(&echo.at(""), &json!({ "model": "m" })).await.refused(400, "unsupported_setting");
+    daemon
+        .client()
+        .patch(&echo.path(""), &json!({ "model": "m" }))
+        .await
+        .expect_refusal(400, "unsupported_setting");
     assert_eq!(echo.show().await["model"], json!(null));
 }
 
 #[tokio::test]
 async fn patch_changes_what_it_names_and_leaves_the_rest() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session_with(json!({ "agent": "script", "title": "a", "max_turns": 3 })).await;
     let before = session.show().await;
     let mut expected = before.clone();
@@ -79,7 +83,7 @@ async fn patch_changes_what_it_names_and_leaves_the_rest() {
         expected["updated_at"] = answered["updated_at"].take();
         answered["updated_at"] = expected["updated_at"].clone();
         assert_eq!(answered, expected);
-        let updated = session.seen("session.updated", |e| e.kind == "session.updated").await;
+        let updated = session.wait_for_event("session.updated", |e| e.kind == "session.updated").await;
         assert_eq!(updated.run_id, None);
     }
     assert_eq!(session.show().await, expected);
@@ -89,7 +93,7 @@ async fn patch_changes_what_it_names_and_leaves_the_rest() {
         json!({ "env": {} }),
         json!({ "busy": true }),
     ] {
-        let answer = daemon.client().patch(&session.at(""), &bad).await;
+        let answer = daemon.client().patch(&session.path(""), &bad).await;
         assert_eq!(answer.status, 400, "{answer}");
     }
     assert_eq!(session.show().await, expected);
@@ -97,57 +101,58 @@ async fn patch_changes_what_it_names_and_leaves_the_rest() {
 
 #[tokio::test]
 async fn a_closed_session_takes_no_prompts_and_closes_after_its_last_run() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let runs = [session.script(&[forever()]).await, session.script(&[say("never")]).await];
-    session.started(&runs[0]).await;
+    let runs =
+        [session.prompt_script(&[sleep_forever()]).await, session.prompt_script(&[say("never")]).await];
+    session.wait_for_start(&runs[0]).await;
     session.close().await;
-    session.try_prompt("x").await.refused(409, "session_closed");
-    let closed = session.seen("session.closed", |event| event.kind == "session.closed").await;
+    session.try_prompt("x").await.expect_refusal(409, "session_closed");
+    let closed = session.wait_for_event("session.closed", |event| event.kind == "session.closed").await;
     let events = session.events().await;
-    rules::check(&events);
+    journal_rules::check(&events);
     for run in &runs {
-        assert_eq!(rules::finish_of(&events, run), "cancelled");
+        assert_eq!(journal_rules::finish_reason(&events, run), "cancelled");
     }
     assert!(events.iter().filter(|event| event.kind == "run.finished").all(|event| event.seq < closed.seq));
     assert_eq!(events.last().unwrap().kind, "session.closed");
     let shown = session.show().await;
     assert_eq!((&shown["state"], &shown["busy"]), (&json!("closed"), &json!(false)));
-    session.try_prompt("x").await.refused(409, "session_closed");
+    session.try_prompt("x").await.expect_refusal(409, "session_closed");
 }
 
 #[tokio::test]
 async fn a_close_is_journalled_before_it_is_answered() {
-    let mut daemon = Daemon::start().await;
+    let mut daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = session.script(&[ignore_cancel(), say("x"), forever()]).await;
-    session.seen_of(&run, "text.delta").await;
+    let run = session.prompt_script(&[ignore_cancel(), say("x"), sleep_forever()]).await;
+    session.wait_for_run_event(&run, "text.delta").await;
     session.close().await;
     daemon.restart().await;
-    session.try_prompt("x").await.refused(409, "session_closed");
-    session.seen("session.closed", |event| event.kind == "session.closed").await;
+    session.try_prompt("x").await.expect_refusal(409, "session_closed");
+    session.wait_for_event("session.closed", |event| event.kind == "session.closed").await;
     assert_eq!(session.run(&run).await["finish_reason"], "cancelled");
-    rules::check(&session.events().await);
+    journal_rules::check(&session.events().await);
 }
 
 #[tokio::test]
 async fn closing_a_session_closes_the_sessions_below() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let top = daemon.session("script").await;
-    let below = top.child(json!({ "agent": "script" })).await;
-    let deep = below.child(json!({ "agent": "script" })).await;
+    let below = top.create_child(json!({ "agent": "script" })).await;
+    let deep = below.create_child(json!({ "agent": "script" })).await;
     assert_eq!(
         (below.show().await["parent"].clone(), deep.show().await["parent"].clone()),
         (json!(top.id), json!(below.id))
     );
     let beside = daemon.session("script").await;
-    let run = deep.script(&[forever()]).await;
-    deep.started(&run).await;
+    let run = deep.prompt_script(&[sleep_forever()]).await;
+    deep.wait_for_start(&run).await;
     top.close().await;
     for session in [&top, &below, &deep] {
-        session.seen("session.closed", |event| event.kind == "session.closed").await;
-        session.try_prompt("x").await.refused(409, "session_closed");
-        rules::check(&session.events().await);
+        session.wait_for_event("session.closed", |event| event.kind == "session.closed").await;
+        session.try_prompt("x").await.expect_refusal(409, "session_closed");
+        journal_rules::check(&session.events().await);
     }
     assert_eq!(deep.run(&run).await["finish_reason"], "cancelled");
     assert_eq!(beside.show().await["state"], "idle");
@@ -155,12 +160,12 @@ async fn closing_a_session_closes_the_sessions_below() {
 
 #[tokio::test]
 async fn a_session_cannot_be_made_below_one_that_is_closed_or_unknown_or_elsewhere() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let workspace = daemon.workspace().await;
     let closed = workspace.session("script").await;
     closed.close().await;
     let below = |parent: &str| json!({ "agent": "script", "parent": parent });
-    workspace.try_session(below(&closed.id)).await.refused(409, "session_closed");
+    workspace.try_session(below(&closed.id)).await.expect_refusal(409, "session_closed");
     let unknown = workspace.try_session(below("ses_nobody")).await;
     assert!(matches!(unknown.status, 400 | 404), "{unknown}");
     let elsewhere = daemon.client().workspace(std::path::Path::new("/usr")).await;
@@ -171,44 +176,44 @@ async fn a_session_cannot_be_made_below_one_that_is_closed_or_unknown_or_elsewhe
 
 #[tokio::test]
 async fn a_purge_deletes_the_events_and_nothing_of_anybody_else() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (gone, kept) = (daemon.session("script").await, daemon.session("script").await);
-    kept.play(&[say("stays")]).await;
-    gone.play(&[say("vanishes")]).await;
-    let live = gone.script(&[forever()]).await;
-    gone.started(&live).await;
+    kept.run_script(&[say("stays")]).await;
+    gone.run_script(&[say("vanishes")]).await;
+    let live = gone.prompt_script(&[sleep_forever()]).await;
+    gone.wait_for_start(&live).await;
     let kept_events = kept.events().await;
-    let mut stream = daemon.client().stream("/v1/events").await.ready().await;
-    let answer = daemon.client().delete(&gone.at("?purge=true")).await;
+    let mut stream = daemon.client().stream("/v1/events").await.wait_until_ready().await;
+    let answer = daemon.client().delete(&gone.path("?purge=true")).await;
     assert!(answer.status < 300, "{answer}");
     let last = stream.until("session.closed", |event| event.kind == "session.closed").await;
-    assert!(last.iter().any(|event| event.is(&live, "run.finished")), "its run ends first: {last:?}");
-    let marker = kept.play(&[say("marker")]).await;
+    assert!(last.iter().any(|event| event.is_of_run(&live, "run.finished")), "its run ends first: {last:?}");
+    let marker = kept.run_script(&[say("marker")]).await;
     let all = daemon.client().stream("/v1/events?after=0").await;
     let all = { all }.until_run(marker["id"].as_str().unwrap(), "run.finished").await;
-    rules::ordered(&all);
+    journal_rules::check_order(&all);
     let left: Vec<_> = all.iter().filter(|e| e.session_id.as_deref() == Some(&gone.id)).collect();
     assert!(left.iter().all(|event| event.kind == "session.closed"), "{left:?}");
     assert_eq!(kept.events().await[..kept_events.len()], kept_events);
-    let shown = daemon.client().get(&gone.at("/messages")).await;
+    let shown = daemon.client().get(&gone.path("/messages")).await;
     assert!(shown.status == 404 || shown.list().is_empty(), "{shown}");
 }
 
 /// The files that hold large texts.
-fn blobs(daemon: &Daemon) -> Vec<std::path::PathBuf> {
+fn blobs(daemon: &TestDaemon) -> Vec<std::path::PathBuf> {
     let kept = daemon.home.path().join("blobs");
     daemon.home.files().into_iter().map(|(path, _)| path).filter(|path| path.starts_with(&kept)).collect()
 }
 
 #[tokio::test]
 async fn gc_counts_what_it_would_free_and_frees_it_only_when_told() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let client = daemon.client();
     let (closed, open) = (daemon.session("script").await, daemon.session("script").await);
     closed.prompt(&"long ".repeat(400_000)).await;
-    open.play(&[say("stays")]).await;
+    open.run_script(&[say("stays")]).await;
     closed.close().await;
-    closed.seen("session.closed", |event| event.kind == "session.closed").await;
+    closed.wait_for_event("session.closed", |event| event.kind == "session.closed").await;
     assert_eq!(client.get("/v1/gc").await.expect(200)["closed_sessions"], 0, "it was closed only now");
     for path in blobs(&daemon) {
         // A file that is young may belong to a prompt that is just being accepted, and is spared.
@@ -229,32 +234,32 @@ async fn gc_counts_what_it_would_free_and_frees_it_only_when_told() {
     assert_eq!(did["done"], true, "{did}");
     assert_eq!(client.get("/v1/gc?older_than_days=0").await.expect(200)["closed_sessions"], 0);
     assert_eq!(open.messages().await[1]["parts"][0]["text"], "stays");
-    assert_eq!(open.play(&[say("works")]).await["text"], "works");
+    assert_eq!(open.run_script(&[say("works")]).await["text"], "works");
     assert_eq!(blobs(&daemon).len(), 0, "nothing names the long prompt any more");
 }
 
 #[tokio::test]
 async fn the_values_of_env_are_never_shown_or_journalled() {
     const CANARY: &str = "canary-5f1d-do-not-keep-me";
-    let mut daemon = Daemon::start().await;
+    let mut daemon = TestDaemon::start().await;
     let env = json!({ "API_KEY": CANARY, "SCRIPT_READY_MS": "1" });
     let session = daemon.session_with(json!({ "agent": "script", "env": env })).await;
-    session.play(&[config(), say("x")]).await;
+    session.run_script(&[config(), say("x")]).await;
     daemon.restart().await;
-    session.play(&[say("y")]).await;
-    let shown = daemon.client().get(&session.at("")).await;
+    session.run_script(&[say("y")]).await;
+    let shown = daemon.client().get(&session.path("")).await;
     assert_eq!(shown.json()["env"], json!(["API_KEY", "SCRIPT_READY_MS"]), "the names are listed");
     for path in [
-        session.at(""),
-        session.at("/events"),
-        session.at("/messages"),
-        session.project("/runs"),
-        session.project("/sessions"),
+        session.path(""),
+        session.path("/events"),
+        session.path("/messages"),
+        session.workspace_path("/runs"),
+        session.workspace_path("/sessions"),
     ] {
         let answer = daemon.client().get(&path).await;
         assert!(!String::from_utf8_lossy(&answer.body).contains(CANARY), "{answer}");
     }
-    assert_eq!(daemon.term().await, Some(0));
+    assert_eq!(daemon.terminate().await, Some(0));
     let secrets = daemon.home.path().join("secrets");
     let mut kept = 0;
     for (path, content) in daemon.home.files() {
@@ -267,12 +272,12 @@ async fn the_values_of_env_are_never_shown_or_journalled() {
         }
     }
     assert!(kept > 0, "the value is kept somewhere, or the agent could not have it after a restart");
-    assert!(!daemon.complaints().contains(CANARY));
+    assert!(!daemon.stderr().contains(CANARY));
 }
 
 #[tokio::test]
 async fn a_variable_that_cannot_be_one_is_refused_without_telling_its_value() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let workspace = daemon.workspace().await;
     for name in ["", "A=B", "A\0B"] {
         let answer =

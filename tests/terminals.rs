@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use qd_testkit::{Daemon, Home, Terminal, poll, processes, rules};
+use qd_testkit::{TestDaemon, TestHome, TestTerminal, journal_rules, poll_until, processes};
 use serde_json::json;
 
 use crate::workers_loss::process_of;
@@ -12,7 +12,7 @@ use crate::workers_loss::process_of;
 const BASH: &str = "pty:bash --norc --noprofile";
 
 /// A manifest of the user's own.
-fn add_manifest(home: &Home, name: &str, manifest: &str) {
+fn add_manifest(home: &TestHome, name: &str, manifest: &str) {
     let agents = home.path().join("agents");
     std::fs::create_dir_all(&agents).unwrap();
     std::fs::write(agents.join(format!("{name}.toml")), manifest).unwrap();
@@ -20,16 +20,16 @@ fn add_manifest(home: &Home, name: &str, manifest: &str) {
 
 #[tokio::test]
 async fn a_shell_answers_like_any_agent() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let ran = daemon.qd(&["run", "--agent", BASH, "echo hi"]).await;
     assert_eq!(ran.ok().trim(), "hi");
 }
 
 #[tokio::test]
 async fn a_shell_keeps_its_memory_from_prompt_to_prompt_and_is_never_put_to_rest() {
-    let home = Home::new();
+    let home = TestHome::new();
     home.configure("idle_s = 1\n");
-    let mut daemon = Daemon::start_in(home, |_| {}).await;
+    let mut daemon = TestDaemon::start_in(home, |_| {}).await;
     let session = daemon.session(BASH).await;
     let run = session.prompt("X=1").await;
     assert_eq!(session.wait(&run).await["finish_reason"], "end_turn");
@@ -43,27 +43,29 @@ async fn a_shell_keeps_its_memory_from_prompt_to_prompt_and_is_never_put_to_rest
     tokio::time::sleep(Duration::from_secs(3)).await;
     let run = session.prompt("echo still $X").await;
     assert_eq!(session.wait(&run).await["text"], "still 1");
-    rules::check(&session.events().await);
+    journal_rules::check(&session.events().await);
 }
 
 #[tokio::test]
 async fn a_manifest_says_after_how_long_an_agent_rests() {
-    let home = Home::new();
+    let home = TestHome::new();
     add_manifest(&home, "script", "[agent]\nname = 'script'\n[idle]\nrest_after_s = 1\n");
-    let daemon = Daemon::start_in(home, |_| {}).await;
+    let daemon = TestDaemon::start_in(home, |_| {}).await;
     let session = daemon.session("script").await;
     let run = session.prompt("hello").await;
     session.wait(&run).await;
-    poll("the agent to be put to rest", async || daemon.home.playing("__script").is_empty().then_some(()))
-        .await;
+    poll_until("the agent to be put to rest", async || {
+        daemon.home.processes_with_role("__script").is_empty().then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_cancelled_command_leaves_nothing_and_the_shell_goes_on() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session(BASH).await;
     let run = session.prompt("X=1; setsid -f sleep 601; echo begun; sleep 600").await;
-    session.seen_of(&run, "text.delta").await;
+    session.wait_for_run_event(&run, "text.delta").await;
     session.cancel().await;
     let ended = session.wait(&run).await;
     assert_eq!(
@@ -71,16 +73,16 @@ async fn a_cancelled_command_leaves_nothing_and_the_shell_goes_on() {
         (&json!("cancelled"), &json!(null))
     );
     let worker = process_of(&session).await;
-    let sleeps = processes::below(worker.pid).into_iter().filter(|one| one.args[0] == "sleep").count();
+    let sleeps = processes::descendants(worker.pid).into_iter().filter(|one| one.args[0] == "sleep").count();
     assert_eq!(sleeps, 0);
     let run = session.prompt("echo $X").await;
     assert_eq!(session.wait(&run).await["text"], "1");
-    rules::check(&session.events().await);
+    journal_rules::check(&session.events().await);
 }
 
 #[tokio::test]
 async fn a_program_of_which_nothing_can_be_told_ends_with_a_clear_error() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let began = Instant::now();
     let ran = daemon.qd(&["run", "--agent", "pty:cat", "hello"]).await;
     assert_eq!(ran.code, Some(1), "{ran:?}");
@@ -90,25 +92,25 @@ async fn a_program_of_which_nothing_can_be_told_ends_with_a_clear_error() {
 
 #[tokio::test]
 async fn a_person_sees_the_screen_types_and_leaves_while_the_session_goes_on() {
-    let home = Home::new();
+    let home = TestHome::new();
     // Smaller than the terminal of who looks at it, which it follows.
     let manifest = "[agent]\nname = 'small'\nbinary = 'bash'\ndriver = 'pty'\n\
         [startup]\ncommand = ['bash', '--norc', '--noprofile']\n[pty]\ncols = 70\nrows = 15\n";
     add_manifest(&home, "small", manifest);
-    let daemon = Daemon::start_in(home, |_| {}).await;
+    let daemon = TestDaemon::start_in(home, |_| {}).await;
     let session = daemon.session_with(json!({ "agent": "small", "title": "shell" })).await;
     let run = session.prompt("echo what was before; stty size").await;
     assert_eq!(session.wait(&run).await["text"], "what was before\n15 70");
-    let terminal = Terminal::qd(&daemon.home, &["attach", "--raw", "shell"]).await;
-    terminal.shows("what was before").await;
-    terminal.types("Y=typed; stty size").await;
-    terminal.presses("Enter").await;
-    terminal.shows("40 120").await;
+    let terminal = TestTerminal::start_qd(&daemon.home, &["attach", "--raw", "shell"]).await;
+    terminal.wait_for_text("what was before").await;
+    terminal.type_text("Y=typed; stty size").await;
+    terminal.press_key("Enter").await;
+    terminal.wait_for_text("40 120").await;
     let run = session.prompt("echo meanwhile $Y").await;
     assert_eq!(session.wait(&run).await["text"], "meanwhile typed");
-    terminal.shows("meanwhile typed").await;
-    terminal.presses("C-]").await;
-    terminal.shows("exit 0").await;
+    terminal.wait_for_text("meanwhile typed").await;
+    terminal.press_key("C-]").await;
+    terminal.wait_for_text("exit 0").await;
     let run = session.prompt("echo after").await;
     assert_eq!(session.wait(&run).await["text"], "after");
     let events =
@@ -118,26 +120,26 @@ async fn a_person_sees_the_screen_types_and_leaves_while_the_session_goes_on() {
 
 #[tokio::test]
 async fn a_session_without_a_terminal_says_so() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let idle = daemon.session(BASH).await;
-    let terminal = Terminal::qd(&daemon.home, &["attach", "--raw", &idle.id]).await;
-    terminal.shows("exit 1").await;
+    let terminal = TestTerminal::start_qd(&daemon.home, &["attach", "--raw", &idle.id]).await;
+    terminal.wait_for_text("exit 1").await;
     let session = daemon.session("script").await;
     let run = session.prompt("hello").await;
     session.wait(&run).await;
     drop(terminal);
-    let terminal = Terminal::qd(&daemon.home, &["attach", "--raw", &session.id]).await;
-    let screen = terminal.shows("exit 1").await;
+    let terminal = TestTerminal::start_qd(&daemon.home, &["attach", "--raw", &session.id]).await;
+    let screen = terminal.wait_for_text("exit 1").await;
     assert!(screen.contains("no terminal"), "{screen}");
-    let refused = session.client.get(&session.at("/terminal")).await;
-    refused.refused(400, "invalid_request");
+    let refused = session.client.get(&session.path("/terminal")).await;
+    refused.expect_refusal(400, "invalid_request");
     let ran = daemon.qd(&["attach", "--raw", &session.id]).await;
     assert_eq!(ran.code, Some(2), "without a terminal of one's own: {ran:?}");
 }
 
 #[tokio::test]
 async fn an_agent_cannot_type_into_its_own_terminal() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session(BASH).await;
     let (qd, home) = (qd_testkit::home::binary(), daemon.home.path());
     let command =

@@ -1,35 +1,38 @@
 //! Rule 5.7: cancel with proof of death. Six kinds of process that do not want to die, times ten, against a cancel, and
 //! against the death of daemon, worker and keeper in every combination. And what a thousand runs leave behind: nothing.
 
-use qd_testkit::{Daemon, Process, Session, escapees, poll, processes, rules, script::*};
+use qd_testkit::{
+    ObservedProcess, TestDaemon, TestSession, escapees, journal_rules, poll_until, processes, script::*,
+};
 use serde_json::{Value, json};
 
 use crate::workers_loss::{process_of, worker_of};
 
 const EACH: usize = 10;
 
-fn everything(home: &qd_testkit::Home) -> Vec<Value> {
-    escapees::KINDS.iter().map(|kind| escapees::step(home, kind, EACH)).collect()
+fn everything(home: &qd_testkit::TestHome) -> Vec<Value> {
+    escapees::KINDS.iter().map(|kind| escapees::spawn_step(home, kind, EACH)).collect()
 }
 
 /// A run that has let all of them loose and then waits for ever.
-async fn let_loose(daemon: &Daemon, session: &Session) -> String {
-    let run = session.script(&[everything(&daemon.home), vec![forever()]].concat()).await;
+async fn let_loose(daemon: &TestDaemon, session: &TestSession) -> String {
+    let run = session.prompt_script(&[everything(&daemon.home), vec![sleep_forever()]].concat()).await;
     for kind in escapees::KINDS {
-        escapees::loose(&daemon.home, kind, EACH).await;
+        escapees::wait_until_loose(&daemon.home, kind, EACH).await;
     }
     run
 }
 
 #[tokio::test]
 async fn a_cancel_ends_six_kinds_of_escapee_and_says_so() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
     for kind in escapees::KINDS {
-        let run = session.script(&[escapees::step(&daemon.home, kind, EACH), forever()]).await;
-        escapees::loose(&daemon.home, kind, EACH).await;
+        let run =
+            session.prompt_script(&[escapees::spawn_step(&daemon.home, kind, EACH), sleep_forever()]).await;
+        escapees::wait_until_loose(&daemon.home, kind, EACH).await;
         session.cancel().await;
-        let ended = session.seen_of(&run, "run.finished").await;
+        let ended = session.wait_for_run_event(&run, "run.finished").await;
         let left = agents_children(&daemon);
         assert_eq!(left, [], "{kind}: /proc says otherwise than {}", ended.data);
         assert_eq!(ended.data["finish_reason"], "cancelled", "{kind}");
@@ -37,60 +40,61 @@ async fn a_cancel_ends_six_kinds_of_escapee_and_says_so() {
         let killed = ended.data["processes"]["killed"].as_u64().unwrap();
         assert!(killed >= EACH as u64, "{kind}: only {killed} were killed");
     }
-    assert_eq!(session.play(&[say("fine")]).await["text"], "fine");
-    rules::check(&session.events().await);
+    assert_eq!(session.run_script(&[say("fine")]).await["text"], "fine");
+    journal_rules::check(&session.events().await);
 }
 
 /// What agents have started, without the agents.
-fn agents_children(daemon: &Daemon) -> Vec<Process> {
-    daemon.home.of_agents().into_iter().filter(|one| !one.plays("__script")).collect()
+fn agents_children(daemon: &TestDaemon) -> Vec<ObservedProcess> {
+    daemon.home.agent_processes().into_iter().filter(|one| !one.has_role("__script")).collect()
 }
 
 #[tokio::test]
 async fn a_cancel_leaves_the_agent_alone_that_stops_when_it_is_asked() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = session.script(&[escapees::step(&daemon.home, "setsid", 1), forever()]).await;
-    escapees::loose(&daemon.home, "setsid", 1).await;
-    let agent = daemon.home.playing("__script");
+    let run =
+        session.prompt_script(&[escapees::spawn_step(&daemon.home, "setsid", 1), sleep_forever()]).await;
+    escapees::wait_until_loose(&daemon.home, "setsid", 1).await;
+    let agent = daemon.home.processes_with_role("__script");
     session.cancel().await;
     assert_eq!(session.wait(&run).await["finish_reason"], "cancelled");
     assert_eq!(agents_children(&daemon), []);
-    assert_eq!(session.play(&[say("the same")]).await["text"], "the same");
-    let pids = |list: &[Process]| list.iter().map(|one| one.pid).collect::<Vec<_>>();
-    assert_eq!(pids(&daemon.home.playing("__script")), pids(&agent));
+    assert_eq!(session.run_script(&[say("the same")]).await["text"], "the same");
+    let pids = |list: &[ObservedProcess]| list.iter().map(|one| one.pid).collect::<Vec<_>>();
+    assert_eq!(pids(&daemon.home.processes_with_role("__script")), pids(&agent));
 }
 
 #[tokio::test]
 async fn an_agent_that_ignores_the_cancel_dies_with_all_that_it_started() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session_with(json!({ "agent": "script", "cancel_grace_s": 0.2 })).await;
-    let steps = [vec![ignore_cancel()], everything(&daemon.home), vec![forever()]].concat();
-    let run = session.script(&steps).await;
+    let steps = [vec![ignore_cancel()], everything(&daemon.home), vec![sleep_forever()]].concat();
+    let run = session.prompt_script(&steps).await;
     for kind in escapees::KINDS {
-        escapees::loose(&daemon.home, kind, EACH).await;
+        escapees::wait_until_loose(&daemon.home, kind, EACH).await;
     }
     session.cancel().await;
-    let ended = session.seen_of(&run, "run.finished").await;
+    let ended = session.wait_for_run_event(&run, "run.finished").await;
     assert_eq!(agents_children(&daemon), [], "{}", ended.data);
     assert_eq!(ended.data["finish_reason"], "cancelled");
     assert_eq!(ended.data["processes"]["survivors"], 0);
     assert!(ended.data["processes"]["killed"].as_u64().unwrap() >= 60, "{}", ended.data);
-    assert_eq!(session.play(&[say("fine")]).await["text"], "fine");
-    rules::check(&session.events().await);
+    assert_eq!(session.run_script(&[say("fine")]).await["text"], "fine");
+    journal_rules::check(&session.events().await);
 }
 
 /// Kills these parts in mid-turn, all at once, and lets a daemon settle: nothing may be left of the agent, and the
 /// session must go on.
 async fn nothing_is_left_after_the_death_of(parts: &[&str]) {
-    let mut daemon = Daemon::start().await;
+    let mut daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
     let run = let_loose(&daemon, &session).await;
-    let next = session.script(&[say("next")]).await;
+    let next = session.prompt_script(&[say("next")]).await;
     let worker = process_of(&session).await;
     let mark = worker_of(&session).await["id"].as_str().unwrap().to_owned();
-    let family = processes::below(worker.pid);
-    let keeper = family.iter().find(|one| one.plays("__keeper")).expect("there is a keeper").clone();
+    let family = processes::descendants(worker.pid);
+    let keeper = family.iter().find(|one| one.has_role("__keeper")).expect("there is a keeper").clone();
     let signal = |pid| qd_testkit::home::signal(pid, rustix::process::Signal::KILL);
     // Without a pause in between: nobody has time to finish another's work.
     for part in parts {
@@ -101,21 +105,21 @@ async fn nothing_is_left_after_the_death_of(parts: &[&str]) {
         }
     }
     if parts.contains(&"daemon") {
-        daemon.ended().await;
+        daemon.wait_for_exit().await;
         daemon.start_again().await;
     }
     let ended = session.wait(&run).await["finish_reason"].clone();
     assert!(ended == "interrupted" || ended == "error", "{parts:?}: {ended}");
     assert_eq!(session.wait(&next).await["text"], "next", "{parts:?}");
-    poll("the end of every escapee", async || agents_children(&daemon).is_empty().then_some(())).await;
-    assert_eq!(processes::marked(&mark), [], "{parts:?}");
+    poll_until("the end of every escapee", async || agents_children(&daemon).is_empty().then_some(())).await;
+    assert_eq!(processes::marked_processes(&mark), [], "{parts:?}");
     assert!(!keeper.is_alive(), "{parts:?}");
-    rules::check(&session.events().await);
+    journal_rules::check(&session.events().await);
     session.close().await;
-    session.seen("its end", |event| event.kind == "session.closed").await;
-    assert_eq!(daemon.home.of_agents(), [], "{parts:?}");
-    let daemon = Process::find(daemon.pid()).unwrap();
-    poll("the daemon to bury its dead", async || daemon.zombies().is_empty().then_some(())).await;
+    session.wait_for_event("its end", |event| event.kind == "session.closed").await;
+    assert_eq!(daemon.home.agent_processes(), [], "{parts:?}");
+    let daemon = ObservedProcess::find(daemon.pid()).unwrap();
+    poll_until("the daemon to bury its dead", async || daemon.zombies().is_empty().then_some(())).await;
 }
 
 #[tokio::test]
@@ -150,16 +154,16 @@ async fn nothing_is_left_after_the_death_of_all_three() {
 
 #[tokio::test]
 async fn the_next_daemon_cancels_what_the_killed_one_left_running() {
-    let mut daemon = Daemon::start().await;
+    let mut daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
     let run = let_loose(&daemon, &session).await;
     daemon.restart().await;
     assert_eq!(session.run(&run).await["state"], "running");
     session.cancel().await;
-    let ended = session.seen_of(&run, "run.finished").await;
+    let ended = session.wait_for_run_event(&run, "run.finished").await;
     assert_eq!(agents_children(&daemon), [], "{}", ended.data);
     assert_eq!(ended.data["processes"]["survivors"], 0);
-    rules::check(&session.events().await);
+    journal_rules::check(&session.events().await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -167,7 +171,7 @@ async fn a_thousand_runs_leave_no_zombie_and_no_descriptor() {
     /// A pool may still have grown by a file or two; a leak would be hundreds.
     const SLACK: usize = 4;
     const RUNS: usize = 1000;
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let (mut echoes, mut scripts) = (Vec::new(), Vec::new());
     for _ in 0..8 {
         echoes.push(daemon.session("echo").await);
@@ -196,7 +200,7 @@ async fn a_thousand_runs_leave_no_zombie_and_no_descriptor() {
                         5 => spawn(&["true"]),
                         _ => say("word"),
                     };
-                    let ended = session.play(&[end]).await;
+                    let ended = session.run_script(&[end]).await;
                     assert_eq!(ended["finish_reason"], if n % 10 == 0 { "error" } else { "end_turn" });
                 }
             });
@@ -208,28 +212,28 @@ async fn a_thousand_runs_leave_no_zombie_and_no_descriptor() {
     }
     round(100).await;
     let ours = || {
-        let mut ours = daemon.home.playing("serve");
-        ours.extend(daemon.home.playing("__worker"));
-        ours.extend(daemon.home.playing("__keeper"));
+        let mut ours = daemon.home.processes_with_role("serve");
+        ours.extend(daemon.home.processes_with_role("__worker"));
+        ours.extend(daemon.home.processes_with_role("__keeper"));
         ours
     };
     let before = ours();
     // A worker of its own that ends with a failed agent is another process after it, with as much in its hands.
     let most = |part: &str| {
-        let held = ours().into_iter().filter(|one| one.plays(part)).map(|one| one.descriptors());
+        let held = ours().into_iter().filter(|one| one.has_role(part)).map(|one| one.open_descriptors());
         held.max().unwrap_or_default()
     };
     let held: Vec<_> = ["serve", "__worker", "__keeper"].iter().map(|part| (*part, most(part))).collect();
     round(RUNS).await;
     println!("{RUNS} runs; descriptors before: {held:?}");
     for (part, before) in held {
-        poll(&format!("{part} to hold no more than {before} descriptors"), async || {
+        poll_until(&format!("{part} to hold no more than {before} descriptors"), async || {
             (most(part) <= before + SLACK).then_some(())
         })
         .await;
     }
     assert_eq!(ours().len(), before.len(), "there are as many processes as before: {:#?}", ours());
     for one in ours() {
-        poll("no zombie", async || one.zombies().is_empty().then_some(())).await;
+        poll_until("no zombie", async || one.zombies().is_empty().then_some(())).await;
     }
 }

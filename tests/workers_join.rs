@@ -5,7 +5,10 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use qd_testkit::{Client, Daemon, Home, Proxy, Running, Session, poll, processes, rules, script::*};
+use qd_testkit::{
+    TestClient, TestCommand, TestDaemon, TestHome, TestProxy, TestSession, journal_rules, poll_until,
+    processes, script::*,
+};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -13,26 +16,26 @@ use crate::openapi::{filled, operations};
 use crate::workers_loss::worker_of;
 
 /// A daemon that others can join over TLS.
-async fn deck() -> Daemon {
-    Daemon::start_with(|options| _ = options.tcp().arg("--tls").arg("self")).await
+async fn deck() -> TestDaemon {
+    TestDaemon::start_with(|options| _ = options.tcp().arg("--tls").arg("self")).await
 }
 
 /// The same, which waits so many seconds for a worker that is away.
-async fn deck_with_lease(seconds: u64) -> Daemon {
-    let home = Home::new();
+async fn deck_with_lease(seconds: u64) -> TestDaemon {
+    let home = TestHome::new();
     std::fs::create_dir(home.path()).unwrap();
     std::fs::write(home.path().join("config.toml"), format!("remote_lease_s = {seconds}\n")).unwrap();
-    Daemon::start_in(home, |options| _ = options.tcp().arg("--tls").arg("self")).await
+    TestDaemon::start_in(home, |options| _ = options.tcp().arg("--tls").arg("self")).await
 }
 
 /// Where it listens.
-fn address(daemon: &Daemon) -> SocketAddr {
+fn address(daemon: &TestDaemon) -> SocketAddr {
     let line = daemon.listening().iter().find_map(|line| line.strip_prefix("listening on https://"));
     line.unwrap().parse().unwrap()
 }
 
 /// What `qd workers token` makes.
-async fn token(daemon: &Daemon) -> Value {
+async fn token(daemon: &TestDaemon) -> Value {
     daemon.qd(&["workers", "token", "--json"]).await.json()
 }
 
@@ -41,26 +44,26 @@ fn text<'a>(made: &'a Value, field: &str) -> &'a str {
 }
 
 /// Another machine: a home of its own with a worker that has joined.
-struct Machine {
-    worker: Running,
-    home: Home,
+struct JoinedTestMachine {
+    worker: TestCommand,
+    home: TestHome,
 }
 
-impl Machine {
+impl JoinedTestMachine {
     /// Joins the daemon where it listens.
-    async fn join(daemon: &Daemon, label: &str) -> Self {
+    async fn join(daemon: &TestDaemon, label: &str) -> Self {
         Self::join_through(daemon, address(daemon), &["--label", label]).await
     }
 
     /// Joins the daemon through something at another address.
-    async fn join_through(daemon: &Daemon, address: SocketAddr, args: &[&str]) -> Self {
+    async fn join_through(daemon: &TestDaemon, address: SocketAddr, args: &[&str]) -> Self {
         let made = token(daemon).await;
-        let home = Home::new();
+        let home = TestHome::new();
         let url = format!("https://{address}");
         let line = ["worker", "join", &url, "--token", text(&made, "token")];
         let pin = ["--fingerprint", text(&made, "fingerprint")];
         let mut worker = home.start(&[&line[..], &pin, args].concat());
-        worker.says(&format!("joined {url} as ")).await;
+        worker.wait_for_stdout(&format!("joined {url} as ")).await;
         Self { worker, home }
     }
 
@@ -71,8 +74,8 @@ impl Machine {
 }
 
 /// Waits until somebody who bears this label is connected, or nobody is.
-async fn connected(daemon: &Daemon, label: &str, wanted: bool) {
-    poll(&format!("{label} to be connected: {wanted}"), async || {
+async fn connected(daemon: &TestDaemon, label: &str, wanted: bool) {
+    poll_until(&format!("{label} to be connected: {wanted}"), async || {
         let joined = daemon.client().get("/v1/workers/joined").await.list();
         let is_there = joined.iter().any(|machine| {
             machine["connected"] == true && machine["labels"].as_array().unwrap().contains(&json!(label))
@@ -83,12 +86,12 @@ async fn connected(daemon: &Daemon, label: &str, wanted: bool) {
 }
 
 /// Waits until a run has said so far, of what [`count`] makes it say.
-async fn said(session: &Session, run: &str, number: u64) {
+async fn said(session: &TestSession, run: &str, number: u64) {
     let mut so_far = String::new();
-    let enough = counted(number);
+    let enough = counted_text(number);
     session
-        .seen(&format!("{number} of {run}"), |event| {
-            if event.is(run, "text.delta") {
+        .wait_for_event(&format!("{number} of {run}"), |event| {
+            if event.is_of_run(run, "text.delta") {
                 so_far.push_str(event.data["text"].as_str().unwrap());
             }
             so_far.len() >= enough.len()
@@ -97,47 +100,49 @@ async fn said(session: &Session, run: &str, number: u64) {
 }
 
 /// Waits for the end of a run that has counted, and holds it to having done so once and in order.
-async fn counted_well(session: &Session, run: &str, to: u64) {
-    session.seen_of(run, "run.finished").await;
+async fn counted_well(session: &TestSession, run: &str, to: u64) {
+    session.wait_for_run_event(run, "run.finished").await;
     let events = session.events().await;
-    rules::check(&events);
-    let deltas = events.iter().filter(|event| event.is(run, "text.delta"));
+    journal_rules::check(&events);
+    let deltas = events.iter().filter(|event| event.is_of_run(run, "text.delta"));
     let text: String = deltas.map(|event| event.data["text"].as_str().unwrap()).collect();
-    assert_eq!(text, counted(to), "every chunk once and in order");
+    assert_eq!(text, counted_text(to), "every chunk once and in order");
     assert_eq!(session.run(run).await["finish_reason"], "end_turn");
 }
 
 #[tokio::test]
 async fn a_session_runs_on_a_machine_that_has_joined() {
     let daemon = deck().await;
-    let machine = Machine::join(&daemon, "box").await;
+    let machine = JoinedTestMachine::join(&daemon, "box").await;
     let session = daemon.session("script@box").await;
-    let ended = session.play(&[config()]).await;
+    let ended = session.run_script(&[config()]).await;
     assert_eq!(ended["finish_reason"], "end_turn", "{ended}");
-    let work = daemon.home.work();
+    let work = daemon.home.project_dir();
     assert!(ended["text"].as_str().unwrap().contains(work.to_str().unwrap()), "the same path: {ended}");
     let worker = worker_of(&session).await;
     assert_eq!(worker["pid"], machine.worker.pid(), "the process that has joined");
     assert!(worker["host"].is_string() && worker["processes"] == json!([]), "{worker}");
-    let below = processes::below(machine.worker.pid());
-    assert!(below.iter().any(|one| one.plays("__script")), "the agent is there: {below:#?}");
+    let below = processes::descendants(machine.worker.pid());
+    assert!(below.iter().any(|one| one.has_role("__script")), "the agent is there: {below:#?}");
     let shown = daemon.qd(&["workers"]).await.ok();
     assert!(shown.contains(worker["host"].as_str().unwrap()) && shown.contains("connected"), "{shown}");
 
     // Asks, answers and cancels go the same way.
-    let asked = session.answer_one(ask_bash("make"), json!({ "decision": "allow_once" })).await;
+    let asked = session.run_with_answer(ask_bash("make"), json!({ "decision": "allow_once" })).await;
     assert_eq!(asked["text"], "allowed");
-    let run = session.script(&[spawn_away(&["sleep", "600"]), forever()]).await;
-    session.seen_of(&run, "text.delta").await;
+    let run = session.prompt_script(&[spawn_detached(&["sleep", "600"]), sleep_forever()]).await;
+    session.wait_for_run_event(&run, "text.delta").await;
     session.cancel().await;
     let ended = session.wait(&run).await;
     assert_eq!(ended["finish_reason"], "cancelled");
-    let finished = session.seen_of(&run, "run.finished").await;
+    let finished = session.wait_for_run_event(&run, "run.finished").await;
     assert_eq!(finished.data["processes"]["survivors"], 0, "{finished:?}");
     session.close().await;
-    session.seen("its end", |event| event.kind == "session.closed").await;
-    poll("the end of the agent", async || processes::below(machine.worker.pid()).is_empty().then_some(()))
-        .await;
+    session.wait_for_event("its end", |event| event.kind == "session.closed").await;
+    poll_until("the end of the agent", async || {
+        processes::descendants(machine.worker.pid()).is_empty().then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -148,13 +153,13 @@ async fn the_line_that_a_token_comes_with_joins_a_machine_that_sessions_can_choo
         let words: Vec<&str> = line.trim().strip_prefix("qd ").unwrap().split(' ').collect();
         let label = words[words.iter().position(|word| *word == "--label").unwrap() + 1];
         let agent = agent.map_or_else(|| format!("script@{label}"), str::to_owned);
-        let home = Home::new();
+        let home = TestHome::new();
         let mut worker = home.start(&words);
-        worker.says("joined ").await;
+        worker.wait_for_stdout("joined ").await;
         connected(&daemon, label, true).await;
         let listed = daemon.qd(&["agents"]).await.ok();
         assert!(listed.contains(&agent), "{listed}");
-        assert_eq!(daemon.session(&agent).await.play(&[say("hi")]).await["text"], "hi");
+        assert_eq!(daemon.session(&agent).await.run_script(&[say("hi")]).await["text"], "hi");
         let machines = daemon.qd(&["workers", "machines", "--json"]).await.json();
         let ours = machines.as_array().unwrap().iter().find(|one| one["labels"] == json!([label]));
         assert!(ours.is_some_and(|one| one["connected"] == true), "{machines}");
@@ -162,7 +167,7 @@ async fn the_line_that_a_token_comes_with_joins_a_machine_that_sessions_can_choo
         assert!(shown.contains(label), "{shown}");
         assert!(daemon.qd(&["workers", "--json"]).await.json()[0]["pid"].is_number(), "workers, as before");
         worker.signal(Signal::TERM);
-        let ended = worker.end().await;
+        let ended = worker.wait().await;
         assert!(ended.stderr.contains(&agent), "it says how it is chosen: {ended:?}");
     }
 }
@@ -173,30 +178,30 @@ async fn whoever_mistakes_tls_is_told() {
     let host = format!("http://{}", address(&daemon));
     let plain = daemon.qd(&["ps", "--host", &host]).await;
     assert!(plain.stderr.contains(&host.replace("http:", "https:")), "{plain:?}");
-    plain.exits(4);
-    let bare = Daemon::start_with(|options| _ = options.tcp()).await;
+    plain.expect_exit(4);
+    let bare = TestDaemon::start_with(|options| _ = options.tcp()).await;
     let line = bare.listening().iter().find_map(|line| line.strip_prefix("listening on http://")).unwrap();
     let secure = bare.qd(&["ps", "--host", &format!("https://{line}")]).await;
     assert!(secure.stderr.contains("does not speak TLS: use http://"), "{secure:?}");
-    secure.exits(4);
+    secure.expect_exit(4);
 }
 
 #[tokio::test]
 async fn only_the_certificate_of_the_fingerprint_is_accepted() {
     let daemon = deck().await;
     let made = token(&daemon).await;
-    let home = Home::new();
+    let home = TestHome::new();
     let url = format!("https://{}", address(&daemon));
     let line = ["worker", "join", &url, "--token", text(&made, "token")];
     let wrong = text(&made, "fingerprint").replace(|c: char| c != ':', "0");
     for (args, said) in [(vec!["--fingerprint", &wrong], "not the one"), (vec![], "not trusted")] {
         let output = home.qd(&[&line[..], &args].concat()).await;
         assert!(output.stderr.contains(said) && output.stderr.contains("--fingerprint"), "{output:?}");
-        assert_eq!(output.exits(1), "", "it has not joined");
+        assert_eq!(output.expect_exit(1), "", "it has not joined");
     }
     assert!(daemon.client().get("/v1/workers/joined").await.list().is_empty());
     for bad in ["http://192.0.2.1:80", "unix:/run/qd.sock", "nonsense"] {
-        home.qd(&["worker", "join", bad, "--token", "t"]).await.exits(2);
+        home.qd(&["worker", "join", bad, "--token", "t"]).await.expect_exit(2);
     }
 }
 
@@ -204,36 +209,36 @@ async fn only_the_certificate_of_the_fingerprint_is_accepted() {
 async fn a_revoked_token_cuts_its_machine_off_and_lets_nobody_in() {
     let daemon = deck().await;
     let made = token(&daemon).await;
-    let machine = Machine::join(&daemon, "box").await;
+    let machine = JoinedTestMachine::join(&daemon, "box").await;
     let session = daemon.session("script@box").await;
-    let run = session.script(&[say("hi"), forever()]).await;
-    session.seen_of(&run, "text.delta").await;
+    let run = session.prompt_script(&[say("hi"), sleep_forever()]).await;
+    session.wait_for_run_event(&run, "text.delta").await;
     let tokens = daemon.client().get("/v1/workers/tokens").await.list();
     let used = tokens.iter().find(|token| token["last_used_at"].is_string()).expect("one was used");
     assert!(!tokens.iter().any(|token| token.get("token").is_some()), "{tokens:?}");
 
     daemon.qd(&["workers", "revoke", used["id"].as_str().unwrap()]).await.ok();
-    let output = machine.worker.end().await;
+    let output = machine.worker.wait().await;
     assert!(output.stderr.contains("token"), "{output:?}");
-    output.exits(1);
+    output.expect_exit(1);
     assert_eq!(session.wait(&run).await["finish_reason"], "interrupted", "at once, without a lease");
-    machine.home.no_agents().await;
+    machine.home.wait_for_no_agents().await;
 
     let id = made["id"].as_str().unwrap();
     assert_eq!(daemon.client().delete(&format!("/v1/workers/tokens/{id}")).await.status, 204);
-    daemon.client().delete(&format!("/v1/workers/tokens/{id}")).await.refused(404, "not_found");
+    daemon.client().delete(&format!("/v1/workers/tokens/{id}")).await.expect_refusal(404, "not_found");
     let url = format!("https://{}", address(&daemon));
     let pin = text(&made, "fingerprint");
     let args = ["worker", "join", &url, "--token", text(&made, "token"), "--fingerprint", pin];
     let output = machine.home.qd(&args).await;
     assert!(output.stderr.contains("token"), "{output:?}");
-    output.exits(1);
+    output.expect_exit(1);
     assert!(daemon.client().get("/v1/workers/tokens").await.list().is_empty());
 }
 
 #[tokio::test]
 async fn a_worker_token_can_do_nothing_but_work() {
-    let daemon = Daemon::start_with(|options| _ = options.tcp()).await;
+    let daemon = TestDaemon::start_with(|options| _ = options.tcp()).await;
     let made = token(&daemon).await;
     assert!(made["url"].as_str().unwrap().starts_with("http://127.0.0.1:") && made["fingerprint"].is_null());
     let client = daemon.tcp_without_token().with_token(text(&made, "token"));
@@ -248,8 +253,8 @@ async fn a_worker_token_can_do_nothing_but_work() {
         };
         assert_eq!(status, expected, "{method} {path}");
     }
-    client.get("/v1/workers").await.refused(403, "worker_not_allowed");
-    client.get("/v1/nothing").await.refused(403, "worker_not_allowed");
+    client.get("/v1/workers").await.expect_refusal(403, "worker_not_allowed");
+    client.get("/v1/nothing").await.expect_refusal(403, "worker_not_allowed");
     let token = text(&made, "token");
     for (path, content) in daemon.home.files() {
         assert!(!String::from_utf8_lossy(&content).contains(token), "{} holds the token", path.display());
@@ -258,34 +263,38 @@ async fn a_worker_token_can_do_nothing_but_work() {
 
 #[tokio::test]
 async fn only_a_worker_token_joins_and_no_web_page_does() {
-    let daemon = Daemon::start_with(|options| _ = options.tcp()).await;
+    let daemon = TestDaemon::start_with(|options| _ = options.tcp()).await;
     let made = token(&daemon).await;
-    let upgrade = |client: Client| {
+    let upgrade = |client: TestClient| {
         client
-            .with("connection", "Upgrade")
-            .with("upgrade", "websocket")
-            .with("sec-websocket-version", "13")
-            .with("sec-websocket-key", "AAAAAAAAAAAAAAAAAAAAAA==")
-            .with("sec-websocket-protocol", "quarterdeck.v1")
+            .with_header("connection", "Upgrade")
+            .with_header("upgrade", "websocket")
+            .with_header("sec-websocket-version", "13")
+            .with_header("sec-websocket-key", "AAAAAAAAAAAAAAAAAAAAAA==")
+            .with_header("sec-websocket-protocol", "quarterdeck.v1")
     };
     let join = "/v1/workers/join";
-    upgrade(daemon.tcp()).get(join).await.refused(401, "unauthorized");
-    upgrade(daemon.client()).get(join).await.refused(401, "unauthorized");
+    upgrade(daemon.tcp()).get(join).await.expect_refusal(401, "unauthorized");
+    upgrade(daemon.client()).get(join).await.expect_refusal(401, "unauthorized");
     let worker = upgrade(daemon.tcp_without_token().with_token(text(&made, "token")));
     let host = text(&made, "url").to_owned();
     for origin in [host.as_str(), "https://evil.example", "null"] {
-        worker.with("origin", origin).get(join).await.refused(403, "origin_not_allowed");
+        worker.with_header("origin", origin).get(join).await.expect_refusal(403, "origin_not_allowed");
     }
-    worker.with("host", "evil.example").get(join).await.refused(403, "host_not_allowed");
-    worker.with("sec-websocket-protocol", "chat").get(join).await.refused(400, "invalid_request");
+    worker.with_header("host", "evil.example").get(join).await.expect_refusal(403, "host_not_allowed");
+    worker
+        .with_header("sec-websocket-protocol", "chat")
+        .get(join)
+        .await
+        .expect_refusal(400, "invalid_request");
     let link = "/v1/workers/link?session=ses_1&worker=wrk_1";
-    worker.get(link).await.refused(404, "not_found");
+    worker.get(link).await.expect_refusal(404, "not_found");
     assert_eq!(worker.status(hyper::Method::GET, join, None).await, 101);
 }
 
 #[tokio::test]
 async fn a_repeated_request_for_a_token_makes_one() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let client = daemon.client().with_key("k");
     let first = client.post("/v1/workers/tokens", &json!({ "name": "box" })).await.expect(201);
     let again = client.post("/v1/workers/tokens", &json!({ "name": "box" })).await.expect(201);
@@ -294,27 +303,27 @@ async fn a_repeated_request_for_a_token_makes_one() {
     let shown = daemon.qd(&["workers", "tokens"]).await.ok();
     assert!(shown.contains("box") && shown.contains("never"), "{shown}");
     assert_eq!(shown.lines().count(), 2, "{shown}");
-    client.post("/v1/workers/tokens", &json!({ "name": "" })).await.refused(400, "invalid_value");
+    client.post("/v1/workers/tokens", &json!({ "name": "" })).await.expect_refusal(400, "invalid_value");
 }
 
 #[tokio::test]
 async fn a_session_works_below_the_root_where_its_path_is_not_there_or_not_at_all() {
     let daemon = deck().await;
-    let root = daemon.home.beside("elsewhere");
+    let root = daemon.home.sibling_path("elsewhere");
     std::fs::create_dir_all(root.join("shop")).unwrap();
     let flags = ["--label", "rooted", "--root", root.to_str().unwrap()];
-    let _rooted = Machine::join_through(&daemon, address(&daemon), &flags).await;
-    let _bare = Machine::join(&daemon, "bare").await;
-    let there = daemon.home.beside("shop");
+    let _rooted = JoinedTestMachine::join_through(&daemon, address(&daemon), &flags).await;
+    let _bare = JoinedTestMachine::join(&daemon, "bare").await;
+    let there = daemon.home.sibling_path("shop");
     std::fs::create_dir(&there).unwrap();
     let workspace = daemon.client().workspace(&there).await;
     // From here on only the other machine has a directory of this name.
     std::fs::remove_dir(&there).unwrap();
 
-    let ended = workspace.session("script@rooted").await.play(&[config()]).await;
+    let ended = workspace.session("script@rooted").await.run_script(&[config()]).await;
     assert_eq!(ended["finish_reason"], "end_turn", "{ended}");
     assert!(ended["text"].as_str().unwrap().contains(root.join("shop").to_str().unwrap()), "{ended}");
-    let refused = workspace.session("script@bare").await.play(&[config()]).await;
+    let refused = workspace.session("script@bare").await.run_script(&[config()]).await;
     assert_eq!(
         (&refused["finish_reason"], &refused["error"]["code"]),
         (&json!("error"), &json!("path_not_found"))
@@ -322,7 +331,7 @@ async fn a_session_works_below_the_root_where_its_path_is_not_there_or_not_at_al
     assert!(refused["error"]["message"].as_str().unwrap().contains(there.to_str().unwrap()), "{refused}");
 
     std::fs::remove_dir(root.join("shop")).unwrap();
-    let refused = workspace.session("script@rooted").await.play(&[config()]).await;
+    let refused = workspace.session("script@rooted").await.run_script(&[config()]).await;
     let said = refused["error"]["message"].as_str().unwrap();
     for tried in [&there, &root.join("shop"), &root.join(there.strip_prefix("/").unwrap())] {
         assert!(said.contains(tried.to_str().unwrap()), "{said}");
@@ -336,10 +345,12 @@ async fn a_label_chooses_the_machine_and_the_least_busy_one_comes_first() {
     assert!(made["token"].is_string());
     let workspace = daemon.workspace().await;
     let refused = workspace.try_session(json!({ "agent": "script@fast" })).await;
-    let how = refused.refused(409, "agent_unavailable");
+    let how = refused.expect_refusal(409, "agent_unavailable");
     assert!(how["install"].as_str().unwrap().contains("qd worker join"), "{how}");
-    let fast = Machine::join_through(&daemon, address(&daemon), &["--label", "fast", "--label", "all"]).await;
-    let slow = Machine::join_through(
+    let fast =
+        JoinedTestMachine::join_through(&daemon, address(&daemon), &["--label", "fast", "--label", "all"])
+            .await;
+    let slow = JoinedTestMachine::join_through(
         &daemon,
         address(&daemon),
         &["--label", "slow", "--label", "all", "--agent", "script"],
@@ -347,19 +358,19 @@ async fn a_label_chooses_the_machine_and_the_least_busy_one_comes_first() {
     .await;
     for (label, machine) in [("fast", &fast), ("slow", &slow)] {
         let session = workspace.session(&format!("script@{label}")).await;
-        assert_eq!(session.play(&[say("hi")]).await["text"], "hi");
+        assert_eq!(session.run_script(&[say("hi")]).await["text"], "hi");
         assert_eq!(worker_of(&session).await["pid"], machine.worker.pid(), "{label}");
     }
-    workspace.try_session(json!({ "agent": "echo@slow" })).await.refused(409, "agent_unavailable");
-    workspace.try_session(json!({ "agent": "nobody@fast" })).await.refused(409, "agent_unavailable");
+    workspace.try_session(json!({ "agent": "echo@slow" })).await.expect_refusal(409, "agent_unavailable");
+    workspace.try_session(json!({ "agent": "nobody@fast" })).await.expect_refusal(409, "agent_unavailable");
     workspace
         .try_session(json!({ "agent": "echo@fast", "model": "m" }))
         .await
-        .refused(400, "unsupported_setting");
+        .expect_refusal(400, "unsupported_setting");
     let mut pids = Vec::new();
     for _ in 0..4 {
         let session = workspace.session("script@all").await;
-        assert_eq!(session.play(&[say("hi")]).await["text"], "hi");
+        assert_eq!(session.run_script(&[say("hi")]).await["text"], "hi");
         pids.push(worker_of(&session).await["pid"].clone());
     }
     let on_fast = pids.iter().filter(|pid| **pid == json!(fast.worker.pid())).count();
@@ -372,10 +383,10 @@ async fn a_label_chooses_the_machine_and_the_least_busy_one_comes_first() {
 #[tokio::test]
 async fn a_connection_that_is_gone_for_20_s_loses_and_doubles_nothing() {
     let daemon = deck().await;
-    let proxy = Proxy::start(address(&daemon)).await;
-    let _machine = Machine::join_through(&daemon, proxy.address(), &["--label", "far"]).await;
+    let proxy = TestProxy::start(address(&daemon)).await;
+    let _machine = JoinedTestMachine::join_through(&daemon, proxy.address(), &["--label", "far"]).await;
     let session = daemon.session("script@far").await;
-    let run = session.script(&count(260, 100)).await;
+    let run = session.prompt_script(&count(260, 100)).await;
     said(&session, &run, 20).await;
     proxy.hold();
     // What the rule is about: a network that is gone for so long, and tells nobody.
@@ -391,10 +402,10 @@ async fn a_connection_that_is_gone_for_20_s_loses_and_doubles_nothing() {
 #[tokio::test]
 async fn a_connection_that_breaks_again_and_again_loses_and_doubles_nothing() {
     let daemon = deck().await;
-    let proxy = Proxy::start(address(&daemon)).await;
-    let _machine = Machine::join_through(&daemon, proxy.address(), &["--label", "far"]).await;
+    let proxy = TestProxy::start(address(&daemon)).await;
+    let _machine = JoinedTestMachine::join_through(&daemon, proxy.address(), &["--label", "far"]).await;
     let session = daemon.session("script@far").await;
-    let run = session.script(&count(300, 10)).await;
+    let run = session.prompt_script(&count(300, 10)).await;
     for number in [10, 40, 70, 100, 150] {
         said(&session, &run, number).await;
         proxy.cut();
@@ -407,79 +418,79 @@ async fn a_connection_that_breaks_again_and_again_loses_and_doubles_nothing() {
 #[tokio::test]
 async fn a_daemon_that_is_killed_finds_its_joined_worker_again() {
     let mut daemon = deck().await;
-    let proxy = Proxy::start(address(&daemon)).await;
-    let machine = Machine::join_through(&daemon, proxy.address(), &["--label", "far"]).await;
+    let proxy = TestProxy::start(address(&daemon)).await;
+    let machine = JoinedTestMachine::join_through(&daemon, proxy.address(), &["--label", "far"]).await;
     let session = daemon.session("script@far").await;
-    let run = session.script(&count(200, 20)).await;
-    let queued = session.script(&[say("after")]).await;
+    let run = session.prompt_script(&count(200, 20)).await;
+    let queued = session.prompt_script(&[say("after")]).await;
     for number in [10, 60] {
         said(&session, &run, number).await;
         daemon.kill9().await;
         daemon.start_again().await;
-        proxy.lead_to(address(&daemon));
+        proxy.set_target(address(&daemon));
     }
     assert_eq!(session.wait(&queued).await["text"], "after");
     counted_well(&session, &run, 200).await;
     assert_eq!(worker_of(&session).await["pid"], machine.worker.pid());
-    assert_eq!(daemon.term().await, Some(0));
+    assert_eq!(daemon.terminate().await, Some(0));
     daemon.start_again().await;
-    proxy.lead_to(address(&daemon));
-    assert_eq!(session.play(&[say("again")]).await["text"], "again");
+    proxy.set_target(address(&daemon));
+    assert_eq!(session.run_script(&[say("again")]).await["text"], "again");
 }
 
 #[tokio::test]
 async fn a_worker_that_does_not_come_back_is_lost_after_its_lease_and_another_takes_over() {
     let daemon = deck_with_lease(2).await;
-    let machine = Machine::join(&daemon, "box").await;
+    let machine = JoinedTestMachine::join(&daemon, "box").await;
     let session = daemon.session("script@box").await;
-    let run = session.script(&[say("hi"), forever()]).await;
-    session.seen_of(&run, "text.delta").await;
+    let run = session.prompt_script(&[say("hi"), sleep_forever()]).await;
+    session.wait_for_run_event(&run, "text.delta").await;
     machine.kill9();
     assert_eq!(session.wait(&run).await["finish_reason"], "interrupted");
-    machine.home.no_agents().await;
+    machine.home.wait_for_no_agents().await;
 
-    let ended = session.play(&[say("alone")]).await;
+    let ended = session.run_script(&[say("alone")]).await;
     assert_eq!((&ended["finish_reason"], &ended["error"]["code"]), (&json!("error"), &json!("worker_away")));
     assert!(ended["error"]["message"].as_str().unwrap().contains("box"), "{ended}");
 
-    let run = session.script(&[say("back")]).await;
-    let _other = Machine::join(&daemon, "box").await;
+    let run = session.prompt_script(&[say("back")]).await;
+    let _other = JoinedTestMachine::join(&daemon, "box").await;
     assert_eq!(session.wait(&run).await["text"], "back", "who waits is served by who comes");
 }
 
 #[tokio::test]
 async fn a_worker_that_comes_back_too_late_is_told_to_end_what_nobody_wants() {
     let daemon = deck_with_lease(2).await;
-    let proxy = Proxy::start(address(&daemon)).await;
-    let machine = Machine::join_through(&daemon, proxy.address(), &["--label", "far"]).await;
+    let proxy = TestProxy::start(address(&daemon)).await;
+    let machine = JoinedTestMachine::join_through(&daemon, proxy.address(), &["--label", "far"]).await;
     let session = daemon.session("script@far").await;
-    let run = session.script(&[say("hi"), forever()]).await;
-    session.seen_of(&run, "text.delta").await;
-    assert!(!processes::below(machine.worker.pid()).is_empty());
+    let run = session.prompt_script(&[say("hi"), sleep_forever()]).await;
+    session.wait_for_run_event(&run, "text.delta").await;
+    assert!(!processes::descendants(machine.worker.pid()).is_empty());
     proxy.cut();
     assert_eq!(session.wait(&run).await["finish_reason"], "interrupted");
-    assert!(!processes::below(machine.worker.pid()).is_empty(), "it cannot know yet");
+    assert!(!processes::descendants(machine.worker.pid()).is_empty(), "it cannot know yet");
     proxy.pass();
-    poll("the end of what nobody wants", async || {
-        processes::below(machine.worker.pid()).is_empty().then_some(())
+    poll_until("the end of what nobody wants", async || {
+        processes::descendants(machine.worker.pid()).is_empty().then_some(())
     })
     .await;
-    assert_eq!(session.play(&[say("again")]).await["text"], "again");
+    assert_eq!(session.run_script(&[say("again")]).await["text"], "again");
 }
 
 #[tokio::test]
 async fn a_worker_that_is_told_to_end_ends_its_agents_and_says_so() {
     let daemon = deck().await;
-    let machine = Machine::join(&daemon, "box").await;
+    let machine = JoinedTestMachine::join(&daemon, "box").await;
     let session = daemon.session("script@box").await;
-    let run = session.script(&[spawn_away(&["sleep", "600"]), forever()]).await;
-    session.seen_of(&run, "text.delta").await;
+    let run = session.prompt_script(&[spawn_detached(&["sleep", "600"]), sleep_forever()]).await;
+    session.wait_for_run_event(&run, "text.delta").await;
     machine.worker.signal(Signal::TERM);
-    machine.worker.end().await.ok();
+    machine.worker.wait().await.ok();
     assert_eq!(session.wait(&run).await["finish_reason"], "interrupted");
-    let exited = session.seen("its end", |event| event.kind == "worker.exited").await;
+    let exited = session.wait_for_event("its end", |event| event.kind == "worker.exited").await;
     assert_eq!(exited.data["reason"], "stopped", "{exited:?}");
-    machine.home.no_agents().await;
+    machine.home.wait_for_no_agents().await;
     let kept = machine.home.path().join("joined");
     assert_eq!(std::fs::read_dir(kept).unwrap().count(), 0, "and leaves nothing");
 }

@@ -1,21 +1,21 @@
 //! Sections 3 and 4: what is said of workers: `worker.started` and `worker.exited` around each, without run ids, and
 //! `GET /v1/workers` while it lives.
 
-use qd_testkit::{Daemon, Process, poll, rules, script::*};
+use qd_testkit::{ObservedProcess, TestDaemon, journal_rules, poll_until, script::*};
 use serde_json::json;
 
 use crate::workers_loss::{process_of, worker_of};
 
 #[tokio::test]
 async fn a_worker_is_announced_listed_and_said_to_be_gone() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
     assert!(
         daemon.client().get("/v1/workers").await.list().is_empty(),
         "a session costs nothing until it is used"
     );
-    let run = session.script(&[spawn_away(&["sleep", "600"]), await_steer(600_000)]).await;
-    session.seen_of(&run, "text.delta").await;
+    let run = session.prompt_script(&[spawn_detached(&["sleep", "600"]), await_steer(600_000)]).await;
+    session.wait_for_run_event(&run, "text.delta").await;
     let worker = worker_of(&session).await;
     assert_eq!((&worker["session_id"], &worker["agent"]), (&json!(session.id), &json!("script")));
     assert!(worker["id"].as_str().unwrap().starts_with("wrk_"), "{worker}");
@@ -23,14 +23,15 @@ async fn a_worker_is_announced_listed_and_said_to_be_gone() {
         (worker["started_at"].as_str().unwrap(), worker["lease_expires_at"].as_str().unwrap());
     assert!(started < lease, "{worker}");
     let process = process_of(&session).await;
-    assert!(process.plays("__worker"), "{process:?}");
+    assert!(process.has_role("__worker"), "{process:?}");
     let listed = |name: &str| {
         let processes = worker["processes"].as_array().unwrap();
         processes.iter().find(|one| one["name"] == name).map(|one| one["pid"].as_u64().unwrap())
     };
-    let below = qd_testkit::processes::below(process.pid);
-    let find =
-        |which: &dyn Fn(&Process) -> bool| below.iter().find(|one| which(one)).map(|one| u64::from(one.pid));
+    let below = qd_testkit::processes::descendants(process.pid);
+    let find = |which: &dyn Fn(&ObservedProcess) -> bool| {
+        below.iter().find(|one| which(one)).map(|one| u64::from(one.pid))
+    };
     assert_eq!(listed("sleep"), find(&|one| one.args[0] == "sleep"));
     assert!(worker["processes"].as_array().unwrap().len() >= 2, "the agent and what it started: {worker}");
     assert!(process.args.len() <= 3, "nothing but its part is on its command line: {process:?}");
@@ -38,9 +39,9 @@ async fn a_worker_is_announced_listed_and_said_to_be_gone() {
     session.steer("go").await;
     session.wait(&run).await;
     session.close().await;
-    session.seen("its end", |event| event.kind == "session.closed").await;
+    session.wait_for_event("its end", |event| event.kind == "session.closed").await;
     let events = session.events().await;
-    rules::check(&events);
+    journal_rules::check(&events);
     let of_workers: Vec<_> = events.iter().filter(|event| event.kind.starts_with("worker.")).collect();
     let [began, ended] = of_workers[..] else { panic!("{of_workers:#?}") };
     assert_eq!((began.kind.as_str(), ended.kind.as_str()), ("worker.started", "worker.exited"));
@@ -56,20 +57,20 @@ async fn a_worker_is_announced_listed_and_said_to_be_gone() {
 
 #[tokio::test]
 async fn an_agent_that_fails_is_said_to_have_failed() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = session.script(&[exit(7)]).await;
+    let run = session.prompt_script(&[exit(7)]).await;
     assert_eq!(session.wait(&run).await["error"]["exit_status"], 7);
-    let exited = session.seen("its exit", |event| event.kind == "worker.exited").await;
+    let exited = session.wait_for_event("its exit", |event| event.kind == "worker.exited").await;
     assert_eq!((&exited.data["reason"], &exited.data["error"]["exit_status"]), (&json!("failed"), &json!(7)));
-    rules::check(&session.events().await);
+    journal_rules::check(&session.events().await);
 }
 
 #[tokio::test]
 async fn a_worker_is_in_a_session_of_its_own_and_knows_no_terminal() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    session.play(&[say("x")]).await;
+    session.run_script(&[say("x")]).await;
     let worker = process_of(&session).await;
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", worker.pid)).unwrap();
     let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
@@ -81,19 +82,19 @@ async fn a_worker_is_in_a_session_of_its_own_and_knows_no_terminal() {
 
 #[tokio::test]
 async fn sessions_that_share_a_worker_share_it_from_the_first_moment_and_its_age_survives_the_daemon() {
-    let mut daemon = Daemon::start().await;
+    let mut daemon = TestDaemon::start().await;
     let mut sessions = Vec::new();
     for _ in 0..8 {
         sessions.push(daemon.session("echo").await);
     }
     let prompts = sessions.iter().map(|session| session.prompt("__sleep_ms:600000 x"));
     futures_util::future::join_all(prompts).await;
-    let listed = poll("all workers", async || {
+    let listed = poll_until("all workers", async || {
         let listed = daemon.client().get("/v1/workers").await.list();
         (listed.len() == sessions.len()).then_some(listed)
     })
     .await;
-    assert_eq!(daemon.home.playing("__worker").len(), 1);
+    assert_eq!(daemon.home.processes_with_role("__worker").len(), 1);
     daemon.restart().await;
     for session in &sessions {
         let before = listed.iter().find(|worker| worker["session_id"] == session.id).unwrap();

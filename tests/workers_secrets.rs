@@ -3,7 +3,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use qd_testkit::{Daemon, base64, poll, processes, script::*};
+use qd_testkit::{TestDaemon, base64, poll_until, processes, script::*};
 use serde_json::{Value, json};
 
 const CANARY: &str = "s3cr3t-c4n4ry-7f2e9a/+=";
@@ -22,7 +22,7 @@ fn holds(content: &[u8], word: &str) -> bool {
 
 /// Holds all that the daemon keeps, and every command line, to the promise.
 #[track_caller]
-fn nothing_shows_it(daemon: &Daemon) {
+fn nothing_shows_it(daemon: &TestDaemon) {
     let encoded = base64(CANARY.as_bytes());
     for (path, content) in daemon.home.files() {
         let kept_apart = path.starts_with(daemon.home.path().join("secrets"));
@@ -33,19 +33,19 @@ fn nothing_shows_it(daemon: &Daemon) {
         assert!(!holds(&content, CANARY), "{} holds it", path.display());
         assert!(!holds(&content, encoded.trim_end_matches('=')), "{} holds it in base64", path.display());
     }
-    for process in processes::all() {
+    for process in processes::all_processes() {
         assert!(!process.args.iter().any(|arg| arg.contains(CANARY)), "{process:?}");
     }
 }
 
 #[tokio::test]
 async fn a_secret_that_the_agent_repeats_is_kept_nowhere() {
-    let mut daemon = Daemon::start().await;
+    let mut daemon = TestDaemon::start().await;
     let session = daemon.session_with(json!({ "agent": "script", "env": { "API_KEY": CANARY } })).await;
-    let leak = session.play(&[spawn(&["sh", "-c", "printf %s \"$API_KEY\" >leak"])]).await;
+    let leak = session.run_script(&[spawn(&["sh", "-c", "printf %s \"$API_KEY\" >leak"])]).await;
     assert_eq!(leak["finish_reason"], "end_turn");
-    let leaked = poll("the agent to know it", async || {
-        std::fs::read_to_string(daemon.home.work().join("leak")).ok().filter(|text| !text.is_empty())
+    let leaked = poll_until("the agent to know it", async || {
+        std::fs::read_to_string(daemon.home.project_dir().join("leak")).ok().filter(|text| !text.is_empty())
     });
     assert_eq!(leaked.await, CANARY);
 
@@ -70,11 +70,11 @@ async fn a_secret_that_the_agent_repeats_is_kept_nowhere() {
         fail(CANARY),
     ];
     let run = session.prompt(&spelled(&script)).await;
-    let ask = session.asked(&run).await;
+    let ask = session.wait_for_ask(&run).await;
     nothing_shows_it(&daemon);
     let open = daemon.client().get(&format!("/v1/asks/{ask}")).await.expect(200);
     assert!(!open.to_string().contains(CANARY) && open["prompt"].as_str().unwrap().contains(MARK), "{open}");
-    daemon.client().answer(&ask, &json!({ "value": "yes" })).await.expect(200);
+    daemon.client().answer_ask(&ask, &json!({ "value": "yes" })).await.expect(200);
     let ended = session.wait(&run).await;
     assert_eq!(ended["finish_reason"], "error");
     assert!(ended["error"]["message"].as_str().unwrap().contains(MARK), "{ended}");
@@ -88,12 +88,12 @@ async fn a_secret_that_the_agent_repeats_is_kept_nowhere() {
 
     // The spool holds what no daemon has taken, and must not hold it either.
     let run = session
-        .prompt(&spelled(&[say("x "), sleep(300), say(head), say(tail), write("said", "x"), forever()]))
+        .prompt(&spelled(&[say("x "), sleep(300), say(head), say(tail), write("said", "x"), sleep_forever()]))
         .await;
-    session.seen_of(&run, "text.delta").await;
+    session.wait_for_run_event(&run, "text.delta").await;
     daemon.kill9().await;
-    poll("its last word", async || daemon.home.work().join("said").exists().then_some(())).await;
-    poll("its last word in the spool", async || {
+    poll_until("its last word", async || daemon.home.project_dir().join("said").exists().then_some(())).await;
+    poll_until("its last word in the spool", async || {
         daemon
             .home
             .files()
@@ -113,18 +113,18 @@ async fn a_secret_that_the_agent_repeats_is_kept_nowhere() {
 
 #[tokio::test]
 async fn what_an_agent_writes_to_stderr_before_it_dies_is_redacted_too() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let session = daemon.session_with(json!({ "agent": "script", "env": { "API_KEY": CANARY } })).await;
     // The agent itself writes nothing there.
     let run = session
-        .script(&[
+        .prompt_script(&[
             spawn(&["sh", "-c", "echo \"the key is $API_KEY\" >/proc/$PPID/fd/2; touch told"]),
             await_steer(600_000),
             exit(7),
         ])
         .await;
-    session.started(&run).await;
-    poll("the words", async || daemon.home.work().join("told").exists().then_some(())).await;
+    session.wait_for_start(&run).await;
+    poll_until("the words", async || daemon.home.project_dir().join("told").exists().then_some(())).await;
     session.steer("go").await;
     let ended = session.wait(&run).await;
     assert_eq!((&ended["finish_reason"], &ended["error"]["exit_status"]), (&json!("error"), &json!(7)));
@@ -134,7 +134,7 @@ async fn what_an_agent_writes_to_stderr_before_it_dies_is_redacted_too() {
 
 #[tokio::test]
 async fn nothing_that_an_agent_says_is_too_large_too_deep_or_too_dear_for_the_journal() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let env = json!({ "K": "aaaaaa", "L": "bcbcbc" });
     let session = daemon.session_with(json!({ "agent": "script", "env": env })).await;
     let much = "aaaaaabcbcbc".repeat(50_000);
@@ -146,7 +146,7 @@ async fn nothing_that_an_agent_says_is_too_large_too_deep_or_too_dear_for_the_jo
         cost(1e300),
         say("done"),
     ];
-    let ended = session.play(&script).await;
+    let ended = session.run_script(&script).await;
     assert_eq!((&ended["finish_reason"], &ended["text"]), (&json!("end_turn"), &json!("done")));
     assert_eq!(ended["usage"]["cost_usd"], json!(1e9));
     let events = session.events().await;
@@ -156,13 +156,13 @@ async fn nothing_that_an_agent_says_is_too_large_too_deep_or_too_dear_for_the_jo
 
 #[tokio::test]
 async fn a_script_that_remembers_nothing_says_nothing_of_it_when_it_is_woken() {
-    let home = qd_testkit::Home::new();
+    let home = qd_testkit::TestHome::new();
     home.configure("idle_s = 1\n");
-    let daemon = Daemon::start_in(home, |_| {}).await;
+    let daemon = TestDaemon::start_in(home, |_| {}).await;
     let session = daemon.session("script").await;
-    assert_eq!(session.play(&[say("first")]).await["text"], "first");
-    session.seen("its rest", |event| event.kind == "worker.exited").await;
-    assert_eq!(session.play(&[say("second")]).await["text"], "second");
+    assert_eq!(session.run_script(&[say("first")]).await["text"], "first");
+    session.wait_for_event("its rest", |event| event.kind == "worker.exited").await;
+    assert_eq!(session.run_script(&[say("second")]).await["text"], "second");
     let events = session.events().await;
     assert!(events.iter().all(|event| event.kind != "notice.shown"), "{events:#?}");
 }

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use futures_util::{SinkExt, StreamExt};
-use qd_testkit::{Daemon, Session, poll, rules, script::*};
+use qd_testkit::{TestDaemon, TestSession, journal_rules, poll_until, script::*};
 use serde_json::{Value, json};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinHandle;
@@ -21,20 +21,20 @@ const PROTOCOL: (&str, &str) = ("sec-websocket-protocol", "quarterdeck.v1");
 
 /// What a go-between makes of the hellos that it carries.
 #[derive(Debug, Clone, Copy)]
-struct Skew {
+struct VersionSkew {
     of_daemon: fn(&mut Value),
     of_worker: fn(&mut Value),
 }
 
 /// Stands on a worker's socket while it lives, and gives it back.
-struct GoBetween {
+struct WorkerSocketProxy {
     socket: PathBuf,
     real: PathBuf,
     accepting: JoinHandle<()>,
 }
 
-impl GoBetween {
-    fn stand(workers: &Path, id: &str, skew: Skew) -> Self {
+impl WorkerSocketProxy {
+    fn stand(workers: &Path, id: &str, skew: VersionSkew) -> Self {
         let (socket, real) = (workers.join(format!("{id}.sock")), workers.join("real"));
         std::fs::rename(&socket, &real).unwrap();
         let listener = UnixListener::bind(&socket).unwrap();
@@ -54,7 +54,7 @@ impl GoBetween {
 }
 
 /// Carries one connection, frame by frame.
-async fn carry(daemon: UnixStream, worker: PathBuf, skew: Skew) {
+async fn carry(daemon: UnixStream, worker: PathBuf, skew: VersionSkew) {
     #[expect(clippy::result_large_err, reason = "the callback's type is the library's")]
     let choose = |_: &Request, mut response: Response| {
         response.headers_mut().insert(PROTOCOL.0, PROTOCOL.1.parse().unwrap());
@@ -101,39 +101,41 @@ fn skewed(frame: Message, skew: fn(&mut Value)) -> Vec<Message> {
     }
 }
 
-async fn worker_id(session: &Session) -> String {
+async fn worker_id(session: &TestSession) -> String {
     worker_of(session).await["id"].as_str().unwrap().to_owned()
 }
 
 /// Lets three daemons see one turn: ours, one that is skewed, ours again.
-async fn nothing_is_lost_over(skew: Skew) {
-    let mut daemon = Daemon::start().await;
+async fn nothing_is_lost_over(skew: VersionSkew) {
+    let mut daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
     let turn = [count(CHUNKS, 20), vec![ask_bash("make"), say(" done")]].concat();
-    let run = session.script(&turn).await;
-    let next = session.script(&[say("next")]).await;
-    session.seen_of(&run, "text.delta").await;
+    let run = session.prompt_script(&turn).await;
+    let next = session.prompt_script(&[say("next")]).await;
+    session.wait_for_run_event(&run, "text.delta").await;
     let (id, workers) = (worker_id(&session).await, daemon.home.path().join("workers"));
     daemon.kill9().await;
 
-    let between = GoBetween::stand(&workers, &id, skew);
+    let between = WorkerSocketProxy::stand(&workers, &id, skew);
     daemon.start_again().await;
-    session.seen("the skewed daemon", |event| event.kind == "worker.reattached").await;
+    session.wait_for_event("the skewed daemon", |event| event.kind == "worker.reattached").await;
     let heard = session.events().await.last().unwrap().seq;
     session
-        .seen("words over the skewed link", |event| event.seq > heard && event.is(&run, "text.delta"))
+        .wait_for_event("words over the skewed link", |event| {
+            event.seq > heard && event.is_of_run(&run, "text.delta")
+        })
         .await;
     daemon.kill9().await;
     between.leave();
 
     daemon.start_again().await;
-    let ask = session.asked(&run).await;
-    daemon.client().answer(&ask, &json!({ "decision": "allow_once" })).await.expect(200);
+    let ask = session.wait_for_ask(&run).await;
+    daemon.client().answer_ask(&ask, &json!({ "decision": "allow_once" })).await.expect(200);
     assert_eq!(session.wait(&run).await["finish_reason"], "end_turn");
     assert_eq!(session.wait(&next).await["text"], "next");
     let events = session.events().await;
-    rules::check(&events);
-    assert_eq!(rules::text_of(&events, &run), format!("{}allowed done", counted(CHUNKS)));
+    journal_rules::check(&events);
+    assert_eq!(journal_rules::run_text(&events, &run), format!("{}allowed done", counted_text(CHUNKS)));
     assert_eq!(events.iter().filter(|event| event.kind == "worker.reattached").count(), 2);
     assert_eq!(worker_id(&session).await, id, "it is the same worker still");
 }
@@ -145,7 +147,7 @@ async fn a_daemon_of_the_previous_version_is_replaced_in_mid_turn() {
         hello["software"] = json!("quarterdeck 0.0.9");
         hello.as_object_mut().unwrap().remove("capabilities");
     };
-    nothing_is_lost_over(Skew { of_daemon, of_worker: |_| {} }).await;
+    nothing_is_lost_over(VersionSkew { of_daemon, of_worker: |_| {} }).await;
 }
 
 #[tokio::test]
@@ -155,7 +157,7 @@ async fn a_daemon_of_a_later_version_is_replaced_in_mid_turn() {
         hello["capabilities"] = json!(["flags", "bunting"]);
         hello["rank"] = json!({ "name": "commodore" });
     };
-    nothing_is_lost_over(Skew { of_daemon, of_worker: |_| {} }).await;
+    nothing_is_lost_over(VersionSkew { of_daemon, of_worker: |_| {} }).await;
 }
 
 #[tokio::test]
@@ -164,29 +166,29 @@ async fn a_worker_of_a_later_version_is_understood() {
         hello["capabilities"] = json!(["flags"]);
         hello["rigging"] = json!(["jib", "main"]);
     };
-    nothing_is_lost_over(Skew { of_daemon: |_| {}, of_worker }).await;
+    nothing_is_lost_over(VersionSkew { of_daemon: |_| {}, of_worker }).await;
 }
 
 #[tokio::test]
 async fn versions_that_do_not_meet_say_so_and_the_turn_waits_for_one_that_does() {
-    let mut daemon = Daemon::start().await;
+    let mut daemon = TestDaemon::start().await;
     let session = daemon.session("script").await;
-    let run = session.script(&count(40, 10)).await;
-    session.seen_of(&run, "text.delta").await;
+    let run = session.prompt_script(&count(40, 10)).await;
+    session.wait_for_run_event(&run, "text.delta").await;
     let (id, workers) = (worker_id(&session).await, daemon.home.path().join("workers"));
     daemon.kill9().await;
     let of_daemon = |hello: &mut Value| hello["versions"] = json!({ "min": 8, "max": 9 });
-    let between = GoBetween::stand(&workers, &id, Skew { of_daemon, of_worker: |_| {} });
+    let between = WorkerSocketProxy::stand(&workers, &id, VersionSkew { of_daemon, of_worker: |_| {} });
     daemon.start_again().await;
     let log = daemon.home.path().join("log/daemon.log");
     let complained = async || {
         std::fs::read_to_string(&log).is_ok_and(|log| log.contains("unsupported_version")).then_some(())
     };
-    poll("a complaint", complained).await;
+    poll_until("a complaint", complained).await;
     assert_eq!(session.run(&run).await["state"], "running", "what it has is not thrown away");
     daemon.kill9().await;
     between.leave();
     daemon.start_again().await;
     assert_eq!(session.wait(&run).await["finish_reason"], "end_turn");
-    assert_eq!(rules::text_of(&session.events().await, &run), counted(40));
+    assert_eq!(journal_rules::run_text(&session.events().await, &run), counted_text(40));
 }

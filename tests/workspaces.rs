@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use qd_testkit::{Daemon, script::*};
+use qd_testkit::{TestDaemon, script::*};
 use serde_json::json;
 
 #[tokio::test]
 async fn a_workspace_is_201_when_new_and_200_when_known() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let client = daemon.client();
     let made = client.post("/v1/workspaces", &json!({ "path": "/usr", "name": "system" })).await.expect(201);
     assert!(made["id"].as_str().unwrap().starts_with("ws_"), "{made}");
@@ -22,20 +22,24 @@ async fn a_workspace_is_201_when_new_and_200_when_known() {
 
 #[tokio::test]
 async fn symlinks_are_followed_so_two_names_of_one_directory_are_one_workspace() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let workspace = daemon.workspace().await;
-    let link = daemon.home.beside("link");
-    std::os::unix::fs::symlink(daemon.home.work(), &link).unwrap();
+    let link = daemon.home.sibling_path("link");
+    std::os::unix::fs::symlink(daemon.home.project_dir(), &link).unwrap();
     let by_link = daemon.client().post("/v1/workspaces", &json!({ "path": link })).await.expect(200);
     assert_eq!(by_link["id"], workspace.id);
-    assert_eq!(by_link["path"], daemon.home.work().canonicalize().unwrap().to_str().unwrap());
+    assert_eq!(by_link["path"], daemon.home.project_dir().canonicalize().unwrap().to_str().unwrap());
 }
 
 #[tokio::test]
 async fn what_is_no_directory_is_400_path_not_found() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     for path in ["/no/such/place", "/etc/passwd"] {
-        daemon.client().post("/v1/workspaces", &json!({ "path": path })).await.refused(400, "path_not_found");
+        daemon
+            .client()
+            .post("/v1/workspaces", &json!({ "path": path }))
+            .await
+            .expect_refusal(400, "path_not_found");
     }
     for path in ["relative", "", "a\0b"] {
         let answer = daemon.client().post("/v1/workspaces", &json!({ "path": path })).await;
@@ -46,7 +50,7 @@ async fn what_is_no_directory_is_400_path_not_found() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_directory_that_twenty_clients_add_at_once_is_one_workspace() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let mut racers = tokio::task::JoinSet::new();
     for _ in 0..20 {
         let client = daemon.client();
@@ -60,44 +64,44 @@ async fn a_directory_that_twenty_clients_add_at_once_is_one_workspace() {
 
 #[tokio::test]
 async fn a_workspace_with_a_live_run_is_409_busy_unless_forced() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let workspace = daemon.workspace().await;
     let session = workspace.session("script").await;
-    let mut stream = daemon.client().stream("/v1/events").await.ready().await;
-    let run = session.script(&[forever()]).await;
-    session.started(&run).await;
-    daemon.client().delete(&workspace.at("")).await.refused(409, "busy");
+    let mut stream = daemon.client().stream("/v1/events").await.wait_until_ready().await;
+    let run = session.prompt_script(&[sleep_forever()]).await;
+    session.wait_for_start(&run).await;
+    daemon.client().delete(&workspace.path("")).await.expect_refusal(409, "busy");
     assert_eq!(session.run(&run).await["state"], "running");
-    let forced = daemon.client().delete(&workspace.at("?force=true")).await;
+    let forced = daemon.client().delete(&workspace.path("?force=true")).await;
     assert!(forced.status < 300, "{forced}");
     let seen = stream.until("workspace.removed", |event| event.kind == "workspace.removed").await;
-    let ended = seen.iter().find(|event| event.is(&run, "run.finished")).expect("its run ends first");
+    let ended = seen.iter().find(|event| event.is_of_run(&run, "run.finished")).expect("its run ends first");
     assert_eq!(ended.data["finish_reason"], "cancelled");
 }
 
 #[tokio::test]
 async fn a_forgotten_workspace_is_unknown_and_its_path_makes_a_new_one() {
-    let mut daemon = Daemon::start().await;
+    let mut daemon = TestDaemon::start().await;
     let workspace = daemon.workspace().await;
     let session = workspace.session("script").await;
-    session.play(&[say("x")]).await;
-    let removed = daemon.client().delete(&workspace.at("")).await;
+    session.run_script(&[say("x")]).await;
+    let removed = daemon.client().delete(&workspace.path("")).await;
     assert!(removed.status < 300, "{removed}");
-    daemon.client().get(&workspace.at("")).await.refused(404, "not_found");
-    daemon.client().get(&workspace.at("/sessions")).await.refused(404, "not_found");
-    session.try_prompt("x").await.refused(404, "not_found");
+    daemon.client().get(&workspace.path("")).await.expect_refusal(404, "not_found");
+    daemon.client().get(&workspace.path("/sessions")).await.expect_refusal(404, "not_found");
+    session.try_prompt("x").await.expect_refusal(404, "not_found");
     assert!(daemon.client().get("/v1/workspaces").await.list().is_empty());
     let again = daemon.workspace().await;
     assert_ne!(again.id, workspace.id);
-    assert!(daemon.client().get(&again.at("/sessions")).await.list().is_empty());
+    assert!(daemon.client().get(&again.path("/sessions")).await.list().is_empty());
     daemon.restart().await;
     assert_eq!(daemon.workspace().await.id, again.id);
-    daemon.client().get(&workspace.at("")).await.refused(404, "not_found");
+    daemon.client().get(&workspace.path("")).await.expect_refusal(404, "not_found");
 }
 
 #[tokio::test]
 async fn workspaces_and_sessions_survive_a_crash() {
-    let mut daemon = Daemon::start().await;
+    let mut daemon = TestDaemon::start().await;
     let workspace = daemon.client().workspace(Path::new("/usr")).await;
     let settings = json!({ "agent": "script", "title": "kept", "policy": "deny", "max_turns": 3 });
     let session = workspace.session_with(settings).await;

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use qd_testkit::{Daemon, Session, poll, rules, script::*};
+use qd_testkit::{TestDaemon, TestSession, journal_rules, poll_until, script::*};
 use serde_json::{Value, json};
 
 /// Git in a directory, with nothing of the user's.
@@ -26,8 +26,8 @@ pub(crate) fn commit(dir: &Path, file: &str, content: &str) {
 }
 
 /// Makes the home's project a repository with one commit on `main`.
-pub(crate) fn repository(daemon: &Daemon) -> PathBuf {
-    let repo = daemon.home.work().canonicalize().unwrap();
+pub(crate) fn repository(daemon: &TestDaemon) -> PathBuf {
+    let repo = daemon.home.project_dir().canonicalize().unwrap();
     git(&repo, &["init", "-q", "-b", "main"]);
     git(&repo, &["config", "user.name", "A Person"]);
     git(&repo, &["config", "user.email", "person@example.invalid"]);
@@ -35,29 +35,29 @@ pub(crate) fn repository(daemon: &Daemon) -> PathBuf {
     repo
 }
 
-pub(crate) async fn in_worktree(daemon: &Daemon) -> (Session, PathBuf) {
+pub(crate) async fn in_worktree(daemon: &TestDaemon) -> (TestSession, PathBuf) {
     let session = daemon.session_with(json!({ "agent": "script", "worktree": true })).await;
     let path = path_of(&session).await;
     (session, path)
 }
 
-pub(crate) async fn path_of(session: &Session) -> PathBuf {
+pub(crate) async fn path_of(session: &TestSession) -> PathBuf {
     PathBuf::from(session.show().await["worktree"].as_str().expect("it has a worktree"))
 }
 
 /// What its agent was told of where it works.
-async fn directory(session: &Session) -> String {
-    session.play(&[config()]).await["text"].as_str().unwrap().to_owned()
+async fn directory(session: &TestSession) -> String {
+    session.run_script(&[config()]).await["text"].as_str().unwrap().to_owned()
 }
 
-async fn notices(session: &Session) -> Vec<String> {
+async fn notices(session: &TestSession) -> Vec<String> {
     let events = session.events().await;
     let shown = events.iter().filter(|event| event.kind == "notice.shown");
     shown.map(|event| event.data["text"].as_str().unwrap().to_owned()).collect()
 }
 
 /// Writes the project's file; trusted, if the daemon is to do as it says.
-async fn project_file(daemon: &Daemon, repo: &Path, text: &str, trusted: bool) {
+async fn project_file(daemon: &TestDaemon, repo: &Path, text: &str, trusted: bool) {
     std::fs::create_dir_all(repo.join(".quarterdeck")).unwrap();
     std::fs::write(repo.join(".quarterdeck/project.toml"), text).unwrap();
     if trusted {
@@ -67,13 +67,13 @@ async fn project_file(daemon: &Daemon, repo: &Path, text: &str, trusted: bool) {
 
 #[tokio::test]
 async fn a_session_works_in_a_worktree_of_its_own() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let repo = repository(&daemon);
     let (session, path) = in_worktree(&daemon).await;
     let root = daemon.home.path().canonicalize().unwrap().join("worktrees");
     assert_eq!(path, root.join(&session.id));
     assert!(!path.exists(), "nothing is made before its agent is started");
-    let run = session.play(&[write("made.txt", "by the agent"), config()]).await;
+    let run = session.run_script(&[write("made.txt", "by the agent"), config()]).await;
     assert_eq!(run["finish_reason"], "end_turn", "{run}");
     assert!(run["text"].as_str().unwrap().contains(path.to_str().unwrap()), "{run}");
     assert_eq!(std::fs::read_to_string(path.join("made.txt")).unwrap(), "by the agent");
@@ -81,16 +81,16 @@ async fn a_session_works_in_a_worktree_of_its_own() {
     assert_eq!(git(&path, &["rev-parse", "HEAD"]), git(&repo, &["rev-parse", "main"]));
     assert_eq!(git(&repo, &["status", "--porcelain"]), "", "the user's checkout is as it was");
     assert!(notices(&session).await[0].contains("from main"));
-    rules::check(&session.events().await);
+    journal_rules::check(&session.events().await);
     // The list has it as the session has it.
-    let listed = session.client.get(&session.project("/sessions")).await.list();
+    let listed = session.client.get(&session.workspace_path("/sessions")).await.list();
     assert_eq!(listed[0]["worktree"], path.to_str().unwrap());
     assert_eq!(daemon.session("echo").await.show().await["worktree"], Value::Null);
 }
 
 #[tokio::test]
 async fn a_workspace_below_the_top_is_the_same_place_in_the_worktree() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let repo = repository(&daemon);
     std::fs::create_dir_all(repo.join("pkg/web")).unwrap();
     let workspace = daemon.client().workspace(&repo.join("pkg/web")).await;
@@ -102,17 +102,17 @@ async fn a_workspace_below_the_top_is_the_same_place_in_the_worktree() {
 
 #[tokio::test]
 async fn outside_git_a_worktree_is_refused_and_no_repository_is_made() {
-    let daemon = Daemon::start().await;
-    let work = daemon.home.work();
+    let daemon = TestDaemon::start().await;
+    let work = daemon.home.project_dir();
     std::fs::write(work.join(".env"), "SECRET=1").unwrap();
     let workspace = daemon.workspace().await;
     let new = json!({ "agent": "script", "worktree": true });
     let refusal = workspace.try_session(new.clone()).await;
-    assert_eq!(refusal.refused(400, "unsupported_setting")["setting"], "worktree");
+    assert_eq!(refusal.expect_refusal(400, "unsupported_setting")["setting"], "worktree");
     let message = refusal.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(message.contains("not in a git repository"), "{message}");
     let file = "fleet:\n  base_branch: main\n  task: x\n  sessions: { a: { agent: echo } }\n  start: a\n";
-    workspace.try_fleet(file).await.refused(400, "unsupported_setting");
+    workspace.try_fleet(file).await.expect_refusal(400, "unsupported_setting");
     let said = daemon.qd(&["run", "--agent", "echo", "--worktree", "x"]).await;
     assert_eq!(said.code, Some(1));
     assert!(said.stderr.contains("not in a git repository"), "{}", said.stderr);
@@ -120,23 +120,23 @@ async fn outside_git_a_worktree_is_refused_and_no_repository_is_made() {
     assert!(daemon.client().get("/v1/worktrees").await.list().is_empty());
     // A repository without a commit has nothing to begin from.
     git(&work, &["init", "-q"]);
-    workspace.try_session(new).await.refused(400, "unsupported_setting");
+    workspace.try_session(new).await.expect_refusal(400, "unsupported_setting");
     // What works elsewhere has no use for one.
     let away = json!({ "agent": "a2a:http://127.0.0.1:9/x", "worktree": true });
-    workspace.try_session(away).await.refused(400, "unsupported_setting");
+    workspace.try_session(away).await.expect_refusal(400, "unsupported_setting");
 }
 
 #[tokio::test]
 async fn work_is_there_after_every_crash() {
-    let mut daemon = Daemon::start().await;
+    let mut daemon = TestDaemon::start().await;
     let repo = repository(&daemon);
     let (session, path) = in_worktree(&daemon).await;
-    session.play(&[write("made.txt", "first")]).await;
+    session.run_script(&[write("made.txt", "first")]).await;
     commit(&repo, "later.txt", "main moves on");
     daemon.kill9().await;
     daemon.home.kill_workers();
     daemon.start_again().await;
-    let run = session.play(&[read("made.txt")]).await;
+    let run = session.run_script(&[read("made.txt")]).await;
     assert_eq!(run["text"], "first", "{run}");
     assert!(!path.join("later.txt").exists(), "it goes on from where it began");
     // Also if somebody removed the directory: what was committed is on its branch.
@@ -145,14 +145,14 @@ async fn work_is_there_after_every_crash() {
     daemon.home.kill_workers();
     std::fs::remove_dir_all(&path).unwrap();
     daemon.start_again().await;
-    let run = session.play(&[read("kept.txt")]).await;
+    let run = session.run_script(&[read("kept.txt")]).await;
     assert_eq!(run["text"], "kept", "{run}");
-    rules::check(&session.events().await);
+    journal_rules::check(&session.events().await);
 }
 
 #[tokio::test]
 async fn a_kill_at_any_moment_of_the_start_costs_nothing() {
-    let mut daemon = Daemon::start().await;
+    let mut daemon = TestDaemon::start().await;
     let repo = repository(&daemon);
     // Enough files that a checkout takes a moment.
     for number in 0..500 {
@@ -161,9 +161,9 @@ async fn a_kill_at_any_moment_of_the_start_costs_nothing() {
     commit(&repo, "many.txt", "many");
     for sign in ["", ".git", "a.txt", "many.txt"] {
         let (session, path) = in_worktree(&daemon).await;
-        let run = session.script(&[write("made.txt", "once"), config()]).await;
+        let run = session.prompt_script(&[write("made.txt", "once"), config()]).await;
         if !sign.is_empty() {
-            poll("the worktree", async || path.join(sign).exists().then_some(())).await;
+            poll_until("the worktree", async || path.join(sign).exists().then_some(())).await;
         }
         daemon.kill9().await;
         daemon.start_again().await;
@@ -171,16 +171,16 @@ async fn a_kill_at_any_moment_of_the_start_costs_nothing() {
         assert_eq!(run["finish_reason"], "end_turn", "killed at {sign:?}: {run}");
         assert_eq!(std::fs::read_to_string(path.join("made.txt")).unwrap(), "once");
         assert_eq!(git(&path, &["status", "--porcelain"]), "?? made.txt", "killed at {sign:?}");
-        rules::check(&session.events().await);
+        journal_rules::check(&session.events().await);
     }
     assert_eq!(git(&repo, &["status", "--porcelain"]), "");
 }
 
 #[tokio::test]
 async fn a_set_up_that_a_crash_cut_off_is_done_again_and_by_nobody_else() {
-    let mut daemon = Daemon::start().await;
+    let mut daemon = TestDaemon::start().await;
     let repo = repository(&daemon);
-    let (log, go) = (daemon.home.beside("log"), daemon.home.beside("go"));
+    let (log, go) = (daemon.home.sibling_path("log"), daemon.home.sibling_path("go"));
     let line = format!(
         "echo begun >> {0}; until [ -e {1} ]; do sleep 0.05; done; echo done >> {0}; echo ready",
         log.display(),
@@ -188,18 +188,18 @@ async fn a_set_up_that_a_crash_cut_off_is_done_again_and_by_nobody_else() {
     );
     project_file(&daemon, &repo, &format!("[worktree]\nsetup = [{}]\n", json!(line)), true).await;
     let (session, path) = in_worktree(&daemon).await;
-    let run = session.script(&[say("hello")]).await;
+    let run = session.prompt_script(&[say("hello")]).await;
     let begun = |times| {
         let log = log.clone();
         async move || {
             (std::fs::read_to_string(&log).unwrap_or_default().lines().count() == times).then_some(())
         }
     };
-    poll("the set-up to begin", begun(1)).await;
+    poll_until("the set-up to begin", begun(1)).await;
     assert_eq!(session.show().await["state"], "starting");
     daemon.kill9().await;
     daemon.start_again().await;
-    poll("the set-up to begin again", begun(2)).await;
+    poll_until("the set-up to begin again", begun(2)).await;
     std::fs::write(&go, "").unwrap();
     assert_eq!(session.wait(&run).await["text"], "hello");
     assert_eq!(std::fs::read_to_string(&log).unwrap(), "begun\nbegun\ndone\n", "the first one was ended");
@@ -208,42 +208,42 @@ async fn a_set_up_that_a_crash_cut_off_is_done_again_and_by_nobody_else() {
     daemon.kill9().await;
     daemon.home.kill_workers();
     daemon.start_again().await;
-    session.play(&[say("again")]).await;
+    session.run_script(&[say("again")]).await;
     assert_eq!(std::fs::read_to_string(&log).unwrap().lines().count(), 3);
     assert!(path.exists());
-    rules::check(&session.events().await);
+    journal_rules::check(&session.events().await);
 }
 
 #[tokio::test]
 async fn a_close_and_a_cancel_do_not_wait_for_a_set_up() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let repo = repository(&daemon);
-    let pid = daemon.home.beside("pid");
+    let pid = daemon.home.sibling_path("pid");
     let line = format!("echo $$ > {0}.new; mv {0}.new {0}; exec sleep 1000", pid.display());
     project_file(&daemon, &repo, &format!("[worktree]\nsetup = [{}]\n", json!(line)), true).await;
     let (session, path) = in_worktree(&daemon).await;
-    let run = session.script(&[say("hello")]).await;
-    poll("the set-up to begin", async || pid.exists().then_some(())).await;
+    let run = session.prompt_script(&[say("hello")]).await;
+    poll_until("the set-up to begin", async || pid.exists().then_some(())).await;
     assert_eq!(session.cancel().await["cancelled"], json!([run]));
     assert_eq!(session.wait(&run).await["finish_reason"], "cancelled");
     session.close().await;
-    session.seen("its end", |event| event.kind == "session.closed").await;
+    session.wait_for_event("its end", |event| event.kind == "session.closed").await;
     let pid: u32 = std::fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
-    poll("the end of the set-up", async || {
-        qd_testkit::Process::find(pid).is_none_or(|process| !process.is_alive()).then_some(())
+    poll_until("the end of the set-up", async || {
+        qd_testkit::ObservedProcess::find(pid).is_none_or(|process| !process.is_alive()).then_some(())
     })
     .await;
     assert!(path.exists(), "closing removes nothing");
-    rules::check(&session.events().await);
+    journal_rules::check(&session.events().await);
 }
 
 #[tokio::test]
 async fn a_set_up_that_fails_fails_the_start_with_its_words() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let repo = repository(&daemon);
     project_file(&daemon, &repo, "[worktree]\nsetup = ['echo no such registry; exit 7']\n", true).await;
     let (session, _) = in_worktree(&daemon).await;
-    let run = session.play(&[say("hello")]).await;
+    let run = session.run_script(&[say("hello")]).await;
     assert_eq!(
         (&run["finish_reason"], &run["error"]["code"]),
         (&json!("error"), &json!("setup_failed")),
@@ -252,41 +252,41 @@ async fn a_set_up_that_fails_fails_the_start_with_its_words() {
     assert!(run["error"]["message"].as_str().unwrap().contains("no such registry"), "{run}");
     // Mended and trusted again, the same session goes on.
     project_file(&daemon, &repo, "[worktree]\nsetup = ['echo better > set-up.txt']\n", true).await;
-    assert_eq!(session.play(&[read("set-up.txt")]).await["text"], "better\n");
+    assert_eq!(session.run_script(&[read("set-up.txt")]).await["text"], "better\n");
 }
 
 #[tokio::test]
 async fn a_project_that_is_not_trusted_starts_nothing_and_brings_nothing() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let repo = repository(&daemon);
     commit(&repo, ".gitignore", ".env\nconfig/*.local\n.quarterdeck\n");
     std::fs::write(repo.join(".env"), "KEY=1").unwrap();
     let text = "[worktree]\nsetup = ['echo ran > ran.txt']\nbring = ['.env', 'config/*.local']\n";
     project_file(&daemon, &repo, text, false).await;
     let (session, path) = in_worktree(&daemon).await;
-    session.play(&[say("x")]).await;
+    session.run_script(&[say("x")]).await;
     assert!(!path.join("ran.txt").exists() && !path.join(".env").exists());
     assert!(notices(&session).await.iter().any(|text| text.contains("qd trust")));
     daemon.qd(&["trust", repo.to_str().unwrap()]).await.ok();
     let (session, path) = in_worktree(&daemon).await;
-    session.play(&[say("x")]).await;
+    session.run_script(&[say("x")]).await;
     assert!(path.join("ran.txt").exists());
     assert_eq!(std::fs::read_to_string(path.join(".env")).unwrap(), "KEY=1");
     // Changed since, it does not count.
     std::fs::write(repo.join(".quarterdeck/project.toml"), "[worktree]\nsetup = ['touch evil']\n").unwrap();
     let (session, path) = in_worktree(&daemon).await;
-    session.play(&[say("x")]).await;
+    session.run_script(&[say("x")]).await;
     assert!(!path.join("evil").exists());
 }
 
 #[tokio::test]
 async fn what_git_says_is_told() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let repo = repository(&daemon);
     let (session, path) = in_worktree(&daemon).await;
     std::fs::create_dir_all(&path).unwrap();
     std::fs::write(path.join("precious"), "x").unwrap();
-    let run = session.play(&[say("x")]).await;
+    let run = session.run_script(&[say("x")]).await;
     assert_eq!(
         (&run["finish_reason"], &run["error"]["code"]),
         (&json!("error"), &json!("worktree_failed")),
@@ -294,11 +294,11 @@ async fn what_git_says_is_told() {
     );
     assert!(path.join("precious").exists());
     std::fs::remove_dir_all(&path).unwrap();
-    assert_eq!(session.play(&[say("x")]).await["finish_reason"], "end_turn");
+    assert_eq!(session.run_script(&[say("x")]).await["finish_reason"], "end_turn");
     // A repository that is gone is no fault of ours.
     let (session, _) = in_worktree(&daemon).await;
     std::fs::rename(repo.join(".git"), repo.join("moved")).unwrap();
-    let run = session.play(&[say("x")]).await;
+    let run = session.run_script(&[say("x")]).await;
     assert!(run["error"]["message"].as_str().unwrap().contains("not in a git repository"), "{run}");
 }
 
@@ -313,7 +313,7 @@ fn file(task: &str, base: &str) -> String {
 
 #[tokio::test]
 async fn members_of_fleets_have_worktrees_from_their_base_branch_and_never_meet() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     let repo = repository(&daemon);
     git(&repo, &["checkout", "-q", "-b", "other"]);
     commit(&repo, "other.txt", "not in main");
@@ -323,7 +323,7 @@ async fn members_of_fleets_have_worktrees_from_their_base_branch_and_never_meet(
     let second = workspace.fleet(&file(&task, "main")).await;
     let mut paths = std::collections::BTreeSet::new();
     for fleet in [&first, &second] {
-        assert_eq!(fleet.ended().await["state"], "done");
+        assert_eq!(fleet.wait_for_end().await["state"], "done");
         for name in ["one", "two"] {
             let path = path_of(&fleet.session(name).await).await;
             assert_eq!(std::fs::read_to_string(path.join("made.txt")).unwrap(), "work");
@@ -336,27 +336,27 @@ async fn members_of_fleets_have_worktrees_from_their_base_branch_and_never_meet(
     // A later one begins where the branch is then, not where an earlier one was.
     git(&repo, &["branch", "-f", "main", "other"]);
     let third = workspace.fleet(&file(&task, "main")).await;
-    assert_eq!(third.ended().await["state"], "done");
+    assert_eq!(third.wait_for_end().await["state"], "done");
     let path = path_of(&third.session("one").await).await;
     assert!(path.join("other.txt").exists());
     for path in paths {
         assert!(path.join("made.txt").exists(), "the end of a fleet removes nothing");
     }
-    workspace.try_fleet(&file(&task, "nosuch")).await.refused(400, "invalid_value");
+    workspace.try_fleet(&file(&task, "nosuch")).await.expect_refusal(400, "invalid_value");
 }
 
 #[tokio::test]
 async fn a_cancelled_fleet_keeps_its_worktrees() {
-    let daemon = Daemon::start().await;
+    let daemon = TestDaemon::start().await;
     repository(&daemon);
     let workspace = daemon.workspace().await;
-    let task = steps(&[write("made.txt", "half of it"), say("x"), forever()]);
+    let task = steps(&[write("made.txt", "half of it"), say("x"), sleep_forever()]);
     let fleet = workspace.fleet(&file(&task, "main")).await;
     for name in ["one", "two"] {
-        fleet.session(name).await.seen("its words", |event| event.kind == "text.delta").await;
+        fleet.session(name).await.wait_for_event("its words", |event| event.kind == "text.delta").await;
     }
     fleet.cancel().await;
-    fleet.ended().await;
+    fleet.wait_for_end().await;
     for name in ["one", "two"] {
         let path = path_of(&fleet.session(name).await).await;
         assert_eq!(std::fs::read_to_string(path.join("made.txt")).unwrap(), "half of it");

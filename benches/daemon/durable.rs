@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use qd_journal::{Append, Journal, NewEvent, Options, Scope, SessionKey, WorkspaceKey};
-use qd_protocol::{Millis, Number, RunId, SessionId, WorkspaceId};
+use qd_journal::{AppendRequest, EventScope, Journal, JournalOptions, NewEvent, SessionKey, WorkspaceKey};
+use qd_protocol::{EventNumber, Millis, RunId, SessionId, WorkspaceId};
 use qd_testkit::script::{plan, steps};
-use qd_testkit::{Daemon, RawLog, Session, Table, within};
+use qd_testkit::{BenchmarkTable, RawLog, TestDaemon, TestSession, within};
 use serde_json::Value;
 
 const SESSIONS: usize = 64;
@@ -21,9 +21,9 @@ const HEADER: usize = 24;
 const STEPS: usize = 3000;
 const TIME: Duration = Duration::from_secs(2);
 
-pub(crate) async fn measure() -> Table {
-    let daemon = Daemon::start().await;
-    let raw = Arc::new(RawLog::create(&daemon.home.beside("raw.log")));
+pub(crate) async fn measure() -> BenchmarkTable {
+    let daemon = TestDaemon::start().await;
+    let raw = Arc::new(RawLog::create(&daemon.home.sibling_path("raw.log")));
     let mut sessions = Vec::new();
     let workspace = daemon.workspace().await;
     for _ in 0..SESSIONS {
@@ -31,8 +31,8 @@ pub(crate) async fn measure() -> Table {
     }
     let [mut best_raw, mut best_journal, mut best_daemon] = [0.0_f64; 3];
     for round in 0..ROUNDS {
-        best_raw = best_raw.max(raw.flood(SESSIONS, HEADER + DATA, TIME).await);
-        let home = daemon.home.beside(&format!("journal{round}"));
+        best_raw = best_raw.max(raw.measure_throughput(SESSIONS, HEADER + DATA, TIME).await);
+        let home = daemon.home.sibling_path(&format!("journal{round}"));
         best_journal = best_journal.max(journal_alone(&home).await);
         best_daemon = best_daemon.max(whole_daemon(&daemon, &sessions).await);
     }
@@ -40,12 +40,12 @@ pub(crate) async fn measure() -> Table {
     let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
     let together =
         sum(&metrics, "quarterdeck_events_total") / sum(&metrics, "quarterdeck_commits_total").max(1.0);
-    let mut table = Table::new(format!(
+    let mut table = BenchmarkTable::new(format!(
         "Durable events of {DATA} bytes, {SESSIONS} at once, best of {ROUNDS} (daemon: {together:.0} events per commit)"
     ));
     let is = "raw preallocated log, fdatasync, group commit";
-    table.rate("the whole daemon, 64 `script` sessions", best_daemon, best_raw, ">= 45 %", is);
-    table.rate("the journal alone, 64 appenders of one event", best_journal, best_raw, ">= 45 %", is);
+    table.add_rate("the whole daemon, 64 `script` sessions", best_daemon, best_raw, ">= 45 %", is);
+    table.add_rate("the journal alone, 64 appenders of one event", best_journal, best_raw, ">= 45 %", is);
     table
 }
 
@@ -55,13 +55,14 @@ fn sum(metrics: &str, name: &str) -> f64 {
 }
 
 /// Seqs over time, from when the last of the runs has started to when the first has ended: all of them speak then.
-async fn whole_daemon(daemon: &Daemon, sessions: &[Session]) -> f64 {
+async fn whole_daemon(daemon: &TestDaemon, sessions: &[TestSession]) -> f64 {
     let content = "x".repeat(
         DATA - r#"{"message_id":"msg_a_run_0123456789abcdef","entries":[{"content":"","status":"x"}]}"#.len(),
     );
     let script: Vec<Value> = (0..STEPS).map(|_| plan(&content, "x")).collect();
     let prompt = steps(&script);
-    let mut news = daemon.client().stream("/v1/events?kinds=run.started,run.finished").await.ready().await;
+    let mut news =
+        daemon.client().stream("/v1/events?kinds=run.started,run.finished").await.wait_until_ready().await;
     let prompts: Vec<_> = sessions
         .iter()
         .map(|session| {
@@ -91,7 +92,7 @@ async fn whole_daemon(daemon: &Daemon, sessions: &[Session]) -> f64 {
 }
 
 async fn journal_alone(home: &Path) -> f64 {
-    let journal = Journal::open(home, Options::default()).expect("a fresh journal opens");
+    let journal = Journal::open(home, JournalOptions::default()).expect("a fresh journal opens");
     let begun = Instant::now();
     let tasks: Vec<_> = (1..=SESSIONS)
         .map(|session| {
@@ -116,25 +117,25 @@ async fn journal_alone(home: &Path) -> f64 {
     rate
 }
 
-fn scope(session: usize) -> Arc<Scope> {
+fn scope(session: usize) -> Arc<EventScope> {
     let byte = u8::try_from(session).expect("there are few sessions");
-    Arc::new(Scope {
+    Arc::new(EventScope {
         workspace: Some((WorkspaceKey(1), WorkspaceId::from_random(&[1; 16]))),
         session: Some((SessionKey(i64::from(byte)), SessionId::from_random(&[byte, byte / 32, 3, 4]))),
         fleet: None,
     })
 }
 
-fn event(scope: &Arc<Scope>, number: u64) -> Append {
+fn event(scope: &Arc<EventScope>, number: u64) -> AppendRequest {
     let text = "x".repeat(DATA - r#"{"text":""}"#.len());
     let event = NewEvent {
         scope: Arc::clone(scope),
-        number: Some(Number(number)),
+        number: Some(EventNumber(number)),
         ts: Millis::now(),
         run: Some(RunId::from_random(&[5; 16])),
         kind: "text.delta",
         data: format!(r#"{{"text":"{text}"}}"#).into_bytes(),
-        up: None,
+        update_number: None,
     };
-    Append { events: vec![event], ..Append::default() }
+    AppendRequest { events: vec![event], ..AppendRequest::default() }
 }

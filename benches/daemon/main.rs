@@ -10,7 +10,7 @@ mod readers;
 mod stamp;
 mod streams;
 
-use qd_testkit::Table;
+use qd_testkit::BenchmarkTable;
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -24,7 +24,7 @@ fn main() {
     let runtime = runtime.expect("a runtime starts");
     let named = |part: &str| args.iter().any(|arg| arg == part);
     let all = !["durable", "accept", "readers", "latency"].iter().any(|part| named(part));
-    let show = |table: Table| println!("{table}");
+    let show = |table: BenchmarkTable| println!("{table}");
     if all || named("durable") {
         show(runtime.block_on(durable::measure()));
     }

@@ -5,14 +5,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use qd_daemon::ServeOptions;
-use qd_link::record::{self, Files, Life};
+use qd_link::record::{self, WorkerFiles, WorkerLock};
 use qd_link::socket::Socket;
-use qd_link::{AgentEnd, Closed, MemorySpool, Seat, SeatOptions, greet, host};
+use qd_link::{
+    AgentEndpoint, LinkClosed, MemorySpool, WorkerEndpoint, WorkerEndpointOptions, host_agent, read_hello,
+};
 use qd_protocol::RunId;
 use qd_protocol::frame::v1::SUBPROTOCOL;
 use qd_protocol::limits::SPOOL_MAX;
-use qd_protocol::link::{Down, Gone, Outcome, Said, Stop, Up};
-use qd_protocol::worker::HostSpec;
+use qd_protocol::link::{
+    AgentCommand, AgentExitReason, AgentUpdate, TurnOutcome, TurnStopReason, TurnUpdate,
+};
+use qd_protocol::worker::WorkerHostSpec;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::time::MissedTickBehavior;
 
@@ -84,63 +88,66 @@ impl Pace {
 
 /// Is a worker with that agent, as small as one can be, until it is killed with its daemon or told to end.
 pub(crate) fn work() {
-    let spec: HostSpec =
+    let spec: WorkerHostSpec =
         serde_json::from_reader(std::io::stdin()).expect("the daemon writes a specification");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime can be had").block_on(serve_one(spec));
 }
 
-async fn serve_one(spec: HostSpec) {
-    let files = Files::of(&spec.dir, &spec.id).expect("the daemon chose the name");
-    let _life = Life::begin(&files).expect("the folder can be written").expect("nobody else has the name");
-    let listener = record::listen(&files).expect("a socket can be had");
+async fn serve_one(spec: WorkerHostSpec) {
+    let files = WorkerFiles::of(&spec.dir, &spec.id).expect("the daemon chose the name");
+    let _life = WorkerLock::try_acquire(&files)
+        .expect("the folder can be written")
+        .expect("nobody else has the name");
+    let listener = record::bind_worker_socket(&files).expect("a socket can be had");
     let agent = spec.agents.into_iter().next().expect("there is one agent");
-    let options = SeatOptions {
+    let options = WorkerEndpointOptions {
         session: agent.session,
         worker: agent.worker,
         secret: spec.secret,
-        after: agent.after,
+        numbered_after: agent.after,
         spool_max: SPOOL_MAX,
         software: String::new(),
     };
-    let seat = Seat::new(options, Box::<MemorySpool>::default());
-    seat.seat(host(agent.after, |end| async move {
+    let seat = WorkerEndpoint::new(options, Box::<MemorySpool>::default());
+    seat.set_agent(host_agent(agent.after, |end| async move {
         // The session has let go: that is how this agent ends.
-        let _let_go: Result<(), Closed> = live(end).await;
-        Gone::Stopped
+        let _let_go: Result<(), LinkClosed> = live(end).await;
+        AgentExitReason::Stopped
     }));
     let ended = async {
         let (stream, _) = listener.accept().await.expect("a connection can be taken");
-        let upgraded = Socket::server(stream, |_| Ok(Some(SUBPROTOCOL.to_owned()))).await;
+        let upgraded = Socket::accept(stream, |_| Ok(Some(SUBPROTOCOL.to_owned()))).await;
         let (mut socket, _) = upgraded.expect("the daemon speaks WebSocket");
-        let hello = greet(&mut socket).await.expect("the daemon says hello");
+        let hello = read_hello(&mut socket).await.expect("the daemon says hello");
         // However it ended: the daemon is gone or wants nothing more.
         let _ended = seat.serve(socket, hello).await;
     };
     tokio::select! {
         () = ended => {}
-        _wanted = seat.wanted() => {}
+        _wanted = seat.next_request() => {}
     }
 }
 
-async fn live(mut end: AgentEnd) -> Result<(), Closed> {
-    end.say(Up::Ready { agent_session_id: None, steers: false }).await?;
-    while let Some(down) = end.command().await {
-        if let Down::Prompt { run, prompt, .. } = down {
+async fn live(mut end: AgentEndpoint) -> Result<(), LinkClosed> {
+    end.send(AgentUpdate::Ready { agent_session_id: None, steers: false }).await?;
+    while let Some(down) = end.next_command().await {
+        if let AgentCommand::Prompt { run, prompt, .. } = down {
             speak(&end, &run, &prompt).await?;
-            end.say(Up::Terminal { run, outcome: Outcome::of(Stop::EndTurn) }).await?;
+            end.send(AgentUpdate::Terminal { run, outcome: TurnOutcome::of(TurnStopReason::EndTurn) })
+                .await?;
         }
     }
     Ok(())
 }
 
 /// Notices, since the link merges neighbouring words.
-async fn speak(end: &AgentEnd, run: &RunId, prompt: &str) -> Result<(), Closed> {
+async fn speak(end: &AgentEndpoint, run: &RunId, prompt: &str) -> Result<(), LinkClosed> {
     let (count, every) = parse(prompt);
     let mut pace = Pace::new(every);
     for _ in 0..count {
         pace.wait().await;
-        end.say(Up::Said { run: run.clone(), what: Said::Notice { text: line() } }).await?;
+        end.send(AgentUpdate::Turn { run: run.clone(), update: TurnUpdate::Notice { text: line() } }).await?;
     }
     Ok(())
 }

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use qd_testkit::figures::percentile;
-use qd_testkit::{Daemon, RawLog, Session, Table};
+use qd_testkit::benchmark_figures::percentile;
+use qd_testkit::{BenchmarkTable, RawLog, TestDaemon, TestSession};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Child;
 
@@ -26,11 +26,12 @@ const PACES: [(usize, usize, Duration); 3] = [
     (1000, 100, Duration::from_millis(40)),
 ];
 
-pub(crate) async fn to_many_readers() -> Table {
+pub(crate) async fn to_many_readers() -> BenchmarkTable {
     let ours = Ours::start().await;
     let bare = Bare::start(&ours).await;
     let sync = one_sync(&ours);
-    let mut table = Table::new(format!("One session's events to many readers (flood: best of {ROUNDS})"));
+    let mut table =
+        BenchmarkTable::new(format!("One session's events to many readers (flood: best of {ROUNDS})"));
     for (readers, events) in FLOODS {
         let [mut best_ours, mut best_bare] = [0.0_f64; 2];
         for _ in 0..ROUNDS {
@@ -38,24 +39,24 @@ pub(crate) async fn to_many_readers() -> Table {
             best_ours = best_ours.max(flood(&ours, readers, events).await);
         }
         let aim = if readers == 1000 { "> 0.80 M/s" } else { "-" };
-        table.rate(&format!("flood to {}, deliveries", of(readers)), best_ours, best_bare, aim, BARE);
+        table.add_rate(&format!("flood to {}, deliveries", of(readers)), best_ours, best_bare, aim, BARE);
     }
     for (readers, events, every) in PACES {
         let limit = pace(&bare, readers, events, every).await;
         let found = pace(&ours, readers, events, every).await;
         for part in [50, 99] {
             let name = format!("{} events/s to {}, agent to reader p{part}", per_second(every), of(readers));
-            table.time(&name, found.at(part), limit.at(part) + sync, "-", BARE_AND_SYNC);
+            table.add_time(&name, found.at(part), limit.at(part) + sync, "-", BARE_AND_SYNC);
         }
         if readers > 1 {
             let name = format!("{} events/s to {}, first reader to last p50", per_second(every), of(readers));
-            table.time(&name, found.spread(), limit.spread(), "-", BARE);
+            table.add_time(&name, found.spread(), limit.spread(), "-", BARE);
         }
     }
     table
 }
 
-pub(crate) async fn agent_to_client() -> Table {
+pub(crate) async fn agent_to_client() -> BenchmarkTable {
     let ours = Ours::start().await;
     let bare = Bare::start(&ours).await;
     let every = Duration::from_millis(1);
@@ -63,11 +64,11 @@ pub(crate) async fn agent_to_client() -> Table {
     let found = pace(&ours, 10, 3000, every).await;
     let sync = one_sync(&ours);
     let mut table =
-        Table::new("Agent to SSE client, 1000 events/s, 10 readers, every event synced on the way");
+        BenchmarkTable::new("Agent to SSE client, 1000 events/s, 10 readers, every event synced on the way");
     for (part, aim) in [(50, "< 500 us"), (99, "-")] {
-        table.time(&format!("p{part}"), found.at(part), limit.at(part) + sync, aim, BARE_AND_SYNC);
+        table.add_time(&format!("p{part}"), found.at(part), limit.at(part) + sync, aim, BARE_AND_SYNC);
     }
-    table.time("for scale: one fdatasync, p50", sync, limit.at(50), "-", "bare hyper server, p50");
+    table.add_time("for scale: one fdatasync, p50", sync, limit.at(50), "-", "bare hyper server, p50");
     table
 }
 
@@ -76,7 +77,7 @@ const BARE_AND_SYNC: &str = "bare hyper server and one fdatasync (p50)";
 
 /// The median of one write and fdatasync on the daemon's disk.
 fn one_sync(ours: &Ours) -> Duration {
-    let log = RawLog::create(&ours.daemon.home.beside("raw.log"));
+    let log = RawLog::create(&ours.daemon.home.sibling_path("raw.log"));
     percentile(&mut (0..SYNCS).map(|_| log.sync_one(&[b'y'; 324])).collect::<Vec<_>>(), 50)
 }
 
@@ -143,16 +144,16 @@ trait Server {
 
 /// The daemon with its stamping agent.
 struct Ours {
-    daemon: Daemon,
-    session: Session,
+    daemon: TestDaemon,
+    session: TestSession,
 }
 
 impl Ours {
     async fn start() -> Self {
         let me = std::env::current_exe().expect("a process knows its own file");
         let me = me.to_str().expect("cargo's paths are text");
-        let daemon = Daemon::start_with(|options| {
-            options.under(&[me, stamp::ROLE]);
+        let daemon = TestDaemon::start_with(|options| {
+            options.wrapped_in(&[me, stamp::ROLE]);
         })
         .await;
         let session = daemon.session(stamp::AGENT).await;
@@ -162,7 +163,8 @@ impl Ours {
 
 impl Server for Ours {
     async fn attach(&self, readers: usize) -> Vec<Reader> {
-        let path = self.session.project(&format!("/events?session={}&kinds=notice.shown", self.session.id));
+        let path =
+            self.session.workspace_path(&format!("/events?session={}&kinds=notice.shown", self.session.id));
         readers::open(&self.daemon.home.socket(), &path, readers).await
     }
 
@@ -179,7 +181,7 @@ struct Bare {
 
 impl Bare {
     async fn start(beside: &Ours) -> Self {
-        let socket = beside.daemon.home.beside("bare.sock");
+        let socket = beside.daemon.home.sibling_path("bare.sock");
         let me = std::env::current_exe().expect("a process knows its own file");
         let mut command = tokio::process::Command::new(me);
         command.arg(bare::ROLE).arg(&socket).stdout(Stdio::piped()).kill_on_drop(true);
@@ -198,7 +200,7 @@ impl Server for Bare {
 
     async fn speak(&self, count: usize, every: Duration) {
         let prompt = stamp::prompt(count, every).replace(' ', "+");
-        let client = qd_testkit::Client::unix(&self.socket);
+        let client = qd_testkit::TestClient::unix(&self.socket);
         assert_eq!(client.get(&format!("{}{prompt}", bare::GO)).await.status, 200);
     }
 }

@@ -4,15 +4,19 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use qd_core::rows::{Row, SessionDoc};
-use qd_core::session::{Accept, Command, Input, Link, State, Step, World, step};
-use qd_journal::{
-    Append, Journal, NewEvent, Options, RowChange, RunRow, Scope, SessionRow, WorkspaceKey, WorkspaceRow,
+use qd_core::rows::{SessionDoc, UpdatedRow};
+use qd_core::session::{
+    AgentAvailability, PromptSubmission, SessionCommand, SessionContext, SessionInput, SessionState,
+    SessionStep, step,
 };
-use qd_protocol::event::{Body, SessionCreated, WorkspaceCreated};
-use qd_protocol::link::{Outcome, Said, Stop, Up, UpNumber};
-use qd_protocol::{Millis, RunId, Seq, SessionId, Text, WorkspaceId};
-use qd_testkit::Home;
+use qd_journal::{
+    AppendRequest, EventScope, Journal, JournalOptions, NewEvent, RowChange, RunRow, SessionRow,
+    WorkspaceKey, WorkspaceRow,
+};
+use qd_protocol::event::{EventBody, SessionCreated, WorkspaceCreated};
+use qd_protocol::link::{AgentUpdate, TurnOutcome, TurnStopReason, TurnUpdate, UpdateNumber};
+use qd_protocol::{LongText, Millis, RunId, Seq, SessionId, WorkspaceId};
+use qd_testkit::TestHome;
 use serde::Serialize;
 
 /// How many sessions there are.
@@ -29,15 +33,15 @@ pub(crate) struct Built {
 }
 
 /// Fills the journal of a home that no daemon has used.
-pub(crate) fn build(home: &Home) -> Built {
+pub(crate) fn build(home: &TestHome) -> Built {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     runtime.expect("a runtime starts").block_on(async {
-        let journal = Journal::open(&home.path(), Options::default()).expect("a fresh journal opens");
+        let journal = Journal::open(&home.path(), JournalOptions::default()).expect("a fresh journal opens");
         let place = Place { key: journal.new_workspace_key(), id: WorkspaceId::from_random(&[1; 16]) };
-        let path = home.work().to_string_lossy().into_owned();
+        let path = home.project_dir().to_string_lossy().into_owned();
         journal.append(place.born(path)).await.expect("the journal takes a workspace");
         for batch in 0..SESSIONS / TOGETHER {
-            let mut append = Append::default();
+            let mut append = AppendRequest::default();
             for session in batch * TOGETHER..(batch + 1) * TOGETHER {
                 play(&journal, &place, session, &mut append);
             }
@@ -55,11 +59,12 @@ struct Place {
 }
 
 impl Place {
-    fn born(&self, path: String) -> Append {
+    fn born(&self, path: String) -> AppendRequest {
         let now = Millis::now();
-        let body = Body::WorkspaceCreated(WorkspaceCreated { path: path.clone(), name: "work".to_owned() });
+        let body =
+            EventBody::WorkspaceCreated(WorkspaceCreated { path: path.clone(), name: "work".to_owned() });
         let event = NewEvent {
-            scope: Arc::new(Scope {
+            scope: Arc::new(EventScope {
                 workspace: Some((self.key, self.id.clone())),
                 session: None,
                 fleet: None,
@@ -69,7 +74,7 @@ impl Place {
             run: None,
             kind: body.kind(),
             data: body.encode().expect("our own types have a JSON form"),
-            up: None,
+            update_number: None,
         };
         let row = WorkspaceRow {
             key: self.key,
@@ -80,24 +85,28 @@ impl Place {
             created_at: now,
             doc: Vec::new(),
         };
-        Append { events: vec![event], rows: vec![RowChange::Workspace(row)], ..Append::default() }
+        AppendRequest {
+            events: vec![event],
+            rows: vec![RowChange::Workspace(row)],
+            ..AppendRequest::default()
+        }
     }
 }
 
 /// Plays one session from its creation to the end of its only run.
-fn play(journal: &Journal, place: &Place, session: u32, append: &mut Append) {
+fn play(journal: &Journal, place: &Place, session: u32, append: &mut AppendRequest) {
     let random = session.to_le_bytes().map(|byte| [byte, byte / 32]).concat();
     let (id, run) = (SessionId::from_random(&random), RunId::from_random(&random));
     let key = journal.new_session_key();
-    let scope = Arc::new(Scope {
+    let scope = Arc::new(EventScope {
         workspace: Some((place.key, place.id.clone())),
         session: Some((key, id.clone())),
         fleet: None,
     });
     let now = Millis::now();
     let created = SessionCreated { agent: "echo".to_owned(), ..SessionCreated::default() };
-    let body = Body::SessionCreated(created.clone());
-    let mut state = State::new(id.clone(), place.id.clone(), created, now);
+    let body = EventBody::SessionCreated(created.clone());
+    let mut state = SessionState::new(id.clone(), place.id.clone(), created, now);
     let first = append.events.len();
     append.events.push(NewEvent {
         scope: Arc::clone(&scope),
@@ -106,16 +115,21 @@ fn play(journal: &Journal, place: &Place, session: u32, append: &mut Append) {
         run: None,
         kind: body.kind(),
         data: body.encode().expect("our own types have a JSON form"),
-        up: None,
+        update_number: None,
     });
-    let mut rows: HashMap<RunId, Row> = HashMap::new();
-    let world =
-        World { now, halted: false, over_budget: false, room: true, link: Link::Ready { steers: false } };
+    let mut rows: HashMap<RunId, UpdatedRow> = HashMap::new();
+    let world = SessionContext {
+        now,
+        halted: false,
+        over_budget: false,
+        slot_available: true,
+        agent: AgentAvailability::Ready { steerable: false },
+    };
     let (mut accepted, mut asked) = (None, None);
     for input in inputs(&run) {
-        let Step { events, rows: changed, .. } = step(&mut state, input, &world);
+        let SessionStep { events, rows: changed, .. } = step(&mut state, input, &world);
         for event in events {
-            if matches!(event.body, Body::RunAccepted(_)) {
+            if matches!(event.body, EventBody::RunAccepted(_)) {
                 accepted = Some(append.events.len());
             }
             append.events.push(NewEvent {
@@ -125,18 +139,18 @@ fn play(journal: &Journal, place: &Place, session: u32, append: &mut Append) {
                 run: event.run,
                 kind: event.body.kind(),
                 data: event.body.encode().expect("our own types have a JSON form"),
-                up: event.up,
+                update_number: event.link_number,
             });
         }
         for row in changed {
-            if let Row::Run { id, prompt, .. } = &row {
+            if let UpdatedRow::Run { id, prompt, .. } = &row {
                 asked = asked.or(prompt.clone());
                 rows.insert(id.clone(), row);
             }
         }
     }
     assert!(
-        !state.busy() && append.events.len() - first == 10,
+        !state.is_busy() && append.events.len() - first == 10,
         "a session has ten events and has ended its run"
     );
     append.rows.push(RowChange::Session(SessionRow {
@@ -147,19 +161,19 @@ fn play(journal: &Journal, place: &Place, session: u32, append: &mut Append) {
         title: None,
         closed_at: None,
         live: false,
-        owes: false,
+        has_obligations: false,
         cost_usd: 0.0,
         budget_usd: None,
         updated_at: now,
         doc: json(&SessionDoc::of(&state)),
     }));
     for row in rows.into_values() {
-        let Row::Run { id, doc, fingerprint, .. } = row else { continue };
+        let UpdatedRow::Run { id, doc, fingerprint, .. } = row else { continue };
         append.rows.push(RowChange::Run(RunRow {
             id,
             session: key,
             workspace: place.key,
-            accepted,
+            accepted_event: accepted,
             seq: Seq(0),
             finished: true,
             fingerprint,
@@ -171,20 +185,21 @@ fn play(journal: &Journal, place: &Place, session: u32, append: &mut Append) {
 }
 
 /// A prompt, an agent that is ready, some words, the end.
-fn inputs(run: &RunId) -> impl Iterator<Item = Input> {
-    let prompt = Text { head: "what is the meaning of this?".to_owned(), blob: None };
-    let accept = Accept { run: run.clone(), prompt, attachments: Vec::new(), fingerprint: "f".repeat(64) };
-    let ready = Up::Ready { agent_session_id: None, steers: false };
+fn inputs(run: &RunId) -> impl Iterator<Item = SessionInput> {
+    let prompt = LongText { head: "what is the meaning of this?".to_owned(), blob: None };
+    let accept =
+        PromptSubmission { run: run.clone(), prompt, attachments: Vec::new(), fingerprint: "f".repeat(64) };
+    let ready = AgentUpdate::Ready { agent_session_id: None, steers: false };
     let run_of = run.clone();
     let said = (0..SAID).map(move |_| {
         let text = "a line of an answer that says something and then goes on ".to_owned();
-        Up::Said { run: run_of.clone(), what: Said::Text { text } }
+        AgentUpdate::Turn { run: run_of.clone(), update: TurnUpdate::Text { text } }
     });
-    let outcome = Outcome::of(Stop::EndTurn);
-    let end = Up::Terminal { run: run.clone(), outcome };
+    let outcome = TurnOutcome::of(TurnStopReason::EndTurn);
+    let end = AgentUpdate::Terminal { run: run.clone(), outcome };
     let heard = std::iter::once(ready).chain(said).chain([end]);
-    let heard = (1..).zip(heard).map(|(number, up)| Input::Heard(UpNumber(number), up));
-    std::iter::once(Input::Command(Command::Accept(accept))).chain(heard)
+    let heard = (1..).zip(heard).map(|(number, up)| SessionInput::LinkMessage(UpdateNumber(number), up));
+    std::iter::once(SessionInput::Command(SessionCommand::AcceptPrompt(accept))).chain(heard)
 }
 
 fn json(value: &impl Serialize) -> Vec<u8> {

@@ -8,9 +8,9 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use qd_testkit::figures::{percentile, spoken};
+use qd_testkit::benchmark_figures::{format_duration, percentile};
 use qd_testkit::home::{binary, signal};
-use qd_testkit::{Home, Table, Wire};
+use qd_testkit::{BenchmarkTable, BlockingConnection, TestHome};
 use rustix::process::Signal;
 
 /// How often a command is started.
@@ -25,12 +25,13 @@ fn main() {
     println!("{}", large());
 }
 
-fn small() -> Table {
-    let mut table = Table::new(format!("Starting, in a small home (p50 of {TIMES}, of the daemon {STARTS})"));
+fn small() -> BenchmarkTable {
+    let mut table =
+        BenchmarkTable::new(format!("Starting, in a small home (p50 of {TIMES}, of the daemon {STARTS})"));
     let mut empty = Vec::new();
-    let home = Home::new();
+    let home = TestHome::new();
     for _ in 0..STARTS {
-        let home = Home::new();
+        let home = TestHome::new();
         empty.push(Serving::start(&home).after);
     }
     let mut again = Vec::new();
@@ -40,15 +41,15 @@ fn small() -> Table {
     let _serving = Serving::start(&home);
     let (ps, nothing) = command_and_true(&home);
     let is = "/bin/true";
-    table.time("`qd ps`, start to exit", ps, nothing, "< 10 ms", is);
-    table.time(
+    table.add_time("`qd ps`, start to exit", ps, nothing, "< 10 ms", is);
+    table.add_time(
         "daemon in a fresh home, start to `listening on`",
         percentile(&mut empty, 50),
         nothing,
         "-",
         is,
     );
-    table.time(
+    table.add_time(
         "daemon in a used home, start to `listening on`",
         percentile(&mut again, 50),
         nothing,
@@ -58,23 +59,23 @@ fn small() -> Table {
     table
 }
 
-fn large() -> Table {
-    let home = Home::new();
+fn large() -> BenchmarkTable {
+    let home = TestHome::new();
     let begun = Instant::now();
     let built = big::build(&home);
     let title = format!(
         "With {} events and {} sessions (built in {})",
         built.events,
         built.sessions,
-        spoken(begun.elapsed())
+        format_duration(begun.elapsed())
     );
-    let mut table = Table::new(title);
+    let mut table = BenchmarkTable::new(title);
     let (mut listening, mut listed) = (Vec::new(), Vec::new());
     for _ in 0..RESTARTS {
         let begun = Instant::now();
         let serving = Serving::start(&home);
-        let mut wire = Wire::open(&home.socket());
-        let page = wire.demand("GET", "/v1/sessions", "");
+        let mut wire = BlockingConnection::open(&home.socket());
+        let page = wire.request_ok("GET", "/v1/sessions", "");
         listed.push(begun.elapsed());
         assert_eq!(page.as_array().map(Vec::len), Some(1000));
         listening.push(serving.after);
@@ -85,28 +86,36 @@ fn large() -> Table {
     };
     let _serving = Serving::start(&home);
     let mut pages = Vec::new();
-    let mut wire = Wire::open(&home.socket());
+    let mut wire = BlockingConnection::open(&home.socket());
     for _ in 0..TIMES {
         let begun = Instant::now();
-        let (status, _) = wire.ask("GET", "/v1/sessions?open=true&limit=1000", "");
+        let (status, _) = wire.request("GET", "/v1/sessions?open=true&limit=1000", "");
         pages.push(begun.elapsed());
         assert_eq!(status, 200);
     }
     let (ps, nothing) = command_and_true(&home);
-    table.alone("start to `listening on`, p50", &spoken(percentile(&mut listening, 50)), "< 1 s");
-    table.alone("start to `listening on` after kill -9", &spoken(killed), "< 1 s");
-    table.alone(
-        "start to the first GET /v1/sessions answered, p50",
-        &spoken(percentile(&mut listed, 50)),
+    table.add_plain(
+        "start to `listening on`, p50",
+        &format_duration(percentile(&mut listening, 50)),
         "< 1 s",
     );
-    table.alone("GET /v1/sessions?open=true&limit=1000, p50", &spoken(percentile(&mut pages, 50)), "-");
-    table.time("`qd ps`, start to exit, p50", ps, nothing, "-", "/bin/true");
+    table.add_plain("start to `listening on` after kill -9", &format_duration(killed), "< 1 s");
+    table.add_plain(
+        "start to the first GET /v1/sessions answered, p50",
+        &format_duration(percentile(&mut listed, 50)),
+        "< 1 s",
+    );
+    table.add_plain(
+        "GET /v1/sessions?open=true&limit=1000, p50",
+        &format_duration(percentile(&mut pages, 50)),
+        "-",
+    );
+    table.add_time("`qd ps`, start to exit, p50", ps, nothing, "-", "/bin/true");
     table
 }
 
 /// The medians of `qd ps` and of `/bin/true`, in turns.
-fn command_and_true(home: &Home) -> (Duration, Duration) {
+fn command_and_true(home: &TestHome) -> (Duration, Duration) {
     let (mut ps, mut nothing) = (Vec::new(), Vec::new());
     for _ in 0..TIMES {
         ps.push(timed(command(home, binary()).arg("ps")));
@@ -124,13 +133,13 @@ fn timed(command: &mut Command) -> Duration {
 }
 
 /// A program with the home's environment and nothing else.
-fn command(home: &Home, program: std::path::PathBuf) -> Command {
+fn command(home: &TestHome, program: std::path::PathBuf) -> Command {
     let mut command = Command::new(program);
     command
         .env_clear()
-        .env("HOME", home.beside("user"))
+        .env("HOME", home.sibling_path("user"))
         .env("QD_HOME", home.path())
-        .current_dir(home.work())
+        .current_dir(home.project_dir())
         .stdin(Stdio::null());
     command
 }
@@ -142,7 +151,7 @@ struct Serving {
 }
 
 impl Serving {
-    fn start(home: &Home) -> Self {
+    fn start(home: &TestHome) -> Self {
         let begun = Instant::now();
         let mut command = command(home, binary());
         let mut child = command.arg("serve").stdout(Stdio::piped()).spawn().expect("the daemon starts");

@@ -1,23 +1,23 @@
 //! Cancels: in the middle of words, of a tool and of an ask, and before the agent can know of its turn.
 
-use qd_testkit::model::sleeper;
-use qd_testkit::{Cli, poll, processes};
+use qd_testkit::model::sleeper_name;
+use qd_testkit::{RealAgent, poll_until, processes};
 use serde_json::json;
 
-use super::{Stage, answer, assert_ended, ended, permission, say};
+use super::{RealAgentTest, answer, assert_ended, ended, permission, say};
 
 /// How often a cancel at once is tried.
 const TRIES: usize = 20;
 
-pub(super) async fn scene(cli: Cli) {
-    let stage = Stage::new(cli).await;
+pub(super) async fn scene(cli: RealAgent) {
+    let stage = RealAgentTest::new(cli).await;
     let session = stage.session(json!({})).await;
-    let work = stage.daemon.home.work();
+    let work = stage.daemon.home.project_dir();
     assert_ended(&say(&session, "hello").await, "end_turn");
 
     // In the middle of words.
     let run = session.prompt("SLOW:60 words").await;
-    session.seen("its words", |event| event.is(&run, "text.delta")).await;
+    session.wait_for_event("its words", |event| event.is_of_run(&run, "text.delta")).await;
     session.cancel().await;
     assert_ended(&ended(&session, &run).await, "cancelled");
     assert!(!stage.asked_for("SLOW:60 words").is_empty());
@@ -26,22 +26,22 @@ pub(super) async fn scene(cli: Cli) {
     // In a tool.
     let run = session.prompt("TOOL:sleep:500").await;
     let sleeps = || {
-        let name = sleeper("500");
-        processes::all().into_iter().find(|one| one.args.first().is_some_and(|arg| *arg == name))
+        let name = sleeper_name("500");
+        processes::all_processes().into_iter().find(|one| one.args.first().is_some_and(|arg| *arg == name))
     };
     // Some ask before they sleep and some do not.
     let mut opened = session.stream("&after=0").await;
     let asleep = async {
-        poll("the tool", async || sleeps()).await;
+        poll_until("the tool", async || sleeps()).await;
     };
     tokio::select! {
-        events = opened.until("an ask", |event| event.is(&run, "ask.opened")) => {
+        events = opened.until("an ask", |event| event.is_of_run(&run, "ask.opened")) => {
             let ask = events.last().unwrap().data.clone();
             answer(&session, &ask, json!({ "decision": "allow_once" })).await;
         }
         () = asleep => {}
     }
-    let tool = poll("the tool", async || sleeps()).await;
+    let tool = poll_until("the tool", async || sleeps()).await;
     session.cancel().await;
     let run = ended(&session, &run).await;
     assert_ended(&run, "cancelled");
@@ -67,8 +67,8 @@ pub(super) async fn scene(cli: Cli) {
     assert!(!file.exists());
 }
 
-pub(super) async fn at_once(cli: Cli) {
-    let stage = Stage::new(cli).await;
+pub(super) async fn at_once(cli: RealAgent) {
+    let stage = RealAgentTest::new(cli).await;
     let session = stage.session(json!({})).await;
     assert_ended(&say(&session, "hello").await, "end_turn");
     for n in 0..TRIES {
@@ -87,7 +87,7 @@ pub(super) async fn at_once(cli: Cli) {
     let started = events.iter().filter(|event| event.kind == "worker.started").count();
     // One of them no longer listens once it has missed a cancel, and is killed when its grace is over.
     assert!(
-        started == 1 || cli == Cli::Copilot,
+        started == 1 || cli == RealAgent::Copilot,
         "no cancel cost the agent its life: {}",
         super::tell(&events)
     );

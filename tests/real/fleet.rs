@@ -1,7 +1,7 @@
 //! A fleet of real agents: one plans, two work on a part each in worktrees of their own, and one reviews.
 
-use qd_testkit::clis::isolated;
-use qd_testkit::{Cli, Daemon, Fleet, Home, Model};
+use qd_testkit::real_agents::isolated_environment;
+use qd_testkit::{FakeModel, RealAgent, TestDaemon, TestFleet, TestHome};
 use serde_json::json;
 
 /// What a developer is told has the model write a file; what the others are told, the model repeats.
@@ -24,12 +24,12 @@ fleet:
 "#;
 
 pub(super) async fn scene() {
-    let model = Model::start();
-    let home = Home::new();
-    let agents = home.beside("agent");
-    let mut env = isolated(Cli::Claude, &agents, &model);
-    env.extend(isolated(Cli::Codex, &agents, &model));
-    let daemon = Daemon::start_in(home, |options| {
+    let model = FakeModel::start();
+    let home = TestHome::new();
+    let agents = home.sibling_path("agent");
+    let mut env = isolated_environment(RealAgent::Claude, &agents, &model);
+    env.extend(isolated_environment(RealAgent::Codex, &agents, &model));
+    let daemon = TestDaemon::start_in(home, |options| {
         for (name, value) in &env {
             options.env(name, value);
         }
@@ -41,20 +41,20 @@ pub(super) async fn scene() {
 
     let workspace = daemon.workspace().await;
     let body = json!({ "spec": FILE, "env": env });
-    let made = workspace.client.post(&workspace.at("/fleets"), &body).await.expect(201);
+    let made = workspace.client.post(&workspace.path("/fleets"), &body).await.expect(201);
     let id = made["id"].as_str().unwrap().to_owned();
-    let fleet = Fleet { client: workspace.client.clone(), workspace: workspace.id.clone(), id };
-    let ended = fleet.ended().await;
+    let fleet = TestFleet { client: workspace.client.clone(), workspace: workspace.id.clone(), id };
+    let ended = fleet.wait_for_end().await;
     assert_eq!(ended["state"], "done", "{ended:#}");
     assert!(ended["result"].as_str().unwrap().contains("Both are there."), "the reviewer's word: {ended:#}");
     for (name, file) in [("dev1", "one.txt"), ("dev2", "two.txt")] {
         let session = fleet.session(name).await;
-        assert_eq!(fleet.told(name).await, [format!("TOOL:write:{file}")]);
-        assert!(!daemon.home.work().join(file).exists(), "the user's checkout is the user's");
+        assert_eq!(fleet.prompts_of(name).await, [format!("TOOL:write:{file}")]);
+        assert!(!daemon.home.project_dir().join(file).exists(), "the user's checkout is the user's");
         let diff = daemon.qd(&["diff", &session.id]).await.ok();
         assert!(diff.contains(file) && diff.contains("+hi"), "{diff}");
         daemon.qd(&["merge", &session.id]).await.ok();
-        let merged = std::fs::read_to_string(daemon.home.work().join(file)).unwrap();
+        let merged = std::fs::read_to_string(daemon.home.project_dir().join(file)).unwrap();
         assert_eq!(merged.trim(), "hi");
     }
 }

@@ -10,11 +10,11 @@
 //! - [`project`]: what a project wants done in the worktrees of its sessions.
 //! - [`trust`]: what a project brings counts only after somebody has looked at it.
 
-pub mod find;
-mod named;
-mod peer;
+mod agent_name;
+mod manifest_reader;
+mod peer_address;
+pub mod programs;
 pub mod project;
-mod read;
 pub mod trust;
 
 use std::collections::BTreeMap;
@@ -23,12 +23,15 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use qd_protocol::api;
-use qd_protocol::manifest::{Driver, Manifest, ResumeBy};
+use qd_protocol::manifest::{DriverKind, Manifest, ResumeMethod};
 use toml::Table;
 
-pub use named::{NamedError, REMOTE_TOKEN, described, described_in, is_described, plain_words, words};
-pub use peer::{PeerAddress, PeerError, WORKER_TOKEN};
-pub use read::ManifestError;
+pub use agent_name::{
+    AgentNameError, REMOTE_TOKEN, is_self_describing, manifest_from_name, manifest_from_name_in,
+    split_plain_words, split_words,
+};
+pub use manifest_reader::ManifestError;
+pub use peer_address::{PeerAddress, PeerAddressError, WORKER_TOKEN};
 
 /// Manifests that come with the program, in the order of the list of agents.
 const BUILT_IN: [&str; 10] = [
@@ -45,37 +48,37 @@ const BUILT_IN: [&str; 10] = [
 ];
 
 /// The folder of a project with what it brings for us.
-pub const PROJECT: &str = ".quarterdeck";
+pub const PROJECT_FOLDER: &str = ".quarterdeck";
 /// The folder with manifests, in a project's folder and in the user's configuration.
-pub const AGENTS: &str = "agents";
+pub const AGENTS_FOLDER: &str = "agents";
 /// Manifests that are read of one folder; nobody has more, and a folder of something else is not read whole.
-const FILES_MAX: usize = 256;
+const MANIFEST_FILES_MAX: usize = 256;
 /// The longest manifest.
-const FILE_MAX: u64 = 256 << 10;
+const MANIFEST_FILE_MAX: u64 = 256 << 10;
 
 /// The agents that can be named.
 #[derive(Debug, Clone, Default)]
 pub struct Catalog {
     /// In the order of the list.
-    entries: Vec<Entry>,
-    problems: Vec<Problem>,
+    entries: Vec<CatalogEntry>,
+    problems: Vec<CatalogProblem>,
     /// From where files that agents' names say are found.
     project: Option<PathBuf>,
 }
 
 /// One agent.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub struct CatalogEntry {
     /// How it is found, started and understood.
     pub manifest: Manifest,
     /// Who says so; the last, if several do.
-    pub origin: Origin,
+    pub origin: ManifestOrigin,
     table: Table,
 }
 
 /// Where a manifest came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
+pub enum ManifestOrigin {
     /// It is part of this program.
     BuiltIn,
     /// A file of the user's.
@@ -84,7 +87,7 @@ pub enum Origin {
     Project(PathBuf),
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for ManifestOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::BuiltIn => f.write_str("built-in"),
@@ -95,7 +98,7 @@ impl fmt::Display for Origin {
 
 /// A manifest that does not count, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
+pub struct CatalogProblem {
     /// The file.
     pub path: PathBuf,
     /// What is wrong with it.
@@ -108,7 +111,9 @@ impl Catalog {
         static CATALOG: LazyLock<Catalog> = LazyLock::new(|| {
             let mut catalog = Catalog::default();
             for text in BUILT_IN {
-                catalog.lay_over(text, Origin::BuiltIn).expect("the manifests of this program are tested");
+                catalog
+                    .overlay_manifest(text, ManifestOrigin::BuiltIn)
+                    .expect("the manifests of this program are tested");
             }
             catalog
         });
@@ -117,91 +122,96 @@ impl Catalog {
 
     /// The same with the manifests of the user's own folders, of which later ones win. A bad file harms only the agent
     /// that it speaks of, and is told among the problems.
-    pub fn of_user(folders: &[PathBuf]) -> Self {
+    pub fn with_user_folders(folders: &[PathBuf]) -> Self {
         let mut catalog = Self::built_in();
         for folder in folders {
-            catalog.lay_over_folder(folder, Origin::User);
+            catalog.overlay_folder(folder, ManifestOrigin::User);
         }
         catalog
     }
 
     /// The same with what a project brings, if the user trusts it as it is.
     #[must_use]
-    pub fn with_project(&self, project: &Path, trust: &trust::Trust) -> Self {
-        let folder = project.join(PROJECT);
+    pub fn with_project(&self, project: &Path, trust: &trust::ProjectTrust) -> Self {
+        let folder = project.join(PROJECT_FOLDER);
         let mut catalog = Self { project: Some(project.to_owned()), ..self.clone() };
-        match trust.stands(project) {
-            trust::Standing::Trusted => catalog.lay_over_folder(&folder.join(AGENTS), Origin::Project),
-            trust::Standing::Nothing => {}
-            trust::Standing::Unknown | trust::Standing::Changed => {
+        match trust.status_of(project) {
+            trust::ProjectTrustStatus::Trusted => {
+                catalog.overlay_folder(&folder.join(AGENTS_FOLDER), ManifestOrigin::Project)
+            }
+            trust::ProjectTrustStatus::Nothing => {}
+            trust::ProjectTrustStatus::Unknown | trust::ProjectTrustStatus::Changed => {
                 let message = format!(
                     "the project's own agents do not count until `qd trust {}` has been said of them as they are now",
                     project.display()
                 );
-                catalog.problems.push(Problem { path: folder, message });
+                catalog.problems.push(CatalogProblem { path: folder, message });
             }
         }
         catalog
     }
 
     /// The agents, in the order of the list.
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[CatalogEntry] {
         &self.entries
     }
 
     /// What was wrong with files that do not count.
-    pub fn problems(&self) -> &[Problem] {
+    pub fn problems(&self) -> &[CatalogProblem] {
         &self.problems
     }
 
     /// The agent of this name, or the one that the name describes.
     pub fn get(&self, name: &str) -> Option<Manifest> {
         let listed = self.entries.iter().find(|entry| entry.manifest.agent.name == name);
-        listed.map(|entry| entry.manifest.clone()).or_else(|| self.described(name).ok())
+        listed.map(|entry| entry.manifest.clone()).or_else(|| self.manifest_from_name(name).ok())
     }
 
     /// The agent that a name describes.
-    pub fn described(&self, name: &str) -> Result<Manifest, NamedError> {
+    pub fn manifest_from_name(&self, name: &str) -> Result<Manifest, AgentNameError> {
         match &self.project {
-            Some(project) => described_in(name, project),
-            None => described(name),
+            Some(project) => manifest_from_name_in(name, project),
+            None => manifest_from_name(name),
         }
     }
 
     /// The same as lists show them, with what is known of their programs here.
-    pub fn agents(&self, versions: &find::Versions) -> Vec<api::Agent> {
-        self.entries.iter().map(|entry| agent(&entry.manifest, &entry.origin.to_string(), versions)).collect()
+    pub fn agents(&self, versions: &programs::ProgramVersions) -> Vec<api::Agent> {
+        self.entries
+            .iter()
+            .map(|entry| agent_listing(&entry.manifest, &entry.origin.to_string(), versions))
+            .collect()
     }
 
-    fn lay_over_folder(&mut self, folder: &Path, origin: fn(PathBuf) -> Origin) {
-        for path in manifests(folder) {
-            let read =
-                read::file(&path, FILE_MAX).and_then(|text| self.lay_over(&text, origin(path.clone())));
+    fn overlay_folder(&mut self, folder: &Path, origin: fn(PathBuf) -> ManifestOrigin) {
+        for path in manifest_files(folder) {
+            let read = manifest_reader::read_file(&path, MANIFEST_FILE_MAX)
+                .and_then(|text| self.overlay_manifest(&text, origin(path.clone())));
             if let Err(error) = read {
-                self.problems.push(Problem { path, message: error.to_string() });
+                self.problems.push(CatalogProblem { path, message: error.to_string() });
             }
         }
     }
 
-    fn lay_over(&mut self, text: &str, origin: Origin) -> Result<(), ManifestError> {
-        let table = read::table(text)?;
-        let name = read::name(&table, text)?;
+    fn overlay_manifest(&mut self, text: &str, origin: ManifestOrigin) -> Result<(), ManifestError> {
+        let table = manifest_reader::parse_table(text)?;
+        let name = manifest_reader::manifest_name(&table, text)?;
         let before = self.entries.iter().position(|entry| entry.manifest.agent.name == name);
         let (table, manifest) = match before {
             // Alone, so that a mistake is told by its line.
-            None => (table, read::manifest(text)?),
+            None => (table, manifest_reader::parse_manifest(text)?),
             Some(at) => {
                 let below = &self.entries[at];
-                let table = read::merge(below.table.clone(), table);
-                let mut manifest = read::merged(&table, text)?;
+                let table = manifest_reader::merge_tables(below.table.clone(), table);
+                let mut manifest = manifest_reader::parse_merged(&table, text)?;
                 // A project may make an agent ask more, and never less.
-                if matches!(origin, Origin::Project(_)) && below.manifest.turn.ask_mode.is_some() {
+                if matches!(origin, ManifestOrigin::Project(_)) && below.manifest.turn.ask_mode.is_some() {
                     manifest.turn.ask_mode.clone_from(&below.manifest.turn.ask_mode);
                 }
                 (table, manifest)
             }
         };
-        let entry = Entry { manifest, origin, table };
+        let entry = CatalogEntry { manifest, origin, table };
         match before {
             Some(at) => self.entries[at] = entry,
             None => self.entries.push(entry),
@@ -211,9 +221,9 @@ impl Catalog {
 }
 
 /// An agent as lists show it.
-pub fn agent(manifest: &Manifest, origin: &str, versions: &find::Versions) -> api::Agent {
+pub fn agent_listing(manifest: &Manifest, origin: &str, versions: &programs::ProgramVersions) -> api::Agent {
     let driver = manifest.driver();
-    let found = find::program(manifest);
+    let found = programs::find_program(manifest);
     let available = !driver.has_program() || found.is_some();
     let can = &manifest.capabilities;
     let settings = [("model", can.models), ("system_prompt", can.system_prompts), ("mcp", can.mcp)];
@@ -223,12 +233,12 @@ pub fn agent(manifest: &Manifest, origin: &str, versions: &find::Versions) -> ap
         driver: driver.name().to_owned(),
         available,
         install: manifest.agent.install.clone().filter(|_| !available),
-        version: found.as_deref().and_then(|program| versions.known(program)),
+        version: found.as_deref().and_then(|program| versions.version_of(program)),
         tested: manifest.agent.tested.clone(),
         program: found.map(|program| program.display().to_string()),
-        steers: manifest.steers(),
-        resumes: manifest.resume.by == ResumeBy::Driver
-            && !matches!(driver, Driver::Exec | Driver::Pty | Driver::Worker),
+        steers: manifest.can_steer(),
+        resumes: manifest.resume.by == ResumeMethod::Driver
+            && !matches!(driver, DriverKind::Exec | DriverKind::Pty | DriverKind::Worker),
         approvals: can.approvals,
         questions: can.ask_user.any(),
         cost: match (manifest.cost.metered, manifest.cost.tokens) {
@@ -243,17 +253,19 @@ pub fn agent(manifest: &Manifest, origin: &str, versions: &find::Versions) -> ap
 }
 
 /// The manifests of a folder, by name.
-fn manifests(folder: &Path) -> Vec<PathBuf> {
+fn manifest_files(folder: &Path) -> Vec<PathBuf> {
     let Ok(files) = std::fs::read_dir(folder) else { return Vec::new() };
     let paths = files.filter_map(|file| Some(file.ok()?.path()));
-    let mut paths: Vec<PathBuf> =
-        paths.filter(|path| path.extension().is_some_and(|kind| kind == "toml")).take(FILES_MAX).collect();
+    let mut paths: Vec<PathBuf> = paths
+        .filter(|path| path.extension().is_some_and(|kind| kind == "toml"))
+        .take(MANIFEST_FILES_MAX)
+        .collect();
     paths.sort();
     paths
 }
 
 /// What may stand for an agent's variables: a name, or the beginning of one before `*`.
-pub fn passes(pattern: &str, name: &str) -> bool {
+pub fn matches_variable(pattern: &str, name: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(start) => name.starts_with(start),
         None => pattern == name,
@@ -261,8 +273,11 @@ pub fn passes(pattern: &str, name: &str) -> bool {
 }
 
 /// The values of the variables that an agent is sent from its caller's environment.
-pub fn passed(patterns: &[String], vars: impl Iterator<Item = (String, String)>) -> BTreeMap<String, String> {
-    vars.filter(|(name, _)| patterns.iter().any(|pattern| passes(pattern, name))).collect()
+pub fn select_variables(
+    patterns: &[String],
+    vars: impl Iterator<Item = (String, String)>,
+) -> BTreeMap<String, String> {
+    vars.filter(|(name, _)| patterns.iter().any(|pattern| matches_variable(pattern, name))).collect()
 }
 
 #[cfg(test)]
@@ -301,13 +316,16 @@ mod tests {
             "[agent]\nname = 'mine'\nbinary = 'mine'\n[fast_path]\nacp_stdio = true\n",
         );
         write(home.path(), "notes.md", "not a manifest");
-        let catalog = Catalog::of_user(&[home.path().to_owned()]);
+        let catalog = Catalog::with_user_folders(&[home.path().to_owned()]);
         assert_eq!(catalog.problems(), []);
         let claude = catalog.get("claude").unwrap();
         assert!(claude.startup.isolated && claude.command().len() > 5, "{claude:?}");
-        assert_eq!(catalog.get("mine").unwrap().driver(), Driver::Acp);
+        assert_eq!(catalog.get("mine").unwrap().driver(), DriverKind::Acp);
         assert_eq!(catalog.get("mine").unwrap().command(), ["mine"]);
-        assert_eq!(catalog.entries().last().unwrap().origin, Origin::User(home.path().join("mine.toml")));
+        assert_eq!(
+            catalog.entries().last().unwrap().origin,
+            ManifestOrigin::User(home.path().join("mine.toml"))
+        );
     }
 
     #[test]
@@ -315,7 +333,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         write(home.path(), "a.toml", "[agent]\nname = 'a'\nbinary = 'a'\n[startup]\ncomand = ['a']\n");
         write(home.path(), "b.toml", "[agent]\nname = 'b'\nbinary = 'b'\n");
-        let catalog = Catalog::of_user(&[home.path().to_owned()]);
+        let catalog = Catalog::with_user_folders(&[home.path().to_owned()]);
         assert!(catalog.get("a").is_none() && catalog.get("b").is_some());
         let [problem] = catalog.problems() else { panic!("{:?}", catalog.problems()) };
         assert_eq!(problem.path, home.path().join("a.toml"));
@@ -329,14 +347,14 @@ mod tests {
     #[test]
     fn what_a_project_brings_counts_once_it_is_trusted_and_only_as_it_was() {
         let (home, project) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let agents = project.path().join(PROJECT).join(AGENTS);
+        let agents = project.path().join(PROJECT_FOLDER).join(AGENTS_FOLDER);
         write(
             &agents,
             "qwen.toml",
             "[agent]\nname = 'qwen'\n[turn]\nask_mode = 'yolo'\nrefused = 'goes_on'\n",
         );
         write(&agents, "ours.toml", "[agent]\nname = 'ours'\nbinary = './ours'\n");
-        let mut trust = trust::Trust::open(&home.path().join("trust.json")).unwrap();
+        let mut trust = trust::ProjectTrust::open(&home.path().join("trust.json")).unwrap();
         let before = Catalog::built_in().with_project(project.path(), &trust);
         assert!(before.get("ours").is_none());
         assert!(before.problems()[0].message.contains("qd trust"), "{:?}", before.problems());
@@ -348,7 +366,7 @@ mod tests {
         assert_eq!(qwen.turn.ask_mode.as_deref(), Some("default"), "a project makes nobody ask less");
 
         write(&agents, "more.toml", "[agent]\nname = 'more'\nbinary = 'more'\n");
-        let trust = trust::Trust::open(&home.path().join("trust.json")).unwrap();
+        let trust = trust::ProjectTrust::open(&home.path().join("trust.json")).unwrap();
         let changed = Catalog::built_in().with_project(project.path(), &trust);
         assert!(changed.get("ours").is_none() && changed.get("more").is_none());
     }
@@ -358,7 +376,7 @@ mod tests {
         let vars = [("OPENAI_API_KEY", "k"), ("OPENAI", "x"), ("HOME", "/h"), ("GH_TOKEN", "t")];
         let vars = vars.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned()));
         let patterns = ["OPENAI_*".to_owned(), "GH_TOKEN".to_owned()];
-        let names: Vec<String> = passed(&patterns, vars).into_keys().collect();
+        let names: Vec<String> = select_variables(&patterns, vars).into_keys().collect();
         assert_eq!(names, ["GH_TOKEN", "OPENAI_API_KEY"]);
     }
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::PROJECT;
+use crate::PROJECT_FOLDER;
 
 /// Files that a project may bring; more cannot be looked at by anybody.
 const FILES_MAX: usize = 1000;
@@ -20,20 +20,20 @@ const DEPTH_MAX: usize = 8;
 
 /// The projects whose own files count.
 #[derive(Debug, Clone, Default)]
-pub struct Trust {
+pub struct ProjectTrust {
     file: PathBuf,
-    kept: Kept,
+    contents: TrustFile,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-struct Kept {
+struct TrustFile {
     /// By the project's resolved path: the digest of what it brought.
     projects: BTreeMap<PathBuf, String>,
 }
 
 /// How a project stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum ProjectTrustStatus {
     /// It brings nothing.
     Nothing,
     /// It is trusted as it is.
@@ -51,10 +51,10 @@ pub enum TrustError {
     #[error("failed to read {0}: {1}")]
     Unreadable(PathBuf, io::Error),
     /// It has nothing that could be trusted.
-    #[error("{0} has no folder {PROJECT}, so there is nothing to trust")]
-    Nothing(PathBuf),
+    #[error("{0} has no folder {PROJECT_FOLDER}, so there is nothing to trust")]
+    NothingToTrust(PathBuf),
     /// It brings more than anybody has looked at.
-    #[error("the folder {PROJECT} of {0} has more than {FILES_MAX} files or {MIB_MAX} MiB")]
+    #[error("the folder {PROJECT_FOLDER} of {0} has more than {FILES_MAX} files or {MIB_MAX} MiB")]
     TooMuch(PathBuf),
     /// The list cannot be kept.
     #[error("failed to keep {0}: {1}")]
@@ -64,30 +64,30 @@ pub enum TrustError {
     Bad(PathBuf, serde_json::Error),
 }
 
-impl Trust {
+impl ProjectTrust {
     /// The list in this file, which need not be there.
     pub fn open(file: &Path) -> Result<Self, TrustError> {
         let kept = match std::fs::read(file) {
             Ok(json) => {
                 serde_json::from_slice(&json).map_err(|error| TrustError::Bad(file.to_owned(), error))?
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Kept::default(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => TrustFile::default(),
             Err(error) => return Err(TrustError::Unreadable(file.to_owned(), error)),
         };
-        Ok(Self { file: file.to_owned(), kept })
+        Ok(Self { file: file.to_owned(), contents: kept })
     }
 
     /// How a project stands. One that cannot be read is not trusted.
-    pub fn stands(&self, project: &Path) -> Standing {
-        let Ok(project) = project.canonicalize() else { return Standing::Nothing };
-        match digest(&project) {
-            Ok(None) => Standing::Nothing,
-            Ok(Some((digest, _))) => match self.kept.projects.get(&project) {
-                Some(known) if *known == digest => Standing::Trusted,
-                Some(_) => Standing::Changed,
-                None => Standing::Unknown,
+    pub fn status_of(&self, project: &Path) -> ProjectTrustStatus {
+        let Ok(project) = project.canonicalize() else { return ProjectTrustStatus::Nothing };
+        match project_digest(&project) {
+            Ok(None) => ProjectTrustStatus::Nothing,
+            Ok(Some((digest, _))) => match self.contents.projects.get(&project) {
+                Some(known) if *known == digest => ProjectTrustStatus::Trusted,
+                Some(_) => ProjectTrustStatus::Changed,
+                None => ProjectTrustStatus::Unknown,
             },
-            Err(_) => Standing::Unknown,
+            Err(_) => ProjectTrustStatus::Unknown,
         }
     }
 
@@ -95,9 +95,10 @@ impl Trust {
     pub fn trust(&mut self, project: &Path) -> Result<Vec<PathBuf>, TrustError> {
         let project =
             project.canonicalize().map_err(|error| TrustError::Unreadable(project.to_owned(), error))?;
-        let (digest, files) = digest(&project)?.ok_or_else(|| TrustError::Nothing(project.clone()))?;
-        self.kept.projects.insert(project, digest);
-        self.keep()?;
+        let (digest, files) =
+            project_digest(&project)?.ok_or_else(|| TrustError::NothingToTrust(project.clone()))?;
+        self.contents.projects.insert(project, digest);
+        self.save()?;
         Ok(files)
     }
 
@@ -105,19 +106,19 @@ impl Trust {
     pub fn distrust(&mut self, project: &Path) -> Result<bool, TrustError> {
         // A folder that is gone is known by the name it had.
         let project = project.canonicalize().unwrap_or_else(|_| project.to_owned());
-        let was = self.kept.projects.remove(&project).is_some();
+        let was = self.contents.projects.remove(&project).is_some();
         if was {
-            self.keep()?;
+            self.save()?;
         }
         Ok(was)
     }
 
     /// The projects that are trusted, as they were then.
     pub fn projects(&self) -> impl Iterator<Item = &Path> {
-        self.kept.projects.keys().map(PathBuf::as_path)
+        self.contents.projects.keys().map(PathBuf::as_path)
     }
 
-    fn keep(&self) -> Result<(), TrustError> {
+    fn save(&self) -> Result<(), TrustError> {
         let failed = |error| TrustError::Unwritable(self.file.clone(), error);
         let new = self.file.with_extension("new");
         let mut file = std::fs::OpenOptions::new()
@@ -127,7 +128,7 @@ impl Trust {
             .mode(0o600)
             .open(&new)
             .map_err(failed)?;
-        let json = serde_json::to_vec_pretty(&self.kept).expect("paths and digests are JSON");
+        let json = serde_json::to_vec_pretty(&self.contents).expect("paths and digests are JSON");
         file.write_all(&json).and_then(|()| file.sync_all()).map_err(failed)?;
         std::fs::rename(&new, &self.file).map_err(failed)
     }
@@ -135,13 +136,13 @@ impl Trust {
 
 /// The digest of all that a project brings, and its files; `None` if it brings nothing. Symlinks are refused, since what
 /// is behind them may change without a word.
-fn digest(project: &Path) -> Result<Option<(String, Vec<PathBuf>)>, TrustError> {
-    let root = project.join(PROJECT);
+fn project_digest(project: &Path) -> Result<Option<(String, Vec<PathBuf>)>, TrustError> {
+    let root = project.join(PROJECT_FOLDER);
     let mut files = Vec::new();
     match root.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(TrustError::Unreadable(root, error)),
-        Ok(_) => gather(&root, 0, &mut files)
+        Ok(_) => collect_files(&root, 0, &mut files)
             .map_err(|error| TrustError::Unreadable(root.clone(), error))?
             .then_some(())
             .ok_or_else(|| TrustError::TooMuch(project.to_owned()))?,
@@ -170,7 +171,7 @@ fn digest(project: &Path) -> Result<Option<(String, Vec<PathBuf>)>, TrustError> 
 }
 
 /// Every file below a folder; false if there are too many.
-fn gather(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) -> io::Result<bool> {
+fn collect_files(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) -> io::Result<bool> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
         let kind = entry.file_type()?;
@@ -178,7 +179,7 @@ fn gather(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) -> io::Result<b
             return Err(io::Error::other(format!("{} is a symlink", entry.path().display())));
         }
         if kind.is_dir() {
-            if depth >= DEPTH_MAX || !gather(&entry.path(), depth + 1, files)? {
+            if depth >= DEPTH_MAX || !collect_files(&entry.path(), depth + 1, files)? {
                 return Ok(false);
             }
         } else if kind.is_file() {
@@ -199,30 +200,30 @@ mod tests {
     fn trust_is_of_the_content_and_is_kept() {
         let (home, project) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let list = home.path().join("trust.json");
-        let mut trust = Trust::open(&list).unwrap();
-        assert_eq!(trust.stands(project.path()), Standing::Nothing);
-        assert!(matches!(trust.trust(project.path()), Err(TrustError::Nothing(_))));
-        let file = project.path().join(PROJECT).join("agents/a.toml");
+        let mut trust = ProjectTrust::open(&list).unwrap();
+        assert_eq!(trust.status_of(project.path()), ProjectTrustStatus::Nothing);
+        assert!(matches!(trust.trust(project.path()), Err(TrustError::NothingToTrust(_))));
+        let file = project.path().join(PROJECT_FOLDER).join("agents/a.toml");
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
         std::fs::write(&file, "a").unwrap();
-        assert_eq!(trust.stands(project.path()), Standing::Unknown);
+        assert_eq!(trust.status_of(project.path()), ProjectTrustStatus::Unknown);
         assert_eq!(trust.trust(project.path()).unwrap(), [file.canonicalize().unwrap()]);
 
-        let mut later = Trust::open(&list).unwrap();
-        assert_eq!(later.stands(project.path()), Standing::Trusted);
+        let mut later = ProjectTrust::open(&list).unwrap();
+        assert_eq!(later.status_of(project.path()), ProjectTrustStatus::Trusted);
         std::fs::write(&file, "b").unwrap();
-        assert_eq!(later.stands(project.path()), Standing::Changed);
+        assert_eq!(later.status_of(project.path()), ProjectTrustStatus::Changed);
         assert!(later.distrust(project.path()).unwrap() && !later.distrust(project.path()).unwrap());
-        assert_eq!(Trust::open(&list).unwrap().stands(project.path()), Standing::Unknown);
+        assert_eq!(ProjectTrust::open(&list).unwrap().status_of(project.path()), ProjectTrustStatus::Unknown);
     }
 
     #[test]
     fn a_symlink_is_never_trusted() {
         let (home, project) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        std::fs::create_dir(project.path().join(PROJECT)).unwrap();
-        std::os::unix::fs::symlink("/etc", project.path().join(PROJECT).join("agents")).unwrap();
-        let mut trust = Trust::open(&home.path().join("trust.json")).unwrap();
+        std::fs::create_dir(project.path().join(PROJECT_FOLDER)).unwrap();
+        std::os::unix::fs::symlink("/etc", project.path().join(PROJECT_FOLDER).join("agents")).unwrap();
+        let mut trust = ProjectTrust::open(&home.path().join("trust.json")).unwrap();
         assert!(matches!(trust.trust(project.path()), Err(TrustError::Unreadable(..))));
-        assert_eq!(trust.stands(project.path()), Standing::Unknown);
+        assert_eq!(trust.status_of(project.path()), ProjectTrustStatus::Unknown);
     }
 }

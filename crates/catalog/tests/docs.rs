@@ -1,7 +1,7 @@
 //! `docs/agents.md` says of every agent what its manifest says.
 
-use qd_catalog::find::Versions;
-use qd_catalog::{Catalog, agent};
+use qd_catalog::programs::ProgramVersions;
+use qd_catalog::{Catalog, agent_listing};
 use qd_protocol::api::CostReport;
 
 #[test]
@@ -14,7 +14,7 @@ fn every_agent_is_on_the_page_with_what_it_can_do() {
         .entries()
         .iter()
         .map(|entry| {
-            let about = agent(&entry.manifest, "", &Versions::default());
+            let about = agent_listing(&entry.manifest, "", &ProgramVersions::default());
             let cost = match about.cost {
                 CostReport::Money => "money",
                 CostReport::Tokens => "tokens",

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::client::host::Host;
+use crate::client::host::DaemonHost;
 use crate::verbs::worker;
 
 /// Runs, watches, steers and recovers fleets of AI coding agents.
@@ -17,24 +17,24 @@ use crate::verbs::worker;
   qd asks                               what agents wait for
 Ids may be shortened, or be a title. Exit codes: 0 well, 1 failed, 2 wrong usage, 3 not found,
 4 no daemon, 124 timed out, 130 cancelled.")]
-pub(crate) struct Line {
+pub(crate) struct CommandLine {
     /// What holds for every verb.
     #[command(flatten)]
-    pub(crate) global: Global,
+    pub(crate) global: GlobalArgs,
     /// What to do.
     #[command(subcommand)]
-    pub(crate) verb: Verb,
+    pub(crate) verb: CliVerb,
 }
 
 /// What holds for every verb.
 #[derive(Debug, Args)]
-pub(crate) struct Global {
+pub(crate) struct GlobalArgs {
     /// Print JSON: one value, or one per line for streams
     #[arg(long, global = true)]
     pub(crate) json: bool,
     /// The daemon: unix:PATH, http://HOST:PORT or https://HOST:PORT [default: $QD_HOST, else the home's socket]
     #[arg(long, global = true, value_name = "HOST")]
-    pub(crate) host: Option<Host>,
+    pub(crate) host: Option<DaemonHost>,
     /// Where the daemon keeps everything [default: $QD_HOME, else quarterdeck in the XDG data directory]
     #[arg(long, global = true, value_name = "DIR")]
     pub(crate) home: Option<PathBuf>,
@@ -42,14 +42,14 @@ pub(crate) struct Global {
 
 /// What to do.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Verb {
+pub(crate) enum CliVerb {
     /// Give an agent a prompt and show its answer as it comes
     #[command(after_help = "Examples:
   qd run 'why does the build fail?'
   git diff | qd run --agent claude -
   qd run --detach --title nightly --policy allow 'update the dependencies'
 Ctrl-C cancels the run and waits for its end; a second one leaves it alone.")]
-    Run(Run),
+    Run(RunArgs),
     /// List sessions
     #[command(after_help = "Examples:
   qd ps
@@ -74,7 +74,7 @@ Ctrl-C cancels the run and waits for its end; a second one leaves it alone.")]
   qd up fleet.yaml --plan               show who would do what, and start nothing
 Exit codes: 0 if every session that ran ended well or its failure was routed on, 1 if not, 130 if cancelled.
 Ctrl-C cancels the fleet and waits for its end; a second one leaves it alone.")]
-    Up(Up),
+    Up(UpArgs),
     /// Cancel fleets
     #[command(after_help = "Examples:
   qd down flt_4k")]
@@ -307,7 +307,7 @@ Where other machines reach it, it needs --token and --tls-cert with --tls-key."
     Worker {
         /// Serve an agent
         #[command(flatten)]
-        serve: Option<worker::Flags>,
+        serve: Option<worker::WorkerArgs>,
         /// Work for a daemon
         #[command(subcommand)]
         verb: Option<WorkerVerb>,
@@ -317,7 +317,7 @@ Where other machines reach it, it needs --token and --tls-cert with --tls-key."
   qd serve
   qd serve --listen unix:/run/user/1000/qd.sock --listen 127.0.0.1:7777
   qd serve --listen 0.0.0.0:7777 --tls self --allow-host build.example")]
-    Serve(Serve),
+    Serve(ServeArgs),
     /// End the daemon and wait until it is gone
     Stop {
         /// End the workers, and so the agents, as well
@@ -458,12 +458,12 @@ pub(crate) enum WorkerVerb {
   qd worker join https://deck.example:7777 --token qdw_… --fingerprint AB:CD:… --label gpu
 Sessions whose agent is NAME@LABEL then run here: in the same path if it is here, else below --root.
 It stays, dials again when the connection breaks, and ends its agents on Ctrl-C.")]
-    Join(Join),
+    Join(JoinArgs),
 }
 
 /// `qd worker join`.
 #[derive(Debug, Args)]
-pub(crate) struct Join {
+pub(crate) struct JoinArgs {
     /// The daemon, as `qd workers token` printed it: https://HOST:PORT, or http:// on this machine
     pub(crate) url: String,
     /// The worker token
@@ -485,7 +485,7 @@ pub(crate) struct Join {
 
 /// `qd up`.
 #[derive(Debug, Args)]
-pub(crate) struct Up {
+pub(crate) struct UpArgs {
     /// The fleet's file; `-` reads it from stdin
     pub(crate) file: PathBuf,
     /// What to do, instead of the file's own task
@@ -504,7 +504,7 @@ pub(crate) struct Up {
 
 /// `qd run`.
 #[derive(Debug, Args)]
-pub(crate) struct Run {
+pub(crate) struct RunArgs {
     /// The agent [default: the configured one, else the only one found, else echo]
     #[arg(long, short, value_name = "A", conflicts_with = "session")]
     pub(crate) agent: Option<String>,
@@ -530,8 +530,8 @@ pub(crate) struct Run {
     #[arg(long, conflicts_with = "session")]
     pub(crate) worktree: bool,
     /// What to do when the agent asks
-    #[arg(long, value_enum, default_value_t = OnAsk::Wait)]
-    pub(crate) on_ask: OnAsk,
+    #[arg(long, value_enum, default_value_t = OnAskAction::Wait)]
+    pub(crate) on_ask: OnAskAction,
     /// Cancel the run after so many seconds, with exit code 124
     #[arg(long, value_name = "S", value_parser = seconds)]
     pub(crate) timeout: Option<f64>,
@@ -542,7 +542,7 @@ pub(crate) struct Run {
 
 /// What `qd run` does when its agent asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum OnAsk {
+pub(crate) enum OnAskAction {
     /// Wait for an answer from here or elsewhere
     Wait,
     /// Deny it at once and go on
@@ -553,7 +553,7 @@ pub(crate) enum OnAsk {
 
 /// `qd serve`.
 #[derive(Debug, Args)]
-pub(crate) struct Serve {
+pub(crate) struct ServeArgs {
     /// Where to listen: unix:PATH or HOST:PORT, port 0 for any free one [default: the home's socket]
     #[arg(long, value_name = "ADDR")]
     pub(crate) listen: Vec<String>,
@@ -588,19 +588,19 @@ mod tests {
     use super::*;
     use clap::CommandFactory;
 
-    fn parse(line: &[&str]) -> Result<Line, clap::Error> {
-        Line::try_parse_from(std::iter::once(&"qd").chain(line))
+    fn parse(line: &[&str]) -> Result<CommandLine, clap::Error> {
+        CommandLine::try_parse_from(std::iter::once(&"qd").chain(line))
     }
 
     #[test]
     fn the_command_line_is_well_formed() {
-        Line::command().debug_assert();
+        CommandLine::command().debug_assert();
     }
 
     #[test]
     fn every_verb_of_the_contract_is_there() {
         let verbs: Vec<String> =
-            Line::command().get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
+            CommandLine::command().get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
         for verb in
             "serve run ps attach send logs wait cancel rm asks allow deny answer halt unhalt agents workers \
                      doctor completions stop config gc"
@@ -613,7 +613,9 @@ mod tests {
     #[test]
     fn a_prompt_may_be_a_dash_or_json() {
         for prompt in ["-", "[{\"say\":\"hi\"}]", "-v is a flag, is it not?"] {
-            let Ok(Line { verb: Verb::Run(run), .. }) = parse(&["run", "--agent", "script", prompt]) else {
+            let Ok(CommandLine { verb: CliVerb::Run(run), .. }) =
+                parse(&["run", "--agent", "script", prompt])
+            else {
                 panic!("{prompt}")
             };
             assert_eq!(run.prompt, prompt);
@@ -665,7 +667,7 @@ mod tests {
 
     #[test]
     fn a_reason_needs_no_quotes() {
-        let Verb::Deny { reason, .. } = parse(&["deny", "ask_1", "not", "now"]).unwrap().verb else {
+        let CliVerb::Deny { reason, .. } = parse(&["deny", "ask_1", "not", "now"]).unwrap().verb else {
             panic!()
         };
         assert_eq!(reason.join(" "), "not now");

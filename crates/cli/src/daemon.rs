@@ -9,131 +9,137 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use qd_daemon::home::Home;
+use qd_daemon::home::DaemonHome;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
 use tokio::time::{Instant, sleep};
 
-use crate::client::Client;
-use crate::client::host::Host;
-use crate::failure::{Failure, Result};
-use crate::output::Output;
+use crate::client::DaemonClient;
+use crate::client::host::DaemonHost;
+use crate::failure::{CliFailure, Result};
+use crate::output::CliOutput;
 
 /// How long a daemon may take to answer after its start, an old one's ending included.
-const START: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Between two looks at a daemon that starts.
-const LOOK: Duration = Duration::from_millis(2);
+const PROBE_INTERVAL: Duration = Duration::from_millis(2);
 /// Between two starts while an old daemon lets go of the home.
-const AGAIN: Duration = Duration::from_millis(100);
+const RESTART_INTERVAL: Duration = Duration::from_millis(100);
 /// Bytes of a failed start's output that are shown.
-const TAIL: u64 = 4096;
+const OUTPUT_TAIL_BYTES: u64 = 4096;
 
 /// Which daemon, and whether one may be started.
 #[derive(Debug, Clone)]
-pub(crate) struct Whereabouts {
+pub(crate) struct DaemonLocator {
     /// Where its files are, if it is ours.
-    pub(crate) home: Home,
+    pub(crate) home: DaemonHome,
     /// Said by the caller; then nothing is started.
-    pub(crate) explicit: Option<Host>,
+    pub(crate) explicit_host: Option<DaemonHost>,
 }
 
-impl Whereabouts {
+impl DaemonLocator {
     /// Whether workers of a daemon that is gone may be at work in the home.
     pub(crate) fn has_workers(&self) -> bool {
         let records = std::fs::read_dir(self.home.workers());
         let is_record = |path: std::path::PathBuf| path.extension().is_some_and(|ext| ext == "json");
-        self.explicit.is_none() && records.is_ok_and(|all| all.flatten().any(|entry| is_record(entry.path())))
+        self.explicit_host.is_none()
+            && records.is_ok_and(|all| all.flatten().any(|entry| is_record(entry.path())))
     }
 
     /// Where the command line named no daemon, `QD_HOST` may.
-    pub(crate) fn ask_environment(&mut self) -> Result<()> {
+    pub(crate) fn apply_environment(&mut self) -> Result<()> {
         let said = std::env::var("QD_HOST").ok().filter(|host| !host.is_empty());
-        if let (None, Some(host)) = (&self.explicit, said) {
+        if let (None, Some(host)) = (&self.explicit_host, said) {
             let host =
-                host.parse().map_err(|forms| Failure::Usage(format!("QD_HOST is {host}, but {forms}")))?;
-            self.explicit = Some(host);
+                host.parse().map_err(|forms| CliFailure::Usage(format!("QD_HOST is {host}, but {forms}")))?;
+            self.explicit_host = Some(host);
         }
         Ok(())
     }
 
     /// A client of the daemon that is there, or of one that is started for it; and of the next one, should it die.
-    pub(crate) async fn reach(&self, out: &Output) -> Result<Client> {
-        if self.explicit.is_some() {
-            return self.find(out).await;
+    pub(crate) async fn connect_or_start(&self, out: &CliOutput) -> Result<DaemonClient> {
+        if self.explicit_host.is_some() {
+            return self.connect(out).await;
         }
-        let client = match self.find(out).await {
-            Err(Failure::Unreachable(_)) => self.start(out).await?,
+        let client = match self.connect(out).await {
+            Err(CliFailure::Unreachable(_)) => self.start_daemon(out).await?,
             found => found?,
         };
-        Ok(client.with_successor(Successor { whereabouts: self.clone(), out: out.clone() }))
+        Ok(client.with_restarter(DaemonRestarter { locator: self.clone(), out: out.clone() }))
     }
 
     /// A client of the daemon that is there; none is started.
-    pub(crate) async fn find(&self, out: &Output) -> Result<Client> {
+    pub(crate) async fn connect(&self, out: &CliOutput) -> Result<DaemonClient> {
         let client = self.client()?;
         let version = match client.probe().await {
             // One that is going down counts as gone.
-            Err(Failure::Refused(refusal)) if refusal.status == 503 => {
-                return Err(Failure::Unreachable(refusal.error.message));
+            Err(CliFailure::Refused(refusal)) if refusal.status == 503 => {
+                return Err(CliFailure::Unreachable(refusal.error.message));
             }
             other => other?,
         };
         let ours = env!("CARGO_PKG_VERSION");
         if let Some(theirs) = version.filter(|theirs| theirs != ours) {
-            out.note(&format!("the daemon is version {theirs}, this qd is {ours}; `qd stop` ends it, the next verb starts yours"));
+            out.print_note(&format!("the daemon is version {theirs}, this qd is {ours}; `qd stop` ends it, the next verb starts yours"));
         }
         Ok(client)
     }
 
     /// A client that speaks for a session with its token. Nothing is started for it: whoever has one has a daemon.
-    pub(crate) fn speaking_with(&self, token: String) -> Client {
-        let host = self.explicit.clone().unwrap_or_else(|| Host::Unix(self.home.socket()));
-        Client::new(host, Some(token))
+    pub(crate) fn session_client(&self, token: String) -> DaemonClient {
+        let host = self.explicit_host.clone().unwrap_or_else(|| DaemonHost::Unix(self.home.socket()));
+        DaemonClient::new(host, Some(token))
     }
 
     /// A client that has not asked anything yet.
-    fn client(&self) -> Result<Client> {
-        let host = self.explicit.clone().unwrap_or_else(|| Host::Unix(self.home.socket()));
+    fn client(&self) -> Result<DaemonClient> {
+        let host = self.explicit_host.clone().unwrap_or_else(|| DaemonHost::Unix(self.home.socket()));
         let token = match &host {
-            Host::Unix(_) => None,
-            Host::Tcp { .. } => token(&self.home),
+            DaemonHost::Unix(_) => None,
+            DaemonHost::Tcp { .. } => read_token(&self.home),
         };
-        Ok(Client::new(host, token))
+        Ok(DaemonClient::new(host, token))
     }
 
     /// Starts a daemon, unless somebody else just did.
-    async fn start(&self, out: &Output) -> Result<Client> {
+    async fn start_daemon(&self, out: &CliOutput) -> Result<DaemonClient> {
         self.home.prepare().context("the daemon has no home")?;
-        let _turn = turn(&self.home.path().join("start.lock")).await?;
-        let deadline = Instant::now() + START;
+        let _turn = acquire_start_lock(&self.home.path().join("start.lock")).await?;
+        let deadline = Instant::now() + START_TIMEOUT;
         loop {
-            if let Ok(client) = self.find(out).await {
+            if let Ok(client) = self.connect(out).await {
                 return Ok(client);
             }
-            let (child, output, before) = spawn(&self.home)?;
-            if let Some(client) = self.answers(out, child, deadline).await {
+            let (child, output, before) = spawn_daemon(&self.home)?;
+            if let Some(client) = self.wait_until_answering(out, child, deadline).await {
                 return Ok(client);
             }
             // An old daemon that is ending still holds the home; its place is free in a moment.
-            if !held(&self.home) || Instant::now() > deadline {
-                return Err(Failure::Unreachable(format!(
+            if !is_home_locked(&self.home) || Instant::now() > deadline {
+                return Err(CliFailure::Unreachable(format!(
                     "the daemon did not start\n{}",
-                    tail(output, before)
+                    read_output_tail(output, before)
                 )));
             }
-            sleep(AGAIN).await;
+            sleep(RESTART_INTERVAL).await;
         }
     }
 
     /// Waits until a started daemon answers; none if it ended first.
-    async fn answers(&self, out: &Output, mut child: Child, deadline: Instant) -> Option<Client> {
+    async fn wait_until_answering(
+        &self,
+        out: &CliOutput,
+        mut child: Child,
+        deadline: Instant,
+    ) -> Option<DaemonClient> {
         loop {
             let ended = !matches!(child.try_wait(), Ok(None));
-            match self.find(out).await {
+            match self.connect(out).await {
                 Ok(client) => return Some(client),
                 Err(_) if ended || Instant::now() > deadline => return None,
-                Err(_) => sleep(LOOK).await,
+                Err(_) => sleep(PROBE_INTERVAL).await,
             }
         }
     }
@@ -141,28 +147,28 @@ impl Whereabouts {
 
 /// Puts a daemon in the place of one that has died under a verb that is still at work.
 #[derive(Debug)]
-pub(crate) struct Successor {
-    whereabouts: Whereabouts,
-    out: Output,
+pub(crate) struct DaemonRestarter {
+    locator: DaemonLocator,
+    out: CliOutput,
 }
 
-impl Successor {
+impl DaemonRestarter {
     /// Sees to it that a daemon answers, and says so if it had to be started.
-    pub(crate) async fn stand_in(&self) -> Result<()> {
-        let Self { whereabouts, out } = self;
-        match whereabouts.find(out).await {
-            Err(Failure::Unreachable(_)) => {}
+    pub(crate) async fn ensure_running(&self) -> Result<()> {
+        let Self { locator: whereabouts, out } = self;
+        match whereabouts.connect(out).await {
+            Err(CliFailure::Unreachable(_)) => {}
             found => return found.map(drop),
         }
-        whereabouts.start(out).await?;
-        out.note("the daemon was gone; another one has been started");
+        whereabouts.start_daemon(out).await?;
+        out.print_note("the daemon was gone; another one has been started");
         Ok(())
     }
 
     /// Says that the daemon was stopped on purpose.
-    pub(crate) fn say_stopped(&self, patience: Duration) {
+    pub(crate) fn note_stopped(&self, patience: Duration) {
         let seconds = patience.as_secs();
-        self.out.note(&format!(
+        self.out.print_note(&format!(
             "the daemon was stopped; waiting {seconds} s for the next (any `qd` verb starts one)"
         ));
     }
@@ -170,7 +176,7 @@ impl Successor {
 
 /// Leaves the caller's terminal and session and lets go of every descriptor that it left open in us, so that a pipe
 /// of the caller closes when the caller ends. The first thing that `qd serve --background` does.
-pub(crate) fn leave_the_caller() {
+pub(crate) fn detach_from_caller() {
     // It fails only for a leader of its group, who has nobody to leave.
     let _ = rustix::process::setsid();
     let Ok(descriptors) = std::fs::read_dir("/proc/self/fd") else { return };
@@ -188,7 +194,7 @@ pub(crate) fn leave_the_caller() {
 }
 
 /// Waits until a process of this machine has ended, however its parent treats it.
-pub(crate) fn wait_for_end(pid: u32, patience: Duration) -> bool {
+pub(crate) fn wait_for_exit(pid: u32, patience: Duration) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return true };
     let Ok(process) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { return true };
@@ -197,19 +203,19 @@ pub(crate) fn wait_for_end(pid: u32, patience: Duration) -> bool {
 }
 
 /// The token for TCP: said by the caller, else the one that our home keeps.
-fn token(home: &Home) -> Option<String> {
+fn read_token(home: &DaemonHome) -> Option<String> {
     let said = std::env::var("QD_TOKEN").ok().filter(|token| !token.is_empty());
     said.or_else(|| std::fs::read_to_string(home.token_file()).ok().map(|text| text.trim().to_owned()))
 }
 
 /// Waits for our turn to start a daemon, which is over when the file is dropped. Another task of this process may have
 /// its turn, so the thread must not be kept from it.
-async fn turn(path: &Path) -> Result<File> {
-    let lock = private(path)?;
+async fn acquire_start_lock(path: &Path) -> Result<File> {
+    let lock = open_private_file(path)?;
     loop {
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(lock),
-            Err(Errno::WOULDBLOCK | Errno::INTR) => sleep(LOOK).await,
+            Err(Errno::WOULDBLOCK | Errno::INTR) => sleep(PROBE_INTERVAL).await,
             Err(error) => {
                 return Err(anyhow::Error::from(error).context("the start cannot be locked").into());
             }
@@ -218,9 +224,9 @@ async fn turn(path: &Path) -> Result<File> {
 }
 
 /// Starts our own executable as a daemon, and gives where its output begins.
-fn spawn(home: &Home) -> Result<(Child, File, u64)> {
+fn spawn_daemon(home: &DaemonHome) -> Result<(Child, File, u64)> {
     let exe = std::env::current_exe().context("this program's own file is not known")?;
-    let output = private(&home.log().join("daemon.out"))?;
+    let output = open_private_file(&home.log().join("daemon.out"))?;
     let before = output.metadata().context("the daemon's output has no size")?.len();
     let mut command = Command::new(&exe);
     command
@@ -237,21 +243,21 @@ fn spawn(home: &Home) -> Result<(Child, File, u64)> {
 }
 
 /// Whether a living process holds the home, as its lock file says.
-fn held(home: &Home) -> bool {
+fn is_home_locked(home: &DaemonHome) -> bool {
     let holder = std::fs::read_to_string(home.path().join("lock")).unwrap_or_default();
     let pid = holder.trim().parse().ok().and_then(Pid::from_raw);
     pid.is_some_and(|pid| rustix::process::test_kill_process(pid).is_ok())
 }
 
-fn private(path: &Path) -> Result<File> {
+fn open_private_file(path: &Path) -> Result<File> {
     let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path);
     Ok(file.with_context(|| format!("{} cannot be opened", path.display()))?)
 }
 
 /// The end of what a failed daemon wrote.
-fn tail(mut output: File, before: u64) -> String {
+fn read_output_tail(mut output: File, before: u64) -> String {
     let end = output.metadata().map_or(before, |meta| meta.len());
-    let from = before.max(end.saturating_sub(TAIL));
+    let from = before.max(end.saturating_sub(OUTPUT_TAIL_BYTES));
     let mut bytes = Vec::new();
     let read = output.seek(SeekFrom::Start(from)).and_then(|_| output.read_to_end(&mut bytes));
     match read {
@@ -270,19 +276,19 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("daemon.out");
         std::fs::write(&path, "old words\n").unwrap();
-        let file = private(&path).unwrap();
+        let file = open_private_file(&path).unwrap();
         let before = file.metadata().unwrap().len();
-        assert_eq!(tail(private(&path).unwrap(), before), "it said nothing");
+        assert_eq!(read_output_tail(open_private_file(&path).unwrap(), before), "it said nothing");
         std::io::Write::write_all(&mut &file, b"the port is taken\n").unwrap();
-        assert_eq!(tail(file, before), "the port is taken");
+        assert_eq!(read_output_tail(file, before), "the port is taken");
     }
 
     #[tokio::test]
     async fn two_tasks_of_one_thread_start_a_daemon_one_after_the_other() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("start.lock");
-        let first = turn(&path).await.unwrap();
-        let second = tokio::spawn(async move { turn(&path).await.map(drop) });
+        let first = acquire_start_lock(&path).await.unwrap();
+        let second = tokio::spawn(async move { acquire_start_lock(&path).await.map(drop) });
         tokio::task::yield_now().await;
         assert!(!second.is_finished());
         drop(first);
@@ -292,8 +298,8 @@ mod tests {
     #[test]
     fn the_end_of_a_process_is_seen_although_nobody_reaped_it() {
         let mut child = Command::new("/bin/true").spawn().unwrap();
-        assert!(wait_for_end(child.id(), Duration::from_secs(20)));
+        assert!(wait_for_exit(child.id(), Duration::from_secs(20)));
         child.wait().unwrap();
-        assert!(wait_for_end(u32::MAX, Duration::ZERO), "what is no process has ended");
+        assert!(wait_for_exit(u32::MAX, Duration::ZERO), "what is no process has ended");
     }
 }

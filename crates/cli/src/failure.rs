@@ -8,13 +8,13 @@ use qd_protocol::FinishReason;
 use qd_protocol::error::{ErrorBody, ErrorDoc};
 
 /// What a verb gives back.
-pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
+pub(crate) type Result<T, E = CliFailure> = std::result::Result<T, E>;
 
 /// The exit codes of the contract. Their order is that of their numbers, so that the worst of several is the greatest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Exit {
+pub(crate) enum CliExitCode {
     /// Well.
-    Well = 0,
+    Success = 0,
     /// Something failed.
     Failed = 1,
     /// The command line makes no sense.
@@ -29,11 +29,11 @@ pub(crate) enum Exit {
     Cancelled = 130,
 }
 
-impl Exit {
+impl CliExitCode {
     /// What the end of a run means for the process that waited for it.
-    pub(crate) fn of(reason: FinishReason) -> Self {
+    pub(crate) fn from_finish_reason(reason: FinishReason) -> Self {
         match reason {
-            FinishReason::EndTurn => Self::Well,
+            FinishReason::EndTurn => Self::Success,
             FinishReason::Cancelled => Self::Cancelled,
             FinishReason::Timeout => Self::TimedOut,
             FinishReason::Error
@@ -46,15 +46,15 @@ impl Exit {
     }
 }
 
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
+impl From<CliExitCode> for ExitCode {
+    fn from(exit: CliExitCode) -> Self {
         Self::from(exit as u8)
     }
 }
 
 /// Why a verb did not do what it was asked.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub(crate) enum CliFailure {
     /// The caller should say it differently.
     Usage(String),
     /// Nothing has this id, prefix or title.
@@ -62,7 +62,7 @@ pub(crate) enum Failure {
     /// No daemon answers there.
     Unreachable(String),
     /// The daemon said no.
-    Refused(Box<Refusal>),
+    Refused(Box<DaemonRefusal>),
     /// It did not happen in time.
     TimedOut(String),
     /// Stdout could not be written. A reader that has gone away is no failure.
@@ -73,26 +73,26 @@ pub(crate) enum Failure {
 
 /// A refusal as the daemon sent it.
 #[derive(Debug, Clone)]
-pub(crate) struct Refusal {
+pub(crate) struct DaemonRefusal {
     /// The HTTP status.
     pub(crate) status: u16,
     /// Code, message and details.
     pub(crate) error: ErrorDoc,
 }
 
-impl Failure {
+impl CliFailure {
     /// The exit code that tells a script what happened.
-    pub(crate) fn exit(&self) -> Exit {
+    pub(crate) fn exit_code(&self) -> CliExitCode {
         match self {
-            Self::Usage(_) => Exit::Usage,
-            Self::NotFound(_) => Exit::NotFound,
-            Self::Unreachable(_) => Exit::Unreachable,
-            Self::TimedOut(_) => Exit::TimedOut,
+            Self::Usage(_) => CliExitCode::Usage,
+            Self::NotFound(_) => CliExitCode::NotFound,
+            Self::Unreachable(_) => CliExitCode::Unreachable,
+            Self::TimedOut(_) => CliExitCode::TimedOut,
             // Wrong usage is what the command line itself gives away; what only the daemon can know has failed.
-            Self::Refused(refusal) if refusal.status == 404 => Exit::NotFound,
-            Self::Refused(_) => Exit::Failed,
-            Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Exit::Well,
-            Self::Output(_) | Self::Other(_) => Exit::Failed,
+            Self::Refused(refusal) if refusal.status == 404 => CliExitCode::NotFound,
+            Self::Refused(_) => CliExitCode::Failed,
+            Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => CliExitCode::Success,
+            Self::Output(_) | Self::Other(_) => CliExitCode::Failed,
         }
     }
 
@@ -105,7 +105,7 @@ impl Failure {
     }
 
     /// The failure in the one shape that programs know: the daemon's own refusal, or ours dressed alike.
-    pub(crate) fn body(&self) -> ErrorBody {
+    pub(crate) fn error_body(&self) -> ErrorBody {
         let code = match self {
             Self::Refused(refusal) => return ErrorBody { error: refusal.error.clone() },
             Self::Usage(_) => "usage",
@@ -120,7 +120,7 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for CliFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Usage(text) | Self::NotFound(text) | Self::Unreachable(text) | Self::TimedOut(text) => {
@@ -134,13 +134,13 @@ impl fmt::Display for Failure {
                 }
             }
             Self::Output(error) => write!(f, "stdout cannot be written: {error}"),
-            Self::Other(error) => f.write_str(&whole(error)),
+            Self::Other(error) => f.write_str(&format_error_chain(error)),
         }
     }
 }
 
 /// An error with its causes. Many say their cause themselves; it is not said again.
-pub(crate) fn whole(error: &anyhow::Error) -> String {
+pub(crate) fn format_error_chain(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string).filter(|cause| !cause.is_empty()) {
         if text.ends_with(&cause) {
@@ -154,14 +154,14 @@ pub(crate) fn whole(error: &anyhow::Error) -> String {
     text
 }
 
-impl From<std::io::Error> for Failure {
+impl From<std::io::Error> for CliFailure {
     /// Only [`Output`](crate::output::Output) writes with `?`; other I/O says what it was about through `anyhow`.
     fn from(error: std::io::Error) -> Self {
         Self::Output(error)
     }
 }
 
-impl From<anyhow::Error> for Failure {
+impl From<anyhow::Error> for CliFailure {
     fn from(error: anyhow::Error) -> Self {
         Self::Other(error)
     }
@@ -171,42 +171,50 @@ impl From<anyhow::Error> for Failure {
 mod tests {
     use super::*;
 
-    fn refused(status: u16, code: &str) -> Failure {
+    fn refused(status: u16, code: &str) -> CliFailure {
         let error =
             ErrorDoc { code: code.to_owned(), message: "no".to_owned(), details: serde_json::Map::new() };
-        Failure::Refused(Box::new(Refusal { status, error }))
+        CliFailure::Refused(Box::new(DaemonRefusal { status, error }))
     }
 
     #[test]
     fn each_failure_has_the_exit_code_of_the_contract() {
-        assert_eq!(refused(404, "not_found").exit(), Exit::NotFound);
-        assert_eq!(refused(400, "unknown_agent").exit(), Exit::Failed);
-        assert_eq!(refused(409, "session_closed").exit(), Exit::Failed);
-        assert_eq!(Failure::Unreachable(String::new()).exit(), Exit::Unreachable);
-        assert_eq!(Exit::of(FinishReason::EndTurn), Exit::Well);
-        assert_eq!(Exit::of(FinishReason::Timeout), Exit::TimedOut);
-        assert_eq!(Exit::of(FinishReason::Cancelled), Exit::Cancelled);
-        assert_eq!(Exit::of(FinishReason::Interrupted), Exit::Failed);
+        assert_eq!(refused(404, "not_found").exit_code(), CliExitCode::NotFound);
+        assert_eq!(refused(400, "unknown_agent").exit_code(), CliExitCode::Failed);
+        assert_eq!(refused(409, "session_closed").exit_code(), CliExitCode::Failed);
+        assert_eq!(CliFailure::Unreachable(String::new()).exit_code(), CliExitCode::Unreachable);
+        assert_eq!(CliExitCode::from_finish_reason(FinishReason::EndTurn), CliExitCode::Success);
+        assert_eq!(CliExitCode::from_finish_reason(FinishReason::Timeout), CliExitCode::TimedOut);
+        assert_eq!(CliExitCode::from_finish_reason(FinishReason::Cancelled), CliExitCode::Cancelled);
+        assert_eq!(CliExitCode::from_finish_reason(FinishReason::Interrupted), CliExitCode::Failed);
     }
 
     #[test]
     fn a_reader_that_went_away_is_no_failure() {
-        assert_eq!(Failure::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe)).exit(), Exit::Well);
-        assert_eq!(Failure::from(std::io::Error::from(std::io::ErrorKind::StorageFull)).exit(), Exit::Failed);
+        assert_eq!(
+            CliFailure::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe)).exit_code(),
+            CliExitCode::Success
+        );
+        assert_eq!(
+            CliFailure::from(std::io::Error::from(std::io::ErrorKind::StorageFull)).exit_code(),
+            CliExitCode::Failed
+        );
     }
 
     #[test]
     fn a_cause_that_was_said_is_not_said_again() {
         let cause = anyhow::anyhow!("the port is taken");
         let error = cause.context("failed to listen: the port is taken").context("[::1]:80");
-        assert_eq!(whole(&error), "[::1]:80: failed to listen: the port is taken");
-        assert_eq!(whole(&anyhow::anyhow!("a").context("b")), "b: a");
+        assert_eq!(format_error_chain(&error), "[::1]:80: failed to listen: the port is taken");
+        assert_eq!(format_error_chain(&anyhow::anyhow!("a").context("b")), "b: a");
     }
 
     #[test]
     fn a_refusal_says_how_to_install_the_agent() {
-        let Failure::Refused(mut refusal) = refused(409, "agent_unavailable") else { panic!("made above") };
+        let CliFailure::Refused(mut refusal) = refused(409, "agent_unavailable") else {
+            panic!("made above")
+        };
         refusal.error.details.insert("install".to_owned(), "npm i -g x".into());
-        assert_eq!(Failure::Refused(refusal).to_string(), "no (npm i -g x)");
+        assert_eq!(CliFailure::Refused(refusal).to_string(), "no (npm i -g x)");
     }
 }

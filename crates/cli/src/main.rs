@@ -15,30 +15,30 @@ mod verbs;
 use std::process::ExitCode;
 
 use clap::Parser;
-use qd_daemon::home::Home;
+use qd_daemon::home::DaemonHome;
 
-use args::{Line, Verb};
-use daemon::Whereabouts;
-use failure::{Exit, Result};
-use output::Output;
-use verbs::Context;
+use args::{CliVerb, CommandLine};
+use daemon::DaemonLocator;
+use failure::{CliExitCode, Result};
+use output::CliOutput;
+use verbs::VerbContext;
 
 fn main() -> ExitCode {
-    if let Some(ended) = as_part_of_a_worker() {
+    if let Some(ended) = run_internal_process() {
         return ended;
     }
-    let Line { global, verb } = Line::parse();
-    let out = Output::new(global.json);
-    let whereabouts = Whereabouts { home: Home::resolve(global.home), explicit: global.host };
-    let mut context = Context { out, whereabouts };
+    let CommandLine { global, verb } = CommandLine::parse();
+    let out = CliOutput::new(global.json);
+    let whereabouts = DaemonLocator { home: DaemonHome::resolve(global.home), explicit_host: global.host };
+    let mut context = VerbContext { out, locator: whereabouts };
     let ended = match verb {
         // The daemon brings its own runtime.
-        Verb::Serve(flags) => serve::serve(&context, flags),
-        verb => context.whereabouts.ask_environment().and_then(|()| in_runtime(&context, verb)),
+        CliVerb::Serve(flags) => serve::serve(&context, flags),
+        verb => context.locator.apply_environment().and_then(|()| run_verb_in_runtime(&context, verb)),
     };
     let exit = ended.unwrap_or_else(|failure| {
-        context.out.failure(&failure);
-        failure.exit()
+        context.out.print_failure(&failure);
+        failure.exit_code()
     });
     context.out.clear_spinner();
     exit.into()
@@ -46,20 +46,20 @@ fn main() -> ExitCode {
 
 /// The binary is also its own worker, keeper, scripted agent, and the step before a program that wants a terminal. They
 /// are started by each other and by the daemon, not by people, and must be quick: nothing is parsed for them.
-fn as_part_of_a_worker() -> Option<ExitCode> {
+fn run_internal_process() -> Option<ExitCode> {
     match std::env::args_os().nth(1)?.to_str()? {
         "__worker" => Some(qd_worker::host::main()),
-        "__keeper" => Some(qd_keeper::process::main()),
+        "__keeper" => Some(qd_keeper::keeper_process::main()),
         "__script" => Some(qd_worker::script::main()),
-        qd_worker::tty::VERB => Some(qd_worker::tty::main()),
+        qd_worker::tty::TTY_COMMAND => Some(qd_worker::tty::main()),
         _ => None,
     }
 }
 
-fn in_runtime(context: &Context, verb: Verb) -> Result<Exit> {
+fn run_verb_in_runtime(context: &VerbContext, verb: CliVerb) -> Result<CliExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(anyhow::Error::from)?;
-    let ended = runtime.block_on(verbs::perform(context, verb));
+    let ended = runtime.block_on(verbs::run_verb(context, verb));
     // A thread may still wait for a line on stdin; nobody waits for it.
     runtime.shutdown_background();
     ended

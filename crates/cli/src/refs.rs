@@ -3,31 +3,31 @@
 
 use std::collections::HashSet;
 
-use qd_protocol::api::{Match, MatchKind, Session};
+use qd_protocol::api::{ReferenceKind, ReferenceMatch, Session};
 use qd_protocol::{RunId, SessionId};
 
-use crate::client::{Client, encode};
-use crate::failure::{Failure, Result};
+use crate::client::{DaemonClient, percent_encode};
+use crate::failure::{CliFailure, Result};
 
 /// A conversation or one prompt of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Target {
+pub(crate) enum SessionOrRun {
     /// All of it.
-    Session(SessionRef),
+    Session(ResolvedSession),
     /// One run.
-    Run(SessionRef, RunId),
+    Run(ResolvedSession, RunId),
 }
 
 /// A session and where it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct SessionRef {
+pub(crate) struct ResolvedSession {
     /// The workspace.
     pub(crate) workspace: String,
     /// The session.
     pub(crate) id: SessionId,
 }
 
-impl SessionRef {
+impl ResolvedSession {
     /// `/v1/workspaces/W/sessions/S`.
     pub(crate) fn path(&self) -> String {
         format!("/v1/workspaces/{}/sessions/{}", self.workspace, self.id)
@@ -49,9 +49,9 @@ impl SessionRef {
     }
 }
 
-impl Target {
+impl SessionOrRun {
     /// The session, or the run's.
-    pub(crate) fn session(&self) -> &SessionRef {
+    pub(crate) fn session(&self) -> &ResolvedSession {
         match self {
             Self::Session(session) | Self::Run(session, _) => session,
         }
@@ -67,30 +67,30 @@ impl Target {
 }
 
 /// A session, by id, beginning or title.
-pub(crate) async fn session(client: &Client, text: &str) -> Result<SessionRef> {
-    located(&one(client, text, &[MatchKind::Session]).await?)
+pub(crate) async fn resolve_session(client: &DaemonClient, text: &str) -> Result<ResolvedSession> {
+    session_of_match(&resolve_one(client, text, &[ReferenceKind::Session]).await?)
 }
 
 /// A session or a run.
-pub(crate) async fn target(client: &Client, text: &str) -> Result<Target> {
-    let found = one(client, text, &[MatchKind::Session, MatchKind::Run]).await?;
-    let session = located(&found)?;
-    if found.kind == MatchKind::Session {
-        return Ok(Target::Session(session));
+pub(crate) async fn resolve_target(client: &DaemonClient, text: &str) -> Result<SessionOrRun> {
+    let found = resolve_one(client, text, &[ReferenceKind::Session, ReferenceKind::Run]).await?;
+    let session = session_of_match(&found)?;
+    if found.kind == ReferenceKind::Session {
+        return Ok(SessionOrRun::Session(session));
     }
-    Ok(Target::Run(session, RunId::parse(&found.id).map_err(anyhow::Error::from)?))
+    Ok(SessionOrRun::Run(session, RunId::parse(&found.id).map_err(anyhow::Error::from)?))
 }
 
 /// A fleet and where it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct FleetRef {
+pub(crate) struct ResolvedFleet {
     /// The workspace.
     pub(crate) workspace: String,
     /// The fleet.
     pub(crate) id: String,
 }
 
-impl FleetRef {
+impl ResolvedFleet {
     /// `/v1/workspaces/W/fleets/F`.
     pub(crate) fn path(&self) -> String {
         format!("/v1/workspaces/{}/fleets/{}", self.workspace, self.id)
@@ -98,90 +98,93 @@ impl FleetRef {
 }
 
 /// A fleet, by id or beginning of one.
-pub(crate) async fn fleet(client: &Client, text: &str) -> Result<FleetRef> {
-    let found = one(client, text, &[MatchKind::Fleet]).await?;
-    Ok(FleetRef { workspace: found.workspace_id.to_string(), id: found.id })
+pub(crate) async fn resolve_fleet(client: &DaemonClient, text: &str) -> Result<ResolvedFleet> {
+    let found = resolve_one(client, text, &[ReferenceKind::Fleet]).await?;
+    Ok(ResolvedFleet { workspace: found.workspace_id.to_string(), id: found.id })
 }
 
 /// An ask, by its whole id.
-pub(crate) async fn ask(client: &Client, text: &str) -> Result<String> {
-    Ok(one(client, text, &[MatchKind::Ask]).await?.id)
+pub(crate) async fn resolve_ask(client: &DaemonClient, text: &str) -> Result<String> {
+    Ok(resolve_one(client, text, &[ReferenceKind::Ask]).await?.id)
 }
 
-async fn one(client: &Client, text: &str, kinds: &[MatchKind]) -> Result<Match> {
+async fn resolve_one(client: &DaemonClient, text: &str, kinds: &[ReferenceKind]) -> Result<ReferenceMatch> {
     if text.trim().is_empty() {
-        return Err(Failure::Usage("an empty id means nothing".to_owned()));
+        return Err(CliFailure::Usage("an empty id means nothing".to_owned()));
     }
-    let mut found: Vec<Match> = client.get(&format!("/v1/resolve?ref={}", encode(text))).await?;
-    let sessions = found.iter().filter(|one| one.kind == MatchKind::Session).count();
-    if sessions > 1 && kinds.contains(&MatchKind::Session) {
-        let open: Vec<Session> = client.list(&format!("/v1/sessions?open=true&ref={}", encode(text))).await?;
+    let mut found: Vec<ReferenceMatch> =
+        client.get(&format!("/v1/resolve?ref={}", percent_encode(text))).await?;
+    let sessions = found.iter().filter(|one| one.kind == ReferenceKind::Session).count();
+    if sessions > 1 && kinds.contains(&ReferenceKind::Session) {
+        let open: Vec<Session> =
+            client.list(&format!("/v1/sessions?open=true&ref={}", percent_encode(text))).await?;
         found = without_closed(found, &open.into_iter().map(|session| session.id.to_string()).collect());
     }
-    choose(text, found, kinds)
+    choose_match(text, found, kinds)
 }
 
 /// A session that is closed keeps its title, but gives way to one that is open.
-fn without_closed(found: Vec<Match>, open: &HashSet<String>) -> Vec<Match> {
+fn without_closed(found: Vec<ReferenceMatch>, open: &HashSet<String>) -> Vec<ReferenceMatch> {
     match open.is_empty() {
         true => found,
         false => {
-            let stays = |one: &Match| one.kind != MatchKind::Session || open.contains(&one.id);
+            let stays = |one: &ReferenceMatch| one.kind != ReferenceKind::Session || open.contains(&one.id);
             found.into_iter().filter(stays).collect()
         }
     }
 }
 
 /// The one that is meant, among those that it may mean.
-fn choose(text: &str, found: Vec<Match>, kinds: &[MatchKind]) -> Result<Match> {
+fn choose_match(text: &str, found: Vec<ReferenceMatch>, kinds: &[ReferenceKind]) -> Result<ReferenceMatch> {
     let other = found.iter().find(|one| !kinds.contains(&one.kind)).map(|one| noun(one.kind));
-    let mut fitting: Vec<Match> = found.into_iter().filter(|one| kinds.contains(&one.kind)).collect();
+    let mut fitting: Vec<ReferenceMatch> =
+        found.into_iter().filter(|one| kinds.contains(&one.kind)).collect();
     match (fitting.len(), other) {
         (1, _) => Ok(fitting.remove(0)),
         (0, Some(other)) => {
-            Err(Failure::NotFound(format!("{text} is {other}, and {} is needed here", nouns(kinds))))
+            Err(CliFailure::NotFound(format!("{text} is {other}, and {} is needed here", nouns(kinds))))
         }
         (0, None) => {
-            let list = if kinds == [MatchKind::Ask] { "qd asks" } else { "qd ps -a" };
-            Err(Failure::NotFound(format!("nothing is called {text}; `{list}` lists what there is")))
+            let list = if kinds == [ReferenceKind::Ask] { "qd asks" } else { "qd ps -a" };
+            Err(CliFailure::NotFound(format!("nothing is called {text}; `{list}` lists what there is")))
         }
         _ => {
             let list: String = fitting.iter().map(|one| format!("\n    {}", one.id)).collect();
-            Err(Failure::Usage(format!("{text} may mean several; say more of the id:{list}")))
+            Err(CliFailure::Usage(format!("{text} may mean several; say more of the id:{list}")))
         }
     }
 }
 
-fn located(found: &Match) -> Result<SessionRef> {
+fn session_of_match(found: &ReferenceMatch) -> Result<ResolvedSession> {
     let workspace = found.workspace_id.to_string();
     match &found.session_id {
-        Some(id) => Ok(SessionRef { workspace, id: id.clone() }),
-        None => Err(Failure::NotFound(format!("{} belongs to no session", found.id))),
+        Some(id) => Ok(ResolvedSession { workspace, id: id.clone() }),
+        None => Err(CliFailure::NotFound(format!("{} belongs to no session", found.id))),
     }
 }
 
-fn noun(kind: MatchKind) -> &'static str {
+fn noun(kind: ReferenceKind) -> &'static str {
     match kind {
-        MatchKind::Workspace => "a workspace",
-        MatchKind::Session => "a session",
-        MatchKind::Run => "a run",
-        MatchKind::Ask => "an ask",
-        MatchKind::Fleet => "a fleet",
+        ReferenceKind::Workspace => "a workspace",
+        ReferenceKind::Session => "a session",
+        ReferenceKind::Run => "a run",
+        ReferenceKind::Ask => "an ask",
+        ReferenceKind::Fleet => "a fleet",
     }
 }
 
-fn nouns(kinds: &[MatchKind]) -> String {
+fn nouns(kinds: &[ReferenceKind]) -> String {
     kinds.iter().map(|&kind| noun(kind)).collect::<Vec<_>>().join(" or ")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::failure::Exit;
+    use crate::failure::CliExitCode;
     use qd_protocol::WorkspaceId;
 
-    fn found(kind: MatchKind, id: &str) -> Match {
-        Match {
+    fn sample_match(kind: ReferenceKind, id: &str) -> ReferenceMatch {
+        ReferenceMatch {
             kind,
             id: id.to_owned(),
             workspace_id: WorkspaceId::parse("ws_1").unwrap(),
@@ -191,37 +194,45 @@ mod tests {
 
     #[test]
     fn one_match_of_the_right_kind_is_meant() {
-        let both = vec![found(MatchKind::Ask, "ask_1"), found(MatchKind::Session, "ses_1")];
-        assert_eq!(choose("x", both.clone(), &[MatchKind::Session]).unwrap().id, "ses_1");
-        assert_eq!(choose("x", both, &[MatchKind::Ask]).unwrap().id, "ask_1");
+        let both =
+            vec![sample_match(ReferenceKind::Ask, "ask_1"), sample_match(ReferenceKind::Session, "ses_1")];
+        assert_eq!(choose_match("x", both.clone(), &[ReferenceKind::Session]).unwrap().id, "ses_1");
+        assert_eq!(choose_match("x", both, &[ReferenceKind::Ask]).unwrap().id, "ask_1");
     }
 
     #[test]
     fn several_matches_are_wrong_usage_and_are_listed() {
-        let two = vec![found(MatchKind::Session, "ses_1"), found(MatchKind::Session, "ses_2")];
-        let failure = choose("ses", two, &[MatchKind::Session]).unwrap_err();
-        assert_eq!(failure.exit(), Exit::Usage);
+        let two = vec![
+            sample_match(ReferenceKind::Session, "ses_1"),
+            sample_match(ReferenceKind::Session, "ses_2"),
+        ];
+        let failure = choose_match("ses", two, &[ReferenceKind::Session]).unwrap_err();
+        assert_eq!(failure.exit_code(), CliExitCode::Usage);
         assert!(failure.to_string().contains("ses_1\n    ses_2"), "{failure}");
     }
 
     #[test]
     fn what_is_closed_gives_way_to_what_is_open() {
-        let all = || vec![found(MatchKind::Session, "ses_1"), found(MatchKind::Session, "ses_2")];
+        let all = || {
+            vec![sample_match(ReferenceKind::Session, "ses_1"), sample_match(ReferenceKind::Session, "ses_2")]
+        };
         let open = HashSet::from(["ses_2".to_owned()]);
-        let meant = choose("par", without_closed(all(), &open), &[MatchKind::Session]).unwrap();
+        let meant = choose_match("par", without_closed(all(), &open), &[ReferenceKind::Session]).unwrap();
         assert_eq!(meant.id, "ses_2");
         assert_eq!(without_closed(all(), &HashSet::new()), all(), "none is open");
     }
 
     #[test]
     fn no_match_is_not_found_and_another_kind_is_named() {
-        let none = choose("x", Vec::new(), &[MatchKind::Session]).unwrap_err();
-        assert_eq!(none.exit(), Exit::NotFound);
+        let none = choose_match("x", Vec::new(), &[ReferenceKind::Session]).unwrap_err();
+        assert_eq!(none.exit_code(), CliExitCode::NotFound);
         assert!(none.to_string().contains("`qd ps -a`"), "{none}");
-        let ask = choose("x", Vec::new(), &[MatchKind::Ask]).unwrap_err();
+        let ask = choose_match("x", Vec::new(), &[ReferenceKind::Ask]).unwrap_err();
         assert!(ask.to_string().contains("`qd asks`"), "{ask}");
-        let run = choose("run_1", vec![found(MatchKind::Run, "run_1")], &[MatchKind::Session]).unwrap_err();
-        assert_eq!(run.exit(), Exit::NotFound);
+        let run =
+            choose_match("run_1", vec![sample_match(ReferenceKind::Run, "run_1")], &[ReferenceKind::Session])
+                .unwrap_err();
+        assert_eq!(run.exit_code(), CliExitCode::NotFound);
         assert_eq!(run.to_string(), "run_1 is a run, and a session is needed here");
     }
 }

@@ -2,8 +2,8 @@
 //! over strings; printing is left to `output.rs`.
 
 pub(crate) mod ask;
-pub(crate) mod board;
 pub(crate) mod conversation;
+pub(crate) mod fleet_progress;
 pub(crate) mod plan;
 pub(crate) mod spinner;
 pub(crate) mod style;

@@ -7,35 +7,35 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use anyhow::Context as _;
-use qd_daemon::config::Config;
-use qd_daemon::edge::Certificate;
-use qd_daemon::home::Home;
-use qd_daemon::{ServeError, ServeOptions};
+use qd_daemon::config::DaemonConfig;
+use qd_daemon::edge::CertificateSource;
+use qd_daemon::home::DaemonHome;
+use qd_daemon::{DaemonServeError, ServeOptions};
 use serde::Serialize;
 use serde_json::json;
 use tracing_subscriber::EnvFilter;
 
-use crate::args::Serve;
+use crate::args::ServeArgs;
 use crate::daemon;
-use crate::failure::{Exit, Failure, Result};
-use crate::output::Output;
-use crate::verbs::Context;
+use crate::failure::{CliExitCode, CliFailure, Result};
+use crate::output::CliOutput;
+use crate::verbs::VerbContext;
 
 /// A log larger than this is put aside, in the place of the one put aside before, when a daemon starts.
 const LOG_MAX: u64 = 16 << 20;
 
 /// Runs the daemon until it is told to end.
-pub(crate) fn serve(context: &Context, flags: Serve) -> Result<Exit> {
+pub(crate) fn serve(context: &VerbContext, flags: ServeArgs) -> Result<CliExitCode> {
     if flags.background {
-        daemon::leave_the_caller();
+        daemon::detach_from_caller();
     }
-    let home = &context.whereabouts.home;
+    let home = &context.locator.home;
     home.prepare().map_err(anyhow::Error::from)?;
-    let config = Config::load(home).context("the settings cannot be used")?;
+    let config = DaemonConfig::load(home).context("the settings cannot be used")?;
     start_log(&home.log().join("daemon.log"), &config.log.value)?;
     let tls = match (flags.tls, flags.tls_cert, flags.tls_key) {
-        (Some(_), ..) => Some(Certificate::SelfSigned),
-        (None, Some(cert), Some(key)) => Some(Certificate::Files { cert, key }),
+        (Some(_), ..) => Some(CertificateSource::SelfSigned),
+        (None, Some(cert), Some(key)) => Some(CertificateSource::Files { cert, key }),
         _ => None,
     };
     let options = ServeOptions {
@@ -47,15 +47,15 @@ pub(crate) fn serve(context: &Context, flags: Serve) -> Result<Exit> {
     let exe =
         std::env::current_exe().context("our own binary cannot be found, and so no worker be started")?;
     match qd_daemon::serve(options, exe, &mut |line| announce(&context.out, line)) {
-        Ok(()) => Ok(Exit::Well),
-        Err(error @ ServeError::Address(_)) => Err(Failure::Usage(error.to_string())),
-        Err(error) => Err(Failure::Other(error.into())),
+        Ok(()) => Ok(CliExitCode::Success),
+        Err(error @ DaemonServeError::Address(_)) => Err(CliFailure::Usage(error.to_string())),
+        Err(error) => Err(CliFailure::Other(error.into())),
     }
 }
 
 /// What a rebuild made.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub(crate) struct Rebuilt {
+pub(crate) struct RebuildSummary {
     /// Events read.
     pub(crate) events: u64,
     /// Workspaces made of them.
@@ -69,18 +69,18 @@ pub(crate) struct Rebuilt {
 }
 
 /// Makes the lists anew from the events.
-pub(crate) fn rebuild(home: &Home) -> Result<Rebuilt> {
+pub(crate) fn rebuild_lists(home: &DaemonHome) -> Result<RebuildSummary> {
     let report = qd_daemon::doctor::rebuild(home.path()).context("the lists cannot be made anew")?;
     let qd_daemon::doctor::RebuildReport { events, workspaces, sessions, runs, asks, .. } = report;
-    Ok(Rebuilt { events, workspaces, sessions, runs, asks })
+    Ok(RebuildSummary { events, workspaces, sessions, runs, asks })
 }
 
 /// Tells where the daemon listens. That nobody reads it any more must not end the daemon.
-fn announce(out: &Output, line: &str) {
+fn announce(out: &CliOutput, line: &str) {
     let _ = match line.strip_prefix("listening on ") {
-        Some(address) if out.json => out.value(&json!({ "listening_on": address })),
-        _ if out.json => out.value(&json!({ "note": line })),
-        _ => out.line(line).map_err(Failure::from),
+        Some(address) if out.json => out.print_json(&json!({ "listening_on": address })),
+        _ if out.json => out.print_json(&json!({ "note": line })),
+        _ => out.print_line(line).map_err(CliFailure::from),
     };
 }
 

@@ -5,15 +5,15 @@ mod agents;
 mod answer;
 mod asks;
 mod attach;
+mod attach_raw;
 mod cancel;
 mod completions;
 mod config;
-mod crew;
 mod diff;
 mod doctor;
 mod down;
+mod fleet_watcher;
 mod fleets;
-mod follow;
 mod gc;
 mod halt;
 mod join;
@@ -24,15 +24,15 @@ mod merge;
 mod policy;
 mod prompt;
 mod ps;
-mod raw;
 mod rm;
 mod run;
+mod run_watcher;
 mod send;
+mod stdin_lines;
 mod stop;
 mod transcript;
 mod tree;
 mod trust;
-mod typed;
 mod up;
 mod wait;
 pub(crate) mod worker;
@@ -40,77 +40,77 @@ mod workers;
 mod workspace;
 mod worktrees;
 
-use crate::args::{Verb, WorkerVerb, WorktreesVerb};
-use crate::client::Client;
-use crate::daemon::Whereabouts;
-use crate::failure::{Exit, Failure, Result};
-use crate::output::Output;
+use crate::args::{CliVerb, WorkerVerb, WorktreesVerb};
+use crate::client::DaemonClient;
+use crate::daemon::DaemonLocator;
+use crate::failure::{CliExitCode, CliFailure, Result};
+use crate::output::CliOutput;
 
 /// What every verb is given.
 #[derive(Debug)]
-pub(crate) struct Context {
+pub(crate) struct VerbContext {
     /// Where it prints.
-    pub(crate) out: Output,
+    pub(crate) out: CliOutput,
     /// Which daemon it talks to.
-    pub(crate) whereabouts: Whereabouts,
+    pub(crate) locator: DaemonLocator,
 }
 
-impl Context {
+impl VerbContext {
     /// A client of the daemon, which is started if none answers.
-    pub(crate) async fn client(&self) -> Result<Client> {
-        self.whereabouts.reach(&self.out).await
+    pub(crate) async fn client(&self) -> Result<DaemonClient> {
+        self.locator.connect_or_start(&self.out).await
     }
 }
 
 /// Does what the command line says.
-pub(crate) async fn perform(context: &Context, verb: Verb) -> Result<Exit> {
+pub(crate) async fn run_verb(context: &VerbContext, verb: CliVerb) -> Result<CliExitCode> {
     match verb {
-        Verb::Run(flags) => run::run(context, flags).await,
-        Verb::Ps { all, fleet: None, tree: false } => ps::ps(context, all).await,
-        Verb::Ps { all, fleet: None, tree: true } => tree::tree(context, all).await,
-        Verb::Ps { fleet: Some(fleet), .. } => fleets::ps(context, &fleet).await,
-        Verb::Up(flags) => up::up(context, flags).await,
-        Verb::Down { ids } => down::down(context, &ids).await,
-        Verb::Attach { id, raw: false } => attach::attach(context, &id).await,
-        Verb::Attach { id, raw: true } => raw::attach(context, &id).await,
-        Verb::Send { id, text, steer } => send::send(context, &id, &text, steer).await,
-        Verb::Logs { follow, id } => logs::logs(context, &id, follow).await,
-        Verb::Wait { ids, timeout } => wait::wait(context, &ids, timeout).await,
-        Verb::Cancel { ids } => cancel::cancel(context, &ids).await,
-        Verb::Rm { ids, purge } => rm::rm(context, &ids, purge).await,
-        Verb::Diff { id, stat } => diff::diff(context, &id, stat).await,
-        Verb::Merge { id, into, squash } => merge::merge(context, &id, into, squash).await,
-        Verb::Worktrees { verb: None } => worktrees::list(context).await,
-        Verb::Worktrees { verb: Some(WorktreesVerb::Rm { ids, force }) } => {
+        CliVerb::Run(flags) => run::run(context, flags).await,
+        CliVerb::Ps { all, fleet: None, tree: false } => ps::ps(context, all).await,
+        CliVerb::Ps { all, fleet: None, tree: true } => tree::tree(context, all).await,
+        CliVerb::Ps { fleet: Some(fleet), .. } => fleets::list_fleets(context, &fleet).await,
+        CliVerb::Up(flags) => up::up(context, flags).await,
+        CliVerb::Down { ids } => down::down(context, &ids).await,
+        CliVerb::Attach { id, raw: false } => attach::attach(context, &id).await,
+        CliVerb::Attach { id, raw: true } => attach_raw::attach_raw(context, &id).await,
+        CliVerb::Send { id, text, steer } => send::send(context, &id, &text, steer).await,
+        CliVerb::Logs { follow, id } => logs::logs(context, &id, follow).await,
+        CliVerb::Wait { ids, timeout } => wait::wait(context, &ids, timeout).await,
+        CliVerb::Cancel { ids } => cancel::cancel(context, &ids).await,
+        CliVerb::Rm { ids, purge } => rm::rm(context, &ids, purge).await,
+        CliVerb::Diff { id, stat } => diff::diff(context, &id, stat).await,
+        CliVerb::Merge { id, into, squash } => merge::merge(context, &id, into, squash).await,
+        CliVerb::Worktrees { verb: None } => worktrees::list(context).await,
+        CliVerb::Worktrees { verb: Some(WorktreesVerb::Rm { ids, force }) } => {
             worktrees::rm(context, &ids, force).await
         }
-        Verb::Worktrees { verb: Some(WorktreesVerb::Gc) } => worktrees::gc(context).await,
-        Verb::Asks { follow } => asks::asks(context, follow).await,
-        Verb::Mail { verb: Some(verb), .. } => mail::other(context, verb).await,
-        Verb::Mail { session, state, follow, verb: None } => {
+        CliVerb::Worktrees { verb: Some(WorktreesVerb::Gc) } => worktrees::gc(context).await,
+        CliVerb::Asks { follow } => asks::asks(context, follow).await,
+        CliVerb::Mail { verb: Some(verb), .. } => mail::run_mail_verb(context, verb).await,
+        CliVerb::Mail { session, state, follow, verb: None } => {
             mail::mail(context, session.as_deref(), state.as_deref(), follow).await
         }
-        Verb::Allow { ask, always } => answer::allow(context, &ask, always).await,
-        Verb::Deny { ask, reason } => answer::deny(context, &ask, &reason.join(" ")).await,
-        Verb::Answer { ask, value } => answer::answer(context, &ask, value).await,
-        Verb::Policy { verb } => policy::policy(context, verb).await,
-        Verb::Halt { cancel, reason } => halt::halt(context, cancel, &reason.join(" ")).await,
-        Verb::Unhalt => halt::unhalt(context).await,
-        Verb::Trust { dir, no } => trust::trust(context, dir.as_deref(), no).await,
-        Verb::Agents => agents::agents(context).await,
-        Verb::Workers { verb: None } => workers::workers(context).await,
-        Verb::Workers { verb: Some(verb) } => workers::joining(context, verb).await,
-        Verb::Worker { verb: Some(WorkerVerb::Join(flags)), .. } => join::join(context, flags).await,
-        Verb::Worker { serve: Some(flags), verb: None } => worker::worker(context, flags).await,
-        Verb::Worker { serve: None, verb: None } => {
-            Err(Failure::Usage("say --listen ADDR and --agent A, or `qd worker join URL`".to_owned()))
+        CliVerb::Allow { ask, always } => answer::allow(context, &ask, always).await,
+        CliVerb::Deny { ask, reason } => answer::deny(context, &ask, &reason.join(" ")).await,
+        CliVerb::Answer { ask, value } => answer::answer(context, &ask, value).await,
+        CliVerb::Policy { verb } => policy::policy(context, verb).await,
+        CliVerb::Halt { cancel, reason } => halt::halt(context, cancel, &reason.join(" ")).await,
+        CliVerb::Unhalt => halt::unhalt(context).await,
+        CliVerb::Trust { dir, no } => trust::trust(context, dir.as_deref(), no).await,
+        CliVerb::Agents => agents::agents(context).await,
+        CliVerb::Workers { verb: None } => workers::workers(context).await,
+        CliVerb::Workers { verb: Some(verb) } => workers::run_workers_verb(context, verb).await,
+        CliVerb::Worker { verb: Some(WorkerVerb::Join(flags)), .. } => join::join(context, flags).await,
+        CliVerb::Worker { serve: Some(flags), verb: None } => worker::worker(context, flags).await,
+        CliVerb::Worker { serve: None, verb: None } => {
+            Err(CliFailure::Usage("say --listen ADDR and --agent A, or `qd worker join URL`".to_owned()))
         }
-        Verb::Stop { workers } => stop::stop(context, workers).await,
-        Verb::Config => config::config(context),
-        Verb::Gc { older_than, yes } => gc::gc(context, older_than, yes).await,
-        Verb::Doctor { rebuild } => doctor::doctor(context, rebuild).await,
-        Verb::Mcp { dir } => mcp::mcp(context, dir.as_deref()).await,
-        Verb::Completions { shell } => completions::completions(context, shell),
-        Verb::Serve(flags) => crate::serve::serve(context, flags),
+        CliVerb::Stop { workers } => stop::stop(context, workers).await,
+        CliVerb::Config => config::config(context),
+        CliVerb::Gc { older_than, yes } => gc::gc(context, older_than, yes).await,
+        CliVerb::Doctor { rebuild } => doctor::doctor(context, rebuild).await,
+        CliVerb::Mcp { dir } => mcp::mcp(context, dir.as_deref()).await,
+        CliVerb::Completions { shell } => completions::completions(context, shell),
+        CliVerb::Serve(flags) => crate::serve::serve(context, flags),
     }
 }

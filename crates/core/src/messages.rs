@@ -3,25 +3,25 @@
 use std::collections::HashMap;
 
 use qd_protocol::api::Message;
-use qd_protocol::event::{Body, Part, Tool};
-use qd_protocol::{MessageId, Number, RunId};
+use qd_protocol::event::{EventBody, MessagePart, ToolCallEvent};
+use qd_protocol::{EventNumber, MessageId, RunId};
 
 /// Messages in the making. Feed it a session's events in order.
 #[derive(Debug, Default)]
-pub struct Messages {
-    list: Vec<Message>,
-    place: HashMap<MessageId, usize>,
-    steers: HashMap<Number, String>,
+pub struct MessageAssembler {
+    messages: Vec<Message>,
+    positions: HashMap<MessageId, usize>,
+    steers: HashMap<EventNumber, String>,
 }
 
-impl Messages {
+impl MessageAssembler {
     /// Takes one event in. What has no run, or came after its end, is part of no message.
-    pub fn add(&mut self, number: Number, run: Option<&RunId>, body: Body) {
+    pub fn add_event(&mut self, number: EventNumber, run: Option<&RunId>, body: EventBody) {
         let Some(run) = run else { return };
         match body {
-            Body::MessageCreated(created) => {
-                self.place.insert(created.message_id.clone(), self.list.len());
-                self.list.push(Message {
+            EventBody::MessageCreated(created) => {
+                self.positions.insert(created.message_id.clone(), self.messages.len());
+                self.messages.push(Message {
                     message_id: created.message_id,
                     run_id: run.clone(),
                     role: created.role,
@@ -29,42 +29,42 @@ impl Messages {
                     finish: None,
                 });
             }
-            Body::TextDelta(delta) => {
-                let Some(parts) = self.parts(run) else { return };
+            EventBody::TextDelta(delta) => {
+                let Some(parts) = self.assistant_parts(run) else { return };
                 match parts.last_mut() {
-                    Some(Part::Text { text, .. }) => text.push_str(&delta.text),
-                    _ => parts.push(Part::Text { text: delta.text, blob: None }),
+                    Some(MessagePart::Text { text, .. }) => text.push_str(&delta.text),
+                    _ => parts.push(MessagePart::Text { text: delta.text, blob: None }),
                 }
             }
-            Body::ThoughtDelta(delta) => {
-                let Some(parts) = self.parts(run) else { return };
+            EventBody::ThoughtDelta(delta) => {
+                let Some(parts) = self.assistant_parts(run) else { return };
                 match parts.last_mut() {
-                    Some(Part::Thought { text }) => text.push_str(&delta.text),
-                    _ => parts.push(Part::Thought { text: delta.text }),
+                    Some(MessagePart::Thought { text }) => text.push_str(&delta.text),
+                    _ => parts.push(MessagePart::Thought { text: delta.text }),
                 }
             }
-            Body::ToolStarted(tool) | Body::ToolOutput(tool) | Body::ToolFinished(tool) => {
-                self.tool(run, tool)
+            EventBody::ToolStarted(tool) | EventBody::ToolOutput(tool) | EventBody::ToolFinished(tool) => {
+                self.update_tool(run, tool)
             }
-            Body::PlanUpdated(plan) => {
-                let Some(parts) = self.parts(run) else { return };
-                match parts.iter_mut().find(|part| matches!(part, Part::Plan { .. })) {
-                    Some(part) => *part = Part::Plan { entries: plan.entries },
-                    None => parts.push(Part::Plan { entries: plan.entries }),
+            EventBody::PlanUpdated(plan) => {
+                let Some(parts) = self.assistant_parts(run) else { return };
+                match parts.iter_mut().find(|part| matches!(part, MessagePart::Plan { .. })) {
+                    Some(part) => *part = MessagePart::Plan { entries: plan.entries },
+                    None => parts.push(MessagePart::Plan { entries: plan.entries }),
                 }
             }
-            Body::SteerAccepted(steer) => {
+            EventBody::SteerAccepted(steer) => {
                 self.steers.insert(number, steer.text);
             }
-            Body::SteerTaken(taken) => {
+            EventBody::SteerTaken(taken) => {
                 let text = self.steers.remove(&taken.steer).unwrap_or_default();
-                if let Some(parts) = self.parts(run) {
-                    parts.push(Part::Steer { text });
+                if let Some(parts) = self.assistant_parts(run) {
+                    parts.push(MessagePart::Steer { text });
                 }
             }
-            Body::MessageFinished(finished) => {
+            EventBody::MessageFinished(finished) => {
                 if let Some(message) =
-                    self.place.get(&finished.message_id).and_then(|at| self.list.get_mut(*at))
+                    self.positions.get(&finished.message_id).and_then(|at| self.messages.get_mut(*at))
                 {
                     message.finish = Some(finished.finish);
                 }
@@ -74,28 +74,28 @@ impl Messages {
     }
 
     /// All of them, in the order in which they began.
-    pub fn done(self) -> Vec<Message> {
-        self.list
+    pub fn into_messages(self) -> Vec<Message> {
+        self.messages
     }
 
-    fn parts(&mut self, run: &RunId) -> Option<&mut Vec<Part>> {
-        let at = self.place.get(&MessageId::assistant(run))?;
-        self.list.get_mut(*at).map(|message| &mut message.parts)
+    fn assistant_parts(&mut self, run: &RunId) -> Option<&mut Vec<MessagePart>> {
+        let at = self.positions.get(&MessageId::assistant(run))?;
+        self.messages.get_mut(*at).map(|message| &mut message.parts)
     }
 
-    fn tool(&mut self, run: &RunId, news: Tool) {
-        let Some(parts) = self.parts(run) else { return };
+    fn update_tool(&mut self, run: &RunId, news: ToolCallEvent) {
+        let Some(parts) = self.assistant_parts(run) else { return };
         let known = parts
             .iter_mut()
             .rev()
-            .find(|part| matches!(part, Part::Tool { call_id, .. } if *call_id == news.call_id));
+            .find(|part| matches!(part, MessagePart::Tool { call_id, .. } if *call_id == news.call_id));
         match known {
-            Some(Part::Tool { text, output, is_error, .. }) => {
+            Some(MessagePart::Tool { text, output, is_error, .. }) => {
                 text.push_str(news.text.as_deref().unwrap_or_default());
                 *output = news.output.or(output.take());
                 *is_error = news.is_error.or(*is_error);
             }
-            _ => parts.push(Part::Tool {
+            _ => parts.push(MessagePart::Tool {
                 call_id: news.call_id,
                 name: news.name.unwrap_or_default(),
                 input: news.input.unwrap_or_default(),

@@ -1,19 +1,23 @@
 //! The documents that lists are made of. They are written in the same transaction as the events that changed them,
 //! and [`apply`] over the journal makes them again from nothing. Streamed words change no row.
 
-use qd_protocol::api::{self, RunState, SessionState};
-use qd_protocol::event::{Ask, AskResolved, Body, FinishReason, MailSent, ResolvedBy, RunError, Usage};
-use qd_protocol::mail::{Deliver, Mail, MailReceipt, MailState};
-use qd_protocol::policy::Rule;
-use qd_protocol::text::Blob;
+use qd_protocol::api::{self, RunStatus, SessionStatus};
+use qd_protocol::event::{
+    Ask, AskResolved, EventBody, FinishReason, MailSent, ResolvedBy, RunError, TokenUsage,
+};
+use qd_protocol::mail::{Mail, MailDelivery, MailReceipt, MailStatus};
+use qd_protocol::policy::PolicyRule;
+use qd_protocol::text::BlobRef;
 use qd_protocol::{MailId, Millis, RunId, Seq, SessionId};
 use serde::{Deserialize, Serialize};
 
-use crate::session::{Letter, Phase, Recorded, Run, Stands, State, evolve};
+use crate::session::{
+    MailDeliveryState, MailboxEntry, SessionEvent, SessionPhase, SessionState, UnfinishedRun, evolve,
+};
 
 /// A row that an event changed, besides its session's own.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Row {
+pub enum UpdatedRow {
     /// A run. Its prompt is known when it is accepted and never changes, so it comes only then.
     Run {
         /// The run.
@@ -21,7 +25,7 @@ pub enum Row {
         /// As it now stands.
         doc: RunDoc,
         /// What was asked.
-        prompt: Option<Prompt>,
+        prompt: Option<RunPrompt>,
         /// What tells it apart from another prompt under the same id.
         fingerprint: String,
     },
@@ -42,13 +46,13 @@ pub enum Row {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MailDoc {
     /// Where.
-    pub state: MailState,
+    pub state: MailStatus,
     /// The run that it is, or was told to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run_id: Option<RunId>,
     /// How it reached the agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub delivered_as: Option<Deliver>,
+    pub delivered_as: Option<MailDelivery>,
     /// The claim that somebody has on it, or had when it was acknowledged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<u64>,
@@ -104,7 +108,7 @@ pub struct AskDoc {
     pub by: Option<ResolvedBy>,
     /// The rule that decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rule: Option<Rule>,
+    pub rule: Option<PolicyRule>,
     /// Whether a person had allowed the tool for the rest of the session, and that decided.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub granted: bool,
@@ -119,11 +123,11 @@ impl From<&AskResolved> for AskDoc {
 
 /// What was asked of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Prompt {
+pub struct RunPrompt {
     /// The prompt, or its head.
     pub prompt: String,
     /// The file that holds the whole.
-    pub blob: Option<Blob>,
+    pub blob: Option<BlobRef>,
 }
 
 /// A run as it stands, all but its prompt.
@@ -132,7 +136,7 @@ pub struct RunDoc {
     /// Whose.
     pub session_id: SessionId,
     /// What it does.
-    pub state: RunState,
+    pub state: RunStatus,
     /// Its place in the queue when it was accepted, for its receipt.
     pub position: u32,
     /// Why it ended.
@@ -140,11 +144,11 @@ pub struct RunDoc {
     /// What came of it.
     pub text: Option<String>,
     /// The file that holds the whole of that.
-    pub text_blob: Option<Blob>,
+    pub text_blob: Option<BlobRef>,
     /// What went wrong.
     pub error: Option<RunError>,
     /// What it used.
-    pub usage: Usage,
+    pub usage: TokenUsage,
     /// When it was accepted.
     pub accepted_at: Millis,
     /// When the agent got it.
@@ -155,7 +159,7 @@ pub struct RunDoc {
 
 impl RunDoc {
     /// The run as clients see it.
-    pub fn view(self, id: RunId, prompt: Prompt) -> api::Run {
+    pub fn view(self, id: RunId, prompt: RunPrompt) -> api::Run {
         api::Run {
             id,
             session_id: self.session_id,
@@ -180,9 +184,10 @@ pub struct SessionDoc {
     /// As far as the journal says.
     pub session: api::Session,
     /// What it does.
-    pub phase: Phase,
+    pub phase: SessionPhase,
     /// Runs that have not ended.
-    pub unfinished: u32,
+    #[serde(rename = "unfinished")]
+    pub unfinished_runs: u32,
     /// Where its agent works, if that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub directory: Option<String>,
@@ -190,15 +195,15 @@ pub struct SessionDoc {
 
 impl SessionDoc {
     /// Of a session.
-    pub fn of(state: &State) -> Self {
+    pub fn of(state: &SessionState) -> Self {
         let settings = &state.settings;
         let session = api::Session {
             id: state.id.clone(),
             workspace_id: state.workspace.clone(),
             agent: settings.agent.clone(),
             title: settings.title.clone(),
-            state: SessionState::Idle,
-            busy: state.busy(),
+            state: SessionStatus::Idle,
+            busy: state.is_busy(),
             parent: settings.parent.clone(),
             fleet: settings.fleet.clone(),
             model: settings.model.clone(),
@@ -223,83 +228,83 @@ impl SessionDoc {
             updated_at: state.updated_at,
         };
         let directory = settings.directory.clone();
-        Self { session, phase: state.phase(), unfinished: state.runs.len() as u32, directory }
+        Self { session, phase: state.phase(), unfinished_runs: state.runs.len() as u32, directory }
     }
 
     /// The session as clients see it now. Under a halt a run that has not started waits, and nothing is starting.
     pub fn view(self, halted: bool) -> api::Session {
         let serving = match self.phase {
-            Phase::Unstarted => !halted,
-            Phase::Running | Phase::Waiting => true,
-            Phase::Idle | Phase::Queued | Phase::Closed => false,
+            SessionPhase::Unstarted => !halted,
+            SessionPhase::Running | SessionPhase::Waiting => true,
+            SessionPhase::Idle | SessionPhase::Queued | SessionPhase::Closed => false,
         };
         let state = match self.phase {
-            Phase::Unstarted if !halted => SessionState::Starting,
-            Phase::Idle | Phase::Queued | Phase::Unstarted => SessionState::Idle,
-            Phase::Running => SessionState::Running,
-            Phase::Waiting => SessionState::Waiting,
-            Phase::Closed => SessionState::Closed,
+            SessionPhase::Unstarted if !halted => SessionStatus::Starting,
+            SessionPhase::Idle | SessionPhase::Queued | SessionPhase::Unstarted => SessionStatus::Idle,
+            SessionPhase::Running => SessionStatus::Running,
+            SessionPhase::Waiting => SessionStatus::Waiting,
+            SessionPhase::Closed => SessionStatus::Closed,
         };
         api::Session {
             state,
-            queued: self.unfinished - u32::from(serving).min(self.unfinished),
+            queued: self.unfinished_runs - u32::from(serving).min(self.unfinished_runs),
             ..self.session
         }
     }
 }
 
 /// Whether an event changes its session's own row.
-pub fn touches_session(body: &Body) -> bool {
+pub fn changes_session_row(body: &EventBody) -> bool {
     !matches!(
         body,
-        Body::TextDelta(_)
-            | Body::ThoughtDelta(_)
-            | Body::ToolStarted(_)
-            | Body::ToolOutput(_)
-            | Body::ToolFinished(_)
-            | Body::TurnStarted(_)
-            | Body::PlanUpdated(_)
-            | Body::NoticeShown(_)
-            | Body::MessageCreated(_)
-            | Body::MessageFinished(_)
-            | Body::AskDelivered(_)
+        EventBody::TextDelta(_)
+            | EventBody::ThoughtDelta(_)
+            | EventBody::ToolStarted(_)
+            | EventBody::ToolOutput(_)
+            | EventBody::ToolFinished(_)
+            | EventBody::TurnStarted(_)
+            | EventBody::PlanUpdated(_)
+            | EventBody::NoticeShown(_)
+            | EventBody::MessageCreated(_)
+            | EventBody::MessageFinished(_)
+            | EventBody::AskDelivered(_)
     )
 }
 
 /// Applies an event and says which rows it changed.
-pub fn apply(state: &mut State, event: &Recorded) -> Vec<Row> {
+pub fn apply_event(state: &mut SessionState, event: &SessionEvent) -> Vec<UpdatedRow> {
     let ending = match (&event.body, &event.run) {
-        (Body::RunFinished(_), Some(id)) => state.run(id).cloned(),
+        (EventBody::RunFinished(_), Some(id)) => state.run(id).cloned(),
         _ => None,
     };
-    let before = mail_of(&event.body).and_then(|id| state.letter(id).cloned());
+    let before = mail_id_of(&event.body).and_then(|id| state.mailbox_entry(id).cloned());
     evolve(state, event);
     let run_of = |id: &RunId| state.run(id).map(|run| run_row(state, run, None));
     match (&event.body, &event.run) {
-        (Body::RunAccepted(accepted), Some(id)) => {
-            let prompt = Prompt { prompt: accepted.prompt.clone(), blob: accepted.blob.clone() };
+        (EventBody::RunAccepted(accepted), Some(id)) => {
+            let prompt = RunPrompt { prompt: accepted.prompt.clone(), blob: accepted.blob.clone() };
             let run = state.run(id).map(|run| run_row(state, run, Some(prompt)));
             run.into_iter().chain(mail_row(state, event, before)).collect()
         }
         (
-            Body::RunQueued(_)
-            | Body::RunStarted(_)
-            | Body::RunSuspended(_)
-            | Body::RunResumed(_)
-            | Body::UsageReported(_),
+            EventBody::RunQueued(_)
+            | EventBody::RunStarted(_)
+            | EventBody::RunSuspended(_)
+            | EventBody::RunResumed(_)
+            | EventBody::UsageReported(_),
             Some(id),
         ) => run_of(id).into_iter().collect(),
-        (Body::AskOpened(opened), run) => {
+        (EventBody::AskOpened(opened), run) => {
             let ask = AskDoc { ask: opened.ask.clone(), by: None, rule: None, granted: false };
-            run.iter().filter_map(run_of).chain([Row::Ask(ask)]).collect()
+            run.iter().filter_map(run_of).chain([UpdatedRow::Ask(ask)]).collect()
         }
-        (Body::AskResolved(resolved), run) => {
-            run.iter().filter_map(run_of).chain([Row::Ask(resolved.into())]).collect()
+        (EventBody::AskResolved(resolved), run) => {
+            run.iter().filter_map(run_of).chain([UpdatedRow::Ask(resolved.into())]).collect()
         }
-        (Body::RunFinished(finished), Some(id)) => {
+        (EventBody::RunFinished(finished), Some(id)) => {
             let Some(run) = ending else { return Vec::new() };
             let doc = RunDoc {
-                state: RunState::Finished,
+                state: RunStatus::Finished,
                 finish_reason: Some(finished.finish_reason),
                 text: Some(finished.text.clone()),
                 text_blob: finished.blob.clone(),
@@ -308,34 +313,34 @@ pub fn apply(state: &mut State, event: &Recorded) -> Vec<Row> {
                 finished_at: Some(event.ts),
                 ..run_doc(state, &run)
             };
-            vec![Row::Run { id: id.clone(), doc, prompt: None, fingerprint: run.fingerprint }]
+            vec![UpdatedRow::Run { id: id.clone(), doc, prompt: None, fingerprint: run.fingerprint }]
         }
         _ => mail_row(state, event, before).into_iter().collect(),
     }
 }
 
 /// The message that an event is about.
-fn mail_of(body: &Body) -> Option<&MailId> {
+fn mail_id_of(body: &EventBody) -> Option<&MailId> {
     match body {
-        Body::MailSent(sent) => Some(&sent.mail.id),
-        Body::MailDelivered(delivered) => Some(&delivered.id),
-        Body::MailClaimed(claimed) => Some(&claimed.id),
-        Body::MailAcknowledged(acknowledged) => Some(&acknowledged.id),
-        Body::MailReturned(returned) => Some(&returned.id),
-        Body::MailQuarantined(quarantined) => Some(&quarantined.id),
-        Body::RunAccepted(accepted) => accepted.mail.as_ref(),
+        EventBody::MailSent(sent) => Some(&sent.mail.id),
+        EventBody::MailDelivered(delivered) => Some(&delivered.id),
+        EventBody::MailClaimed(claimed) => Some(&claimed.id),
+        EventBody::MailAcknowledged(acknowledged) => Some(&acknowledged.id),
+        EventBody::MailReturned(returned) => Some(&returned.id),
+        EventBody::MailQuarantined(quarantined) => Some(&quarantined.id),
+        EventBody::RunAccepted(accepted) => accepted.mail.as_ref(),
         _ => None,
     }
 }
 
 /// The row of the message that an event is about. `before` is the message before the event, since one that is done with
 /// is in the state no more.
-fn mail_row(state: &State, event: &Recorded, before: Option<Letter>) -> Option<Row> {
-    let id = mail_of(&event.body)?;
-    let letter = state.letter(id);
+fn mail_row(state: &SessionState, event: &SessionEvent, before: Option<MailboxEntry>) -> Option<UpdatedRow> {
+    let id = mail_id_of(&event.body)?;
+    let letter = state.mailbox_entry(id);
     let returns = letter.or(before.as_ref()).map_or(0, |letter| letter.returns);
     let mut doc = MailDoc {
-        state: MailState::Waiting,
+        state: MailStatus::Waiting,
         run_id: None,
         delivered_as: None,
         claim: None,
@@ -344,55 +349,55 @@ fn mail_row(state: &State, event: &Recorded, before: Option<Letter>) -> Option<R
         reason: None,
         updated_at: event.ts,
     };
-    match letter.map(|letter| &letter.stands) {
-        Some(Stands::Run(run) | Stands::Steer { told: run, .. }) => {
-            doc.state = MailState::Delivering;
+    match letter.map(|letter| &letter.delivery) {
+        Some(MailDeliveryState::Run(run) | MailDeliveryState::Steer { target_run: run, .. }) => {
+            doc.state = MailStatus::Delivering;
             doc.run_id = Some(run.clone());
         }
-        Some(Stands::Claimed { claim, until }) => {
-            doc.state = MailState::Claimed;
+        Some(MailDeliveryState::Claimed { claim, until }) => {
+            doc.state = MailStatus::Claimed;
             doc.claim = Some(claim.0);
             doc.claim_expires_at = Some(*until);
         }
-        Some(Stands::Held) | None => {}
+        Some(MailDeliveryState::Held) | None => {}
     }
     let mut sent = None;
     match &event.body {
-        Body::MailSent(body) => sent = Some(Box::new(body.clone())),
-        Body::MailReturned(returned) => doc.reason = Some(returned.reason.clone()),
-        Body::MailDelivered(delivered) => {
-            doc.state = MailState::Delivered;
+        EventBody::MailSent(body) => sent = Some(Box::new(body.clone())),
+        EventBody::MailReturned(returned) => doc.reason = Some(returned.reason.clone()),
+        EventBody::MailDelivered(delivered) => {
+            doc.state = MailStatus::Delivered;
             doc.delivered_as = Some(delivered.delivered_as);
             doc.run_id = Some(delivered.run_id.clone());
         }
-        Body::MailAcknowledged(acknowledged) => {
-            doc.state = MailState::Acknowledged;
+        EventBody::MailAcknowledged(acknowledged) => {
+            doc.state = MailStatus::Acknowledged;
             doc.claim = Some(acknowledged.claim.0);
         }
-        Body::MailQuarantined(quarantined) => {
-            doc.state = MailState::Quarantined;
+        EventBody::MailQuarantined(quarantined) => {
+            doc.state = MailStatus::Quarantined;
             doc.reason = Some(quarantined.reason.clone());
         }
         _ => {}
     }
-    Some(Row::Mail { id: id.clone(), doc, sent })
+    Some(UpdatedRow::Mail { id: id.clone(), doc, sent })
 }
 
-fn run_row(state: &State, run: &Run, prompt: Option<Prompt>) -> Row {
+fn run_row(state: &SessionState, run: &UnfinishedRun, prompt: Option<RunPrompt>) -> UpdatedRow {
     let (id, fingerprint) = (run.id.clone(), run.fingerprint.clone());
-    Row::Run { id, doc: run_doc(state, run), prompt, fingerprint }
+    UpdatedRow::Run { id, doc: run_doc(state, run), prompt, fingerprint }
 }
 
-fn run_doc(state: &State, run: &Run) -> RunDoc {
+fn run_doc(state: &SessionState, run: &UnfinishedRun) -> RunDoc {
     let waits = state.pending_asks().any(|ask| ask.run_id.as_ref() == Some(&run.id));
     RunDoc {
         session_id: state.id.clone(),
         state: match (&run.started, run.position) {
-            (Some(started), _) if started.suspended.is_some() => RunState::Suspended,
-            (Some(_), _) if waits => RunState::Waiting,
-            (Some(_), _) => RunState::Running,
-            (None, 0) if !run.lacks_room => RunState::Accepted,
-            (None, _) => RunState::Queued,
+            (Some(started), _) if started.suspended.is_some() => RunStatus::Suspended,
+            (Some(_), _) if waits => RunStatus::Waiting,
+            (Some(_), _) => RunStatus::Running,
+            (None, 0) if !run.waits_for_slot => RunStatus::Accepted,
+            (None, _) => RunStatus::Queued,
         },
         position: run.position,
         finish_reason: None,
@@ -401,7 +406,7 @@ fn run_doc(state: &State, run: &Run) -> RunDoc {
         error: None,
         usage: run.started.as_ref().map(|started| started.usage).unwrap_or_default(),
         accepted_at: run.accepted_at,
-        started_at: run.started.as_ref().map(|started| started.at),
+        started_at: run.started.as_ref().map(|started| started.started_at),
         finished_at: None,
     }
 }

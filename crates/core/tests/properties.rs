@@ -3,21 +3,21 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod world;
+mod simulation;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use world::seeded::runner;
-use world::{Action, Budget, Small};
+use simulation::seeded::runner;
+use simulation::{ActionBudget, SimulatedAction, SimulatedSession};
 
 const CASES: u32 = 20_000;
 const STEPS: usize = 80;
 /// Nothing much happens after a close, so it comes late.
 const CLOSES_AFTER: usize = 50;
 
-const PLENTY: Budget = Budget {
+const PLENTY: ActionBudget = ActionBudget {
     prompts: 12,
     cancels: 4,
     single_cancels: 3,
@@ -52,16 +52,18 @@ fn no_random_order_breaks_the_contract_and_every_journal_replays_byte_for_byte()
     let restarts = prop::option::of(0..2u32);
     let seen = RefCell::new(BTreeMap::<&str, usize>::new());
     let result = runner.run(&(choices, restarts), |(choices, restarts)| {
-        let mut small = Small::with_restarts(PLENTY, restarts);
+        let mut small = SimulatedSession::with_restarts(PLENTY, restarts);
         small.keeps_journal = true;
         for (at, (choice, agents_turn)) in choices.into_iter().enumerate() {
             let mut actions = small.actions();
-            let of_agent = |action: &Action| matches!(action, Action::Agent(_) | Action::Mend);
+            let of_agent = |action: &SimulatedAction| {
+                matches!(action, SimulatedAction::Agent(_) | SimulatedAction::Mend)
+            };
             if agents_turn && actions.iter().any(of_agent) {
                 actions.retain(of_agent);
             }
             if at < CLOSES_AFTER {
-                actions.retain(|action| *action != Action::Close);
+                actions.retain(|action| *action != SimulatedAction::Close);
             }
             if !actions.is_empty() {
                 small.act(*choice.get(&actions));
@@ -81,8 +83,8 @@ fn no_random_order_breaks_the_contract_and_every_journal_replays_byte_for_byte()
 }
 
 /// Lets the world run out: clients do nothing more, the halt is lifted, the agent obeys. Everything must end.
-fn settle(mut small: Small) {
-    small.left = Budget { cancels: 1, ..Budget::NOTHING };
+fn settle(mut small: SimulatedSession) {
+    small.left = ActionBudget { cancels: 1, ..ActionBudget::NOTHING };
     for _ in 0..1000 {
         // The last action is the agent's, if it can do anything; a final cancel frees one that waits for a person.
         match small.actions().last() {

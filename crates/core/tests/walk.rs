@@ -9,23 +9,23 @@
     reason = "a test fails by panicking, and this one tells how far it went"
 )]
 
-mod world;
+mod simulation;
 
 use std::collections::HashMap;
 
-use world::{Budget, Small};
+use simulation::{ActionBudget, SimulatedSession};
 
 #[derive(Default)]
-struct Walk {
+struct InterleavingWalk {
     /// How many ways lead from a world to an end.
     seen: HashMap<u128, f64>,
     steps: u64,
 }
 
-impl Walk {
+impl InterleavingWalk {
     /// Every way on from here. An agent may linger for ever, so a world can come round to itself only through a
     /// deadline, and deadlines run out.
-    fn from(&mut self, small: &Small) -> f64 {
+    fn from(&mut self, small: &SimulatedSession) -> f64 {
         let key = small.key();
         if let Some(ways) = self.seen.get(&key) {
             return *ways;
@@ -46,14 +46,14 @@ impl Walk {
     }
 }
 
-fn walk(name: &str, budget: Budget) {
-    walk_in(name, Small::new(budget));
+fn walk(name: &str, budget: ActionBudget) {
+    walk_in(name, SimulatedSession::new(budget));
 }
 
-fn walk_in(name: &str, small: Small) {
+fn walk_in(name: &str, small: SimulatedSession) {
     // Deep, not wide: the longest way is some dozens of steps, each with a world on the stack.
     let walker = std::thread::Builder::new().stack_size(512 << 20).spawn(move || {
-        let mut walk = Walk::default();
+        let mut walk = InterleavingWalk::default();
         let ways = walk.from(&small);
         (walk.seen.len(), walk.steps, ways)
     });
@@ -65,7 +65,7 @@ fn walk_in(name: &str, small: Small) {
 
 #[test]
 fn no_order_of_prompts_cancels_a_steer_and_answers_breaks_the_contract() {
-    let budget = Budget {
+    let budget = ActionBudget {
         prompts: 3,
         cancels: 2,
         steers: 1,
@@ -73,14 +73,14 @@ fn no_order_of_prompts_cancels_a_steer_and_answers_breaks_the_contract() {
         answers: 2,
         says: 1,
         late: 1,
-        ..Budget::NOTHING
+        ..ActionBudget::NOTHING
     };
     walk("prompts, cancels, steer, ask", budget);
 }
 
 #[test]
 fn no_order_with_a_halt_a_close_and_a_new_policy_breaks_the_contract() {
-    let budget = Budget {
+    let budget = ActionBudget {
         prompts: 3,
         cancels: 1,
         halts: 1,
@@ -89,14 +89,14 @@ fn no_order_with_a_halt_a_close_and_a_new_policy_breaks_the_contract() {
         asks: 1,
         answers: 2,
         steers: 1,
-        ..Budget::NOTHING
+        ..ActionBudget::NOTHING
     };
     walk("halt, close, policy", budget);
 }
 
 #[test]
 fn no_order_with_a_dying_agent_and_a_broken_link_breaks_the_contract() {
-    let budget = Budget {
+    let budget = ActionBudget {
         prompts: 2,
         cancels: 1,
         deaths: 1,
@@ -105,28 +105,28 @@ fn no_order_with_a_dying_agent_and_a_broken_link_breaks_the_contract() {
         steers: 1,
         asks: 1,
         answers: 2,
-        ..Budget::NOTHING
+        ..ActionBudget::NOTHING
     };
     walk("death, loss, broken link", budget);
 }
 
 #[test]
 fn no_order_of_removals_and_single_cancels_breaks_the_contract() {
-    let budget = Budget {
+    let budget = ActionBudget {
         prompts: 3,
         single_cancels: 2,
         removes: 1,
         clears: 1,
         cancels: 1,
         says: 1,
-        ..Budget::NOTHING
+        ..ActionBudget::NOTHING
     };
     walk("remove, clear, cancel of one run", budget);
 }
 
 #[test]
 fn no_order_with_too_few_places_and_a_resting_agent_breaks_the_contract() {
-    let budget = Budget {
+    let budget = ActionBudget {
         prompts: 3,
         fills: 2,
         rests: 2,
@@ -135,21 +135,28 @@ fn no_order_with_too_few_places_and_a_resting_agent_breaks_the_contract() {
         clears: 1,
         closes: 1,
         vanishes: 1,
-        ..Budget::NOTHING
+        ..ActionBudget::NOTHING
     };
     walk("room, rest", budget);
 }
 
 #[test]
 fn no_order_of_crashes_starts_a_worker_too_many() {
-    let budget =
-        Budget { prompts: 4, deaths: 2, vanishes: 2, forgives: 1, steers: 1, cancels: 1, ..Budget::NOTHING };
-    walk_in("restart limit", Small::with_restarts(budget, Some(1)));
+    let budget = ActionBudget {
+        prompts: 4,
+        deaths: 2,
+        vanishes: 2,
+        forgives: 1,
+        steers: 1,
+        cancels: 1,
+        ..ActionBudget::NOTHING
+    };
+    walk_in("restart limit", SimulatedSession::with_restarts(budget, Some(1)));
 }
 
 #[test]
 fn no_commit_after_which_the_daemon_dies_breaks_the_contract() {
-    let budget = Budget {
+    let budget = ActionBudget {
         prompts: 2,
         cancels: 1,
         steers: 1,
@@ -158,14 +165,14 @@ fn no_commit_after_which_the_daemon_dies_breaks_the_contract() {
         crashes: 2,
         closes: 1,
         vanishes: 1,
-        ..Budget::NOTHING
+        ..ActionBudget::NOTHING
     };
     walk("death of the daemon", budget);
 }
 
 #[test]
 fn no_order_with_sessions_below_resumes_a_run_too_early_twice_or_never() {
-    let budget = Budget {
+    let budget = ActionBudget {
         prompts: 2,
         spawns: 2,
         suspends: 2,
@@ -174,14 +181,14 @@ fn no_order_with_sessions_below_resumes_a_run_too_early_twice_or_never() {
         steers: 1,
         rests: 1,
         deaths: 1,
-        ..Budget::NOTHING
+        ..ActionBudget::NOTHING
     };
     walk("suspend", budget);
 }
 
 #[test]
 fn no_death_of_the_daemon_forgets_a_suspended_run_or_resumes_it_twice() {
-    let budget = Budget {
+    let budget = ActionBudget {
         prompts: 2,
         spawns: 2,
         suspends: 2,
@@ -189,7 +196,7 @@ fn no_death_of_the_daemon_forgets_a_suspended_run_or_resumes_it_twice() {
         vanishes: 1,
         fills: 1,
         closes: 1,
-        ..Budget::NOTHING
+        ..ActionBudget::NOTHING
     };
     walk("suspend, death of the daemon", budget);
 }

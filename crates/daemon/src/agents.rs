@@ -7,33 +7,33 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use qd_catalog::find::{self, Versions};
-use qd_catalog::project::{self, Found};
-use qd_catalog::trust::{Standing, Trust, TrustError};
-use qd_catalog::{Catalog, Problem};
-use qd_protocol::api::{Agent, Trusted};
-use qd_protocol::manifest::{Manifest, Price};
+use qd_catalog::programs::{self, ProgramVersions};
+use qd_catalog::project::{self, ProjectFileStatus};
+use qd_catalog::trust::{ProjectTrust, ProjectTrustStatus, TrustError};
+use qd_catalog::{Catalog, CatalogProblem};
+use qd_protocol::api::{Agent, TrustedProject};
+use qd_protocol::manifest::{Manifest, TokenPrice};
 
-use crate::home::Home;
+use crate::home::DaemonHome;
 
 /// Which agents there are here.
 #[derive(Debug)]
-pub(crate) struct Agents {
+pub(crate) struct LocalAgents {
     /// The user's own manifests; later ones win.
     folders: Vec<PathBuf>,
-    trust: PathBuf,
+    trust_file: PathBuf,
     /// Where agents that are to be isolated have their settings.
-    isolated: PathBuf,
-    versions: Arc<Versions>,
-    prices: BTreeMap<String, Price>,
+    isolated_folder: PathBuf,
+    versions: Arc<ProgramVersions>,
+    prices: BTreeMap<String, TokenPrice>,
 }
 
-impl Agents {
-    pub(crate) fn new(home: &Home, prices: BTreeMap<String, Price>) -> Self {
+impl LocalAgents {
+    pub(crate) fn new(home: &DaemonHome, prices: BTreeMap<String, TokenPrice>) -> Self {
         Self {
             folders: home.agent_folders(),
-            trust: home.trust_file(),
-            isolated: home.isolated(),
+            trust_file: home.trust_file(),
+            isolated_folder: home.isolated_agents(),
             versions: Arc::default(),
             prices,
         }
@@ -45,15 +45,15 @@ impl Agents {
     }
 
     /// The same with the version of each that is here, which takes as long as the slowest needs to tell it. Blocks.
-    pub(crate) fn list_versions(&self, project: Option<&Path>) -> Vec<Agent> {
+    pub(crate) fn list_with_versions(&self, project: Option<&Path>) -> Vec<Agent> {
         let catalog = self.catalog(project);
         let manifests: Vec<Manifest> = catalog.entries().iter().map(|entry| entry.manifest.clone()).collect();
-        self.versions.ask(&manifests);
+        self.versions.probe_all(&manifests);
         catalog.agents(&self.versions)
     }
 
     /// Manifests that do not count, and why.
-    pub(crate) fn problems(&self, project: Option<&Path>) -> Vec<Problem> {
+    pub(crate) fn manifest_problems(&self, project: Option<&Path>) -> Vec<CatalogProblem> {
         self.catalog(project).problems().to_vec()
     }
 
@@ -63,72 +63,76 @@ impl Agents {
         let listed = catalog.entries().iter().find(|entry| entry.manifest.agent.name == name);
         match listed {
             Some(entry) => {
-                Some(qd_catalog::agent(&entry.manifest, &entry.origin.to_string(), &self.versions))
+                Some(qd_catalog::agent_listing(&entry.manifest, &entry.origin.to_string(), &self.versions))
             }
-            None => Some(qd_catalog::agent(&catalog.described(name).ok()?, "its name", &self.versions)),
+            None => Some(qd_catalog::agent_listing(
+                &catalog.manifest_from_name(name).ok()?,
+                "its name",
+                &self.versions,
+            )),
         }
     }
 
     /// How an agent is started, its program found and its own folders made.
-    pub(crate) fn manifest(&self, name: &str, project: &Path) -> Option<Manifest> {
-        let manifest = find::located(self.catalog(Some(project)).get(name)?);
-        Some(find::isolated(manifest, &self.isolated))
+    pub(crate) fn launch_manifest(&self, name: &str, project: &Path) -> Option<Manifest> {
+        let manifest = programs::with_program_path(self.catalog(Some(project)).get(name)?);
+        Some(programs::with_isolation(manifest, &self.isolated_folder))
     }
 
     /// What a project wants done in worktrees, if it is trusted as it is.
-    pub(crate) fn project(&self, project: &Path) -> Found {
-        match Trust::open(&self.trust) {
-            Ok(trust) => project::read(project, &trust),
-            Err(error) => Found::Bad(error.to_string()),
+    pub(crate) fn project_setup(&self, project: &Path) -> ProjectFileStatus {
+        match ProjectTrust::open(&self.trust_file) {
+            Ok(trust) => project::read_project_settings(project, &trust),
+            Err(error) => ProjectFileStatus::Invalid(error.to_string()),
         }
     }
 
     /// The projects that are trusted.
-    pub(crate) fn trusted(&self) -> Result<Vec<Trusted>, TrustError> {
-        let trust = Trust::open(&self.trust)?;
-        Ok(trust.projects().map(|path| standing(&trust, path, Vec::new())).collect())
+    pub(crate) fn trusted_projects(&self) -> Result<Vec<TrustedProject>, TrustError> {
+        let trust = ProjectTrust::open(&self.trust_file)?;
+        Ok(trust.projects().map(|path| trust_status(&trust, path, Vec::new())).collect())
     }
 
     /// Trusts a project as it is now.
-    pub(crate) fn trust(&self, project: &Path) -> Result<Trusted, TrustError> {
-        let mut trust = Trust::open(&self.trust)?;
+    pub(crate) fn trust(&self, project: &Path) -> Result<TrustedProject, TrustError> {
+        let mut trust = ProjectTrust::open(&self.trust_file)?;
         let files = trust.trust(project)?;
         let files = files.iter().map(|file| file.display().to_string()).collect();
-        Ok(standing(&trust, project, files))
+        Ok(trust_status(&trust, project, files))
     }
 
     /// Trusts it no longer; gives the others.
-    pub(crate) fn distrust(&self, project: &Path) -> Result<Vec<Trusted>, TrustError> {
-        Trust::open(&self.trust)?.distrust(project)?;
-        self.trusted()
+    pub(crate) fn distrust(&self, project: &Path) -> Result<Vec<TrustedProject>, TrustError> {
+        ProjectTrust::open(&self.trust_file)?.distrust(project)?;
+        self.trusted_projects()
     }
 
     /// After how long an idle one is put to rest, where its manifest does not leave that to the settings; `None` if it
     /// never is.
-    pub(crate) fn rest_after(&self, name: &str, project: &Path, usual: Duration) -> Option<Duration> {
+    pub(crate) fn idle_timeout(&self, name: &str, project: &Path, usual: Duration) -> Option<Duration> {
         let Some(manifest) = self.catalog(Some(project)).get(name) else { return Some(usual) };
-        manifest.rests().then(|| manifest.idle.rest_after_s.map_or(usual, Duration::from_secs))
+        manifest.can_rest().then(|| manifest.idle.rest_after_s.map_or(usual, Duration::from_secs))
     }
 
     /// What tokens cost, by model.
-    pub(crate) fn prices(&self) -> &BTreeMap<String, Price> {
+    pub(crate) fn prices(&self) -> &BTreeMap<String, TokenPrice> {
         &self.prices
     }
 
     fn catalog(&self, project: Option<&Path>) -> Catalog {
-        let catalog = Catalog::of_user(&self.folders);
+        let catalog = Catalog::with_user_folders(&self.folders);
         let Some(project) = project else { return catalog };
-        match Trust::open(&self.trust) {
+        match ProjectTrust::open(&self.trust_file) {
             Ok(trust) => catalog.with_project(project, &trust),
             Err(error) => {
                 tracing::warn!(%error, "no project is trusted");
-                catalog.with_project(project, &Trust::default())
+                catalog.with_project(project, &ProjectTrust::default())
             }
         }
     }
 }
 
-fn standing(trust: &Trust, project: &Path, files: Vec<String>) -> Trusted {
-    let unchanged = trust.stands(project) == Standing::Trusted;
-    Trusted { path: project.display().to_string(), unchanged, files }
+fn trust_status(trust: &ProjectTrust, project: &Path, files: Vec<String>) -> TrustedProject {
+    let unchanged = trust.status_of(project) == ProjectTrustStatus::Trusted;
+    TrustedProject { path: project.display().to_string(), unchanged, files }
 }

@@ -4,19 +4,19 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use qd_core::session::Command;
-use qd_journal::{ReadError, SessionFilter, SessionKey};
+use qd_core::session::SessionCommand;
+use qd_journal::{JournalReadError, SessionFilter, SessionKey};
 use qd_protocol::ApiError;
 
 use crate::daemon::{Daemon, read_failed};
 
 /// The sessions whose own budget is spent.
 #[derive(Debug, Default)]
-pub(crate) struct Budgets {
+pub(crate) struct SpentBudgets {
     spent: Mutex<HashSet<SessionKey>>,
 }
 
-impl Budgets {
+impl SpentBudgets {
     /// Whether any of these is spent: a session's own budget and those above it.
     pub(crate) fn any_spent(&self, line: &[SessionKey]) -> bool {
         let spent = self.spent.lock().unwrap_or_else(PoisonError::into_inner);
@@ -24,7 +24,7 @@ impl Budgets {
     }
 
     /// Remembers a verdict; true if it is news that this one is spent.
-    fn set(&self, key: SessionKey, is_spent: bool) -> bool {
+    fn set_spent(&self, key: SessionKey, is_spent: bool) -> bool {
         let mut spent = self.spent.lock().unwrap_or_else(PoisonError::into_inner);
         if is_spent {
             return spent.insert(key);
@@ -35,40 +35,40 @@ impl Budgets {
 }
 
 /// What a session, or a fleet, and all below it may cost.
-struct Purse {
+struct TreeBudget {
     key: SessionKey,
     budget_usd: Option<f64>,
 }
 
 impl Daemon {
     /// A session's own key and those of whatever is above it: sessions, and the fleet of the highest.
-    pub(crate) async fn line(&self, session: SessionKey) -> Result<Vec<SessionKey>, ApiError> {
-        let purses = self.purses(session).await.map_err(read_failed)?;
+    pub(crate) async fn session_lineage(&self, session: SessionKey) -> Result<Vec<SessionKey>, ApiError> {
+        let purses = self.tree_budgets(session).await.map_err(read_failed)?;
         Ok(purses.into_iter().map(|purse| purse.key).collect())
     }
 
-    async fn purses(&self, session: SessionKey) -> Result<Vec<Purse>, ReadError> {
-        let rows = self.journal.line(session).await?;
+    async fn tree_budgets(&self, session: SessionKey) -> Result<Vec<TreeBudget>, JournalReadError> {
+        let rows = self.journal.lineage(session).await?;
         let highest = rows.last().and_then(|row| row.parent);
-        let mut purses: Vec<Purse> =
-            rows.iter().map(|row| Purse { key: row.key, budget_usd: row.budget_usd }).collect();
+        let mut purses: Vec<TreeBudget> =
+            rows.iter().map(|row| TreeBudget { key: row.key, budget_usd: row.budget_usd }).collect();
         if let Some(key) = highest
             && let Some(fleet) = self.journal.fleet_by_key(key).await?
         {
-            purses.push(Purse { key, budget_usd: fleet.budget_usd });
+            purses.push(TreeBudget { key, budget_usd: fleet.budget_usd });
         }
         Ok(purses)
     }
 
     /// Judges the budgets of a session and of those above it anew. Whoever is newly over has every live run of its
     /// tree stopped; the verdict is set before the first of them is told, so none can start behind our back.
-    pub(crate) async fn check_budgets(self: &Arc<Self>, session: SessionKey) -> Result<(), ReadError> {
-        for Purse { key, budget_usd } in self.purses(session).await? {
+    pub(crate) async fn check_budgets(self: &Arc<Self>, session: SessionKey) -> Result<(), JournalReadError> {
+        for TreeBudget { key, budget_usd } in self.tree_budgets(session).await? {
             let is_spent = match budget_usd {
                 Some(budget) => self.journal.tree_cost(key).await? >= budget,
                 None => false,
             };
-            if self.budgets.set(key, is_spent) {
+            if self.budgets.set_spent(key, is_spent) {
                 let daemon = Arc::clone(self);
                 self.spawn(async move { daemon.stop_tree(key).await });
             }
@@ -79,7 +79,7 @@ impl Daemon {
     /// Dollars that are left to a session by its own budget and those above it; `None`: there is no budget.
     pub(crate) async fn budget_left(&self, line: &[SessionKey]) -> Option<f64> {
         let mut least: Option<f64> = None;
-        for Purse { key, budget_usd } in self.purses(*line.first()?).await.ok()? {
+        for TreeBudget { key, budget_usd } in self.tree_budgets(*line.first()?).await.ok()? {
             let Some(budget) = budget_usd else { continue };
             let left = (budget - self.journal.tree_cost(key).await.ok()?).max(0.0);
             least = Some(least.map_or(left, |least| least.min(left)));
@@ -100,8 +100,10 @@ impl Daemon {
             // A fleet has no runs of its own.
             let Ok(Some(row)) = self.journal.session_by_key(key).await else { continue };
             if row.live {
-                let told = match self.session_ref(&row) {
-                    Ok(session) => self.command(&session, Command::OverBudget, None).await.map(drop),
+                let told = match self.session_address(&row) {
+                    Ok(session) => {
+                        self.send_command(&session, SessionCommand::OverBudget, None).await.map(drop)
+                    }
                     Err(error) => Err(error),
                 };
                 if let Err(error) = told {

@@ -9,72 +9,72 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use qd_protocol::limits::{ORPHAN_BUSY_S, ORPHAN_IDLE_S, REMOTE_LEASE_S};
-use qd_protocol::manifest::Price;
+use qd_protocol::manifest::TokenPrice;
 use qd_protocol::policy::Policy;
 use serde::Serialize;
 use serde::de::{DeserializeOwned, Error as _};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::edge::listen::Address;
-use crate::home::{Home, user_directory};
+use crate::edge::listen::ListenAddress;
+use crate::home::{DaemonHome, user_directory};
 
 /// How long an idle agent is kept unless the settings say otherwise.
-const IDLE_S: u64 = 300;
+const DEFAULT_IDLE_S: u64 = 300;
 /// How many agents may live at once unless the settings say otherwise.
-const MAX_AGENTS: usize = 256;
+const DEFAULT_MAX_AGENTS: usize = 256;
 /// How much memory must be free before another agent is started, unless the settings say otherwise.
-const MIN_FREE_MB: u64 = 256;
+const DEFAULT_MIN_FREE_MB: u64 = 256;
 /// Who has not come back after a day is not coming back.
 const REMOTE_LEASE_MAX_S: u64 = 24 * 3600;
 /// Nobody who comes back after a year wants what was under way then.
 const ORPHAN_MAX_S: u64 = 365 * 24 * 3600;
 /// No settings file is larger; one that is was meant to be something else.
-const FILE_MAX: u64 = 1 << 20;
+const CONFIG_FILE_MAX: u64 = 1 << 20;
 
 /// The settings that count.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct DaemonConfig {
     /// The agent of `qd run` without `--agent`.
-    pub agent: Setting<Option<String>>,
+    pub agent: ConfigSetting<Option<String>>,
     /// The policy of a session that is given none.
-    pub policy: Setting<Policy>,
+    pub policy: ConfigSetting<Policy>,
     /// What `qd serve` without `--listen` listens on.
-    pub listen: Setting<Vec<Address>>,
+    pub listen: ConfigSetting<Vec<ListenAddress>>,
     /// Names, besides ours, that a `Host` header may have.
-    pub allow_host: Setting<Vec<String>>,
+    pub allow_host: ConfigSetting<Vec<String>>,
     /// Seconds that an idle agent is kept before it is put to rest.
-    pub idle_s: Setting<u64>,
+    pub idle_s: ConfigSetting<u64>,
     /// Agents that may live at once; the others wait their turn.
-    pub max_agents: Setting<usize>,
+    pub max_agents: ConfigSetting<usize>,
     /// MiB of memory that must be free before another agent is started; 0: never mind.
-    pub min_free_mb: Setting<u64>,
+    pub min_free_mb: ConfigSetting<u64>,
     /// Seconds that a joined worker which has gone silent is waited for before its sessions count as lost.
-    pub remote_lease_s: Setting<u64>,
+    pub remote_lease_s: ConfigSetting<u64>,
     /// Seconds that a worker keeps an agent in mid-turn while no daemon comes.
-    pub orphan_busy_s: Setting<u64>,
+    pub orphan_busy_s: ConfigSetting<u64>,
     /// Seconds that a worker keeps an agent without a turn while no daemon comes.
-    pub orphan_idle_s: Setting<u64>,
+    pub orphan_idle_s: ConfigSetting<u64>,
     /// What tokens cost, by model, for agents that tell only how many they used.
-    pub prices: Setting<BTreeMap<String, Price>>,
+    pub prices: ConfigSetting<BTreeMap<String, TokenPrice>>,
     /// Whether agents that can take them are given the tools of `qd mcp`.
-    pub mcp: Setting<bool>,
+    pub mcp: ConfigSetting<bool>,
     /// What is logged: a level, or a filter of levels by module.
-    pub log: Setting<String>,
+    pub log: ConfigSetting<String>,
 }
 
 /// A value and where it came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Setting<T> {
+pub struct ConfigSetting<T> {
     /// What counts.
     pub value: T,
     /// Who said so.
-    pub origin: Origin,
+    pub origin: SettingOrigin,
 }
 
 /// Where a value came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
+pub enum SettingOrigin {
     /// Nobody said anything.
     Default,
     /// A line of a settings file.
@@ -86,7 +86,7 @@ pub enum Origin {
     },
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for SettingOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
@@ -97,7 +97,7 @@ impl fmt::Display for Origin {
 
 /// One line of what `qd config` shows.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Entry {
+pub struct ConfigEntry {
     /// The key.
     pub key: &'static str,
     /// What counts.
@@ -157,29 +157,29 @@ const KEYS: [&str; 13] = [
     "log",
 ];
 
-impl Config {
+impl DaemonConfig {
     /// What counts for this home: its own file over the user's over the defaults. A file that is not there says
     /// nothing.
-    pub fn load(home: &Home) -> Result<Self, ConfigError> {
-        Self::load_from(home, user_file().as_deref())
+    pub fn load(home: &DaemonHome) -> Result<Self, ConfigError> {
+        Self::load_from(home, user_config_file().as_deref())
     }
 
     /// The same with the user's file given.
-    pub fn load_from(home: &Home, user: Option<&Path>) -> Result<Self, ConfigError> {
+    pub fn load_from(home: &DaemonHome, user: Option<&Path>) -> Result<Self, ConfigError> {
         let mut config = Self::defaults(home);
         for path in user.into_iter().chain([home.config_file().as_path()]) {
-            if let Some(text) = read(path)? {
-                config.lay_over(path, &text)?;
+            if let Some(text) = read_config_file(path)? {
+                config.apply_file(path, &text)?;
             }
         }
         Ok(config)
     }
 
     /// Every key with its value and origin, in the order of the documentation.
-    pub fn entries(&self) -> Vec<Entry> {
-        fn entry<T: Serialize>(key: &'static str, setting: &Setting<T>) -> Entry {
+    pub fn entries(&self) -> Vec<ConfigEntry> {
+        fn entry<T: Serialize>(key: &'static str, setting: &ConfigSetting<T>) -> ConfigEntry {
             let value = serde_json::to_value(&setting.value).expect("settings are plain data");
-            Entry { key, value, origin: setting.origin.to_string() }
+            ConfigEntry { key, value, origin: setting.origin.to_string() }
         }
         vec![
             entry("agent", &self.agent),
@@ -198,18 +198,18 @@ impl Config {
         ]
     }
 
-    fn defaults(home: &Home) -> Self {
-        fn default<T>(value: T) -> Setting<T> {
-            Setting { value, origin: Origin::Default }
+    fn defaults(home: &DaemonHome) -> Self {
+        fn default<T>(value: T) -> ConfigSetting<T> {
+            ConfigSetting { value, origin: SettingOrigin::Default }
         }
         Self {
             agent: default(None),
             policy: default(Policy::default()),
-            listen: default(vec![Address::Unix(home.socket())]),
+            listen: default(vec![ListenAddress::Unix(home.socket())]),
             allow_host: default(Vec::new()),
-            idle_s: default(IDLE_S),
-            max_agents: default(MAX_AGENTS),
-            min_free_mb: default(MIN_FREE_MB),
+            idle_s: default(DEFAULT_IDLE_S),
+            max_agents: default(DEFAULT_MAX_AGENTS),
+            min_free_mb: default(DEFAULT_MIN_FREE_MB),
             remote_lease_s: default(REMOTE_LEASE_S),
             orphan_busy_s: default(ORPHAN_BUSY_S),
             orphan_idle_s: default(ORPHAN_IDLE_S),
@@ -219,21 +219,25 @@ impl Config {
         }
     }
 
-    fn lay_over(&mut self, path: &Path, text: &str) -> Result<(), ConfigError> {
-        let table = DeTable::parse(text).map_err(|error| invalid(path, text, &error, 0))?;
+    fn apply_file(&mut self, path: &Path, text: &str) -> Result<(), ConfigError> {
+        let table = DeTable::parse(text).map_err(|error| invalid_setting(path, text, &error, 0))?;
         for (key, value) in table.into_inner() {
             let start = key.span().start;
             let line = line_of(text, start);
-            let origin = Origin::File { path: path.to_owned(), line };
-            let failed = |error: toml::de::Error| invalid(path, text, &error, start);
+            let origin = SettingOrigin::File { path: path.to_owned(), line };
+            let failed = |error: toml::de::Error| invalid_setting(path, text, &error, start);
             match key.get_ref().as_ref() {
-                "agent" => self.agent = Setting { value: Some(read_value(value).map_err(failed)?), origin },
-                "policy" => self.policy = Setting { value: read_value(value).map_err(failed)?, origin },
-                "listen" => self.listen = Setting { value: read_addresses(value).map_err(failed)?, origin },
-                "allow_host" => {
-                    self.allow_host = Setting { value: read_value(value).map_err(failed)?, origin }
+                "agent" => {
+                    self.agent = ConfigSetting { value: Some(read_value(value).map_err(failed)?), origin }
                 }
-                "idle_s" => self.idle_s = Setting { value: read_value(value).map_err(failed)?, origin },
+                "policy" => self.policy = ConfigSetting { value: read_value(value).map_err(failed)?, origin },
+                "listen" => {
+                    self.listen = ConfigSetting { value: read_addresses(value).map_err(failed)?, origin }
+                }
+                "allow_host" => {
+                    self.allow_host = ConfigSetting { value: read_value(value).map_err(failed)?, origin }
+                }
+                "idle_s" => self.idle_s = ConfigSetting { value: read_value(value).map_err(failed)?, origin },
                 "max_agents" => {
                     let value = read_value(value).map_err(failed)?;
                     if value == 0 {
@@ -241,29 +245,31 @@ impl Config {
                             "at least one agent must be able to live",
                         )));
                     }
-                    self.max_agents = Setting { value, origin };
+                    self.max_agents = ConfigSetting { value, origin };
                 }
                 "min_free_mb" => {
-                    self.min_free_mb = Setting { value: read_value(value).map_err(failed)?, origin };
+                    self.min_free_mb = ConfigSetting { value: read_value(value).map_err(failed)?, origin };
                 }
                 "remote_lease_s" => {
-                    let value = seconds(value, REMOTE_LEASE_MAX_S).map_err(failed)?;
-                    self.remote_lease_s = Setting { value, origin };
+                    let value = read_seconds(value, REMOTE_LEASE_MAX_S).map_err(failed)?;
+                    self.remote_lease_s = ConfigSetting { value, origin };
                 }
                 "orphan_busy_s" => {
-                    let value = seconds(value, ORPHAN_MAX_S).map_err(failed)?;
-                    self.orphan_busy_s = Setting { value, origin };
+                    let value = read_seconds(value, ORPHAN_MAX_S).map_err(failed)?;
+                    self.orphan_busy_s = ConfigSetting { value, origin };
                 }
                 "orphan_idle_s" => {
-                    let value = seconds(value, ORPHAN_MAX_S).map_err(failed)?;
-                    self.orphan_idle_s = Setting { value, origin };
+                    let value = read_seconds(value, ORPHAN_MAX_S).map_err(failed)?;
+                    self.orphan_idle_s = ConfigSetting { value, origin };
                 }
-                "prices" => self.prices = Setting { value: prices(value).map_err(failed)?, origin },
-                "mcp" => self.mcp = Setting { value: read_value(value).map_err(failed)?, origin },
-                "log" => self.log = Setting { value: read_value(value).map_err(failed)?, origin },
+                "prices" => {
+                    self.prices = ConfigSetting { value: read_prices(value).map_err(failed)?, origin }
+                }
+                "mcp" => self.mcp = ConfigSetting { value: read_value(value).map_err(failed)?, origin },
+                "log" => self.log = ConfigSetting { value: read_value(value).map_err(failed)?, origin },
                 unknown => {
                     let (path, key) = (path.to_owned(), unknown.to_owned());
-                    let nearest = nearest(unknown);
+                    let nearest = nearest_key(unknown);
                     return Err(ConfigError::UnknownKey { path, line, key, nearest });
                 }
             }
@@ -272,7 +278,7 @@ impl Config {
     }
 }
 
-fn seconds(value: Spanned<DeValue<'_>>, most: u64) -> Result<u64, toml::de::Error> {
+fn read_seconds(value: Spanned<DeValue<'_>>, most: u64) -> Result<u64, toml::de::Error> {
     let value = read_value(value)?;
     match (1..=most).contains(&value) {
         true => Ok(value),
@@ -280,8 +286,8 @@ fn seconds(value: Spanned<DeValue<'_>>, most: u64) -> Result<u64, toml::de::Erro
     }
 }
 
-fn prices(value: Spanned<DeValue<'_>>) -> Result<BTreeMap<String, Price>, toml::de::Error> {
-    let prices: BTreeMap<String, Price> = read_value(value)?;
+fn read_prices(value: Spanned<DeValue<'_>>) -> Result<BTreeMap<String, TokenPrice>, toml::de::Error> {
+    let prices: BTreeMap<String, TokenPrice> = read_value(value)?;
     let is_price = |amount: f64| amount.is_finite() && amount >= 0.0;
     match prices.iter().find(|(_, price)| !is_price(price.input) || !is_price(price.output)) {
         None => Ok(prices),
@@ -292,17 +298,17 @@ fn prices(value: Spanned<DeValue<'_>>) -> Result<BTreeMap<String, Price>, toml::
 }
 
 /// `quarterdeck/config.toml` in the user's configuration directory.
-pub fn user_file() -> Option<PathBuf> {
+pub fn user_config_file() -> Option<PathBuf> {
     let configured = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let folder =
         configured.or_else(|| Some(user_directory(|name| std::env::var_os(name))?.join(".config")))?;
     Some(folder.join("quarterdeck/config.toml"))
 }
 
-fn read(path: &Path) -> Result<Option<String>, ConfigError> {
+fn read_config_file(path: &Path) -> Result<Option<String>, ConfigError> {
     let unreadable = |source| ConfigError::Unreadable { path: path.to_owned(), source };
     let text = match fs::metadata(path) {
-        Ok(about) if about.len() > FILE_MAX => Err(io::Error::from(io::ErrorKind::FileTooLarge)),
+        Ok(about) if about.len() > CONFIG_FILE_MAX => Err(io::Error::from(io::ErrorKind::FileTooLarge)),
         Ok(_) => fs::read_to_string(path),
         Err(error) => Err(error),
     };
@@ -320,9 +326,9 @@ fn read_value<T: DeserializeOwned>(value: Spanned<DeValue<'_>>) -> Result<T, tom
     T::deserialize(toml::de::ValueDeserializer::from(value))
 }
 
-fn read_addresses(value: Spanned<DeValue<'_>>) -> Result<Vec<Address>, toml::de::Error> {
+fn read_addresses(value: Spanned<DeValue<'_>>) -> Result<Vec<ListenAddress>, toml::de::Error> {
     let texts: Vec<String> = read_value(value)?;
-    let addresses: Result<Vec<Address>, _> = texts.iter().map(|text| text.parse()).collect();
+    let addresses: Result<Vec<ListenAddress>, _> = texts.iter().map(|text| text.parse()).collect();
     match addresses {
         Ok(addresses) if addresses.is_empty() => {
             Err(toml::de::Error::custom("`listen` needs at least one address"))
@@ -331,7 +337,7 @@ fn read_addresses(value: Spanned<DeValue<'_>>) -> Result<Vec<Address>, toml::de:
     }
 }
 
-fn invalid(path: &Path, text: &str, error: &toml::de::Error, start: usize) -> ConfigError {
+fn invalid_setting(path: &Path, text: &str, error: &toml::de::Error, start: usize) -> ConfigError {
     let line = line_of(text, error.span().map_or(start, |span| span.start));
     ConfigError::Invalid { path: path.to_owned(), line, message: error.message().trim().replace('\n', "; ") }
 }
@@ -340,12 +346,12 @@ fn line_of(text: &str, offset: usize) -> usize {
     1 + text.bytes().take(offset).filter(|b| *b == b'\n').count()
 }
 
-fn nearest(unknown: &str) -> &'static str {
-    KEYS.into_iter().min_by_key(|key| distance(unknown, key)).expect("there are keys")
+fn nearest_key(unknown: &str) -> &'static str {
+    KEYS.into_iter().min_by_key(|key| edit_distance(unknown, key)).expect("there are keys")
 }
 
 /// How many characters must be added, dropped or changed to make one word of the other.
-fn distance(from: &str, to: &str) -> usize {
+fn edit_distance(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();
     // A key can be as long as the file; past any word of ours, more of it makes no difference.
@@ -364,18 +370,18 @@ fn distance(from: &str, to: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use qd_protocol::policy::Verdict;
+    use qd_protocol::policy::PolicyVerdict;
 
-    struct Files {
+    struct TestConfigFiles {
         _folder: tempfile::TempDir,
-        home: Home,
+        home: DaemonHome,
         user: PathBuf,
     }
 
-    impl Files {
+    impl TestConfigFiles {
         fn new(home_text: Option<&str>, user_text: Option<&str>) -> Self {
             let folder = tempfile::tempdir().unwrap();
-            let home = Home::resolve(Some(folder.path().join("home")));
+            let home = DaemonHome::resolve(Some(folder.path().join("home")));
             home.prepare().unwrap();
             let user = folder.path().join("user.toml");
             if let Some(text) = home_text {
@@ -387,32 +393,35 @@ mod tests {
             Self { _folder: folder, home, user }
         }
 
-        fn load(&self) -> Result<Config, ConfigError> {
-            Config::load_from(&self.home, Some(&self.user))
+        fn load(&self) -> Result<DaemonConfig, ConfigError> {
+            DaemonConfig::load_from(&self.home, Some(&self.user))
         }
     }
 
     #[test]
     fn without_any_file_the_defaults_count() {
-        let files = Files::new(None, None);
+        let files = TestConfigFiles::new(None, None);
         let config = files.load().unwrap();
-        assert_eq!(config.listen.value, [Address::Unix(files.home.socket())]);
-        assert_eq!(config.idle_s.value, IDLE_S);
-        assert_eq!(config.policy.value, Policy::Always(Verdict::Ask));
+        assert_eq!(config.listen.value, [ListenAddress::Unix(files.home.socket())]);
+        assert_eq!(config.idle_s.value, DEFAULT_IDLE_S);
+        assert_eq!(config.policy.value, Policy::Always(PolicyVerdict::Ask));
         assert!(config.entries().iter().all(|entry| entry.origin == "default"));
         assert_eq!(config.entries().iter().map(|entry| entry.key).collect::<Vec<_>>(), KEYS);
     }
 
     #[test]
     fn the_home_wins_over_the_user_and_each_value_knows_its_line() {
-        let files = Files::new(
+        let files = TestConfigFiles::new(
             Some("# mine\nagent = \"claude\"\nlisten = [\"127.0.0.1:0\", \"unix:/run/x\"]\n"),
             Some("agent = \"codex\"\nidle_s = 30\nlog = \"debug\"\nallow_host = [\"dev.example\"]\n"),
         );
         let config = files.load().unwrap();
         assert_eq!(config.agent.value.as_deref(), Some("claude"));
         assert_eq!(config.agent.origin.to_string(), format!("{}:2", files.home.config_file().display()));
-        assert_eq!(config.idle_s, Setting { value: 30, origin: Origin::File { path: files.user, line: 2 } });
+        assert_eq!(
+            config.idle_s,
+            ConfigSetting { value: 30, origin: SettingOrigin::File { path: files.user, line: 2 } }
+        );
         assert_eq!(config.listen.value.len(), 2);
         let shown = serde_json::to_value(config.entries()).unwrap();
         assert_eq!(shown[2]["value"], serde_json::json!(["127.0.0.1:0", "unix:/run/x"]));
@@ -421,10 +430,11 @@ mod tests {
 
     #[test]
     fn a_policy_is_a_word_or_rules() {
-        let files = Files::new(Some("policy = \"deny\""), None);
-        assert_eq!(files.load().unwrap().policy.value, Policy::Always(Verdict::Deny));
+        let files = TestConfigFiles::new(Some("policy = \"deny\""), None);
+        assert_eq!(files.load().unwrap().policy.value, Policy::Always(PolicyVerdict::Deny));
         let rules = "[[policy]]\ntool = \"Bash\"\nmatch = \"git status*\"\ndecision = \"allow\"\n";
-        let Policy::Rules(rules) = Files::new(Some(rules), None).load().unwrap().policy.value else {
+        let Policy::Rules(rules) = TestConfigFiles::new(Some(rules), None).load().unwrap().policy.value
+        else {
             panic!()
         };
         assert_eq!(rules[0].pattern.as_deref(), Some("git status*"));
@@ -433,7 +443,7 @@ mod tests {
     #[test]
     fn an_unknown_key_is_named_with_file_line_and_the_nearest_valid_one() {
         for (written, meant) in [("idel_s", "idle_s"), ("listn", "listen"), ("allowed-hosts", "allow_host")] {
-            let files = Files::new(Some(&format!("\n\n{written} = 1\n")), None);
+            let files = TestConfigFiles::new(Some(&format!("\n\n{written} = 1\n")), None);
             let said = files.load().unwrap_err().to_string();
             let file = files.home.config_file();
             assert_eq!(
@@ -454,7 +464,7 @@ mod tests {
             ("policy = \"perhaps\"", 1, "`ask`, `allow`, `deny`"),
             ("a = = b", 1, ""),
         ] {
-            let files = Files::new(Some(text), None);
+            let files = TestConfigFiles::new(Some(text), None);
             let error = files.load().unwrap_err();
             let ConfigError::Invalid { line: named, message, .. } = &error else { panic!("{error}") };
             assert_eq!(*named, line, "{error}");
@@ -464,7 +474,7 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_read_is_an_error_and_not_silence() {
-        let files = Files::new(None, None);
+        let files = TestConfigFiles::new(None, None);
         fs::create_dir(files.home.config_file()).unwrap();
         assert!(matches!(files.load(), Err(ConfigError::Unreadable { .. })));
     }

@@ -5,67 +5,70 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use qd_core::session::Command;
+use qd_core::session::SessionCommand;
 use qd_journal::{
-    AppendError, BlobError, Journal, ReadError, Scope, SessionFilter, SessionKey, SessionRow, WorkspaceKey,
+    AppendError, BlobError, EventScope, Journal, JournalReadError, SessionFilter, SessionKey, SessionRow,
+    WorkspaceKey,
 };
 use qd_protocol::limits::{MAILBOX_MAX, STOP_S};
 use qd_protocol::policy::Policy;
-use qd_protocol::{ApiError, Code, FleetId, Millis, SessionId, WorkspaceId, api};
+use qd_protocol::{ApiError, ErrorCode, FleetId, Millis, SessionId, WorkspaceId, api};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
-use crate::actor::{self, Birth, Done, IdempotencyKey, Mail, Probe, Request};
-use crate::budget::Budgets;
-use crate::config::Config;
-use crate::fleets::FleetMail;
-use crate::home::Home;
-use crate::keyed::Keyed;
-use crate::metrics::Stats;
-use crate::places::Places;
-use crate::registry::{Mailbox, NotTaken, Registry};
-use crate::workers::{Room, Told, Workers};
+use crate::actor::{
+    self, ActorMessage, ChildCreation, CommandCompletion, CommandRequest, IdempotencyKey, SessionActivity,
+};
+use crate::budget::SpentBudgets;
+use crate::config::DaemonConfig;
+use crate::fleets::FleetActorMessage;
+use crate::home::DaemonHome;
+use crate::keyed_locks::KeyedLocks;
+use crate::metrics::DaemonMetrics;
+use crate::registry::{ActorMailbox, ActorRegistry, MailboxRejection};
+use crate::workers::{AgentSlots, SlotChanges, Workers};
+use crate::workspaces::WorkspaceRegistry;
 
 /// How often the supervisor looks.
-const LOOK: Duration = Duration::from_secs(1);
+const SUPERVISE_INTERVAL: Duration = Duration::from_secs(1);
 /// Every so many looks, workers that nobody knows are looked for.
-const STRAYS: u32 = 60;
+const STRAY_CHECK_TICKS: u32 = 60;
 
 /// The daemon, as seen by its parts.
 pub(crate) struct Daemon {
     /// The truth.
     pub(crate) journal: Journal,
     /// Everything else that is on disk.
-    pub(crate) home: Home,
+    pub(crate) home: DaemonHome,
     /// The agents, and the processes that hold them.
     pub(crate) workers: Workers,
     /// How many of them may live.
-    pub(crate) room: Room,
+    pub(crate) agent_slots: AgentSlots,
     /// The workspaces, which are few.
-    pub(crate) places: Places,
+    pub(crate) workspaces: WorkspaceRegistry,
     /// One at a time per `Idempotency-Key`, run id or path.
-    pub(crate) keys: Keyed,
+    pub(crate) key_locks: KeyedLocks,
     /// Whose money is spent.
-    pub(crate) budgets: Budgets,
+    pub(crate) budgets: SpentBudgets,
     /// What an operator would like to know.
-    pub(crate) stats: Stats,
+    pub(crate) stats: DaemonMetrics,
     /// How long an idle agent is kept.
-    pub(crate) idle: Duration,
+    pub(crate) idle_timeout: Duration,
     /// What a session's agent may do if the session does not say.
-    pub(crate) policy: Policy,
+    pub(crate) default_policy: Policy,
     /// Whether agents are given the tools of `qd mcp` if the session does not say.
-    pub(crate) mcp: bool,
+    pub(crate) default_mcp: bool,
     /// Since when.
     pub(crate) started_at: Millis,
-    registry: Registry<SessionId, Mail>,
+    registry: ActorRegistry<SessionId, ActorMessage>,
     /// The fleets that are awake.
-    pub(crate) fleets: Registry<FleetId, FleetMail>,
+    pub(crate) fleets: ActorRegistry<FleetId, FleetActorMessage>,
     /// Read by every step; set before, and lifted after, the journal says so.
     halted: AtomicBool,
     /// Set once, when the workers end with the daemon.
-    ending: AtomicBool,
+    ending_workers: AtomicBool,
     /// The halt for people. Changed only under the key `halt`.
-    halt: Mutex<api::Halt>,
+    halt_status: Mutex<api::HaltStatus>,
     /// Turns true once, when the daemon is to end.
     stopping: watch::Sender<bool>,
     /// Owns every actor and every errand between them.
@@ -74,7 +77,7 @@ pub(crate) struct Daemon {
 
 /// A session that exists, with what is needed to reach it.
 #[derive(Debug)]
-pub(crate) struct SessionRef {
+pub(crate) struct SessionAddress {
     /// Its id.
     pub(crate) id: SessionId,
     /// Its key in the journal.
@@ -84,17 +87,17 @@ pub(crate) struct SessionRef {
     /// Its project's key in the journal.
     pub(crate) workspace_key: WorkspaceKey,
     /// What its events bear.
-    pub(crate) scope: Arc<Scope>,
+    pub(crate) scope: Arc<EventScope>,
 }
 
-impl SessionRef {
+impl SessionAddress {
     pub(crate) fn new(
         key: SessionKey,
         id: SessionId,
         workspace_key: WorkspaceKey,
         workspace: WorkspaceId,
     ) -> Self {
-        let scope = Arc::new(Scope {
+        let scope = Arc::new(EventScope {
             workspace: Some((workspace_key, workspace.clone())),
             session: Some((key, id.clone())),
             fleet: None,
@@ -106,98 +109,105 @@ impl SessionRef {
 impl Daemon {
     pub(crate) fn new(
         journal: Journal,
-        home: Home,
+        home: DaemonHome,
         workers: Workers,
-        config: &Config,
-        halt: api::Halt,
+        config: &DaemonConfig,
+        halt: api::HaltStatus,
     ) -> Arc<Self> {
         Arc::new(Self {
             journal,
             home,
             workers,
-            room: Room::new(config.max_agents.value, config.min_free_mb.value << 20),
-            places: Places::default(),
-            keys: Keyed::default(),
-            budgets: Budgets::default(),
-            stats: Stats::default(),
-            idle: Duration::from_secs(config.idle_s.value),
-            policy: config.policy.value.clone(),
-            mcp: config.mcp.value,
+            agent_slots: AgentSlots::new(config.max_agents.value, config.min_free_mb.value << 20),
+            workspaces: WorkspaceRegistry::default(),
+            key_locks: KeyedLocks::default(),
+            budgets: SpentBudgets::default(),
+            stats: DaemonMetrics::default(),
+            idle_timeout: Duration::from_secs(config.idle_s.value),
+            default_policy: config.policy.value.clone(),
+            default_mcp: config.mcp.value,
             started_at: Millis::now(),
-            registry: Registry::new(MAILBOX_MAX),
-            fleets: Registry::new(MAILBOX_MAX),
+            registry: ActorRegistry::new(MAILBOX_MAX),
+            fleets: ActorRegistry::new(MAILBOX_MAX),
             halted: AtomicBool::new(halt.halted),
-            ending: AtomicBool::new(false),
-            halt: Mutex::new(halt),
+            ending_workers: AtomicBool::new(false),
+            halt_status: Mutex::new(halt),
             stopping: watch::Sender::new(false),
             tasks: Mutex::new(JoinSet::new()),
         })
     }
 
     /// Sends a command to a session and waits until what came of it is in the journal.
-    pub(crate) async fn command(
+    pub(crate) async fn send_command(
         self: &Arc<Self>,
-        session: &Arc<SessionRef>,
-        command: Command,
+        session: &Arc<SessionAddress>,
+        command: SessionCommand,
         key: Option<IdempotencyKey>,
-    ) -> Result<Done, ApiError> {
-        self.request(session, command, key, None).await
+    ) -> Result<CommandCompletion, ApiError> {
+        self.send_command_with_child(session, command, key, None).await
     }
 
     /// The same with a session below that is created in the same transaction.
-    pub(crate) async fn request(
+    pub(crate) async fn send_command_with_child(
         self: &Arc<Self>,
-        session: &Arc<SessionRef>,
-        command: Command,
+        session: &Arc<SessionAddress>,
+        command: SessionCommand,
         key: Option<IdempotencyKey>,
-        birth: Option<Box<Birth>>,
-    ) -> Result<Done, ApiError> {
+        birth: Option<Box<ChildCreation>>,
+    ) -> Result<CommandCompletion, ApiError> {
         if self.is_stopping() {
-            return Err(stopping());
+            return Err(stopping_error());
         }
         let (reply, answer) = oneshot::channel();
-        self.send(session, Mail::Request(Box::new(Request { command, key, birth, reply })))?;
-        answer.await.unwrap_or_else(|_| Err(stopping()))
+        self.send_message(
+            session,
+            ActorMessage::Request(Box::new(CommandRequest { command, key, child: birth, reply })),
+        )?;
+        answer.await.unwrap_or_else(|_| Err(stopping_error()))
     }
 
     /// Puts something into a session's mailbox, and wakes it if it sleeps.
-    pub(crate) fn send(self: &Arc<Self>, session: &Arc<SessionRef>, mail: Mail) -> Result<(), ApiError> {
-        let wake = |mailbox: Arc<Mailbox<Mail>>| self.wake(Arc::clone(session), mailbox);
-        self.registry.send(&session.id, mail, wake).map_err(|_| overloaded())
+    pub(crate) fn send_message(
+        self: &Arc<Self>,
+        session: &Arc<SessionAddress>,
+        mail: ActorMessage,
+    ) -> Result<(), ApiError> {
+        let wake = |mailbox: Arc<ActorMailbox<ActorMessage>>| self.spawn_actor(Arc::clone(session), mailbox);
+        self.registry.send(&session.id, mail, wake).map_err(|_| overloaded_error())
     }
 
-    fn wake(self: &Arc<Self>, session: Arc<SessionRef>, mailbox: Arc<Mailbox<Mail>>) {
+    fn spawn_actor(self: &Arc<Self>, session: Arc<SessionAddress>, mailbox: Arc<ActorMailbox<ActorMessage>>) {
         let daemon = Arc::clone(self);
-        self.spawn(async move { actor::live(daemon, session, mailbox).await });
+        self.spawn(async move { actor::run_actor(daemon, session, mailbox).await });
     }
 
     /// Runs an errand that the daemon owns: it is waited for when the daemon ends.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(ended) = tasks.try_join_next() {
-            report(ended);
+            report_panic(ended);
         }
         tasks.spawn(task);
     }
 
     /// What an awake session does, once everything that came before has been committed; `None` if it sleeps.
-    pub(crate) async fn probe(&self, session: &SessionId) -> Option<Probe> {
+    pub(crate) async fn probe_session(&self, session: &SessionId) -> Option<SessionActivity> {
         let (reply, answer) = oneshot::channel();
-        match self.registry.send_if_awake(session, Mail::Probe(reply)) {
+        match self.registry.send_if_awake(session, ActorMessage::Probe(reply)) {
             Ok(()) => answer.await.ok(),
-            Err(NotTaken::Full(_) | NotTaken::Asleep(_)) => None,
+            Err(MailboxRejection::Full(_) | MailboxRejection::Asleep(_)) => None,
         }
     }
 
     /// Changes who may have an agent, and tells those whom that concerns. Whoever sleeps is not in line.
-    pub(crate) fn make_room(&self, change: impl FnOnce(&Room) -> Told) {
-        let Told { wake, rest } = change(&self.room);
+    pub(crate) fn update_slots(&self, change: impl FnOnce(&AgentSlots) -> SlotChanges) {
+        let SlotChanges { wake, rest } = change(&self.agent_slots);
         for session in wake {
             // One that is gone or full looks for itself.
-            let _sent = self.registry.send_if_awake(&session, Mail::Wake);
+            let _sent = self.registry.send_if_awake(&session, ActorMessage::Wake);
         }
         if let Some(session) = rest {
-            let _sent = self.registry.send_if_awake(&session, Mail::GiveWay);
+            let _sent = self.registry.send_if_awake(&session, ActorMessage::RestIfIdle);
         }
     }
 
@@ -208,21 +218,21 @@ impl Daemon {
         loop {
             tokio::select! {
                 _ = stopping.wait_for(|stop| *stop) => return,
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(SUPERVISE_INTERVAL) => {}
             }
-            if self.room.is_waited_for() {
-                self.make_room(Room::look);
+            if self.agent_slots.has_waiters() {
+                self.update_slots(AgentSlots::recheck);
             }
             // Soon after the start, for those that a daemon left which died while it started them; then rarely.
-            if ticks.is_multiple_of(STRAYS) {
-                self.end_strays().await;
+            if ticks.is_multiple_of(STRAY_CHECK_TICKS) {
+                self.end_stray_workers().await;
             }
             ticks = ticks.wrapping_add(1);
         }
     }
 
-    async fn end_strays(&self) {
-        let owing = SessionFilter { owes_only: true, ..SessionFilter::default() };
+    async fn end_stray_workers(&self) {
+        let owing = SessionFilter { obligations_only: true, ..SessionFilter::default() };
         match self.journal.sessions(owing, None, usize::MAX).await {
             Ok(rows) => self.workers.end_strays(&rows.into_iter().map(|row| row.id).collect()).await,
             Err(error) => tracing::warn!(%error, "workers that no session knows could not be looked for"),
@@ -230,15 +240,15 @@ impl Daemon {
     }
 
     /// Whether the workers are being ended, and the daemon with them.
-    pub(crate) fn is_ending(&self) -> bool {
-        self.ending.load(Ordering::SeqCst)
+    pub(crate) fn is_ending_workers(&self) -> bool {
+        self.ending_workers.load(Ordering::SeqCst)
     }
 
     /// Ends every worker, and waits until that is in the journal or the time is over.
     pub(crate) async fn end_workers(&self) {
-        self.ending.store(true, Ordering::SeqCst);
-        for session in self.registry.awake() {
-            let _gone = self.registry.send_if_awake(&session, Mail::EndAgent);
+        self.ending_workers.store(true, Ordering::SeqCst);
+        for session in self.registry.awake_keys() {
+            let _gone = self.registry.send_if_awake(&session, ActorMessage::EndAgent);
         }
         let ended = async {
             while self.workers.count() > 0 {
@@ -252,43 +262,47 @@ impl Daemon {
     }
 
     /// Waits until every awake session has finished what it had begun: whatever was decided before is committed.
-    pub(crate) async fn barrier(&self) {
+    pub(crate) async fn wait_for_commits(&self) {
         let mut answers = Vec::new();
-        for session in self.registry.awake() {
+        for session in self.registry.awake_keys() {
             let (reply, answer) = oneshot::channel();
-            if self.registry.send_if_awake(&session, Mail::Probe(reply)).is_ok() {
+            if self.registry.send_if_awake(&session, ActorMessage::Probe(reply)).is_ok() {
                 answers.push(answer);
             }
         }
         for answer in answers {
             // One that ended meanwhile has nothing unfinished either.
-            let _probe: Result<Probe, oneshot::error::RecvError> = answer.await;
+            let _probe: Result<SessionActivity, oneshot::error::RecvError> = answer.await;
         }
     }
 
     /// Lets an actor sleep unless mail has come; see [`Registry::sleep`].
-    pub(crate) fn let_sleep(&self, session: &SessionId, mailbox: &Arc<Mailbox<Mail>>) -> bool {
-        self.registry.sleep(session, mailbox)
+    pub(crate) fn try_sleep_actor(
+        &self,
+        session: &SessionId,
+        mailbox: &Arc<ActorMailbox<ActorMessage>>,
+    ) -> bool {
+        self.registry.try_sleep(session, mailbox)
     }
 
     /// Takes an actor out of the register that ended without sleeping.
-    pub(crate) fn bury(&self, session: &SessionId, mailbox: &Arc<Mailbox<Mail>>) {
-        self.registry.bury(session, mailbox);
+    pub(crate) fn remove_dead_actor(&self, session: &SessionId, mailbox: &Arc<ActorMailbox<ActorMessage>>) {
+        self.registry.remove_dead(session, mailbox);
     }
 
     /// How many sessions are awake.
-    pub(crate) fn awake(&self) -> usize {
+    pub(crate) fn awake_count(&self) -> usize {
         self.registry.len()
     }
 
     /// Whether nothing may start.
-    pub(crate) fn halted(&self) -> bool {
+    pub(crate) fn is_halted(&self) -> bool {
         self.halted.load(Ordering::SeqCst)
     }
 
     /// The halt for people.
-    pub(crate) fn halt(&self) -> api::Halt {
-        self.halt.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(crate) fn halt_status(&self) -> api::HaltStatus {
+        self.halt_status.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Sets the flag that every step reads.
@@ -297,8 +311,8 @@ impl Daemon {
     }
 
     /// Sets what people see of it.
-    pub(crate) fn set_halt(&self, halt: api::Halt) {
-        *self.halt.lock().unwrap_or_else(PoisonError::into_inner) = halt;
+    pub(crate) fn set_halt_status(&self, halt: api::HaltStatus) {
+        *self.halt_status.lock().unwrap_or_else(PoisonError::into_inner) = halt;
     }
 
     /// Begins the end: no more work is taken, streams end, actors finish what they have begun.
@@ -318,12 +332,12 @@ impl Daemon {
 
     /// Ends every actor at its next quiet moment and waits for all of them and their errands.
     pub(crate) async fn end_tasks(&self) {
-        for session in self.registry.awake() {
+        for session in self.registry.awake_keys() {
             // One that is gone or full ends by the stop signal all the same.
-            let _sent = self.registry.send_if_awake(&session, Mail::Stop);
+            let _sent = self.registry.send_if_awake(&session, ActorMessage::Stop);
         }
-        for fleet in self.fleets.awake() {
-            let _sent = self.fleets.send_if_awake(&fleet, FleetMail::Stop);
+        for fleet in self.fleets.awake_keys() {
+            let _sent = self.fleets.send_if_awake(&fleet, FleetActorMessage::Stop);
         }
         loop {
             // What ends may have begun something else.
@@ -332,17 +346,17 @@ impl Daemon {
                 return;
             }
             while let Some(ended) = tasks.join_next().await {
-                report(ended);
+                report_panic(ended);
             }
         }
     }
 
     /// The session of this id in this workspace.
-    pub(crate) async fn session(
+    pub(crate) async fn session_in_workspace(
         &self,
         workspace: &WorkspaceId,
         id: &SessionId,
-    ) -> Result<Arc<SessionRef>, ApiError> {
+    ) -> Result<Arc<SessionAddress>, ApiError> {
         let found = self.find_session(id).await?;
         if found.workspace != *workspace {
             return Err(ApiError::not_found("session", id));
@@ -351,17 +365,17 @@ impl Daemon {
     }
 
     /// The session of this id, wherever it is.
-    pub(crate) async fn find_session(&self, id: &SessionId) -> Result<Arc<SessionRef>, ApiError> {
+    pub(crate) async fn find_session(&self, id: &SessionId) -> Result<Arc<SessionAddress>, ApiError> {
         let row = self.journal.session(id).await.map_err(read_failed)?;
         let row = row.ok_or_else(|| ApiError::not_found("session", id))?;
-        self.session_ref(&row)
+        self.session_address(&row)
     }
 
     /// The session of this row.
-    pub(crate) fn session_ref(&self, row: &SessionRow) -> Result<Arc<SessionRef>, ApiError> {
+    pub(crate) fn session_address(&self, row: &SessionRow) -> Result<Arc<SessionAddress>, ApiError> {
         let place =
-            self.places.by_key(row.workspace).ok_or_else(|| ApiError::not_found("session", &row.id))?;
-        Ok(Arc::new(SessionRef::new(row.key, row.id.clone(), place.key, place.id.clone())))
+            self.workspaces.by_key(row.workspace).ok_or_else(|| ApiError::not_found("session", &row.id))?;
+        Ok(Arc::new(SessionAddress::new(row.key, row.id.clone(), place.key, place.id.clone())))
     }
 }
 
@@ -369,12 +383,12 @@ impl std::fmt::Debug for Daemon {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Daemon")
             .field("home", &self.home.path())
-            .field("awake", &self.awake())
+            .field("awake", &self.awake_count())
             .finish_non_exhaustive()
     }
 }
 
-fn report(ended: Result<(), tokio::task::JoinError>) {
+fn report_panic(ended: Result<(), tokio::task::JoinError>) {
     if let Err(error) = ended
         && error.is_panic()
     {
@@ -383,33 +397,35 @@ fn report(ended: Result<(), tokio::task::JoinError>) {
 }
 
 /// The daemon is going down.
-pub(crate) fn stopping() -> ApiError {
-    ApiError::new(Code::Stopping, "the daemon is stopping; start it again and retry")
+pub(crate) fn stopping_error() -> ApiError {
+    ApiError::new(ErrorCode::Stopping, "the daemon is stopping; start it again and retry")
 }
 
 /// Too much waits for one session.
-fn overloaded() -> ApiError {
-    ApiError::new(Code::Overloaded, "too many requests wait for this session; retry in a moment")
+fn overloaded_error() -> ApiError {
+    ApiError::new(ErrorCode::Overloaded, "too many requests wait for this session; retry in a moment")
 }
 
 /// What a client is told when the journal did not take something.
 pub(crate) fn append_failed(error: AppendError) -> ApiError {
     match error {
-        AppendError::Stopped => stopping(),
-        error => ApiError::new(Code::StorageFailed, error.to_string()).with("reason", error.code()),
+        AppendError::Stopped => stopping_error(),
+        error => {
+            ApiError::new(ErrorCode::StorageFailed, error.to_string()).with_detail("reason", error.code())
+        }
     }
 }
 
 /// What a client is told when a file beside the journal could not be written.
 pub(crate) fn blob_failed(error: BlobError) -> ApiError {
-    ApiError::new(Code::StorageFailed, error.to_string()).with("reason", error.code())
+    ApiError::new(ErrorCode::StorageFailed, error.to_string()).with_detail("reason", error.code())
 }
 
 /// What a client is told when the journal could not be read.
-pub(crate) fn read_failed(error: ReadError) -> ApiError {
+pub(crate) fn read_failed(error: JournalReadError) -> ApiError {
     match error {
-        ReadError::Stopped => stopping(),
-        ReadError::Cursor(_) => ApiError::new(Code::BadCursor, error.to_string()),
-        ReadError::Io(_) => ApiError::new(Code::StorageFailed, error.to_string()),
+        JournalReadError::Stopped => stopping_error(),
+        JournalReadError::Cursor(_) => ApiError::new(ErrorCode::BadCursor, error.to_string()),
+        JournalReadError::Io(_) => ApiError::new(ErrorCode::StorageFailed, error.to_string()),
     }
 }

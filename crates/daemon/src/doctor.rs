@@ -4,15 +4,15 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use qd_core::fleet;
-use qd_core::rows::apply;
-use qd_core::session::State;
+use qd_core::rows::apply_event;
+use qd_core::session::SessionState;
 use qd_journal::{RebuildError, RowChange, SessionKey, StoredEvent, WorkspaceRow};
-use qd_protocol::api::{Halt, Workspace};
-use qd_protocol::event::Body;
+use qd_protocol::api::{HaltStatus, Workspace};
+use qd_protocol::event::EventBody;
 
-use crate::actor::{Begun, recorded, row_change, session_row, snapshot};
-use crate::daemon::SessionRef;
-use crate::fleets::{self, FleetRef};
+use crate::actor::{FirstEventIndex, encode_snapshot, recorded_event, row_change, session_row};
+use crate::daemon::SessionAddress;
+use crate::fleets::{self, FleetAddress};
 
 /// What a rebuild made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -35,30 +35,30 @@ pub struct RebuildReport {
 
 /// Makes every list anew from the events of a home that no daemon owns.
 pub fn rebuild(home: &Path) -> Result<RebuildReport, RebuildError> {
-    let mut fold = Fold::default();
-    qd_journal::rebuild(home, |event| fold.add(event))?;
+    let mut fold = RowRebuilder::default();
+    qd_journal::rebuild(home, |event| fold.apply_event(event))?;
     Ok(fold.report)
 }
 
 #[derive(Default)]
-struct Fold {
-    sessions: HashMap<SessionKey, Alive>,
-    fleets: HashMap<SessionKey, (FleetRef, fleet::State)>,
+struct RowRebuilder {
+    sessions: HashMap<SessionKey, RebuiltSession>,
+    fleets: HashMap<SessionKey, (FleetAddress, fleet::FleetState)>,
     workspaces: HashMap<i64, Workspace>,
-    halt: Halt,
+    halt: HaltStatus,
     report: RebuildReport,
 }
 
-struct Alive {
-    session: SessionRef,
-    state: State,
+struct RebuiltSession {
+    session: SessionAddress,
+    state: SessionState,
     parent: Option<SessionKey>,
 }
 
-impl Fold {
-    fn add(&mut self, event: &StoredEvent) -> Vec<RowChange> {
+impl RowRebuilder {
+    fn apply_event(&mut self, event: &StoredEvent) -> Vec<RowChange> {
         self.report.events += 1;
-        let body = match Body::decode(&event.kind, &event.data) {
+        let body = match EventBody::decode(&event.kind, &event.data) {
             Ok(Some(body)) => body,
             Ok(None) | Err(_) => {
                 self.report.unreadable += 1;
@@ -68,13 +68,13 @@ impl Fold {
         if let (Some((workspace_key, workspace)), Some((key, id))) =
             (&event.scope.workspace, &event.scope.fleet)
         {
-            let fleet = FleetRef::new(*key, id.clone(), *workspace_key, workspace.clone());
-            return self.of_fleet(fleet, event, body);
+            let fleet = FleetAddress::new(*key, id.clone(), *workspace_key, workspace.clone());
+            return self.apply_fleet_event(fleet, event, body);
         }
         match (&event.scope.workspace, &event.scope.session) {
             (Some((workspace_key, workspace)), Some((key, id))) => {
-                if let Body::SessionCreated(created) = body {
-                    let session = SessionRef::new(*key, id.clone(), *workspace_key, workspace.clone());
+                if let EventBody::SessionCreated(created) = body {
+                    let session = SessionAddress::new(*key, id.clone(), *workspace_key, workspace.clone());
                     let above = created.parent.clone();
                     let parent =
                         self.sessions.values().find(|alive| Some(&alive.session.id) == above.as_ref());
@@ -82,18 +82,18 @@ impl Fold {
                     let fleet = created.fleet.as_ref().map(|member| &member.fleet_id);
                     let fleet = self.fleets.values().find(|(known, _)| Some(&known.id) == fleet);
                     let parent = parent.or(fleet.map(|(fleet, _)| fleet.key));
-                    let state = State::new(id.clone(), workspace.clone(), created, event.ts);
+                    let state = SessionState::new(id.clone(), workspace.clone(), created, event.ts);
                     self.report.sessions += 1;
-                    let alive = Alive { session, state, parent };
+                    let alive = RebuiltSession { session, state, parent };
                     let row = alive.row();
                     self.sessions.insert(*key, alive);
                     return row.into_iter().collect();
                 }
-                self.of_session(*key, event, body)
+                self.apply_session_event(*key, event, body)
             }
             (Some((key, id)), None) => {
                 let workspace = match body {
-                    Body::WorkspaceCreated(created) => {
+                    EventBody::WorkspaceCreated(created) => {
                         self.report.workspaces += 1;
                         let made = Workspace {
                             id: id.clone(),
@@ -104,7 +104,7 @@ impl Fold {
                         self.workspaces.insert(key.0, made.clone());
                         Some((made, false))
                     }
-                    Body::WorkspaceRemoved(_) => self.workspaces.remove(&key.0).map(|gone| (gone, true)),
+                    EventBody::WorkspaceRemoved(_) => self.workspaces.remove(&key.0).map(|gone| (gone, true)),
                     _ => None,
                 };
                 let row = workspace.map(|(workspace, removed)| {
@@ -122,24 +122,29 @@ impl Fold {
             }
             _ => {
                 self.halt = match body {
-                    Body::HaltSet(set) => crate::halt::after_set(&self.halt, &set, event.ts),
-                    Body::HaltLifted(_) => Halt::default(),
+                    EventBody::HaltSet(set) => crate::halt::halt_after_set(&self.halt, &set, event.ts),
+                    EventBody::HaltLifted(_) => HaltStatus::default(),
                     _ => return Vec::new(),
                 };
-                crate::halt::row(&self.halt).into_iter().collect()
+                crate::halt::halt_row(&self.halt).into_iter().collect()
             }
         }
     }
 
-    fn of_fleet(&mut self, fleet: FleetRef, stored: &StoredEvent, body: Body) -> Vec<RowChange> {
+    fn apply_fleet_event(
+        &mut self,
+        fleet: FleetAddress,
+        stored: &StoredEvent,
+        body: EventBody,
+    ) -> Vec<RowChange> {
         let number = stored.number.unwrap_or_default();
         let ask = fleets::ask_row(&fleet, &body).ok().flatten();
-        self.report.asks += u64::from(matches!(body, Body::AskOpened(_)));
+        self.report.asks += u64::from(matches!(body, EventBody::AskOpened(_)));
         let row = match body {
-            Body::FleetStarted(started) => {
+            EventBody::FleetStarted(started) => {
                 self.report.fleets += 1;
-                let state = fleet::State::new(fleet.workspace.clone(), started, stored.ts);
-                let row = fleets::first_row(&fleet, &state);
+                let state = fleet::FleetState::new(fleet.workspace.clone(), started, stored.ts);
+                let row = fleets::new_fleet_row(&fleet, &state);
                 self.fleets.insert(fleet.key, (fleet, state));
                 row
             }
@@ -148,39 +153,44 @@ impl Fold {
                     self.report.unreadable += 1;
                     return Vec::new();
                 };
-                fleet::evolve(state, &fleet::Recorded { number, ts: stored.ts, body });
-                fleets::row(fleet, state)
+                fleet::evolve(state, &fleet::FleetEvent { number, ts: stored.ts, body });
+                fleets::fleet_row(fleet, state)
             }
         };
         row.ok().into_iter().chain(ask).collect()
     }
 
-    fn of_session(&mut self, key: SessionKey, stored: &StoredEvent, body: Body) -> Vec<RowChange> {
+    fn apply_session_event(
+        &mut self,
+        key: SessionKey,
+        stored: &StoredEvent,
+        body: EventBody,
+    ) -> Vec<RowChange> {
         let Some(alive) = self.sessions.get_mut(&key) else {
             self.report.unreadable += 1;
             return Vec::new();
         };
-        let event = recorded(stored, body);
-        let touches = qd_core::rows::touches_session(&event.body);
-        let ends = matches!(event.body, Body::RunFinished(_));
-        let rows = apply(&mut alive.state, &event);
-        self.report.runs += u64::from(matches!(event.body, Body::RunAccepted(_)));
-        self.report.asks += u64::from(matches!(event.body, Body::AskOpened(_)));
+        let event = recorded_event(stored, body);
+        let touches = qd_core::rows::changes_session_row(&event.body);
+        let ends = matches!(event.body, EventBody::RunFinished(_));
+        let rows = apply_event(&mut alive.state, &event);
+        self.report.runs += u64::from(matches!(event.body, EventBody::RunAccepted(_)));
+        self.report.asks += u64::from(matches!(event.body, EventBody::AskOpened(_)));
         let events = [event];
-        let begun = Begun::of(&events);
+        let begun = FirstEventIndex::of_events(&events);
         let mut changes: Vec<RowChange> =
             rows.iter().filter_map(|row| row_change(&alive.session, row, &begun).ok()).collect();
         if touches {
             changes.extend(alive.row());
         }
-        if let (true, Some((number, state))) = (ends, ends.then(|| snapshot(&alive.state)).flatten()) {
+        if let (true, Some((number, state))) = (ends, ends.then(|| encode_snapshot(&alive.state)).flatten()) {
             changes.push(RowChange::Snapshot { session: key, number, state });
         }
         changes
     }
 }
 
-impl Alive {
+impl RebuiltSession {
     fn row(&self) -> Option<RowChange> {
         let line: Vec<SessionKey> = [self.session.key].into_iter().chain(self.parent).collect();
         session_row(&self.session, &self.state, &line).ok()

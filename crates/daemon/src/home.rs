@@ -22,7 +22,7 @@ const TOKEN_CHARS_MAX: usize = 1024;
 
 /// Where a daemon keeps everything. Making one touches nothing; [`Home::prepare`] does.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Home {
+pub struct DaemonHome {
     path: PathBuf,
 }
 
@@ -31,7 +31,7 @@ pub struct Home {
 pub enum HomeError {
     /// Nobody said where, and the user has no home directory.
     #[error("this user has no home directory; say where to keep things with --home DIR or QD_HOME")]
-    Nowhere,
+    NoUserDirectory,
     /// Somebody else could read or replace what we keep.
     #[error("{path} belongs to user {owner}, not to you; choose another with --home DIR")]
     NotOurs {
@@ -88,9 +88,9 @@ pub enum HomeError {
 
 /// The bearer token. It has no way into a log: its debug form hides it.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Token(String);
+pub struct SecretToken(String);
 
-impl Token {
+impl SecretToken {
     /// The token itself, for the one header or comparison that needs it.
     pub fn expose(&self) -> &str {
         &self.0
@@ -103,13 +103,13 @@ impl Token {
     }
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for SecretToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token(hidden)")
     }
 }
 
-impl Home {
+impl DaemonHome {
     /// `--home`, else `QD_HOME`, else `quarterdeck` in the XDG data directory.
     pub fn resolve(explicit: Option<PathBuf>) -> Self {
         Self::resolve_from(explicit, |name| std::env::var_os(name))
@@ -181,14 +181,15 @@ impl Home {
     }
 
     /// Where `qd worker join` keeps the spools of the agents that it holds for other daemons.
-    pub fn joined(&self) -> PathBuf {
+    pub fn joined_spools(&self) -> PathBuf {
         self.path.join("joined")
     }
 
     /// The folders with the user's own manifests of agents, of which later ones win.
     pub fn agent_folders(&self) -> Vec<PathBuf> {
-        let user = crate::config::user_file().map(|file| file.with_file_name(qd_catalog::AGENTS));
-        user.into_iter().chain([self.path.join(qd_catalog::AGENTS)]).collect()
+        let user =
+            crate::config::user_config_file().map(|file| file.with_file_name(qd_catalog::AGENTS_FOLDER));
+        user.into_iter().chain([self.path.join(qd_catalog::AGENTS_FOLDER)]).collect()
     }
 
     /// Which projects may bring agents of their own.
@@ -197,7 +198,7 @@ impl Home {
     }
 
     /// Where agents that are kept from the user's own settings have theirs.
-    pub fn isolated(&self) -> PathBuf {
+    pub fn isolated_agents(&self) -> PathBuf {
         self.path.join("isolated")
     }
 
@@ -214,13 +215,13 @@ impl Home {
     /// Makes the home and its folders, each mode 0700, or tightens what is there.
     pub fn prepare(&self) -> Result<(), HomeError> {
         if self.path.as_os_str().is_empty() {
-            return Err(HomeError::Nowhere);
+            return Err(HomeError::NoUserDirectory);
         }
         if let Some(parent) = self.path.parent() {
             // The folders above are not ours alone (`~/.local/share`): they get the user's usual mode.
-            fs::create_dir_all(parent).map_err(|source| at(parent, "make", source))?;
+            fs::create_dir_all(parent).map_err(|source| io_error(parent, "make", source))?;
         }
-        private_folder(&self.path)?;
+        prepare_private_folder(&self.path)?;
         let folders = [
             self.log(),
             self.secrets(),
@@ -231,22 +232,22 @@ impl Home {
             self.mail(),
         ];
         for folder in folders {
-            private_folder(&folder)?;
+            prepare_private_folder(&folder)?;
         }
         Ok(())
     }
 
     /// The bearer token, made on the first call.
-    pub fn token(&self) -> Result<Token, HomeError> {
-        Self::kept_secret(&self.token_file(), "")
+    pub fn token(&self) -> Result<SecretToken, HomeError> {
+        Self::load_or_create_secret(&self.token_file(), "")
     }
 
     /// What the secrets of our workers are derived from, made on the first call.
-    pub fn worker_key(&self) -> Result<Token, HomeError> {
-        Self::kept_secret(&self.workers().join("key"), "")
+    pub fn worker_key(&self) -> Result<SecretToken, HomeError> {
+        Self::load_or_create_secret(&self.workers().join("key"), "")
     }
 
-    fn kept_secret(path: &Path, begins: &str) -> Result<Token, HomeError> {
+    fn load_or_create_secret(path: &Path, begins: &str) -> Result<SecretToken, HomeError> {
         loop {
             match open_private(path) {
                 Ok(file) => return read_token(path, file),
@@ -254,36 +255,41 @@ impl Home {
                 Err(error) => return Err(error),
             }
             let mut random = [0; TOKEN_BYTES];
-            getrandom::fill(&mut random)
-                .map_err(|error| at(path, "draw a random token for", io::Error::other(error.to_string())))?;
+            getrandom::fill(&mut random).map_err(|error| {
+                io_error(path, "draw a random token for", io::Error::other(error.to_string()))
+            })?;
             let text: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
             let text = format!("{begins}{text}");
-            match create_whole(path, text.as_bytes()) {
+            match create_file_if_absent(path, text.as_bytes()) {
                 // Somebody was faster, and theirs is the token.
                 Err(HomeError::Io { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
-                Ok(()) => return Ok(Token(text)),
+                Ok(()) => return Ok(SecretToken(text)),
             }
         }
     }
 
     /// Keeps the values of a session's variables, mode 0600, synced before it returns.
-    pub fn put_env(&self, session: &SessionId, env: &BTreeMap<String, String>) -> Result<(), HomeError> {
+    pub fn store_session_env(
+        &self,
+        session: &SessionId,
+        env: &BTreeMap<String, String>,
+    ) -> Result<(), HomeError> {
         if env.is_empty() {
-            return self.drop_env(session);
+            return self.remove_session_secrets(session);
         }
-        let path = self.env_file(session);
+        let path = self.session_env_file(session);
         let text =
             serde_json::to_vec(env).map_err(|source| HomeError::BadEnv { path: path.clone(), source })?;
-        replace_whole(&path, &text)
+        replace_file(&path, &text)
     }
 
     /// The values of a session's variables; none if it was given none.
-    pub fn env(&self, session: &SessionId) -> Result<BTreeMap<String, String>, HomeError> {
-        let path = self.env_file(session);
+    pub fn session_env(&self, session: &SessionId) -> Result<BTreeMap<String, String>, HomeError> {
+        let path = self.session_env_file(session);
         let mut text = Vec::new();
         match open_private(&path) {
-            Ok(mut file) => file.read_to_end(&mut text).map_err(|source| at(&path, "read", source))?,
+            Ok(mut file) => file.read_to_end(&mut text).map_err(|source| io_error(&path, "read", source))?,
             Err(HomeError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                 return Ok(BTreeMap::new());
             }
@@ -293,44 +299,44 @@ impl Home {
     }
 
     /// Forgets the values of a session's variables, and its token.
-    pub fn drop_env(&self, session: &SessionId) -> Result<(), HomeError> {
-        for path in [self.env_file(session), self.token_of(session)] {
+    pub fn remove_session_secrets(&self, session: &SessionId) -> Result<(), HomeError> {
+        for path in [self.session_env_file(session), self.session_token_file(session)] {
             match fs::remove_file(&path) {
                 Ok(()) => sync_folder_of(&path)?,
                 Err(source) if source.kind() == io::ErrorKind::NotFound => {}
-                Err(source) => return Err(at(&path, "remove", source)),
+                Err(source) => return Err(io_error(&path, "remove", source)),
             }
         }
         Ok(())
     }
 
     /// The token of a session, which begins with its id and a dot; made on the first call.
-    pub fn session_token(&self, session: &SessionId) -> Result<Token, HomeError> {
-        Self::kept_secret(&self.token_of(session), &format!("{session}."))
+    pub fn session_token(&self, session: &SessionId) -> Result<SecretToken, HomeError> {
+        Self::load_or_create_secret(&self.session_token_file(session), &format!("{session}."))
     }
 
     /// The token of a session, if it has one.
-    pub fn known_session_token(&self, session: &SessionId) -> Option<Token> {
-        let path = self.token_of(session);
+    pub fn existing_session_token(&self, session: &SessionId) -> Option<SecretToken> {
+        let path = self.session_token_file(session);
         read_token(&path, open_private(&path).ok()?).ok()
     }
 
     /// Where a session's token is kept.
-    pub fn token_of(&self, session: &SessionId) -> PathBuf {
+    pub fn session_token_file(&self, session: &SessionId) -> PathBuf {
         self.secrets().join(format!("{session}.token"))
     }
 
     /// An id begins with a letter or digit and holds no slash, so this can name nothing else.
-    fn env_file(&self, session: &SessionId) -> PathBuf {
+    fn session_env_file(&self, session: &SessionId) -> PathBuf {
         self.secrets().join(format!("{session}.json"))
     }
 }
 
 /// Writes `content` under `path`, mode 0600, in the place of whatever was there. A reader finds the old or the new,
 /// whole, also after a power cut.
-pub(crate) fn replace_whole(path: &Path, content: &[u8]) -> Result<(), HomeError> {
-    let draft = draft(path, content)?;
-    let renamed = fs::rename(&draft, path).map_err(|source| at(path, "write", source));
+pub(crate) fn replace_file(path: &Path, content: &[u8]) -> Result<(), HomeError> {
+    let draft = write_draft(path, content)?;
+    let renamed = fs::rename(&draft, path).map_err(|source| io_error(path, "write", source));
     if renamed.is_err() {
         drop(fs::remove_file(&draft));
     }
@@ -344,8 +350,8 @@ pub(crate) fn open_private(path: &Path) -> Result<File, HomeError> {
         .read(true)
         .custom_flags(nofollow.bits().cast_signed())
         .open(path)
-        .map_err(|source| at(path, "open", source))?;
-    tighten(path, &file, 0o600)?;
+        .map_err(|source| io_error(path, "open", source))?;
+    tighten_mode(path, &file, 0o600)?;
     Ok(file)
 }
 
@@ -357,18 +363,18 @@ pub(crate) fn user_directory(var: impl Fn(&str) -> Option<OsString>) -> Option<P
 
 /// Writes `content` under `path`, mode 0600, if nothing is there yet. Linking a finished file gives what `O_EXCL`
 /// gives, and besides no reader ever finds half a token.
-fn create_whole(path: &Path, content: &[u8]) -> Result<(), HomeError> {
-    let draft = draft(path, content)?;
-    let linked = fs::hard_link(&draft, path).map_err(|source| at(path, "make", source));
+fn create_file_if_absent(path: &Path, content: &[u8]) -> Result<(), HomeError> {
+    let draft = write_draft(path, content)?;
+    let linked = fs::hard_link(&draft, path).map_err(|source| io_error(path, "make", source));
     drop(fs::remove_file(&draft));
     linked.and_then(|()| sync_folder_of(path))
 }
 
 /// A synced file with this content beside `path`, under a name that is nobody else's.
-fn draft(path: &Path, content: &[u8]) -> Result<PathBuf, HomeError> {
+fn write_draft(path: &Path, content: &[u8]) -> Result<PathBuf, HomeError> {
     let mut random = [0; 8];
     getrandom::fill(&mut random)
-        .map_err(|error| at(path, "draw a random name for", io::Error::other(error.to_string())))?;
+        .map_err(|error| io_error(path, "draw a random name for", io::Error::other(error.to_string())))?;
     let draft = path.with_file_name(format!(".draft-{:016x}", u64::from_ne_bytes(random)));
     let written =
         OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft).and_then(|mut file| {
@@ -379,54 +385,55 @@ fn draft(path: &Path, content: &[u8]) -> Result<PathBuf, HomeError> {
         Ok(()) => Ok(draft),
         Err(source) => {
             drop(fs::remove_file(&draft));
-            Err(at(path, "write", source))
+            Err(io_error(path, "write", source))
         }
     }
 }
 
 fn sync_folder_of(path: &Path) -> Result<(), HomeError> {
     let folder = path.parent().unwrap_or(Path::new("."));
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(|source| at(folder, "sync", source))
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(|source| io_error(folder, "sync", source))
 }
 
-fn read_token(path: &Path, file: File) -> Result<Token, HomeError> {
+fn read_token(path: &Path, file: File) -> Result<SecretToken, HomeError> {
     let mut text = String::new();
     let limit = u64::try_from(TOKEN_CHARS_MAX).expect("a small number") + 2;
     match file.take(limit).read_to_string(&mut text) {
-        Ok(_) => Token::parse(&text).ok_or_else(|| HomeError::BadToken { path: path.to_owned() }),
+        Ok(_) => SecretToken::parse(&text).ok_or_else(|| HomeError::BadToken { path: path.to_owned() }),
         Err(source) if source.kind() == io::ErrorKind::InvalidData => {
             Err(HomeError::BadToken { path: path.to_owned() })
         }
-        Err(source) => Err(at(path, "read", source)),
+        Err(source) => Err(io_error(path, "read", source)),
     }
 }
 
-fn private_folder(path: &Path) -> Result<(), HomeError> {
+fn prepare_private_folder(path: &Path) -> Result<(), HomeError> {
     match DirBuilder::new().mode(0o700).create(path) {
         Ok(()) => {}
         Err(source) if source.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(source) => return Err(at(path, "make", source)),
+        Err(source) => return Err(io_error(path, "make", source)),
     }
     let open = OpenOptions::new().read(true).custom_flags(OFlags::DIRECTORY.bits().cast_signed()).open(path);
     match open {
-        Ok(folder) => tighten(path, &folder, 0o700),
+        Ok(folder) => tighten_mode(path, &folder, 0o700),
         Err(source) if source.kind() == io::ErrorKind::NotADirectory => {
             Err(HomeError::WrongKind { path: path.to_owned(), kind: "a directory" })
         }
         // Not even its owner may read it: try to tighten by name, and let the second try say what is wrong.
         Err(source) if source.kind() == io::ErrorKind::PermissionDenied => {
-            let about = fs::metadata(path).map_err(|source| at(path, "look at", source))?;
-            owned(path, about.uid())?;
-            fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(|_| at(path, "open", source))
+            let about = fs::metadata(path).map_err(|source| io_error(path, "look at", source))?;
+            check_owner(path, about.uid())?;
+            fs::set_permissions(path, fs::Permissions::from_mode(0o700))
+                .map_err(|_| io_error(path, "open", source))
         }
-        Err(source) => Err(at(path, "open", source)),
+        Err(source) => Err(io_error(path, "open", source)),
     }
 }
 
 /// Checks an open file or folder, not a name, so that nobody can swap it in between.
-fn tighten(path: &Path, open: &File, mode: u32) -> Result<(), HomeError> {
-    let about = open.metadata().map_err(|source| at(path, "look at", source))?;
-    owned(path, about.uid())?;
+fn tighten_mode(path: &Path, open: &File, mode: u32) -> Result<(), HomeError> {
+    let about = open.metadata().map_err(|source| io_error(path, "look at", source))?;
+    check_owner(path, about.uid())?;
     if mode == 0o600 && !about.is_file() {
         return Err(HomeError::WrongKind { path: path.to_owned(), kind: "a regular file" });
     }
@@ -439,12 +446,12 @@ fn tighten(path: &Path, open: &File, mode: u32) -> Result<(), HomeError> {
     }
     if about.permissions().mode() & 0o7777 != mode {
         open.set_permissions(fs::Permissions::from_mode(mode))
-            .map_err(|source| at(path, "tighten the mode of", source))?;
+            .map_err(|source| io_error(path, "tighten the mode of", source))?;
     }
     Ok(())
 }
 
-fn owned(path: &Path, owner: u32) -> Result<(), HomeError> {
+fn check_owner(path: &Path, owner: u32) -> Result<(), HomeError> {
     if owner == rustix::process::geteuid().as_raw() {
         Ok(())
     } else {
@@ -452,7 +459,7 @@ fn owned(path: &Path, owner: u32) -> Result<(), HomeError> {
     }
 }
 
-fn at(path: &Path, action: &'static str, source: io::Error) -> HomeError {
+fn io_error(path: &Path, action: &'static str, source: io::Error) -> HomeError {
     HomeError::Io { action, path: path.to_owned(), source }
 }
 
@@ -460,9 +467,9 @@ fn at(path: &Path, action: &'static str, source: io::Error) -> HomeError {
 mod tests {
     use super::*;
 
-    fn home() -> (tempfile::TempDir, Home) {
+    fn home() -> (tempfile::TempDir, DaemonHome) {
         let folder = tempfile::tempdir().unwrap();
-        let home = Home::resolve(Some(folder.path().join("a/b/home")));
+        let home = DaemonHome::resolve(Some(folder.path().join("a/b/home")));
         home.prepare().unwrap();
         (folder, home)
     }
@@ -476,7 +483,7 @@ mod tests {
         let resolve = |explicit: Option<&str>, env: &[(&str, &str)]| {
             let env: BTreeMap<String, OsString> =
                 env.iter().map(|(name, value)| (name.to_string(), OsString::from(value))).collect();
-            Home::resolve_from(explicit.map(PathBuf::from), |name| env.get(name).cloned()).path
+            DaemonHome::resolve_from(explicit.map(PathBuf::from), |name| env.get(name).cloned()).path
         };
         let all = [("QD_HOME", "/q"), ("XDG_DATA_HOME", "/x"), ("HOME", "/h")];
         assert_eq!(resolve(Some("/e"), &all), Path::new("/e"));
@@ -518,7 +525,7 @@ mod tests {
             assert!(matches!(error, HomeError::NotOurs { owner, .. } if owner == stranger), "{error}");
             assert!(error.to_string().contains("--home DIR"), "{error}");
         }
-        assert!(matches!(owned(home.path(), stranger), Err(HomeError::NotOurs { .. })));
+        assert!(matches!(check_owner(home.path(), stranger), Err(HomeError::NotOurs { .. })));
     }
 
     #[test]
@@ -526,9 +533,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("home");
         fs::write(&path, "").unwrap();
-        let error = Home::resolve(Some(path.clone())).prepare().unwrap_err();
+        let error = DaemonHome::resolve(Some(path.clone())).prepare().unwrap_err();
         assert_eq!(error.to_string(), format!("{} is not a directory", path.display()));
-        assert!(matches!(Home { path: PathBuf::new() }.prepare(), Err(HomeError::Nowhere)));
+        assert!(matches!(DaemonHome { path: PathBuf::new() }.prepare(), Err(HomeError::NoUserDirectory)));
     }
 
     #[test]
@@ -550,7 +557,7 @@ mod tests {
     #[test]
     fn many_first_starts_at_once_agree_on_one_token() {
         let (_folder, home) = home();
-        let made: Vec<Token> = std::thread::scope(|scope| {
+        let made: Vec<SecretToken> = std::thread::scope(|scope| {
             let all: Vec<_> = (0..8).map(|_| scope.spawn(|| home.token().unwrap())).collect();
             all.into_iter().map(|one| one.join().unwrap()).collect()
         });
@@ -575,21 +582,21 @@ mod tests {
     fn variables_of_a_session_are_kept_apart_and_forgotten_on_demand() {
         let (_folder, home) = home();
         let session = SessionId::parse("ses_1").unwrap();
-        assert!(home.env(&session).unwrap().is_empty());
+        assert!(home.session_env(&session).unwrap().is_empty());
         let env = BTreeMap::from([("KEY".to_owned(), "canary\n\"ä".to_owned())]);
-        home.put_env(&session, &env).unwrap();
-        assert_eq!(home.env(&session).unwrap(), env);
+        home.store_session_env(&session, &env).unwrap();
+        assert_eq!(home.session_env(&session).unwrap(), env);
         assert_eq!(mode(home.secrets().join("ses_1.json")), 0o600);
         let other = BTreeMap::from([("KEY".to_owned(), "other".to_owned())]);
-        home.put_env(&session, &other).unwrap();
-        assert_eq!(home.env(&session).unwrap(), other);
-        assert!(home.known_session_token(&session).is_none());
+        home.store_session_env(&session, &other).unwrap();
+        assert_eq!(home.session_env(&session).unwrap(), other);
+        assert!(home.existing_session_token(&session).is_none());
         let token = home.session_token(&session).unwrap();
-        assert_eq!(home.known_session_token(&session), Some(token));
+        assert_eq!(home.existing_session_token(&session), Some(token));
         assert_eq!(mode(home.secrets().join("ses_1.token")), 0o600);
-        home.drop_env(&session).unwrap();
-        home.drop_env(&session).unwrap();
-        assert!(home.env(&session).unwrap().is_empty());
+        home.remove_session_secrets(&session).unwrap();
+        home.remove_session_secrets(&session).unwrap();
+        assert!(home.session_env(&session).unwrap().is_empty());
         assert_eq!(fs::read_dir(home.secrets()).unwrap().count(), 0);
     }
 }

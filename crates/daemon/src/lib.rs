@@ -26,25 +26,25 @@ mod fleets;
 mod halt;
 pub mod home;
 mod http;
-mod keyed;
+mod keyed_locks;
 mod mail;
 mod maildir;
 mod metrics;
-mod places;
 mod random;
 mod registry;
 mod serve;
 mod sessions;
 mod sync;
-mod words;
+mod user_content;
 mod workers;
+mod workspaces;
 mod worktrees;
 
-pub use serve::{ServeError, ServeOptions, serve};
+pub use serve::{DaemonServeError, ServeOptions, serve};
 
-use qd_protocol::{ApiError, Code};
+use qd_protocol::{ApiError, ErrorCode};
 
 /// A field has a value that it cannot have.
-fn invalid(message: impl Into<String>) -> ApiError {
-    ApiError::new(Code::InvalidValue, message)
+fn invalid_value(message: impl Into<String>) -> ApiError {
+    ApiError::new(ErrorCode::InvalidValue, message)
 }

@@ -5,18 +5,18 @@
 use std::sync::Arc;
 
 use qd_core::rows::{MailDoc, mail_receipt};
-use qd_core::session::{Command, Put};
+use qd_core::session::{MailSubmission, SessionCommand};
 use qd_journal::MailRow;
 use qd_protocol::event::MailSent;
 use qd_protocol::limits::MAIL_TEXT_MAX;
-use qd_protocol::mail::{Deliver, FROM_FILE, FROM_USER, Mail, MailKind, MailReceipt};
+use qd_protocol::mail::{FROM_FILE, FROM_USER, Mail, MailDelivery, MailKind, MailReceipt};
 use qd_protocol::text::escaped_len;
-use qd_protocol::{ApiError, Code, MailId, RunId, SessionId};
+use qd_protocol::{ApiError, ErrorCode, MailId, RunId, SessionId};
 use sha2::{Digest, Sha256};
 
-use crate::actor::{Answer, Done, IdempotencyKey};
-use crate::daemon::{Daemon, SessionRef, read_failed};
-use crate::invalid;
+use crate::actor::{ActorReply, CommandCompletion, IdempotencyKey};
+use crate::daemon::{Daemon, SessionAddress, read_failed};
+use crate::invalid_value;
 use crate::random;
 
 /// The longest name that a sender may have for an exchange.
@@ -24,7 +24,7 @@ const CORRELATION_MAX: usize = 255;
 
 /// Who a message is from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Sender {
+pub(crate) enum MailSender {
     /// A person, or a program in their name.
     User,
     /// Whoever can write into the home.
@@ -33,9 +33,9 @@ pub(crate) enum Sender {
     Session { id: SessionId, name: Option<String> },
 }
 
-impl Sender {
+impl MailSender {
     /// As the recipient is told. A session that is called like somebody else is told by its id.
-    fn words(&self) -> String {
+    fn display_name(&self) -> String {
         match self {
             Self::User => FROM_USER.to_owned(),
             Self::File => FROM_FILE.to_owned(),
@@ -46,7 +46,7 @@ impl Sender {
         }
     }
 
-    fn session(&self) -> Option<SessionId> {
+    fn session_id(&self) -> Option<SessionId> {
         match self {
             Self::Session { id, .. } => Some(id.clone()),
             Self::User | Self::File => None,
@@ -56,8 +56,8 @@ impl Sender {
 
 /// A message that somebody wants to send.
 #[derive(Debug, Clone)]
-pub(crate) struct Outgoing {
-    pub(crate) from: Sender,
+pub(crate) struct OutgoingMail {
+    pub(crate) from: MailSender,
     /// Its id, if somebody may send it again under the same.
     pub(crate) id: Option<MailId>,
     pub(crate) kind: MailKind,
@@ -65,42 +65,42 @@ pub(crate) struct Outgoing {
     pub(crate) in_reply_to: Option<MailId>,
     pub(crate) correlation_id: Option<String>,
     /// As the session's own settings say unless given.
-    pub(crate) deliver: Option<Deliver>,
+    pub(crate) deliver: Option<MailDelivery>,
     /// The run that it is to become, where somebody waits for that.
     pub(crate) run: Option<RunId>,
 }
 
 /// What came of it.
 #[derive(Debug)]
-pub(crate) enum Posted {
+pub(crate) enum PostMailOutcome {
     /// It is in the journal, with its answer under the key that came with it.
-    Now(MailReceipt),
+    Accepted(MailReceipt),
     /// It was before.
-    Before(MailReceipt),
+    AlreadyAccepted(MailReceipt),
 }
 
 impl Daemon {
     /// Puts a message into a session's mailbox, once for its id.
     pub(crate) async fn post_mail(
         self: &Arc<Self>,
-        session: &Arc<SessionRef>,
-        mail: Outgoing,
+        session: &Arc<SessionAddress>,
+        mail: OutgoingMail,
         key: Option<IdempotencyKey>,
-    ) -> Result<Posted, ApiError> {
-        check(&mail)?;
-        let fingerprint = fingerprint(&session.id, &mail);
+    ) -> Result<PostMailOutcome, ApiError> {
+        check_mail(&mail)?;
+        let fingerprint = mail_fingerprint(&session.id, &mail);
         let id = mail.id.clone().unwrap_or_else(|| MailId::from_random(&random::bytes::<16>()));
         let mut _one_at_a_time = None;
         if mail.id.is_some() {
-            _one_at_a_time = Some(self.keys.lock(format!("mail {id}")).await);
-            if let Some(receipt) = self.known_mail(&id, &fingerprint).await? {
-                return Ok(Posted::Before(receipt));
+            _one_at_a_time = Some(self.key_locks.lock(format!("mail {id}")).await);
+            if let Some(receipt) = self.find_mail_receipt(&id, &fingerprint).await? {
+                return Ok(PostMailOutcome::AlreadyAccepted(receipt));
             }
         }
-        let put = Put {
+        let put = MailSubmission {
             id: id.clone(),
-            from: mail.from.words(),
-            from_session: mail.from.session(),
+            from: mail.from.display_name(),
+            from_session: mail.from.session_id(),
             kind: mail.kind,
             text: mail.text,
             in_reply_to: mail.in_reply_to,
@@ -109,64 +109,69 @@ impl Daemon {
             run: mail.run,
             fingerprint: fingerprint.clone(),
         };
-        let Done { answer, .. } = self.command(session, Command::Put(put), key).await?;
+        let CommandCompletion { reply: answer, .. } =
+            self.send_command(session, SessionCommand::AcceptMail(put), key).await?;
         match answer {
-            Answer::Mailed(receipt) => Ok(Posted::Now(receipt)),
-            _ => match self.known_mail(&id, &fingerprint).await? {
-                Some(receipt) => Ok(Posted::Before(receipt)),
+            ActorReply::Mailed(receipt) => Ok(PostMailOutcome::Accepted(receipt)),
+            _ => match self.find_mail_receipt(&id, &fingerprint).await? {
+                Some(receipt) => Ok(PostMailOutcome::AlreadyAccepted(receipt)),
                 None => Err(ApiError::not_found("mail", &id)),
             },
         }
     }
 
     /// The first receipt of a message, if there is one under this id and it is the same.
-    async fn known_mail(&self, id: &MailId, fingerprint: &str) -> Result<Option<MailReceipt>, ApiError> {
+    async fn find_mail_receipt(
+        &self,
+        id: &MailId,
+        fingerprint: &str,
+    ) -> Result<Option<MailReceipt>, ApiError> {
         let Some(row) = self.journal.mail(id).await.map_err(read_failed)? else { return Ok(None) };
         if row.session.is_none() || row.fingerprint != fingerprint {
             let message = format!("{id} is the id of another message; choose a new one");
-            return Err(ApiError::new(Code::MailIdConflict, message));
+            return Err(ApiError::new(ErrorCode::MailIdConflict, message));
         }
-        Ok(Some(mail_receipt(&sent(&row)?, row.seq)))
+        Ok(Some(mail_receipt(&decode_sent_mail(&row)?, row.seq)))
     }
 }
 
 /// A message as clients see it.
-pub(crate) fn view(row: &MailRow) -> Result<Mail, ApiError> {
-    let doc: MailDoc = serde_json::from_slice(&row.doc).map_err(|error| unreadable(row, &error))?;
-    Ok(doc.view(sent(row)?))
+pub(crate) fn mail_view(row: &MailRow) -> Result<Mail, ApiError> {
+    let doc: MailDoc = serde_json::from_slice(&row.doc).map_err(|error| decode_failed(row, &error))?;
+    Ok(doc.view(decode_sent_mail(row)?))
 }
 
 /// What was sent.
-pub(crate) fn sent(row: &MailRow) -> Result<MailSent, ApiError> {
+pub(crate) fn decode_sent_mail(row: &MailRow) -> Result<MailSent, ApiError> {
     let sent = row.sent.as_deref().unwrap_or_default();
-    serde_json::from_slice(sent).map_err(|error| unreadable(row, &error))
+    serde_json::from_slice(sent).map_err(|error| decode_failed(row, &error))
 }
 
-fn unreadable(row: &MailRow, error: &serde_json::Error) -> ApiError {
+fn decode_failed(row: &MailRow, error: &serde_json::Error) -> ApiError {
     let message = format!("mail {} could not be read from the journal: {error}; see `qd doctor`", row.id);
-    ApiError::new(Code::Internal, message)
+    ApiError::new(ErrorCode::Internal, message)
 }
 
-fn check(mail: &Outgoing) -> Result<(), ApiError> {
+fn check_mail(mail: &OutgoingMail) -> Result<(), ApiError> {
     if mail.text.trim().is_empty() {
-        return Err(invalid("`text` is empty; say something"));
+        return Err(invalid_value("`text` is empty; say something"));
     }
     if escaped_len(&mail.text) > MAIL_TEXT_MAX {
         let message = format!(
             "`text` is at most {MAIL_TEXT_MAX} bytes as JSON; put what is longer into a file and say where it is"
         );
-        return Err(invalid(message));
+        return Err(invalid_value(message));
     }
     let plain =
         |text: &String| (1..=CORRELATION_MAX).contains(&text.len()) && !text.contains(char::is_control);
     if mail.correlation_id.as_ref().is_some_and(|text| !plain(text)) {
-        return Err(invalid(format!("`correlation_id` is 1 to {CORRELATION_MAX} bytes on one line")));
+        return Err(invalid_value(format!("`correlation_id` is 1 to {CORRELATION_MAX} bytes on one line")));
     }
     Ok(())
 }
 
 /// What tells a message apart from another under the same id.
-fn fingerprint(session: &SessionId, mail: &Outgoing) -> String {
+fn mail_fingerprint(session: &SessionId, mail: &OutgoingMail) -> String {
     let mut hash = Sha256::new();
     let mut add = |part: Option<&str>| {
         // With its length, and a mark for what is not there, so that no two lists of parts can look the same.
@@ -175,11 +180,11 @@ fn fingerprint(session: &SessionId, mail: &Outgoing) -> String {
         hash.update(part.unwrap_or_default());
     };
     add(Some(session.as_str()));
-    add(Some(&mail.from.words()));
+    add(Some(&mail.from.display_name()));
     add(Some(mail.kind.as_str()));
     add(Some(&mail.text));
     add(mail.in_reply_to.as_ref().map(MailId::as_str));
     add(mail.correlation_id.as_deref());
-    add(mail.deliver.map(Deliver::as_str));
+    add(mail.deliver.map(MailDelivery::as_str));
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }

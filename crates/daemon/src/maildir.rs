@@ -15,16 +15,16 @@ use std::time::{Duration, SystemTime};
 
 use qd_journal::SessionFilter;
 use qd_protocol::limits::{MAIL_FILE_MAX, MAIL_LOOK_S};
-use qd_protocol::mail::{Deliver, MailKind};
-use qd_protocol::{ApiError, Code, MailId, SessionId};
+use qd_protocol::mail::{MailDelivery, MailKind};
+use qd_protocol::{ApiError, ErrorCode, MailId, SessionId};
 use rustix::fs::OFlags;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use sha2::{Digest, Sha256};
 
 use crate::daemon::Daemon;
-use crate::home::Home;
-use crate::mail::{Outgoing, Sender};
+use crate::home::DaemonHome;
+use crate::mail::{MailSender, OutgoingMail};
 
 const TMP: &str = "tmp";
 const NEW: &str = "new";
@@ -32,14 +32,14 @@ const CUR: &str = "cur";
 const CORRUPT: &str = "corrupt";
 
 /// A folder whose last change is older than this and was seen has nothing new: no file system's clock is coarser.
-const SETTLED: Duration = Duration::from_secs(2);
+const SETTLED_AFTER: Duration = Duration::from_secs(2);
 /// The longest name that a file system takes.
 const NAME_MAX: usize = 255;
 /// What is put behind the name of a corrupt file, at most: the reason's ending and a number.
 const SUFFIX_MAX: usize = 16;
 
 /// Makes the folders of a session's mail, each mode 0700.
-pub(crate) fn make(home: &Home, session: &SessionId) -> io::Result<()> {
+pub(crate) fn make_folders(home: &DaemonHome, session: &SessionId) -> io::Result<()> {
     let folder = home.mail().join(session.as_str());
     for path in [folder.clone()].into_iter().chain([TMP, NEW, CUR, CORRUPT].map(|name| folder.join(name))) {
         match DirBuilder::new().mode(0o700).create(&path) {
@@ -51,7 +51,7 @@ pub(crate) fn make(home: &Home, session: &SessionId) -> io::Result<()> {
 }
 
 /// Removes what is empty of a closed session's folders; what somebody put there stays.
-pub(crate) fn tidy(home: &Home, session: &SessionId) {
+pub(crate) fn remove_empty_folders(home: &DaemonHome, session: &SessionId) {
     let folder = home.mail().join(session.as_str());
     for name in [TMP, NEW, CUR, CORRUPT] {
         // One that is not empty, or not there, is nobody's mistake.
@@ -61,7 +61,7 @@ pub(crate) fn tidy(home: &Home, session: &SessionId) {
 }
 
 /// Removes a purged session's folders with all that is in them: its words are in `cur` too.
-pub(crate) fn remove(home: &Home, session: &SessionId) {
+pub(crate) fn remove_folders(home: &DaemonHome, session: &SessionId) {
     let folder = home.mail().join(session.as_str());
     match fs::remove_dir_all(&folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -78,7 +78,7 @@ impl Daemon {
         let home = self.home.clone();
         let made = tokio::task::spawn_blocking(move || {
             for session in &sessions {
-                if let Err(error) = make(&home, session) {
+                if let Err(error) = make_folders(&home, session) {
                     tracing::warn!(%session, %error, "a mail folder could not be made");
                 }
             }
@@ -88,16 +88,16 @@ impl Daemon {
     }
 
     /// Takes up what is in the mail folders, now and again and again.
-    pub(crate) async fn watch_mail(self: Arc<Self>) {
+    pub(crate) async fn watch_mail_folders(self: Arc<Self>) {
         let open = SessionFilter { open_only: true, ..SessionFilter::default() };
         match self.journal.sessions(open, None, usize::MAX).await {
             Ok(rows) => self.make_mail_folders(rows.into_iter().map(|row| row.id).collect()).await,
             Err(error) => tracing::warn!(%error, "mail folders could not be made"),
         }
         let mut stopping = self.stop_signal();
-        let mut looker = Looker::default();
+        let mut looker = MailFolderScanner::default();
         while !self.is_stopping() {
-            looker = self.look_at_mail(looker).await;
+            looker = self.scan_mail_folders(looker).await;
             tokio::select! {
                 _ = stopping.wait_for(|stop| *stop) => return,
                 () = tokio::time::sleep(Duration::from_secs(MAIL_LOOK_S)) => {}
@@ -105,17 +105,17 @@ impl Daemon {
         }
     }
 
-    async fn look_at_mail(self: &Arc<Self>, mut looker: Looker) -> Looker {
+    async fn scan_mail_folders(self: &Arc<Self>, mut looker: MailFolderScanner) -> MailFolderScanner {
         let root = self.home.mail();
         let looked = tokio::task::spawn_blocking(move || {
-            let found = looker.look(&root);
+            let found = looker.scan(&root);
             (looker, found)
         });
-        let Ok((looker, found)) = looked.await else { return Looker::default() };
+        let Ok((looker, found)) = looked.await else { return MailFolderScanner::default() };
         for (folder, names) in found {
             for name in names {
                 // What has to wait holds up what came after it: the order of arrival is kept.
-                if self.is_stopping() || !self.take_up(&folder, &name).await {
+                if self.is_stopping() || !self.take_mail_file(&folder, &name).await {
                     break;
                 }
             }
@@ -124,15 +124,15 @@ impl Daemon {
     }
 
     /// Takes up one file; `false` if it has to wait.
-    async fn take_up(self: &Arc<Self>, folder: &Path, name: &OsStr) -> bool {
+    async fn take_mail_file(self: &Arc<Self>, folder: &Path, name: &OsStr) -> bool {
         let (path, of) = (folder.join(NEW).join(name), folder.file_name().unwrap_or_default().to_owned());
         let named = name.to_owned();
-        let read = tokio::task::spawn_blocking(move || read(&path, &of, &named)).await;
+        let read = tokio::task::spawn_blocking(move || read_mail_file(&path, &of, &named)).await;
         let sent = match read {
-            Ok(Ok((session, mail))) => self.drop_in(&session, mail).await,
-            Ok(Err(Unread::Corrupt(why))) => Err(ApiError::new(Code::InvalidValue, why)),
-            Ok(Err(Unread::Gone)) => return true,
-            Ok(Err(Unread::Later(error))) => {
+            Ok(Ok((session, mail))) => self.post_file_mail(&session, mail).await,
+            Ok(Err(MailFileError::Corrupt(why))) => Err(ApiError::new(ErrorCode::InvalidValue, why)),
+            Ok(Err(MailFileError::Gone)) => return true,
+            Ok(Err(MailFileError::RetryLater(error))) => {
                 tracing::warn!(folder = %folder.display(), ?name, %error, "a file of mail could not be read; it is tried again");
                 return false;
             }
@@ -140,8 +140,8 @@ impl Daemon {
         };
         let (folder, name) = (folder.to_owned(), name.to_owned());
         let moved = match sent {
-            Ok(()) => tokio::task::spawn_blocking(move || put_away(&folder, &name)).await,
-            Err(error) if must_wait(&error) => {
+            Ok(()) => tokio::task::spawn_blocking(move || move_to_cur(&folder, &name)).await,
+            Err(error) if is_retryable(&error) => {
                 tracing::debug!(folder = %folder.display(), ?name, %error, "a file of mail waits");
                 return false;
             }
@@ -160,34 +160,38 @@ impl Daemon {
         }
     }
 
-    async fn drop_in(self: &Arc<Self>, session: &SessionId, mail: Outgoing) -> Result<(), ApiError> {
+    async fn post_file_mail(
+        self: &Arc<Self>,
+        session: &SessionId,
+        mail: OutgoingMail,
+    ) -> Result<(), ApiError> {
         let session = self.find_session(session).await?;
         self.post_mail(&session, mail, None).await.map(drop)
     }
 }
 
 /// Whether a file may be taken later, as it is.
-fn must_wait(error: &ApiError) -> bool {
+fn is_retryable(error: &ApiError) -> bool {
     matches!(
         error.code,
-        Code::QueueFull
-            | Code::MailboxFull
-            | Code::Overloaded
-            | Code::Stopping
-            | Code::StorageFailed
-            | Code::Internal
+        ErrorCode::QueueFull
+            | ErrorCode::MailboxFull
+            | ErrorCode::Overloaded
+            | ErrorCode::Stopping
+            | ErrorCode::StorageFailed
+            | ErrorCode::Internal
     )
 }
 
 /// Which folders have been seen as they are, and need not be read again until they change.
 #[derive(Default)]
-struct Looker {
+struct MailFolderScanner {
     seen: HashMap<OsString, (i64, i64)>,
 }
 
-impl Looker {
+impl MailFolderScanner {
     /// The files in every folder's `new`, in the order in which they came there.
-    fn look(&mut self, root: &Path) -> Vec<(PathBuf, Vec<OsString>)> {
+    fn scan(&mut self, root: &Path) -> Vec<(PathBuf, Vec<OsString>)> {
         let mut found = Vec::new();
         let Ok(folders) = fs::read_dir(root) else { return found };
         let mut still = HashMap::new();
@@ -203,10 +207,10 @@ impl Looker {
                 still.insert(entry.file_name(), changed);
                 continue;
             }
-            let names = waiting(&new);
+            let names = files_by_arrival(&new);
             let age = about.modified().ok().and_then(|at| SystemTime::now().duration_since(at).ok());
             if names.is_empty() {
-                if age.is_some_and(|age| age > SETTLED) {
+                if age.is_some_and(|age| age > SETTLED_AFTER) {
                     still.insert(entry.file_name(), changed);
                 }
             } else {
@@ -219,7 +223,7 @@ impl Looker {
 }
 
 /// The files in a folder, by when they were renamed into it. Hidden ones are not meant, as in any Maildir.
-fn waiting(new: &Path) -> Vec<OsString> {
+fn files_by_arrival(new: &Path) -> Vec<OsString> {
     let Ok(entries) = fs::read_dir(new) else { return Vec::new() };
     let mut files: Vec<_> = entries
         .flatten()
@@ -234,29 +238,29 @@ fn waiting(new: &Path) -> Vec<OsString> {
 }
 
 /// Why a file is no message.
-enum Unread {
+enum MailFileError {
     /// It never will be.
     Corrupt(String),
     /// It is not there any more.
     Gone,
     /// Perhaps later.
-    Later(io::Error),
+    RetryLater(io::Error),
 }
 
-impl From<io::Error> for Unread {
+impl From<io::Error> for MailFileError {
     fn from(error: io::Error) -> Self {
-        if error.kind() == io::ErrorKind::NotFound { Self::Gone } else { Self::Later(error) }
+        if error.kind() == io::ErrorKind::NotFound { Self::Gone } else { Self::RetryLater(error) }
     }
 }
 
 /// What a file may say. Whom it is from and when it was sent is not for it to say: it may, and is not believed.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Dropped {
+struct MailFileContent {
     text: String,
     id: Option<MailId>,
     kind: Option<MailKind>,
-    deliver: Option<Deliver>,
+    deliver: Option<MailDelivery>,
     in_reply_to: Option<MailId>,
     correlation_id: Option<String>,
     to: Option<String>,
@@ -267,8 +271,12 @@ struct Dropped {
 }
 
 /// The message in a file, and whose folder it lies in.
-fn read(path: &Path, folder: &OsStr, name: &OsStr) -> Result<(SessionId, Outgoing), Unread> {
-    let corrupt = |why: &str| Unread::Corrupt(why.to_owned());
+fn read_mail_file(
+    path: &Path,
+    folder: &OsStr,
+    name: &OsStr,
+) -> Result<(SessionId, OutgoingMail), MailFileError> {
+    let corrupt = |why: &str| MailFileError::Corrupt(why.to_owned());
     let session = folder.to_str().and_then(|name| SessionId::parse(name).ok());
     let session = session.ok_or_else(|| corrupt("its folder is not named by a session"))?;
     if !fs::symlink_metadata(path)?.is_file() {
@@ -290,17 +298,17 @@ fn read(path: &Path, folder: &OsStr, name: &OsStr) -> Result<(SessionId, Outgoin
     let mut content = Vec::new();
     file.take(MAIL_FILE_MAX + 1).read_to_end(&mut content)?;
     if content.len() as u64 > MAIL_FILE_MAX {
-        return Err(Unread::Corrupt(format!("it is larger than {MAIL_FILE_MAX} bytes")));
+        return Err(MailFileError::Corrupt(format!("it is larger than {MAIL_FILE_MAX} bytes")));
     }
-    let dropped: Dropped = serde_json::from_slice(&content)
-        .map_err(|error| Unread::Corrupt(format!("it is not a message in JSON: {error}")))?;
-    let Dropped { text, id, kind, deliver, in_reply_to, correlation_id, to, .. } = dropped;
+    let dropped: MailFileContent = serde_json::from_slice(&content)
+        .map_err(|error| MailFileError::Corrupt(format!("it is not a message in JSON: {error}")))?;
+    let MailFileContent { text, id, kind, deliver, in_reply_to, correlation_id, to, .. } = dropped;
     if to.is_some_and(|to| to != session.as_str()) {
         return Err(corrupt("`to` is another session than the one whose folder it lies in"));
     }
-    let mail = Outgoing {
-        from: Sender::File,
-        id: Some(id.unwrap_or_else(|| derived(&session, name, &content))),
+    let mail = OutgoingMail {
+        from: MailSender::File,
+        id: Some(id.unwrap_or_else(|| derived_mail_id(&session, name, &content))),
         kind: kind.unwrap_or_default(),
         text,
         in_reply_to,
@@ -312,7 +320,7 @@ fn read(path: &Path, folder: &OsStr, name: &OsStr) -> Result<(SessionId, Outgoin
 }
 
 /// What a file without an id is known by: its name and content, in this folder.
-fn derived(session: &SessionId, name: &OsStr, content: &[u8]) -> MailId {
+fn derived_mail_id(session: &SessionId, name: &OsStr, content: &[u8]) -> MailId {
     let mut hash = Sha256::new();
     for part in [session.as_str().as_bytes(), name.as_bytes(), content] {
         hash.update((part.len() as u64).to_le_bytes());
@@ -322,16 +330,16 @@ fn derived(session: &SessionId, name: &OsStr, content: &[u8]) -> MailId {
 }
 
 /// The journal has it.
-fn put_away(folder: &Path, name: &OsStr) -> io::Result<()> {
-    private(&folder.join(CUR))?;
-    settle(fs::rename(folder.join(NEW).join(name), folder.join(CUR).join(name)))
+fn move_to_cur(folder: &Path, name: &OsStr) -> io::Result<()> {
+    make_private_folder(&folder.join(CUR))?;
+    ignore_missing(fs::rename(folder.join(NEW).join(name), folder.join(CUR).join(name)))
 }
 
 /// Moves a file that is no message out of the way, with the reason beside it. The reason first: if we die between the two,
 /// it is written again.
 fn quarantine(folder: &Path, name: &OsStr, why: &str) -> io::Result<()> {
     let corrupt = folder.join(CORRUPT);
-    private(&corrupt)?;
+    make_private_folder(&corrupt)?;
     let mut kept = name.to_owned();
     if kept.len() + SUFFIX_MAX > NAME_MAX {
         let hash: String = Sha256::digest(name.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
@@ -354,15 +362,15 @@ fn quarantine(folder: &Path, name: &OsStr, why: &str) -> io::Result<()> {
         .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
         .open(corrupt.join(reason))?;
     writeln!(file, "{why}")?;
-    settle(fs::rename(folder.join(NEW).join(name), corrupt.join(kept)))
+    ignore_missing(fs::rename(folder.join(NEW).join(name), corrupt.join(kept)))
 }
 
 /// Somebody may have taken the file away meanwhile; that is as good.
-fn settle(moved: io::Result<()>) -> io::Result<()> {
+fn ignore_missing(moved: io::Result<()>) -> io::Result<()> {
     moved.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
 
-fn private(folder: &Path) -> io::Result<()> {
+fn make_private_folder(folder: &Path) -> io::Result<()> {
     DirBuilder::new().mode(0o700).recursive(true).create(folder)
 }
 
@@ -370,20 +378,20 @@ fn private(folder: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn folder() -> (tempfile::TempDir, Home, SessionId, PathBuf) {
+    fn folder() -> (tempfile::TempDir, DaemonHome, SessionId, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
-        let home = Home::resolve(Some(dir.path().join("home")));
+        let home = DaemonHome::resolve(Some(dir.path().join("home")));
         home.prepare().unwrap();
         let session = SessionId::from_random(&[7; 8]);
-        make(&home, &session).unwrap();
+        make_folders(&home, &session).unwrap();
         let folder = home.mail().join(session.as_str());
         (dir, home, session, folder)
     }
 
-    fn why(folder: &Path, name: &str) -> String {
+    fn corrupt_reason(folder: &Path, name: &str) -> String {
         let of = folder.file_name().unwrap();
-        match read(&folder.join(NEW).join(name), of, OsStr::new(name)) {
-            Err(Unread::Corrupt(why)) => why,
+        match read_mail_file(&folder.join(NEW).join(name), of, OsStr::new(name)) {
+            Err(MailFileError::Corrupt(why)) => why,
             Err(_) => panic!("{name} cannot be read"),
             Ok((_, mail)) => panic!("{name} is a message: {mail:?}"),
         }
@@ -395,10 +403,10 @@ mod tests {
         let id = |name: &str, content: &str| {
             fs::write(folder.join(NEW).join(name), content).unwrap();
             let of = OsStr::new(session.as_str());
-            let Ok((_, mail)) = read(&folder.join(NEW).join(name), of, OsStr::new(name)) else {
+            let Ok((_, mail)) = read_mail_file(&folder.join(NEW).join(name), of, OsStr::new(name)) else {
                 panic!("{content}")
             };
-            assert_eq!(mail.from, Sender::File, "whatever it says");
+            assert_eq!(mail.from, MailSender::File, "whatever it says");
             mail.id.unwrap()
         };
         let (a, b) = (r#"{"text":"a","from":"lead"}"#, r#"{"text":"b","sent_at":1}"#);
@@ -427,7 +435,7 @@ mod tests {
             ("link", "not a regular file"),
             ("directory", "not a regular file"),
         ] {
-            assert!(why(&folder, name).contains(hint), "{name}");
+            assert!(corrupt_reason(&folder, name).contains(hint), "{name}");
         }
     }
 
@@ -442,7 +450,7 @@ mod tests {
             // The clock of a file system ticks in milliseconds; the order is that of its ticks.
             std::thread::sleep(Duration::from_millis(20));
         }
-        let found = Looker::default().look(&home.mail());
+        let found = MailFolderScanner::default().scan(&home.mail());
         assert_eq!(found, [(folder, vec!["3".into(), "1".into(), "2".into()])]);
     }
 
@@ -458,9 +466,9 @@ mod tests {
         kept.sort_by_key(fs::DirEntry::file_name);
         assert_eq!(kept.len(), 6, "{kept:?}");
         assert_eq!(fs::read_to_string(folder.join(CORRUPT).join("x.2.reason")).unwrap(), "why not\n");
-        tidy(&home, &session);
+        remove_empty_folders(&home, &session);
         assert!(folder.join(CORRUPT).exists() && !folder.join(NEW).exists());
-        remove(&home, &session);
+        remove_folders(&home, &session);
         assert!(!folder.exists());
     }
 }

@@ -12,13 +12,13 @@ use crate::sync::{Arc, Mutex, MutexGuard};
 
 /// The inbox of one actor: bounded, in order, and closed for good once its actor sleeps.
 #[derive(Debug)]
-pub(crate) struct Mailbox<M> {
-    inner: Mutex<Inner<M>>,
+pub(crate) struct ActorMailbox<M> {
+    state: Mutex<ActorMailboxState<M>>,
     limit: usize,
 }
 
 #[derive(Debug)]
-struct Inner<M> {
+struct ActorMailboxState<M> {
     queue: VecDeque<M>,
     waker: Option<Waker>,
     asleep: bool,
@@ -26,28 +26,28 @@ struct Inner<M> {
 
 /// Why a mailbox did not take a message, with the message.
 #[derive(Debug)]
-pub(crate) enum NotTaken<M> {
+pub(crate) enum MailboxRejection<M> {
     /// Too many wait already.
     Full(M),
     /// Its actor has gone to sleep.
     Asleep(M),
 }
 
-impl<M> Mailbox<M> {
+impl<M> ActorMailbox<M> {
     fn new(limit: usize, first: M) -> Self {
-        let inner = Inner { queue: VecDeque::from([first]), waker: None, asleep: false };
-        Self { inner: Mutex::new(inner), limit }
+        let inner = ActorMailboxState { queue: VecDeque::from([first]), waker: None, asleep: false };
+        Self { state: Mutex::new(inner), limit }
     }
 
     /// Puts a message behind the others.
-    pub(crate) fn push(&self, message: M) -> Result<(), NotTaken<M>> {
+    pub(crate) fn push(&self, message: M) -> Result<(), MailboxRejection<M>> {
         let waker = {
-            let mut inner = lock(&self.inner);
+            let mut inner = lock(&self.state);
             if inner.asleep {
-                return Err(NotTaken::Asleep(message));
+                return Err(MailboxRejection::Asleep(message));
             }
             if inner.queue.len() >= self.limit {
-                return Err(NotTaken::Full(message));
+                return Err(MailboxRejection::Full(message));
             }
             inner.queue.push_back(message);
             inner.waker.take()
@@ -60,7 +60,7 @@ impl<M> Mailbox<M> {
 
     /// Moves up to `most` messages to `into`, and waits for the first if there is none.
     pub(crate) fn poll_take(&self, context: &mut Context<'_>, into: &mut Vec<M>, most: usize) -> Poll<()> {
-        let mut inner = lock(&self.inner);
+        let mut inner = lock(&self.state);
         if inner.queue.is_empty() {
             inner.waker = Some(context.waker().clone());
             return Poll::Pending;
@@ -77,28 +77,28 @@ impl<M> Mailbox<M> {
 
 /// The mailboxes of all that are awake.
 #[derive(Debug)]
-pub(crate) struct Registry<K, M> {
-    awake: Mutex<HashMap<K, Arc<Mailbox<M>>>>,
+pub(crate) struct ActorRegistry<K, M> {
+    mailboxes: Mutex<HashMap<K, Arc<ActorMailbox<M>>>>,
     limit: usize,
 }
 
-impl<K: Eq + Hash + Clone, M> Registry<K, M> {
+impl<K: Eq + Hash + Clone, M> ActorRegistry<K, M> {
     /// With room for `limit` messages in each mailbox.
     pub(crate) fn new(limit: usize) -> Self {
-        Self { awake: Mutex::new(HashMap::new()), limit }
+        Self { mailboxes: Mutex::new(HashMap::new()), limit }
     }
 
     /// Delivers a message, or gives it back if too many wait. If nobody is awake, `wake` is called with the mailbox that
     /// the new actor is to serve.
-    pub(crate) fn send(&self, key: &K, message: M, wake: impl FnOnce(Arc<Mailbox<M>>)) -> Result<(), M> {
+    pub(crate) fn send(&self, key: &K, message: M, wake: impl FnOnce(Arc<ActorMailbox<M>>)) -> Result<(), M> {
         let mut message = message;
         loop {
             let mailbox = {
-                let mut awake = lock(&self.awake);
+                let mut awake = lock(&self.mailboxes);
                 match awake.get(key) {
                     Some(mailbox) => Arc::clone(mailbox),
                     None => {
-                        let mailbox = Arc::new(Mailbox::new(self.limit, message));
+                        let mailbox = Arc::new(ActorMailbox::new(self.limit, message));
                         awake.insert(key.clone(), Arc::clone(&mailbox));
                         drop(awake);
                         wake(mailbox);
@@ -108,26 +108,26 @@ impl<K: Eq + Hash + Clone, M> Registry<K, M> {
             };
             match mailbox.push(message) {
                 Ok(()) => return Ok(()),
-                Err(NotTaken::Full(back)) => return Err(back),
+                Err(MailboxRejection::Full(back)) => return Err(back),
                 // It fell asleep between our two looks, and left the map as it did: look again.
-                Err(NotTaken::Asleep(back)) => message = back,
+                Err(MailboxRejection::Asleep(back)) => message = back,
             }
         }
     }
 
     /// Delivers a message only if somebody is awake; gives it back otherwise.
-    pub(crate) fn send_if_awake(&self, key: &K, message: M) -> Result<(), NotTaken<M>> {
-        let mailbox = lock(&self.awake).get(key).map(Arc::clone);
+    pub(crate) fn send_if_awake(&self, key: &K, message: M) -> Result<(), MailboxRejection<M>> {
+        let mailbox = lock(&self.mailboxes).get(key).map(Arc::clone);
         match mailbox {
             Some(mailbox) => mailbox.push(message),
-            None => Err(NotTaken::Asleep(message)),
+            None => Err(MailboxRejection::Asleep(message)),
         }
     }
 
     /// Lets an actor sleep, unless a message has come for it. If true, it must do nothing more.
-    pub(crate) fn sleep(&self, key: &K, mailbox: &Arc<Mailbox<M>>) -> bool {
-        let mut awake = lock(&self.awake);
-        let mut inner = lock(&mailbox.inner);
+    pub(crate) fn try_sleep(&self, key: &K, mailbox: &Arc<ActorMailbox<M>>) -> bool {
+        let mut awake = lock(&self.mailboxes);
+        let mut inner = lock(&mailbox.state);
         if !inner.queue.is_empty() {
             return false;
         }
@@ -138,9 +138,9 @@ impl<K: Eq + Hash + Clone, M> Registry<K, M> {
 
     /// Takes an actor that died out of the register, whatever waits for it. Its messages are dropped, so those who
     /// wait for answers learn of it; the next message wakes a new actor.
-    pub(crate) fn bury(&self, key: &K, mailbox: &Arc<Mailbox<M>>) {
-        let mut awake = lock(&self.awake);
-        let mut inner = lock(&mailbox.inner);
+    pub(crate) fn remove_dead(&self, key: &K, mailbox: &Arc<ActorMailbox<M>>) {
+        let mut awake = lock(&self.mailboxes);
+        let mut inner = lock(&mailbox.state);
         inner.asleep = true;
         inner.queue.clear();
         if awake.get(key).is_some_and(|there| Arc::ptr_eq(there, mailbox)) {
@@ -149,13 +149,13 @@ impl<K: Eq + Hash + Clone, M> Registry<K, M> {
     }
 
     /// Everybody who is awake now.
-    pub(crate) fn awake(&self) -> Vec<K> {
-        lock(&self.awake).keys().cloned().collect()
+    pub(crate) fn awake_keys(&self) -> Vec<K> {
+        lock(&self.mailboxes).keys().cloned().collect()
     }
 
     /// How many are awake now.
     pub(crate) fn len(&self) -> usize {
-        lock(&self.awake).len()
+        lock(&self.mailboxes).len()
     }
 }
 

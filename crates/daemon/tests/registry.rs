@@ -13,7 +13,7 @@ mod sync {
 #[expect(dead_code, reason = "only the agreement is tried here")]
 mod registry;
 
-use registry::{Mailbox, Registry};
+use registry::{ActorMailbox, ActorRegistry};
 use shuttle::sync::atomic::{AtomicUsize, Ordering};
 use sync::{Arc, Mutex};
 
@@ -22,7 +22,7 @@ const SENDERS: usize = 3;
 const EACH: usize = 2;
 
 /// What the actors of one session have done.
-struct Log {
+struct ActorLog {
     /// How many are awake: never more than one.
     alive: AtomicUsize,
     woken: AtomicUsize,
@@ -30,7 +30,11 @@ struct Log {
 }
 
 /// Reads what there is, and sleeps when there is nothing, as the daemon's actor does.
-async fn actor(registry: Arc<Registry<u8, usize>>, mailbox: Arc<Mailbox<usize>>, log: Arc<Log>) {
+async fn actor(
+    registry: Arc<ActorRegistry<u8, usize>>,
+    mailbox: Arc<ActorMailbox<usize>>,
+    log: Arc<ActorLog>,
+) {
     assert_eq!(log.alive.fetch_add(1, Ordering::SeqCst), 0, "two actors of one session");
     log.woken.fetch_add(1, Ordering::SeqCst);
     let mut first = true;
@@ -50,7 +54,7 @@ async fn actor(registry: Arc<Registry<u8, usize>>, mailbox: Arc<Mailbox<usize>>,
         if mail.is_empty() {
             // It is gone once it may sleep: the next one may be awake before we return.
             log.alive.fetch_sub(1, Ordering::SeqCst);
-            if registry.sleep(&0, &mailbox) {
+            if registry.try_sleep(&0, &mailbox) {
                 return;
             }
             log.alive.fetch_add(1, Ordering::SeqCst);
@@ -59,9 +63,9 @@ async fn actor(registry: Arc<Registry<u8, usize>>, mailbox: Arc<Mailbox<usize>>,
 }
 
 fn scenario() {
-    let registry = Arc::new(Registry::new(64));
+    let registry = Arc::new(ActorRegistry::new(64));
     let log =
-        Arc::new(Log { alive: AtomicUsize::new(0), woken: AtomicUsize::new(0), read: Mutex::default() });
+        Arc::new(ActorLog { alive: AtomicUsize::new(0), woken: AtomicUsize::new(0), read: Mutex::default() });
     let senders: Vec<_> = (0..SENDERS)
         .map(|sender| {
             let (registry, log) = (Arc::clone(&registry), Arc::clone(&log));

@@ -10,7 +10,7 @@
 //!
 //! What the words mean is in `docs/fleets.md`; the reading is a superset of CAP's `fleet.yaml`.
 
-mod circles;
+mod cycles;
 mod keys;
 pub mod schema;
 mod sections;
@@ -18,11 +18,11 @@ mod yaml;
 
 use std::fmt;
 
-use qd_protocol::fleet::Spec;
+use qd_protocol::fleet::FleetSpec;
 
 /// Where something stands in a file. Both count from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Place {
+pub struct FilePosition {
     /// The line.
     pub line: usize,
     /// The column, in characters.
@@ -31,28 +31,28 @@ pub struct Place {
 
 /// What is wrong with a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub struct Problem {
+pub struct FleetFileProblem {
     /// Where.
-    pub place: Place,
+    pub position: FilePosition,
     /// What, for people.
     pub message: String,
     /// The key that it is about.
     pub key: Option<String>,
     /// What was probably meant.
-    pub nearest: Option<String>,
+    pub suggestion: Option<String>,
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for FleetFileProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {}, column {}: {}", self.place.line, self.place.column, self.message)
+        write!(f, "line {}, column {}: {}", self.position.line, self.position.column, self.message)
     }
 }
 
 /// Reads a file. `task` replaces that of the file.
-pub fn read(text: &str, task: Option<&str>) -> Result<Spec, Problem> {
-    let root = yaml::read(text)?;
-    let mut spec = sections::fleet(&root, task)?;
-    circles::check(&root, &spec)?;
+pub fn parse_fleet_file(text: &str, task: Option<&str>) -> Result<FleetSpec, FleetFileProblem> {
+    let root = yaml::parse_document(text)?;
+    let mut spec = sections::read_fleet(&root, task)?;
+    cycles::check_cycles(&root, &spec)?;
     // One way to say it: the order of equal things in a file means nothing.
     spec.start.dedup();
     Ok(spec)

@@ -2,16 +2,16 @@
 
 use serde_json::{Value, json};
 
-use crate::sections::{NAME_MAX, RETRY_MAX};
+use crate::sections::{RETRY_MAX, SESSION_NAME_MAX};
 
 /// The JSON Schema, as it is checked in under `docs/fleet.schema.json`.
-pub fn json() -> Value {
+pub fn fleet_json_schema() -> Value {
     let seconds = json!({
         "description": "Seconds, or a number with s, m or h.",
         "anyOf": [{ "type": "number", "exclusiveMinimum": 0 }, { "type": "string", "pattern": "^[0-9.]+ *[smh]?$" }]
     });
     let money = json!({ "description": "US dollars.", "type": "number", "minimum": 0 });
-    let name = format!("^[A-Za-z0-9_][A-Za-z0-9_-]{{0,{}}}$", NAME_MAX - 1);
+    let name = format!("^[A-Za-z0-9_][A-Za-z0-9_-]{{0,{}}}$", SESSION_NAME_MAX - 1);
     let one_or_more = |item: Value| json!({ "anyOf": [item, { "type": "array", "items": item, "minItems": 1, "uniqueItems": true }] });
     let template = json!({
         "description": "What a session is told. {{task}}, {{subtask}}, {{role}}, {{session}}, {{round}}, {{from.text}} and {{from.NAME.text}} stand for what they say.",

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 
-use crate::{Place, Problem};
+use crate::{FilePosition, FleetFileProblem};
 
 /// Nodes in one file, those that aliases stand for counted each time: what keeps a small file from becoming a huge tree.
 const NODES_MAX: usize = 100_000;
@@ -14,50 +14,50 @@ const DEPTH_MAX: usize = 32;
 
 /// A value and where it stands.
 #[derive(Debug, Clone)]
-pub(crate) struct Node {
-    pub(crate) place: Place,
-    pub(crate) value: Value,
+pub(crate) struct YamlNode {
+    pub(crate) position: FilePosition,
+    pub(crate) value: YamlValue,
 }
 
 #[derive(Debug, Clone)]
-pub(crate) enum Value {
+pub(crate) enum YamlValue {
     /// A word, a number or a text; `quoted` ones are texts whatever they look like.
     Scalar {
         text: String,
         quoted: bool,
     },
-    List(Vec<Node>),
+    List(Vec<YamlNode>),
     /// In the order of the file.
-    Map(Vec<(Key, Node)>),
+    Map(Vec<(YamlKey, YamlNode)>),
 }
 
 /// A key and where it stands.
 #[derive(Debug, Clone)]
-pub(crate) struct Key {
-    pub(crate) place: Place,
+pub(crate) struct YamlKey {
+    pub(crate) position: FilePosition,
     pub(crate) name: String,
 }
 
-impl Node {
+impl YamlNode {
     /// Something is wrong with it.
-    pub(crate) fn problem(&self, message: impl Into<String>) -> Problem {
-        Problem { place: self.place, message: message.into(), key: None, nearest: None }
+    pub(crate) fn problem(&self, message: impl Into<String>) -> FleetFileProblem {
+        FleetFileProblem { position: self.position, message: message.into(), key: None, suggestion: None }
     }
 
     /// What it is, for people.
-    pub(crate) fn what(&self) -> &'static str {
+    pub(crate) fn kind_name(&self) -> &'static str {
         match &self.value {
-            Value::Scalar { .. } if self.is_nothing() => "nothing",
-            Value::Scalar { .. } => "a single value",
-            Value::List(_) => "a list",
-            Value::Map(_) => "a map",
+            YamlValue::Scalar { .. } if self.is_null() => "nothing",
+            YamlValue::Scalar { .. } => "a single value",
+            YamlValue::List(_) => "a list",
+            YamlValue::Map(_) => "a map",
         }
     }
 
     /// Whether nothing was written.
-    pub(crate) fn is_nothing(&self) -> bool {
+    pub(crate) fn is_null(&self) -> bool {
         match &self.value {
-            Value::Scalar { text, quoted: false } => {
+            YamlValue::Scalar { text, quoted: false } => {
                 matches!(text.as_str(), "" | "~" | "null" | "Null" | "NULL")
             }
             _ => false,
@@ -66,54 +66,58 @@ impl Node {
 }
 
 /// Reads one document.
-pub(crate) fn read(text: &str) -> Result<Node, Problem> {
-    let mut builder = Builder::default();
+pub(crate) fn parse_document(text: &str) -> Result<YamlNode, FleetFileProblem> {
+    let mut builder = YamlTreeBuilder::default();
     for event in Parser::new_from_str(text) {
         let (event, span) = event.map_err(|error| {
             let at = error.marker();
-            Problem {
-                place: Place { line: at.line(), column: at.col() + 1 },
+            FleetFileProblem {
+                position: FilePosition { line: at.line(), column: at.col() + 1 },
                 message: format!("this is not YAML: {}", error.info()),
                 key: None,
-                nearest: None,
+                suggestion: None,
             }
         })?;
-        builder.take(event, span)?;
+        builder.handle_event(event, span)?;
     }
-    builder.root.ok_or_else(|| Problem {
-        place: Place { line: 1, column: 1 },
+    builder.root.ok_or_else(|| FleetFileProblem {
+        position: FilePosition { line: 1, column: 1 },
         message: "the file is empty; a fleet begins with `fleet:`".to_owned(),
         key: None,
-        nearest: None,
+        suggestion: None,
     })
 }
 
 #[derive(Default)]
-struct Builder {
-    root: Option<Node>,
-    open: Vec<Open>,
-    anchors: HashMap<usize, Node>,
+struct YamlTreeBuilder {
+    root: Option<YamlNode>,
+    open_collections: Vec<OpenCollection>,
+    anchors: HashMap<usize, YamlNode>,
     nodes: usize,
     documents: usize,
 }
 
 /// A list or map whose end has not come.
-struct Open {
-    place: Place,
+struct OpenCollection {
+    position: FilePosition,
     anchor: usize,
-    kind: Kind,
+    kind: CollectionKind,
 }
 
-enum Kind {
-    List(Vec<Node>),
-    Map { entries: Vec<(Key, Node)>, key: Option<Key> },
+enum CollectionKind {
+    List(Vec<YamlNode>),
+    Map { entries: Vec<(YamlKey, YamlNode)>, key: Option<YamlKey> },
 }
 
-impl Builder {
-    fn take(&mut self, event: Event<'_>, span: Span) -> Result<(), Problem> {
-        let place = Place { line: span.start.line(), column: span.start.col() + 1 };
-        let problem =
-            |message: &str| Problem { place, message: message.to_owned(), key: None, nearest: None };
+impl YamlTreeBuilder {
+    fn handle_event(&mut self, event: Event<'_>, span: Span) -> Result<(), FleetFileProblem> {
+        let place = FilePosition { line: span.start.line(), column: span.start.col() + 1 };
+        let problem = |message: &str| FleetFileProblem {
+            position: place,
+            message: message.to_owned(),
+            key: None,
+            suggestion: None,
+        };
         match event {
             Event::DocumentStart(_) => {
                 self.documents += 1;
@@ -122,57 +126,66 @@ impl Builder {
                 }
             }
             Event::Scalar(text, style, anchor, _) => {
-                let value = Value::Scalar { text: text.into_owned(), quoted: style != ScalarStyle::Plain };
-                self.close(Node { place, value }, anchor)?;
+                let value =
+                    YamlValue::Scalar { text: text.into_owned(), quoted: style != ScalarStyle::Plain };
+                self.add_node(YamlNode { position: place, value }, anchor)?;
             }
             Event::SequenceStart(anchor, _) => {
-                self.open(Open { place, anchor, kind: Kind::List(Vec::new()) })?;
+                self.open_collection(OpenCollection {
+                    position: place,
+                    anchor,
+                    kind: CollectionKind::List(Vec::new()),
+                })?;
             }
             Event::MappingStart(anchor, _) => {
-                self.open(Open { place, anchor, kind: Kind::Map { entries: Vec::new(), key: None } })?;
+                self.open_collection(OpenCollection {
+                    position: place,
+                    anchor,
+                    kind: CollectionKind::Map { entries: Vec::new(), key: None },
+                })?;
             }
             Event::SequenceEnd | Event::MappingEnd => {
-                if let Some(Open { place, anchor, kind }) = self.open.pop() {
+                if let Some(OpenCollection { position: place, anchor, kind }) = self.open_collections.pop() {
                     let value = match kind {
-                        Kind::List(items) => Value::List(items),
-                        Kind::Map { entries, .. } => Value::Map(entries),
+                        CollectionKind::List(items) => YamlValue::List(items),
+                        CollectionKind::Map { entries, .. } => YamlValue::Map(entries),
                     };
-                    self.close(Node { place, value }, anchor)?;
+                    self.add_node(YamlNode { position: place, value }, anchor)?;
                 }
             }
             Event::Alias(anchor) => {
                 let meant = self.anchors.get(&anchor).cloned();
                 let meant = meant.ok_or_else(|| problem("this alias stands for nothing"))?;
-                self.close(Node { place, ..meant }, 0)?;
+                self.add_node(YamlNode { position: place, ..meant }, 0)?;
             }
             _ => {}
         }
         Ok(())
     }
 
-    fn open(&mut self, open: Open) -> Result<(), Problem> {
-        if self.open.len() >= DEPTH_MAX {
+    fn open_collection(&mut self, open: OpenCollection) -> Result<(), FleetFileProblem> {
+        if self.open_collections.len() >= DEPTH_MAX {
             let message = format!("this is nested more than {DEPTH_MAX} deep");
-            return Err(Problem { place: open.place, message, key: None, nearest: None });
+            return Err(FleetFileProblem { position: open.position, message, key: None, suggestion: None });
         }
-        self.open.push(open);
+        self.open_collections.push(open);
         Ok(())
     }
 
     /// A node is complete: it goes where it belongs.
-    fn close(&mut self, node: Node, anchor: usize) -> Result<(), Problem> {
-        self.nodes += size(&node);
+    fn add_node(&mut self, node: YamlNode, anchor: usize) -> Result<(), FleetFileProblem> {
+        self.nodes += node_count(&node);
         if self.nodes > NODES_MAX {
             return Err(node.problem(format!("the file has more than {NODES_MAX} values")));
         }
         if anchor > 0 {
             self.anchors.insert(anchor, node.clone());
         }
-        match self.open.last_mut().map(|open| &mut open.kind) {
+        match self.open_collections.last_mut().map(|open| &mut open.kind) {
             None => self.root = Some(node),
-            Some(Kind::List(items)) => items.push(node),
-            Some(Kind::Map { entries, key }) => match key.take() {
-                None => *key = Some(as_key(&node, entries)?),
+            Some(CollectionKind::List(items)) => items.push(node),
+            Some(CollectionKind::Map { entries, key }) => match key.take() {
+                None => *key = Some(to_key(&node, entries)?),
                 Some(key) => entries.push((key, node)),
             },
         }
@@ -181,22 +194,23 @@ impl Builder {
 }
 
 /// How many nodes it adds to those that were counted when they came: all of them, where it is an alias for them.
-fn size(node: &Node) -> usize {
+fn node_count(node: &YamlNode) -> usize {
     match &node.value {
-        Value::Scalar { .. } => 1,
-        Value::List(items) => 1 + items.iter().map(size).sum::<usize>(),
-        Value::Map(entries) => 1 + entries.iter().map(|(_, value)| 1 + size(value)).sum::<usize>(),
+        YamlValue::Scalar { .. } => 1,
+        YamlValue::List(items) => 1 + items.iter().map(node_count).sum::<usize>(),
+        YamlValue::Map(entries) => 1 + entries.iter().map(|(_, value)| 1 + node_count(value)).sum::<usize>(),
     }
 }
 
-fn as_key(node: &Node, entries: &[(Key, Node)]) -> Result<Key, Problem> {
-    let Value::Scalar { text, .. } = &node.value else {
-        return Err(node.problem(format!("a key is a word, not {}", node.what())));
+fn to_key(node: &YamlNode, entries: &[(YamlKey, YamlNode)]) -> Result<YamlKey, FleetFileProblem> {
+    let YamlValue::Scalar { text, .. } = &node.value else {
+        return Err(node.problem(format!("a key is a word, not {}", node.kind_name())));
     };
     if let Some((first, _)) = entries.iter().find(|(key, _)| key.name == *text) {
-        let mut problem = node.problem(format!("`{text}` is here twice; first in line {}", first.place.line));
+        let mut problem =
+            node.problem(format!("`{text}` is here twice; first in line {}", first.position.line));
         problem.key = Some(text.clone());
         return Err(problem);
     }
-    Ok(Key { place: node.place, name: text.clone() })
+    Ok(YamlKey { position: node.position, name: text.clone() })
 }

@@ -1,9 +1,9 @@
 //! What a file may say, and what is said of one that is wrong.
 
-use qd_fleetfile::{Problem, read};
-use qd_protocol::fleet::{Action, Split};
-use qd_protocol::mail::Deliver;
-use qd_protocol::policy::{Policy, Verdict};
+use qd_fleetfile::{FleetFileProblem, parse_fleet_file};
+use qd_protocol::fleet::{FanOutSplit, RouteAction};
+use qd_protocol::mail::MailDelivery;
+use qd_protocol::policy::{Policy, PolicyVerdict};
 
 /// The shape that the contract shows.
 const CONTRACT: &str = r#"
@@ -26,8 +26,8 @@ fleet:
     - { when: review.done, collect: human }
 "#;
 
-fn refused(text: &str) -> Problem {
-    match read(text, Some("t")) {
+fn refused(text: &str) -> FleetFileProblem {
+    match parse_fleet_file(text, Some("t")) {
         Err(problem) => problem,
         Ok(spec) => panic!("{spec:?}"),
     }
@@ -40,7 +40,7 @@ fn with(lines: &str) -> String {
 
 #[test]
 fn the_shape_of_the_contract_is_read() {
-    let spec = read(CONTRACT, None).unwrap();
+    let spec = parse_fleet_file(CONTRACT, None).unwrap();
     assert_eq!(spec.task, "default task; `qd up --task` replaces it");
     assert_eq!(spec.start, ["lead"]);
     assert_eq!(spec.budget_usd, Some(5.0));
@@ -50,32 +50,32 @@ fn the_shape_of_the_contract_is_read() {
         ("claude", Some("m"), Some("r"))
     );
     assert_eq!(lead.limits.max_turns, Some(20));
-    assert_eq!(lead.policy, Policy::Always(Verdict::Allow));
-    assert_eq!(spec.sessions["dev1"].policy, Policy::Always(Verdict::Ask));
+    assert_eq!(lead.policy, Policy::Always(PolicyVerdict::Allow));
+    assert_eq!(spec.sessions["dev1"].policy, Policy::Always(PolicyVerdict::Ask));
     assert!(spec.sessions.values().all(|member| member.worktree), "true where a base branch is given");
     assert_eq!(spec.routes.len(), 5);
     assert_eq!(spec.routes[2].max, Some(3));
-    assert_eq!(read(CONTRACT, Some("another")).unwrap().task, "another");
+    assert_eq!(parse_fleet_file(CONTRACT, Some("another")).unwrap().task, "another");
 }
 
 #[test]
 fn the_shapes_of_cap_are_read_unchanged() {
     let pipeline = "fleet:\n  base_branch: main\n  task: Build it.\n  sessions:\n    planner:\n      driver: claude\n      permissions: ask\n    coder:\n      driver: codex\n      permissions: bypass\n  start: planner\n  routes:\n    - when: planner.done\n      route_to: coder\n";
-    let spec = read(pipeline, None).unwrap();
-    assert_eq!(spec.sessions["coder"].policy, Policy::Always(Verdict::Allow));
+    let spec = parse_fleet_file(pipeline, None).unwrap();
+    assert_eq!(spec.sessions["coder"].policy, Policy::Always(PolicyVerdict::Allow));
     let parallel = "fleet:\n  mode: static\n  base_branch: main\n  task: Solve it.\n  sessions:\n    one: { driver: claude, permissions: allow }\n    two: { driver: codex, permissions: allow }\n  start: [one, two]\n  routes:\n    - when: [one.done, two.done]\n      collect: human\n";
-    assert_eq!(read(parallel, None).unwrap().routes[0].then, Action::CollectHuman);
+    assert_eq!(parse_fleet_file(parallel, None).unwrap().routes[0].then, RouteAction::CollectHuman);
     let subtasks = "fleet:\n  base_branch: main\n  task: Split it.\n  sessions:\n    lead: { driver: claude }\n    dev1: { driver: codex }\n    dev2: { driver: opencode }\n    tool: { manifest: ./tool.toml }\n  start: lead\n  routes:\n    - when: lead.done\n      fan_out:\n        to: [dev1, dev2]\n        split: by_subtask\n";
-    let spec = read(subtasks, None).unwrap();
+    let spec = parse_fleet_file(subtasks, None).unwrap();
     assert_eq!(spec.sessions["tool"].agent, "manifest:./tool.toml");
-    let Action::FanOut { to, split } = &spec.routes[0].then else { panic!() };
-    assert_eq!((to.len(), *split), (2, Split::BySubtask));
+    let RouteAction::FanOut { to, split } = &spec.routes[0].then else { panic!() };
+    assert_eq!((to.len(), *split), (2, FanOutSplit::BySubtask));
 }
 
 #[test]
 fn what_we_add_to_it_is_read() {
     let text = "fleet:\n  timeout: 2h\n  sessions:\n    a:\n      agent: 'exec:make test'\n      retry: 2\n      timeout: 10m\n      budget_usd: 1\n      prompt: 'do {{task}} after {{from.b.text}}'\n      permissions:\n        - { tool: Bash, match: 'git *', decision: allow }\n    b: { agent: echo, timeout: 90 }\n  start: [a, b]\n";
-    let spec = read(text, Some("t")).unwrap();
+    let spec = parse_fleet_file(text, Some("t")).unwrap();
     let a = &spec.sessions["a"];
     assert_eq!(spec.timeout_s, Some(7200.0));
     assert_eq!((a.retry, a.limits.run_timeout_s, a.limits.budget_usd), (2, Some(600.0), Some(1.0)));
@@ -87,28 +87,28 @@ fn what_we_add_to_it_is_read() {
 #[test]
 fn json_is_read_as_well() {
     let text = r#"{"fleet": {"task": "t\n\"quoted\"", "sessions": {"a": {"agent": "echo"}}, "start": "a"}}"#;
-    assert_eq!(read(text, None).unwrap().task, "t\n\"quoted\"");
+    assert_eq!(parse_fleet_file(text, None).unwrap().task, "t\n\"quoted\"");
 }
 
 #[test]
 fn an_alias_stands_for_what_it_names() {
     let text = "fleet:\n  sessions:\n    a: &dev { agent: echo, role: developer }\n    b: *dev\n  start: a\n";
-    assert_eq!(read(text, Some("t")).unwrap().sessions["b"].role.as_deref(), Some("developer"));
+    assert_eq!(parse_fleet_file(text, Some("t")).unwrap().sessions["b"].role.as_deref(), Some("developer"));
 }
 
 #[test]
 fn an_unknown_key_is_refused_where_it_stands_with_the_nearest() {
     let problem = refused("fleet:\n  task: t\n  sesions:\n    a: { agent: echo }\n  start: a\n");
-    assert_eq!((problem.place.line, problem.place.column), (3, 3), "{problem}");
-    assert_eq!(problem.nearest.as_deref(), Some("sessions"));
+    assert_eq!((problem.position.line, problem.position.column), (3, 3), "{problem}");
+    assert_eq!(problem.suggestion.as_deref(), Some("sessions"));
     let problem = refused(&with("  start: a\n  rotues: []\n"));
-    assert_eq!((problem.place.line, problem.place.column), (5, 3), "{problem}");
-    assert_eq!((problem.key.as_deref(), problem.nearest.as_deref()), (Some("rotues"), Some("routes")));
+    assert_eq!((problem.position.line, problem.position.column), (5, 3), "{problem}");
+    assert_eq!((problem.key.as_deref(), problem.suggestion.as_deref()), (Some("rotues"), Some("routes")));
     let problem = refused("fleet:\n  sessions:\n    a: { agent: echo, modle: x }\n  start: a\n");
-    assert_eq!((problem.place.line, problem.place.column), (3, 23), "{problem}");
-    assert_eq!(problem.nearest.as_deref(), Some("model"));
+    assert_eq!((problem.position.line, problem.position.column), (3, 23), "{problem}");
+    assert_eq!(problem.suggestion.as_deref(), Some("model"));
     let problem = refused("fleet: { sessions: { a: { agent: echo } }, start: a }\nextra: 1\n");
-    assert_eq!(problem.place.line, 2, "{problem}");
+    assert_eq!(problem.position.line, 2, "{problem}");
 }
 
 #[test]
@@ -122,11 +122,11 @@ fn an_unknown_session_is_refused_with_the_nearest() {
     ] {
         let problem = refused(&with(line));
         assert_eq!(
-            (problem.key.as_deref(), problem.nearest.as_deref()),
+            (problem.key.as_deref(), problem.suggestion.as_deref()),
             (Some(name), Some("lead")),
             "{problem}"
         );
-        assert!(problem.place.line >= 4 && problem.place.column > 3, "{problem}");
+        assert!(problem.position.line >= 4 && problem.position.column > 3, "{problem}");
     }
 }
 
@@ -150,13 +150,13 @@ fn a_circle_needs_a_max() {
         "  start: a\n  routes:\n    - { when: a.done, route_to: lead }\n    - { when: lead.done, route_to: a }\n",
     ));
     assert!(problem.message.contains("a → lead → a"), "{problem}");
-    assert_eq!(problem.place.line, 6, "{problem}");
+    assert_eq!(problem.position.line, 6, "{problem}");
     let problem = refused(&with("  start: a\n  routes: [{ when: a.failed, route_to: a }]\n"));
     assert!(problem.message.contains("a → a"), "{problem}");
     let bounded = with(
         "  start: a\n  routes:\n    - { when: a.done, route_to: lead }\n    - { when: lead.done, route_to: a, max: 1 }\n",
     );
-    assert!(read(&bounded, None).is_ok());
+    assert!(parse_fleet_file(&bounded, None).is_ok());
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn bad_values_are_refused_with_what_would_do() {
     ] {
         let problem = refused(&with(lines));
         assert!(problem.message.contains(words), "{lines} {problem}");
-        assert!(problem.place.line >= 4, "{problem}");
+        assert!(problem.position.line >= 4, "{problem}");
     }
     for (text, words) in [
         ("", "empty"),
@@ -211,7 +211,7 @@ fn bad_values_are_refused_with_what_would_do() {
         let problem = refused(text);
         assert!(problem.message.contains(words), "{text} {problem}");
     }
-    let problem = read("fleet: { sessions: { a: { agent: x } }, start: a }\n", None).unwrap_err();
+    let problem = parse_fleet_file("fleet: { sessions: { a: { agent: x } }, start: a }\n", None).unwrap_err();
     assert!(problem.message.contains("--task"), "{problem}");
 }
 
@@ -230,21 +230,21 @@ fn a_small_file_cannot_become_a_huge_tree() {
 
 #[test]
 fn mentions_and_mail_are_read_and_what_they_cannot_be_is_refused() {
-    let spec = read(&with("  mentions: true\n  start: a\n"), None).unwrap();
+    let spec = parse_fleet_file(&with("  mentions: true\n  start: a\n"), None).unwrap();
     assert!(spec.mentions);
-    assert!(!read(&with("  start: a\n"), None).unwrap().mentions);
-    assert_eq!(refused(&with("  mentions: often\n  start: a\n")).place.line, 4);
+    assert!(!parse_fleet_file(&with("  start: a\n"), None).unwrap().mentions);
+    assert_eq!(refused(&with("  mentions: often\n  start: a\n")).position.line, 4);
     let file =
         |mail: &str| format!("fleet:\n  sessions: {{ a: {{ agent: echo, mail: {mail} }} }}\n  start: a\n");
-    assert_eq!(read(&file("steer"), Some("t")).unwrap().sessions["a"].mail, Deliver::Steer);
+    assert_eq!(parse_fleet_file(&file("steer"), Some("t")).unwrap().sessions["a"].mail, MailDelivery::Steer);
     let problem = refused(&file("stear"));
-    assert_eq!((problem.key.as_deref(), problem.nearest.as_deref()), (Some("mail"), Some("steer")));
+    assert_eq!((problem.key.as_deref(), problem.suggestion.as_deref()), (Some("mail"), Some("steer")));
 }
 
 #[test]
 fn the_schema_is_checked_in_as_it_is() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/fleet.schema.json");
-    let made = qd_fleetfile::schema::json();
+    let made = qd_fleetfile::schema::fleet_json_schema();
     if std::env::var_os("QD_UPDATE").is_some() {
         std::fs::write(file, format!("{}\n", serde_json::to_string_pretty(&made).unwrap())).unwrap();
     }

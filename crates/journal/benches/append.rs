@@ -12,8 +12,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use qd_journal::{Append, Filter, Journal, NewEvent, Options, Scope, SessionKey, Topic, WorkspaceKey};
-use qd_protocol::{Millis, Number, RunId, Seq, SessionId, WorkspaceId};
+use qd_journal::{
+    AppendRequest, EventFilter, EventScope, EventTopic, Journal, JournalOptions, NewEvent, SessionKey,
+    WorkspaceKey,
+};
+use qd_protocol::{EventNumber, Millis, RunId, Seq, SessionId, WorkspaceId};
 use tokio::sync::oneshot;
 
 const PRODUCERS: usize = 64;
@@ -46,7 +49,7 @@ fn main() {
 
 /// 64 producers, each waiting for one event to be durable before it makes the next.
 async fn many(dir: &Path, raw_file: &Arc<File>, rounds: usize) {
-    let journal = Journal::open(&dir.join("many"), Options::default()).unwrap();
+    let journal = Journal::open(&dir.join("many"), JournalOptions::default()).unwrap();
     let mut numbers = vec![0; PRODUCERS];
     let mut pairs = Vec::new();
     for _ in 0..rounds {
@@ -133,7 +136,7 @@ async fn finish<T>(tasks: Vec<tokio::task::JoinHandle<T>>, stop: &AtomicBool) ->
 
 /// One producer: how long until an event is durable, against one write and fdatasync.
 async fn one(dir: &Path, raw_file: &Arc<File>, rounds: usize) {
-    let journal = Journal::open(&dir.join("one"), Options::default()).unwrap();
+    let journal = Journal::open(&dir.join("one"), JournalOptions::default()).unwrap();
     let scope = scope(1);
     let (mut raw, mut ours, mut number) = (Vec::new(), Vec::new(), 0);
     for round in 0..rounds {
@@ -177,21 +180,23 @@ async fn read(dir: &Path) {
     const SESSIONS: u64 = 100;
     const TOGETHER: u64 = 500;
     let home = dir.join("many-events");
-    let journal = Journal::open(&home, Options::default()).unwrap();
+    let journal = Journal::open(&home, JournalOptions::default()).unwrap();
     let begun = Instant::now();
     for batch in 0..EVENTS / TOGETHER {
         let scope = scope((batch % SESSIONS) as i64 + 1);
         let first = batch / SESSIONS * TOGETHER;
         let events = (1..=TOGETHER).flat_map(|n| event(&scope, first + n).events).collect();
-        journal.append(Append { events, ..Append::default() }).await.unwrap();
+        journal.append(AppendRequest { events, ..AppendRequest::default() }).await.unwrap();
     }
     let rate = EVENTS as f64 / begun.elapsed().as_secs_f64();
     println!("{:<46}{:>14}{rate:>14.0}", "1 M events in appends of 500, events/s", "");
-    for (name, topic) in [("everything", Topic::All), ("one session of 100", Topic::Session(SessionKey(7)))] {
+    for (name, topic) in
+        [("everything", EventTopic::All), ("one session of 100", EventTopic::Session(SessionKey(7)))]
+    {
         let begun = Instant::now();
         let (mut after, mut seen, mut end) = (Seq(0), 0, false);
         while !end {
-            let page = journal.page(&Filter::of(topic), after, 1000).await.unwrap();
+            let page = journal.page(&EventFilter::of(topic), after, 1000).await.unwrap();
             seen += page.events.len();
             (after, end) = (page.scanned, page.end);
         }
@@ -202,32 +207,32 @@ async fn read(dir: &Path) {
     journal.close().await;
     drop(journal);
     let begun = Instant::now();
-    let journal = Journal::open(&home, Options::default()).unwrap();
+    let journal = Journal::open(&home, JournalOptions::default()).unwrap();
     let opened = begun.elapsed().as_secs_f64() * 1e3;
     println!("{:<46}{:>14}{opened:>14.1}", "open with 1 M events, ms", "");
     journal.close().await;
 }
 
-fn scope(session: i64) -> Arc<Scope> {
-    Arc::new(Scope {
+fn scope(session: i64) -> Arc<EventScope> {
+    Arc::new(EventScope {
         workspace: Some((WorkspaceKey(1), WorkspaceId::parse("ws_bench").unwrap())),
         session: Some((SessionKey(session), SessionId::parse(&format!("ses_bench{session:021}")).unwrap())),
         fleet: None,
     })
 }
 
-fn event(scope: &Arc<Scope>, number: u64) -> Append {
+fn event(scope: &Arc<EventScope>, number: u64) -> AppendRequest {
     let text = "x".repeat(DATA - r#"{"text":""}"#.len());
     let event = NewEvent {
         scope: scope.clone(),
-        number: Some(Number(number)),
+        number: Some(EventNumber(number)),
         ts: Millis(1_794_774_645_123),
         run: Some(RunId::parse("run_0123456789abcdefghjkmnpq").unwrap()),
         kind: "text.delta",
         data: format!(r#"{{"text":"{text}"}}"#).into_bytes(),
-        up: None,
+        update_number: None,
     };
-    Append { events: vec![event], ..Append::default() }
+    AppendRequest { events: vec![event], ..AppendRequest::default() }
 }
 
 /// A file whose blocks are all there and written, so that a sync has only data to move.

@@ -11,20 +11,20 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use qd_protocol::Millis;
-use qd_protocol::text::Blob;
+use qd_protocol::text::BlobRef;
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 
-use crate::error::{BlobError, OpenError};
+use crate::error::{BlobError, JournalOpenError};
 
 /// Files that are written or read at once.
-const AT_ONCE: usize = 4;
+const CONCURRENT_MAX: usize = 4;
 /// What a file is called until it is whole.
 const UNFINISHED: &str = ".unfinished-";
 
 /// The files beside the journal.
 #[derive(Debug, Clone)]
-pub struct Blobs {
+pub struct BlobStore {
     dir: Arc<Path>,
     next: Arc<AtomicU64>,
     permits: Arc<Semaphore>,
@@ -34,51 +34,55 @@ pub struct Blobs {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlobFile {
     /// Its name and size.
-    pub blob: Blob,
+    pub blob: BlobRef,
     /// When it was last put. An event that names it may still be on its way a moment after.
     pub put_at: Millis,
 }
 
-impl Blobs {
+impl BlobStore {
     /// Makes the directory and removes what a crash has left half-written.
-    pub(crate) fn open(home: &Path) -> Result<Self, OpenError> {
+    pub(crate) fn open(home: &Path) -> Result<Self, JournalOpenError> {
         let dir = home.join("blobs");
         let doing = "make the directory of large texts";
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(OpenError::io(doing))?;
-        for entry in fs::read_dir(&dir).map_err(OpenError::io(doing))? {
-            let entry = entry.map_err(OpenError::io(doing))?;
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&dir)
+            .map_err(JournalOpenError::io(doing))?;
+        for entry in fs::read_dir(&dir).map_err(JournalOpenError::io(doing))? {
+            let entry = entry.map_err(JournalOpenError::io(doing))?;
             if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
-                fs::remove_file(entry.path()).map_err(OpenError::io(doing))?;
+                fs::remove_file(entry.path()).map_err(JournalOpenError::io(doing))?;
             }
         }
-        Ok(Self { dir: dir.into(), next: Arc::default(), permits: Arc::new(Semaphore::new(AT_ONCE)) })
+        Ok(Self { dir: dir.into(), next: Arc::default(), permits: Arc::new(Semaphore::new(CONCURRENT_MAX)) })
     }
 
     /// Keeps some bytes; they are on the disk when this returns. The same bytes are kept once.
-    pub async fn put(&self, bytes: impl Into<Bytes>) -> Result<Blob, BlobError> {
+    pub async fn put(&self, bytes: impl Into<Bytes>) -> Result<BlobRef, BlobError> {
         let (bytes, blobs) = (bytes.into(), self.clone());
-        self.blocking(move || blobs.put_now(&bytes)).await
+        self.run_blocking(move || blobs.put_blocking(&bytes)).await
     }
 
     /// What was kept under a hash, if anything was.
     pub async fn get(&self, sha256: &str) -> Result<Option<Vec<u8>>, BlobError> {
         let Some(path) = self.path(sha256) else { return Ok(None) };
-        self.blocking(move || absent_is_none(fs::read(path))).await
+        self.run_blocking(move || absent_is_none(fs::read(path))).await
     }
 
     /// All that are kept.
     pub async fn list(&self) -> Result<Vec<BlobFile>, BlobError> {
         let dir = self.dir.clone();
-        self.blocking(move || list(&dir)).await
+        self.run_blocking(move || list(&dir)).await
     }
 
     /// Removes one; says whether it was there.
     pub async fn remove(&self, sha256: &str) -> Result<bool, BlobError> {
         let Some(path) = self.path(sha256) else { return Ok(false) };
-        self.blocking(move || Ok(absent_is_none(fs::remove_file(path))?.is_some())).await
+        self.run_blocking(move || Ok(absent_is_none(fs::remove_file(path))?.is_some())).await
     }
 
-    async fn blocking<T: Send + 'static>(
+    async fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> Result<T, BlobError> {
@@ -99,10 +103,10 @@ impl Blobs {
         is_hash(sha256.as_bytes()).then(|| self.dir.join(sha256))
     }
 
-    fn put_now(&self, bytes: &[u8]) -> io::Result<Blob> {
+    fn put_blocking(&self, bytes: &[u8]) -> io::Result<BlobRef> {
         let sha256 = hex(&Sha256::digest(bytes));
         let path = self.dir.join(&sha256);
-        let blob = Blob { sha256, size: bytes.len() as u64 };
+        let blob = BlobRef { sha256, size: bytes.len() as u64 };
         if let Some(known) = absent_is_none(File::open(&path))?
             && known.metadata()?.len() == blob.size
         {
@@ -142,7 +146,7 @@ fn list(dir: &Path) -> io::Result<Vec<BlobFile>> {
         let Some(known) = absent_is_none(entry.metadata())? else { continue };
         let since = known.modified()?.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let put_at = Millis(u64::try_from(since.as_millis()).unwrap_or(u64::MAX));
-        files.push(BlobFile { blob: Blob { sha256, size: known.len() }, put_at });
+        files.push(BlobFile { blob: BlobRef { sha256, size: known.len() }, put_at });
     }
     files.sort_by(|a, b| a.blob.sha256.cmp(&b.blob.sha256));
     Ok(files)
@@ -171,7 +175,7 @@ mod tests {
     #[tokio::test]
     async fn a_large_text_is_kept_once_privately_and_under_its_hash() {
         let home = tempfile::tempdir().unwrap();
-        let blobs = Blobs::open(home.path()).unwrap();
+        let blobs = BlobStore::open(home.path()).unwrap();
         let one = blobs.put(&b"abc"[..]).await.unwrap();
         assert_eq!(one.sha256, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
         assert_eq!(one.size, 3);
@@ -189,7 +193,7 @@ mod tests {
     #[tokio::test]
     async fn only_a_hash_is_the_name_of_a_large_text() {
         let home = tempfile::tempdir().unwrap();
-        let blobs = Blobs::open(home.path()).unwrap();
+        let blobs = BlobStore::open(home.path()).unwrap();
         fs::write(home.path().join("secret"), "x").unwrap();
         for name in ["../secret", "", "..", &"A".repeat(64), &format!("../{}", "a".repeat(61))] {
             assert_eq!(blobs.get(name).await.unwrap(), None, "{name}");
@@ -200,11 +204,11 @@ mod tests {
     #[tokio::test]
     async fn what_a_crash_left_half_written_is_gone_after_the_next_start() {
         let home = tempfile::tempdir().unwrap();
-        let blobs = Blobs::open(home.path()).unwrap();
+        let blobs = BlobStore::open(home.path()).unwrap();
         let kept = blobs.put(&b"whole"[..]).await.unwrap();
         let half = home.path().join("blobs").join(format!("{UNFINISHED}7"));
         fs::write(&half, "ha").unwrap();
-        let blobs = Blobs::open(home.path()).unwrap();
+        let blobs = BlobStore::open(home.path()).unwrap();
         assert!(!half.exists());
         assert!(blobs.get(&kept.sha256).await.unwrap().is_some());
     }

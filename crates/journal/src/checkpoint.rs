@@ -8,50 +8,50 @@ use std::time::Duration;
 
 use rusqlite::Connection;
 
-use crate::held;
-use crate::schema::LOG_KEPT;
-use crate::stats::Stats;
+use crate::lock_ignoring_poison;
+use crate::schema::LOG_SIZE_LIMIT;
+use crate::stats::JournalStats;
 
 /// How long after a commit the log is looked at.
-const EVERY: Duration = Duration::from_millis(200);
+const CHECKPOINT_DELAY: Duration = Duration::from_millis(200);
 /// The log's page and what goes before each.
-const FRAME: u64 = 4096 + 24;
+const LOG_FRAME_BYTES: u64 = 4096 + 24;
 /// A log longer than this is to be begun anew even while appends keep coming.
-const LOG_LONG: u64 = LOG_KEPT / 2;
+const LOG_RESTART_BYTES: u64 = LOG_SIZE_LIMIT / 2;
 
 /// What the thread and the writer say to each other.
 #[derive(Debug, Default)]
-pub(crate) struct Checkpoints {
-    state: Mutex<State>,
+pub(crate) struct Checkpointer {
+    state: Mutex<CheckpointState>,
     changed: Condvar,
     /// Whether something was committed since the thread last looked. Apart from the lock, so that a commit costs no
     /// system call but the first after a pause.
     dirty: AtomicBool,
-    asked: AtomicBool,
+    writer_needed: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct CheckpointState {
     stopped: bool,
 }
 
-impl Checkpoints {
+impl Checkpointer {
     /// Something was committed.
-    pub(crate) fn dirty(&self) {
+    pub(crate) fn mark_dirty(&self) {
         if !self.dirty.swap(true, Ordering::AcqRel) {
-            let _state = held(&self.state);
+            let _state = lock_ignoring_poison(&self.state);
             self.changed.notify_one();
         }
     }
 
     /// Whether the writer is to call [`finish`](Self::finish) between two transactions.
-    pub(crate) fn writer_is_asked(&self) -> bool {
-        self.asked.load(Ordering::Acquire)
+    pub(crate) fn needs_writer(&self) -> bool {
+        self.writer_needed.load(Ordering::Acquire)
     }
 
     /// Moves what is left, so that the next transaction can begin the log anew.
-    pub(crate) fn finish(&self, db: &Connection) {
-        self.asked.store(false, Ordering::Release);
+    pub(crate) fn finish_checkpoint(&self, db: &Connection) {
+        self.writer_needed.store(false, Ordering::Release);
         if let Err(error) = checkpoint(db, "PASSIVE") {
             tracing::debug!(%error, "the writer could not finish a checkpoint");
         }
@@ -59,20 +59,21 @@ impl Checkpoints {
 
     /// Ends the thread.
     pub(crate) fn stop(&self) {
-        held(&self.state).stopped = true;
+        lock_ignoring_poison(&self.state).stopped = true;
         self.changed.notify_one();
     }
 
     /// The thread.
-    pub(crate) fn run(&self, db: &Connection, stats: &Arc<Stats>) {
+    pub(crate) fn run(&self, db: &Connection, stats: &Arc<JournalStats>) {
         loop {
             {
-                let mut state = held(&self.state);
+                let mut state = lock_ignoring_poison(&self.state);
                 while !state.stopped && !self.dirty.load(Ordering::Acquire) {
                     state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
                 if !state.stopped {
-                    let pause = self.changed.wait_timeout_while(state, EVERY, |state| !state.stopped);
+                    let pause =
+                        self.changed.wait_timeout_while(state, CHECKPOINT_DELAY, |state| !state.stopped);
                     state = pause.unwrap_or_else(PoisonError::into_inner).0;
                 }
                 if state.stopped {
@@ -82,9 +83,9 @@ impl Checkpoints {
             self.dirty.store(false, Ordering::Release);
             match checkpoint(db, "PASSIVE") {
                 Ok((logged, moved)) => {
-                    stats.log_bytes.store(logged * FRAME, Ordering::Relaxed);
-                    if logged * FRAME > LOG_LONG {
-                        self.asked.store(true, Ordering::Release);
+                    stats.log_bytes.store(logged * LOG_FRAME_BYTES, Ordering::Relaxed);
+                    if logged * LOG_FRAME_BYTES > LOG_RESTART_BYTES {
+                        self.writer_needed.store(true, Ordering::Release);
                     } else if moved < logged {
                         // A reader was in the way; look again even if nothing more is written.
                         self.dirty.store(true, Ordering::Release);

@@ -7,10 +7,10 @@ use rusqlite::ErrorCode;
 
 /// Why a journal could not be opened.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum JournalOpenError {
     /// Another daemon owns this home.
     #[error("the home is held by another daemon{}; stop it or choose another home", holder(*pid))]
-    Held {
+    HomeLocked {
         /// The process that holds it, if it has said so yet.
         pid: Option<u32>,
     },
@@ -27,7 +27,7 @@ pub enum OpenError {
     Foreign,
     /// There is no room for the reserve that keeps cancels and ends possible on a full disk.
     #[error("the disk is too full: {needed} bytes must be free to be held in reserve")]
-    NoRoom {
+    DiskFull {
         /// How many.
         needed: u64,
     },
@@ -52,7 +52,7 @@ pub enum OpenError {
     },
 }
 
-impl OpenError {
+impl JournalOpenError {
     pub(crate) fn io(doing: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { doing, source }
     }
@@ -124,7 +124,7 @@ impl From<rusqlite::Error> for AppendError {
 
 /// Why something could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ReadError {
+pub enum JournalReadError {
     /// The journal is closed.
     #[error("the journal is closed")]
     Stopped,
@@ -136,7 +136,7 @@ pub enum ReadError {
     Io(String),
 }
 
-impl ReadError {
+impl JournalReadError {
     /// A stable word for it.
     pub fn code(&self) -> &'static str {
         match self {
@@ -152,7 +152,7 @@ impl ReadError {
     }
 }
 
-impl From<rusqlite::Error> for ReadError {
+impl From<rusqlite::Error> for JournalReadError {
     fn from(error: rusqlite::Error) -> Self {
         Self::Io(error.to_string())
     }

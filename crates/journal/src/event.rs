@@ -7,8 +7,8 @@ use std::io::Write;
 use std::sync::Arc;
 
 use bytes::{Buf, Bytes};
-use qd_protocol::link::UpNumber;
-use qd_protocol::{Body, FleetId, Millis, Number, RunId, Seq, SessionId, WorkspaceId};
+use qd_protocol::link::UpdateNumber;
+use qd_protocol::{EventBody, EventNumber, FleetId, Millis, RunId, Seq, SessionId, WorkspaceId};
 
 /// A session or a fleet inside this journal: compact, and given out in the order of creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,7 +20,7 @@ pub struct WorkspaceKey(pub i64);
 
 /// Whom an event belongs to. Shared by all events of a session.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub struct Scope {
+pub struct EventScope {
     /// Whose project.
     pub workspace: Option<(WorkspaceKey, WorkspaceId)>,
     /// Whose conversation.
@@ -29,7 +29,7 @@ pub struct Scope {
     pub fleet: Option<(SessionKey, FleetId)>,
 }
 
-impl Scope {
+impl EventScope {
     /// The session or fleet whose events are numbered.
     pub(crate) fn stream(&self) -> Option<(SessionKey, &str)> {
         let session = self.session.as_ref().map(|(key, id)| (*key, id.as_str()));
@@ -41,9 +41,9 @@ impl Scope {
 #[derive(Debug, Clone)]
 pub struct NewEvent {
     /// Whose it is.
-    pub scope: Arc<Scope>,
+    pub scope: Arc<EventScope>,
     /// Its number in its session; an event of a session has one and no other event has.
-    pub number: Option<Number>,
+    pub number: Option<EventNumber>,
     /// When it was decided.
     pub ts: Millis,
     /// Whose run.
@@ -53,7 +53,7 @@ pub struct NewEvent {
     /// The particulars: a JSON object on one line.
     pub data: Vec<u8>,
     /// What the agent's side had said when this was made of it.
-    pub up: Option<UpNumber>,
+    pub update_number: Option<UpdateNumber>,
 }
 
 /// An event as it lies in the table.
@@ -62,11 +62,11 @@ pub struct StoredEvent {
     /// Position in the journal.
     pub seq: Seq,
     /// Position in its session.
-    pub number: Option<Number>,
+    pub number: Option<EventNumber>,
     /// When it was decided.
     pub ts: Millis,
     /// Whose it is.
-    pub scope: Arc<Scope>,
+    pub scope: Arc<EventScope>,
     /// Whose run.
     pub run: Option<RunId>,
     /// What happened; perhaps a kind that only a newer version knows.
@@ -74,12 +74,12 @@ pub struct StoredEvent {
     /// The particulars: a JSON object on one line.
     pub data: Vec<u8>,
     /// What the agent's side had said when this was made of it.
-    pub up: Option<UpNumber>,
+    pub update_number: Option<UpdateNumber>,
 }
 
 /// An event that is in the journal, ready for any number of readers.
 #[derive(Debug, Clone)]
-pub struct Published {
+pub struct PublishedEvent {
     /// Position in the journal.
     pub seq: Seq,
     /// When it was decided.
@@ -96,7 +96,7 @@ pub struct Published {
     json_at: usize,
 }
 
-impl Published {
+impl PublishedEvent {
     /// The event as JSON: a part of the frame, not a copy.
     pub fn json(&self) -> Bytes {
         self.frame.slice(self.json_at..self.frame.len() - FRAME_END.len())
@@ -106,41 +106,41 @@ impl Published {
 const FRAME_END: &[u8] = b"\n\n";
 const EVENT_END: &[u8] = b"}\n\n";
 /// The most digits that a seq can have.
-const DIGITS: usize = 20;
+const SEQ_DIGITS_MAX: usize = 20;
 
 /// A frame that lacks nothing but its seq.
 #[derive(Debug)]
-pub(crate) struct Draft {
-    pub(crate) scope: Arc<Scope>,
-    pub(crate) number: Option<Number>,
+pub(crate) struct EventDraft {
+    pub(crate) scope: Arc<EventScope>,
+    pub(crate) number: Option<EventNumber>,
     pub(crate) ts: Millis,
     pub(crate) run: Option<RunId>,
     pub(crate) kind: Cow<'static, str>,
-    pub(crate) up: Option<UpNumber>,
+    pub(crate) update_number: Option<UpdateNumber>,
     /// A hole for everything up to the seq, which is written right-aligned into it, then the rest.
     frame: Vec<u8>,
-    hole: usize,
+    header_space: usize,
     data_at: usize,
 }
 
-impl From<NewEvent> for Draft {
+impl From<NewEvent> for EventDraft {
     fn from(event: NewEvent) -> Self {
-        let NewEvent { scope, number, ts, run, kind, data, up } = event;
+        let NewEvent { scope, number, ts, run, kind, data, update_number: up } = event;
         Self::new(scope, number, ts, run, Cow::Borrowed(kind), &data, up)
     }
 }
 
-impl Draft {
+impl EventDraft {
     pub(crate) fn new(
-        scope: Arc<Scope>,
-        number: Option<Number>,
+        scope: Arc<EventScope>,
+        number: Option<EventNumber>,
         ts: Millis,
         run: Option<RunId>,
         kind: Cow<'static, str>,
         data: &[u8],
-        up: Option<UpNumber>,
+        update_number: Option<UpdateNumber>,
     ) -> Self {
-        let hole = "id: \nevent: \ndata: {\"seq\":".len() + kind.len() + 2 * DIGITS;
+        let header_space = "id: \nevent: \ndata: {\"seq\":".len() + kind.len() + 2 * SEQ_DIGITS_MAX;
         let workspace = scope.workspace.as_ref().map(|(_, id)| id.as_str());
         let session = scope.session.as_ref().map(|(_, id)| id.as_str());
         let run_id = run.as_ref().map(RunId::as_str);
@@ -148,10 +148,10 @@ impl Draft {
         let names = r#","ts":"","workspace_id":,"session_id":,"run_id":,"kind":"","data":"#.len();
         let time = "2026-11-15T20:30:45.123Z".len();
         let ids = id_len(workspace) + id_len(session) + id_len(run_id);
-        let head = hole + names + time + ids + kind.len();
+        let head = header_space + names + time + ids + kind.len();
         // Exact where it can be: a vector without slack becomes `Bytes` without another allocation.
         let mut frame = Vec::with_capacity(head + data.len() + EVENT_END.len());
-        frame.resize(hole, 0);
+        frame.resize(header_space, 0);
         frame.extend_from_slice(br#","ts":""#);
         write!(frame, "{ts}").expect("a vector takes what it is given");
         frame.extend_from_slice(br#"","workspace_id":"#);
@@ -166,7 +166,7 @@ impl Draft {
         let data_at = frame.len();
         frame.extend_from_slice(data);
         frame.extend_from_slice(EVENT_END);
-        Self { scope, number, ts, run, kind, up, frame, hole, data_at }
+        Self { scope, number, ts, run, kind, update_number, frame, header_space, data_at }
     }
 
     /// The particulars alone.
@@ -180,10 +180,10 @@ impl Draft {
     }
 
     /// The finished event.
-    pub(crate) fn publish(mut self, seq: Seq) -> Published {
-        let mut digits = [0; DIGITS];
+    pub(crate) fn publish(mut self, seq: Seq) -> PublishedEvent {
+        let mut digits = [0; SEQ_DIGITS_MAX];
         let digits = decimal(seq.0, &mut digits);
-        let mut at = self.hole;
+        let mut at = self.header_space;
         let mut before = |text: &[u8]| {
             at -= text.len();
             self.frame[at..at + text.len()].copy_from_slice(text);
@@ -198,7 +198,7 @@ impl Draft {
         let start = before(b"id: ");
         let mut frame = Bytes::from(self.frame);
         frame.advance(start);
-        Published {
+        PublishedEvent {
             seq,
             ts: self.ts,
             workspace: self.scope.workspace.as_ref().map(|(key, _)| *key),
@@ -222,8 +222,8 @@ fn push_id(frame: &mut Vec<u8>, id: Option<&str>) {
     }
 }
 
-fn decimal(mut value: u64, digits: &mut [u8; DIGITS]) -> &[u8] {
-    let mut at = DIGITS;
+fn decimal(mut value: u64, digits: &mut [u8; SEQ_DIGITS_MAX]) -> &[u8] {
+    let mut at = SEQ_DIGITS_MAX;
     loop {
         at -= 1;
         digits[at] = b'0' + u8::try_from(value % 10).expect("a digit is under ten");
@@ -235,8 +235,8 @@ fn decimal(mut value: u64, digits: &mut [u8; DIGITS]) -> &[u8] {
 }
 
 /// The kind as it was read, without an allocation if this version knows it.
-pub(crate) fn kind_of(text: &str) -> Cow<'static, str> {
-    match Body::KINDS.iter().find(|kind| **kind == text) {
+pub(crate) fn intern_kind(text: &str) -> Cow<'static, str> {
+    match EventBody::KINDS.iter().find(|kind| **kind == text) {
         Some(kind) => Cow::Borrowed(kind),
         None => Cow::Owned(text.to_owned()),
     }
@@ -246,8 +246,8 @@ pub(crate) fn kind_of(text: &str) -> Cow<'static, str> {
 mod tests {
     use super::*;
 
-    fn scope() -> Arc<Scope> {
-        Arc::new(Scope {
+    fn scope() -> Arc<EventScope> {
+        Arc::new(EventScope {
             workspace: Some((WorkspaceKey(1), WorkspaceId::parse("ws_1").unwrap())),
             session: Some((SessionKey(2), SessionId::parse("ses_2").unwrap())),
             fleet: None,
@@ -256,14 +256,14 @@ mod tests {
 
     #[test]
     fn a_frame_is_what_the_contract_says() {
-        let draft = Draft::from(NewEvent {
+        let draft = EventDraft::from(NewEvent {
             scope: scope(),
-            number: Some(Number(7)),
+            number: Some(EventNumber(7)),
             ts: Millis(1_794_774_645_123),
             run: Some(RunId::parse("run_3").unwrap()),
             kind: "text.delta",
             data: br#"{"text":"a b"}"#.to_vec(),
-            up: None,
+            update_number: None,
         });
         assert_eq!(draft.data(), br#"{"text":"a b"}"#);
         assert_eq!(draft.frame.len(), draft.frame.capacity());
@@ -285,9 +285,9 @@ mod tests {
                 run: None,
                 kind: "halt.lifted",
                 data,
-                up: None,
+                update_number: None,
             };
-            let event = Draft::from(event).publish(Seq(seq));
+            let event = EventDraft::from(event).publish(Seq(seq));
             let value: qd_protocol::Event = serde_json::from_slice(&event.json()).unwrap();
             assert_eq!((value.seq, value.session_id, value.run_id), (Seq(seq), None, None));
             assert!(event.frame.starts_with(format!("id: {seq}\nevent: halt.lifted\ndata: {{").as_bytes()));

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 
 /// A step of the writer, in the order in which they come for one batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum WriterStep {
     /// Everything is written but not committed.
     Committing,
     /// The sync has returned.
@@ -18,71 +18,71 @@ pub enum Step {
     Answered,
 }
 
-type Watch = Box<dyn Fn(Step) + Send>;
+type StepWatcher = Box<dyn Fn(WriterStep) + Send>;
 
 /// Where the whole process is to die, as by `kill -9`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Death {
+pub struct InjectedCrash {
     /// At which append, counted from 1.
     pub append: u64,
     /// Just after it is kept, before anybody knows; else just before.
-    pub kept: bool,
+    pub after_commit: bool,
 }
 
 /// Failures to come.
 #[derive(Default)]
-pub struct Faults {
+pub struct FaultInjector {
     /// The journal may not have more pages than this; 0: as many as it likes. A spent reserve adds its own.
     pub page_limit: AtomicU32,
     /// Whether writes are refused as on a read-only file system.
     pub read_only: AtomicBool,
     /// So many commits fail as if the disk had.
     pub failing_commits: AtomicU32,
-    death: Option<Death>,
+    crash: Option<InjectedCrash>,
     /// How many appends were tried.
     appends: AtomicU64,
-    watch: Mutex<Option<Watch>>,
+    watch: Mutex<Option<StepWatcher>>,
 }
 
-impl fmt::Debug for Faults {
+impl fmt::Debug for FaultInjector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Faults").finish_non_exhaustive()
     }
 }
 
-impl Faults {
+impl FaultInjector {
     /// Nothing fails but all of it, at one append.
-    pub fn dying(death: Death) -> Self {
-        Self { death: Some(death), ..Self::default() }
+    pub fn crashing_at(death: InjectedCrash) -> Self {
+        Self { crash: Some(death), ..Self::default() }
     }
 
     /// Calls `watch` on the writer's thread at every step, which waits for it.
-    pub fn watch(&self, watch: impl Fn(Step) + Send + 'static) {
-        *crate::held(&self.watch) = Some(Box::new(watch));
+    pub fn on_step(&self, watch: impl Fn(WriterStep) + Send + 'static) {
+        *crate::lock_ignoring_poison(&self.watch) = Some(Box::new(watch));
     }
 
-    pub(crate) fn step(&self, step: Step) {
-        if let Some(watch) = crate::held(&self.watch).as_ref() {
+    pub(crate) fn report_step(&self, step: WriterStep) {
+        if let Some(watch) = crate::lock_ignoring_poison(&self.watch).as_ref() {
             watch(step);
         }
     }
 
     /// So many appends are about to be kept.
-    pub(crate) fn committing(&self, appends: usize) {
+    pub(crate) fn before_commit(&self, appends: usize) {
         self.appends.fetch_add(appends as u64, SeqCst);
-        self.step(Step::Committing);
-        self.die_if(|death| !death.kept);
+        self.report_step(WriterStep::Committing);
+        self.crash_if(|death| !death.after_commit);
     }
 
     /// They are.
-    pub(crate) fn committed(&self) {
-        self.step(Step::Committed);
-        self.die_if(|death| death.kept);
+    pub(crate) fn after_commit(&self) {
+        self.report_step(WriterStep::Committed);
+        self.crash_if(|death| death.after_commit);
     }
 
-    fn die_if(&self, here: impl Fn(&Death) -> bool) {
-        let due = |death: &Death| self.appends.load(SeqCst) >= death.append;
-        if self.death.as_ref().is_some_and(|death| here(death) && due(death)) {
+    fn crash_if(&self, here: impl Fn(&InjectedCrash) -> bool) {
+        let due = |death: &InjectedCrash| self.appends.load(SeqCst) >= death.append;
+        if self.crash.as_ref().is_some_and(|death| here(death) && due(death)) {
             let _no_answer =
                 rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
             loop {

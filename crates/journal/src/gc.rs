@@ -7,18 +7,18 @@ use std::path::Path;
 use qd_protocol::{Millis, Seq};
 use rusqlite::{Connection, params};
 
-use crate::error::ReadError;
+use crate::error::JournalReadError;
 use crate::event::SessionKey;
-use crate::read::blob;
-use crate::rows::{count, int};
-use crate::schema::{FILE, INDEXED, LOG};
+use crate::read::blob_column;
+use crate::rows::{from_sql_int, to_sql_int};
+use crate::schema::{DATABASE_FILE, INDEXED_THROUGH_SQL, LOG_FILE};
 
 /// Events that are searched for names of files in one read.
 pub(crate) const SEARCH_EVENTS: usize = 8192;
 
 /// Bytes below the home.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Sizes {
+pub struct JournalSizes {
     /// The database.
     pub journal: u64,
     /// Its log.
@@ -31,36 +31,41 @@ pub struct Sizes {
 
 /// What sessions that are closed for long hold.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Closed {
+pub struct ClosedSessions {
     /// The sessions.
     pub sessions: Vec<SessionKey>,
     /// Their events.
     pub events: u64,
 }
 
-pub(crate) fn sizes(db: &Connection, home: &Path) -> Result<Sizes, ReadError> {
+pub(crate) fn sizes(db: &Connection, home: &Path) -> Result<JournalSizes, JournalReadError> {
     let length = |file: &str| home.join(file).metadata().map_or(0, |known| known.len());
-    let pragma = |sql: &str| -> Result<u64, ReadError> {
-        Ok(count(db.prepare_cached(sql)?.query_row([], |row| row.get(0))?))
+    let pragma = |sql: &str| -> Result<u64, JournalReadError> {
+        Ok(from_sql_int(db.prepare_cached(sql)?.query_row([], |row| row.get(0))?))
     };
     let free = pragma("PRAGMA freelist_count")? * pragma("PRAGMA page_size")?;
-    Ok(Sizes { journal: length(FILE), log: length(LOG), free, blobs: 0 })
+    Ok(JournalSizes { journal: length(DATABASE_FILE), log: length(LOG_FILE), free, blobs: 0 })
 }
 
 /// Sessions that were closed before `before`, the longest closed first.
-pub(crate) fn closed(db: &Connection, before: Millis, limit: usize) -> Result<Closed, ReadError> {
-    let mut found = Closed::default();
+pub(crate) fn closed_sessions(
+    db: &Connection,
+    before: Millis,
+    limit: usize,
+) -> Result<ClosedSessions, JournalReadError> {
+    let mut found = ClosedSessions::default();
     let mut statement = db.prepare_cached(&format!(
         "WITH newest AS MATERIALIZED
-             (SELECT session, count(*) AS events FROM events WHERE gid > {INDEXED} GROUP BY session)
+             (SELECT session, count(*) AS events FROM events WHERE gid > {INDEXED_THROUGH_SQL} GROUP BY session)
          SELECT key, (SELECT count(*) FROM session_events WHERE session = key)
              + coalesce((SELECT events FROM newest WHERE session = key), 0)
          FROM sessions INDEXED BY sessions_closed WHERE closed_at < ?1 ORDER BY closed_at, key LIMIT ?2"
     ))?;
-    let mut rows = statement.query(params![int(before.0), i64::try_from(limit).unwrap_or(i64::MAX)])?;
+    let mut rows =
+        statement.query(params![to_sql_int(before.0), i64::try_from(limit).unwrap_or(i64::MAX)])?;
     while let Some(row) = rows.next()? {
         found.sessions.push(SessionKey(row.get(0)?));
-        found.events += count(row.get(1)?);
+        found.events += from_sql_int(row.get(1)?);
     }
     Ok(found)
 }
@@ -71,17 +76,17 @@ pub(crate) fn hashes_in_events(
     after: Seq,
     without: &HashSet<SessionKey>,
     found: &mut HashSet<String>,
-) -> Result<Option<Seq>, ReadError> {
+) -> Result<Option<Seq>, JournalReadError> {
     let mut statement =
         db.prepare_cached("SELECT gid, session, data FROM events WHERE gid > ?1 ORDER BY gid LIMIT ?2")?;
     let mut rows =
-        statement.query(params![int(after.0), i64::try_from(SEARCH_EVENTS).unwrap_or(i64::MAX)])?;
+        statement.query(params![to_sql_int(after.0), i64::try_from(SEARCH_EVENTS).unwrap_or(i64::MAX)])?;
     let mut last = None;
     while let Some(row) = rows.next()? {
-        last = Some(Seq(count(row.get(0)?)));
+        last = Some(Seq(from_sql_int(row.get(0)?)));
         let session = row.get::<_, Option<i64>>(1)?.map(SessionKey);
         if session.is_none_or(|session| !without.contains(&session)) {
-            hashes(blob(row, 2)?, found);
+            collect_hashes(blob_column(row, 2)?, found);
         }
     }
     Ok(last)
@@ -92,7 +97,7 @@ pub(crate) fn hashes_in_rows(
     db: &Connection,
     without: &HashSet<SessionKey>,
     found: &mut HashSet<String>,
-) -> Result<(), ReadError> {
+) -> Result<(), JournalReadError> {
     for sql in [
         "SELECT NULL, doc FROM workspaces",
         "SELECT key, doc FROM sessions",
@@ -109,7 +114,7 @@ pub(crate) fn hashes_in_rows(
         while let Some(row) = rows.next()? {
             let session = row.get::<_, Option<i64>>(0)?.map(SessionKey);
             if session.is_none_or(|session| !without.contains(&session)) {
-                hashes(blob(row, 1)?, found);
+                collect_hashes(blob_column(row, 1)?, found);
             }
         }
     }
@@ -117,7 +122,7 @@ pub(crate) fn hashes_in_rows(
 }
 
 /// What SQLite finds wrong with the file; nothing if it is sound.
-pub(crate) fn quick_check(db: &Connection) -> Result<Vec<String>, ReadError> {
+pub(crate) fn quick_check(db: &Connection) -> Result<Vec<String>, JournalReadError> {
     let mut statement = db.prepare("PRAGMA quick_check")?;
     let lines = statement.query_map([], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?;
     Ok(if lines == ["ok"] { Vec::new() } else { lines })
@@ -125,7 +130,7 @@ pub(crate) fn quick_check(db: &Connection) -> Result<Vec<String>, ReadError> {
 
 /// Every run of exactly 64 hexadecimal digits. More than there are names, perhaps, but never fewer: a file that is
 /// kept for nothing costs less than one that is missed.
-fn hashes(bytes: &[u8], found: &mut HashSet<String>) {
+fn collect_hashes(bytes: &[u8], found: &mut HashSet<String>) {
     let is_digit = |b: &u8| matches!(b, b'0'..=b'9' | b'a'..=b'f');
     for run in bytes.split(|b| !is_digit(b)) {
         if run.len() == 64
@@ -145,7 +150,7 @@ mod tests {
         let (one, two) = ("a".repeat(64), "0123456789abcdef".repeat(4));
         let text = format!(r#"{{"blob":{{"sha256":"{one}","size":3}},"x":["{two}","{}"]}}"#, "b".repeat(65));
         let mut found = HashSet::new();
-        hashes(text.as_bytes(), &mut found);
+        collect_hashes(text.as_bytes(), &mut found);
         assert_eq!(found, HashSet::from([one, two]));
     }
 }

@@ -10,45 +10,47 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use qd_protocol::api::Match;
+use qd_protocol::api::ReferenceMatch;
 use qd_protocol::limits::EVENT_MAX;
-use qd_protocol::{AskId, FleetId, MailId, Millis, Number, RunId, Seq, SessionId, WorkspaceId};
+use qd_protocol::{AskId, EventNumber, FleetId, MailId, Millis, RunId, Seq, SessionId, WorkspaceId};
 use rusqlite::{Connection, OptionalExtension};
 use tokio::sync::oneshot;
 
-use crate::blobs::{BlobFile, Blobs};
-use crate::checkpoint::{Checkpoints, checkpoint};
-use crate::error::{AppendError, OpenError, ReadError};
-use crate::event::{Draft, NewEvent, SessionKey, WorkspaceKey};
-use crate::faults::Faults;
-use crate::gc::{self, Closed, Sizes};
-use crate::held;
-use crate::index::Index;
-use crate::lists::{self, AskFilter, Counts, FleetFilter, MailFilter, Remembered, RunFilter, SessionFilter};
+use crate::blobs::{BlobFile, BlobStore};
+use crate::checkpoint::{Checkpointer, checkpoint};
+use crate::error::{AppendError, JournalOpenError, JournalReadError};
+use crate::event::{EventDraft, NewEvent, SessionKey, WorkspaceKey};
+use crate::faults::FaultInjector;
+use crate::gc::{self, ClosedSessions, JournalSizes};
+use crate::index::SessionIndex;
+use crate::lists::{
+    self, AskFilter, FleetFilter, JournalCounts, MailFilter, RunFilter, SessionFilter, StoredResponse,
+};
 use crate::lock::HomeLock;
-use crate::queue::{Appended, Job, Queue, Remember, Work};
-use crate::read::{self, Loaded, PAGE_BYTES, Page, Pool, SessionPage};
-use crate::reserve::Reserve;
-use crate::ring::{Board, Filter};
+use crate::lock_ignoring_poison;
+use crate::queue::{AppendJob, AppendReceipt, IdempotencyRecord, WriterQueue, WriterTask};
+use crate::read::{self, JournalPage, PAGE_BYTES, ReaderPool, SessionEventPage, SessionHistory};
+use crate::reserve::DiskReserve;
+use crate::ring::{EventFilter, EventHub};
 use crate::rows::{
     AskRow, FleetRow, MailRow, RowChange, RunRow, SEQ_COUNTER, SESSION_COUNTER, SessionRow, WorkspaceRow,
-    count,
+    from_sql_int,
 };
 use crate::schema;
-use crate::stats::Stats;
-use crate::tail::Subscription;
-use crate::writer::Writer;
+use crate::stats::JournalStats;
+use crate::subscription::Subscription;
+use crate::writer::JournalWriter;
 
 /// How a journal is opened.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct JournalOptions {
     /// How long after a failed attempt to have the reserve back the next may be made.
     pub reserve_retry: Duration,
     /// Failures to inject; for tests.
-    pub faults: Option<Arc<Faults>>,
+    pub faults: Option<Arc<FaultInjector>>,
 }
 
-impl Default for Options {
+impl Default for JournalOptions {
     fn default() -> Self {
         Self { reserve_retry: Duration::from_secs(1), faults: None }
     }
@@ -56,41 +58,41 @@ impl Default for Options {
 
 /// What is written together or not at all.
 #[derive(Debug, Default)]
-pub struct Append {
+pub struct AppendRequest {
     /// Events, in order.
     pub events: Vec<NewEvent>,
     /// Row changes, applied in order after the events.
     pub rows: Vec<RowChange>,
     /// An answer to be given again under its `Idempotency-Key`. A key that is taken is a violation.
-    pub remember: Option<Remember>,
+    pub idempotency: Option<IdempotencyRecord>,
     /// Whether it may use the reserve: cancels and ends.
-    pub reserve: bool,
+    pub may_use_reserve: bool,
 }
 
 /// A handle; clones are the same journal. The home is free again after [`close`](Self::close), or when the last
 /// handle is gone.
 #[derive(Debug, Clone)]
 pub struct Journal {
-    inner: Arc<Inner>,
+    inner: Arc<JournalInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct JournalInner {
     home: PathBuf,
-    queue: Arc<Queue>,
-    board: Arc<Board>,
-    pool: Arc<Pool>,
-    stats: Arc<Stats>,
-    checkpoints: Arc<Checkpoints>,
-    blobs: Blobs,
+    queue: Arc<WriterQueue>,
+    hub: Arc<EventHub>,
+    pool: Arc<ReaderPool>,
+    stats: Arc<JournalStats>,
+    checkpoints: Arc<Checkpointer>,
+    blobs: BlobStore,
     next_session: AtomicI64,
     next_workspace: AtomicI64,
     /// Gone once the journal is closed.
-    running: Mutex<Option<Running>>,
+    running: Mutex<Option<JournalThreads>>,
 }
 
 #[derive(Debug)]
-struct Running {
+struct JournalThreads {
     writer: JoinHandle<()>,
     checkpointer: JoinHandle<()>,
     /// Last, so that the home is free only when nobody touches it any more.
@@ -99,67 +101,79 @@ struct Running {
 
 impl Journal {
     /// Takes the home's lock, brings the file to the newest schema and starts the threads. Makes what is missing.
-    pub fn open(home: &Path, options: Options) -> Result<Self, OpenError> {
+    pub fn open(home: &Path, options: JournalOptions) -> Result<Self, JournalOpenError> {
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(home)
-            .map_err(OpenError::io("make the home"))?;
-        let lock = HomeLock::take(home)?;
-        let reserve = Reserve::hold(home, options.reserve_retry)?;
+            .map_err(JournalOpenError::io("make the home"))?;
+        let lock = HomeLock::acquire(home)?;
+        let reserve = DiskReserve::open(home, options.reserve_retry)?;
         let db = schema::open_writer(home)?;
         let checkpoint_db = schema::open_checkpointer(home)?;
-        let highest = Highest::read(&db).map_err(OpenError::database("read where the journal ends"))?;
-        let index = Index::read(&db).map_err(OpenError::database("read where the journal ends"))?;
-        let blobs = Blobs::open(home)?;
-        let (queue, board) = (Arc::new(Queue::default()), Arc::new(Board::new(highest.seq)));
-        let (stats, checkpoints) = (Arc::new(Stats::default()), Arc::new(Checkpoints::default()));
-        let writer = Writer {
+        let highest =
+            HighestKeys::read(&db).map_err(JournalOpenError::database("read where the journal ends"))?;
+        let index =
+            SessionIndex::read(&db).map_err(JournalOpenError::database("read where the journal ends"))?;
+        let blobs = BlobStore::open(home)?;
+        let (queue, board) = (Arc::new(WriterQueue::default()), Arc::new(EventHub::new(highest.seq)));
+        let (stats, checkpoints) = (Arc::new(JournalStats::default()), Arc::new(Checkpointer::default()));
+        let writer = JournalWriter {
             home: home.to_owned(),
             queue: queue.clone(),
-            board: board.clone(),
+            hub: board.clone(),
             stats: stats.clone(),
             checkpoints: checkpoints.clone(),
             reserve,
             faults: options.faults,
             last: highest.seq,
             index,
-            others: 0,
+            queued_at_commit: 0,
         };
         let (points, numbers) = (checkpoints.clone(), stats.clone());
-        let checkpointer = spawn("qd-checkpoint", move || points.run(&checkpoint_db, &numbers))?;
-        let writer = spawn("qd-journal", move || writer.run(db)).inspect_err(|_| checkpoints.stop())?;
-        let inner = Inner {
+        let checkpointer = spawn_thread("qd-checkpoint", move || points.run(&checkpoint_db, &numbers))?;
+        let writer =
+            spawn_thread("qd-journal", move || writer.run(db)).inspect_err(|_| checkpoints.stop())?;
+        let inner = JournalInner {
             home: home.to_owned(),
             queue,
-            board,
-            pool: Arc::new(Pool::new(home)),
+            hub: board,
+            pool: Arc::new(ReaderPool::new(home)),
             stats,
             checkpoints,
             blobs,
             next_session: AtomicI64::new(highest.session + 1),
             next_workspace: AtomicI64::new(highest.workspace + 1),
-            running: Mutex::new(Some(Running { writer, checkpointer, lock })),
+            running: Mutex::new(Some(JournalThreads { writer, checkpointer, lock })),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
 
     /// Appends; it is synced and visible to readers when this returns. If the future is dropped the append may
     /// still be made.
-    pub async fn append(&self, append: Append) -> Result<Appended, AppendError> {
-        let Append { events, rows, remember, reserve } = append;
+    pub async fn append(&self, append: AppendRequest) -> Result<AppendReceipt, AppendError> {
+        let AppendRequest { events, rows, idempotency: remember, may_use_reserve: reserve } = append;
         for event in &events {
-            check(event)?;
+            check_event(event)?;
         }
-        let events = events.into_iter().map(Draft::from).collect();
+        let events = events.into_iter().map(EventDraft::from).collect();
         let (answer, answered) = oneshot::channel();
-        self.inner.queue.put(Work::Append(Job { events, rows, remember, reserve, answer })).await?;
+        self.inner
+            .queue
+            .put(WriterTask::Append(AppendJob {
+                events,
+                rows,
+                idempotency: remember,
+                may_use_reserve: reserve,
+                answer,
+            }))
+            .await?;
         answered.await.unwrap_or(Err(AppendError::Stopped))
     }
 
     /// The last event that readers can see.
     pub fn head(&self) -> Seq {
-        self.inner.board.head()
+        self.inner.hub.head()
     }
 
     /// A key that no session has had.
@@ -173,46 +187,49 @@ impl Journal {
     }
 
     /// What a session's machine is rebuilt from.
-    pub async fn load(&self, session: SessionKey) -> Result<Loaded, ReadError> {
-        self.read(move |db| read::load(db, session)).await
+    pub async fn load(&self, session: SessionKey) -> Result<SessionHistory, JournalReadError> {
+        self.read(move |db| read::load_session(db, session)).await
     }
 
     /// One workspace, also if it was removed.
-    pub async fn workspace(&self, id: &WorkspaceId) -> Result<Option<WorkspaceRow>, ReadError> {
+    pub async fn workspace(&self, id: &WorkspaceId) -> Result<Option<WorkspaceRow>, JournalReadError> {
         let id = id.clone();
         self.read(move |db| lists::workspace(db, id.as_str())).await
     }
 
     /// One workspace, also if it was removed.
-    pub async fn workspace_by_key(&self, key: WorkspaceKey) -> Result<Option<WorkspaceRow>, ReadError> {
+    pub async fn workspace_by_key(
+        &self,
+        key: WorkspaceKey,
+    ) -> Result<Option<WorkspaceRow>, JournalReadError> {
         self.read(move |db| lists::workspace_by_key(db, key)).await
     }
 
     /// The workspace of a path, unless it was removed.
-    pub async fn workspace_by_path(&self, path: &str) -> Result<Option<WorkspaceRow>, ReadError> {
+    pub async fn workspace_by_path(&self, path: &str) -> Result<Option<WorkspaceRow>, JournalReadError> {
         let path = path.to_owned();
         self.read(move |db| lists::workspace_by_path(db, &path)).await
     }
 
     /// One session.
-    pub async fn session(&self, id: &SessionId) -> Result<Option<SessionRow>, ReadError> {
+    pub async fn session(&self, id: &SessionId) -> Result<Option<SessionRow>, JournalReadError> {
         let id = id.clone();
         self.read(move |db| lists::session(db, id.as_str())).await
     }
 
     /// One session.
-    pub async fn session_by_key(&self, key: SessionKey) -> Result<Option<SessionRow>, ReadError> {
+    pub async fn session_by_key(&self, key: SessionKey) -> Result<Option<SessionRow>, JournalReadError> {
         self.read(move |db| lists::session_by_key(db, key)).await
     }
 
     /// The fleet of this id.
-    pub async fn fleet(&self, id: &FleetId) -> Result<Option<FleetRow>, ReadError> {
+    pub async fn fleet(&self, id: &FleetId) -> Result<Option<FleetRow>, JournalReadError> {
         let id = id.clone();
         self.read(move |db| lists::fleet(db, &id)).await
     }
 
     /// The fleet of this key.
-    pub async fn fleet_by_key(&self, key: SessionKey) -> Result<Option<FleetRow>, ReadError> {
+    pub async fn fleet_by_key(&self, key: SessionKey) -> Result<Option<FleetRow>, JournalReadError> {
         self.read(move |db| lists::fleet_by_key(db, key)).await
     }
 
@@ -222,25 +239,25 @@ impl Journal {
         filter: FleetFilter,
         after: Option<&FleetId>,
         limit: usize,
-    ) -> Result<Vec<FleetRow>, ReadError> {
+    ) -> Result<Vec<FleetRow>, JournalReadError> {
         let after = after.cloned();
         self.read(move |db| lists::fleets(db, filter, after.as_ref(), limit)).await
     }
 
     /// One run.
-    pub async fn run(&self, id: &RunId) -> Result<Option<RunRow>, ReadError> {
+    pub async fn run(&self, id: &RunId) -> Result<Option<RunRow>, JournalReadError> {
         let id = id.clone();
         self.read(move |db| lists::run(db, id.as_str())).await
     }
 
     /// One ask.
-    pub async fn ask(&self, id: &AskId) -> Result<Option<AskRow>, ReadError> {
+    pub async fn ask(&self, id: &AskId) -> Result<Option<AskRow>, JournalReadError> {
         let id = id.clone();
         self.read(move |db| lists::ask(db, id.as_str())).await
     }
 
     /// One message; of one in a purged mailbox, its id alone.
-    pub async fn mail(&self, id: &MailId) -> Result<Option<MailRow>, ReadError> {
+    pub async fn mail(&self, id: &MailId) -> Result<Option<MailRow>, JournalReadError> {
         let id = id.clone();
         self.read(move |db| lists::mail(db, id.as_str())).await
     }
@@ -251,7 +268,7 @@ impl Journal {
         filter: MailFilter,
         after: Option<&MailId>,
         limit: usize,
-    ) -> Result<Vec<MailRow>, ReadError> {
+    ) -> Result<Vec<MailRow>, JournalReadError> {
         let after = after.cloned();
         self.read(move |db| lists::mails(db, filter, after.as_ref(), limit)).await
     }
@@ -261,7 +278,7 @@ impl Journal {
         &self,
         after: Option<&WorkspaceId>,
         limit: usize,
-    ) -> Result<Vec<WorkspaceRow>, ReadError> {
+    ) -> Result<Vec<WorkspaceRow>, JournalReadError> {
         let after = after.cloned();
         self.read(move |db| lists::workspaces(db, after.as_ref(), limit)).await
     }
@@ -272,7 +289,7 @@ impl Journal {
         filter: SessionFilter,
         after: Option<&SessionId>,
         limit: usize,
-    ) -> Result<Vec<SessionRow>, ReadError> {
+    ) -> Result<Vec<SessionRow>, JournalReadError> {
         let after = after.cloned();
         self.read(move |db| lists::sessions(db, filter, after.as_ref(), limit)).await
     }
@@ -283,7 +300,7 @@ impl Journal {
         filter: RunFilter,
         after: Option<&RunId>,
         limit: usize,
-    ) -> Result<Vec<RunRow>, ReadError> {
+    ) -> Result<Vec<RunRow>, JournalReadError> {
         let after = after.cloned();
         self.read(move |db| lists::runs(db, filter, after.as_ref(), limit)).await
     }
@@ -294,51 +311,56 @@ impl Journal {
         filter: AskFilter,
         after: Option<&AskId>,
         limit: usize,
-    ) -> Result<Vec<AskRow>, ReadError> {
+    ) -> Result<Vec<AskRow>, JournalReadError> {
         let after = after.cloned();
         self.read(move |db| lists::asks(db, filter, after.as_ref(), limit)).await
     }
 
     /// What a session and all below it have cost.
-    pub async fn tree_cost(&self, root: SessionKey) -> Result<f64, ReadError> {
+    pub async fn tree_cost(&self, root: SessionKey) -> Result<f64, JournalReadError> {
         self.read(move |db| lists::tree_cost(db, root)).await
     }
 
     /// How many sessions of a tree are open, its root included.
-    pub async fn tree_size(&self, root: SessionKey) -> Result<usize, ReadError> {
+    pub async fn tree_size(&self, root: SessionKey) -> Result<usize, JournalReadError> {
         self.read(move |db| lists::tree_size(db, root)).await
     }
 
     /// A session and those above it, the nearest first.
-    pub async fn line(&self, session: SessionKey) -> Result<Vec<SessionRow>, ReadError> {
-        self.read(move |db| lists::line(db, session)).await
+    pub async fn lineage(&self, session: SessionKey) -> Result<Vec<SessionRow>, JournalReadError> {
+        self.read(move |db| lists::lineage(db, session)).await
     }
 
     /// What a text may mean: an id, a title, or the beginning of an id. If something is called exactly so, only that.
-    pub async fn resolve(&self, text: &str, limit: usize) -> Result<Vec<Match>, ReadError> {
+    pub async fn resolve(&self, text: &str, limit: usize) -> Result<Vec<ReferenceMatch>, JournalReadError> {
         let text = text.to_owned();
         self.read(move |db| lists::resolve(db, &text, limit)).await
     }
 
     /// The fingerprint and the answer under an `Idempotency-Key`, while it is remembered.
-    pub async fn remembered(&self, key: &str) -> Result<Option<Remembered>, ReadError> {
+    pub async fn idempotent_response(&self, key: &str) -> Result<Option<StoredResponse>, JournalReadError> {
         let key = key.to_owned();
-        self.read(move |db| lists::remembered(db, &key, Millis::now())).await
+        self.read(move |db| lists::idempotent_response(db, &key, Millis::now())).await
     }
 
     /// Something of the whole daemon.
-    pub async fn meta(&self, key: &'static str) -> Result<Option<Vec<u8>>, ReadError> {
+    pub async fn meta(&self, key: &'static str) -> Result<Option<Vec<u8>>, JournalReadError> {
         self.read(move |db| lists::meta(db, key)).await
     }
 
     /// How much there is of what matters now.
-    pub async fn counts(&self) -> Result<Counts, ReadError> {
+    pub async fn counts(&self) -> Result<JournalCounts, JournalReadError> {
         self.read(lists::counts).await
     }
 
     /// A page of events after a cursor, as they were published. It may be empty and not the end: then the next one
     /// goes on at `scanned`.
-    pub async fn page(&self, filter: &Filter, after: Seq, limit: usize) -> Result<Page, ReadError> {
+    pub async fn page(
+        &self,
+        filter: &EventFilter,
+        after: Seq,
+        limit: usize,
+    ) -> Result<JournalPage, JournalReadError> {
         let (filter, head) = (filter.clone(), self.head());
         self.read(move |db| read::page(db, &filter, after, head, limit, PAGE_BYTES)).await
     }
@@ -350,48 +372,52 @@ impl Journal {
         session: SessionKey,
         run: Option<&RunId>,
         kinds: &[&str],
-        after: Number,
+        after: EventNumber,
         limit: usize,
-    ) -> Result<SessionPage, ReadError> {
+    ) -> Result<SessionEventPage, JournalReadError> {
         let run = run.cloned();
         let kinds: Vec<String> = kinds.iter().map(|kind| (*kind).to_owned()).collect();
         self.read(move |db| read::session_events(db, session, run.as_ref(), &kinds, after, limit)).await
     }
 
     /// Watches from a cursor on, or from now. Whatever is published after this returns is seen.
-    pub fn subscribe(&self, filter: Filter, after: Option<Seq>) -> Subscription {
-        let Inner { board, pool, stats, .. } = &*self.inner;
+    pub fn subscribe(&self, filter: EventFilter, after: Option<Seq>) -> Subscription {
+        let JournalInner { hub: board, pool, stats, .. } = &*self.inner;
         Subscription::new(board.clone(), pool.clone(), stats.clone(), filter, after)
     }
 
     /// Texts and files too large for an event.
-    pub fn blobs(&self) -> &Blobs {
+    pub fn blobs(&self) -> &BlobStore {
         &self.inner.blobs
     }
 
     /// Numbers for an operator.
-    pub fn stats(&self) -> &Stats {
+    pub fn stats(&self) -> &JournalStats {
         &self.inner.stats
     }
 
     /// What SQLite finds wrong with the file; nothing if it is sound.
-    pub async fn quick_check(&self) -> Result<Vec<String>, ReadError> {
+    pub async fn quick_check(&self) -> Result<Vec<String>, JournalReadError> {
         self.read(gc::quick_check).await
     }
 
     /// What the journal takes on the disk.
-    pub async fn sizes(&self) -> Result<Sizes, ReadError> {
+    pub async fn sizes(&self) -> Result<JournalSizes, JournalReadError> {
         let home = self.inner.home.clone();
         let mut sizes = self.read(move |db| gc::sizes(db, &home)).await?;
-        let files = self.blobs().list().await.map_err(|error| ReadError::Io(error.to_string()))?;
+        let files = self.blobs().list().await.map_err(|error| JournalReadError::Io(error.to_string()))?;
         sizes.blobs = files.iter().map(|file| file.blob.size).sum();
         Ok(sizes)
     }
 
     /// Sessions that were closed before `before`, the longest closed first, and how many events they have. They are
     /// deleted by [`RowChange::Purge`].
-    pub async fn closed_before(&self, before: Millis, limit: usize) -> Result<Closed, ReadError> {
-        self.read(move |db| gc::closed(db, before, limit)).await
+    pub async fn closed_before(
+        &self,
+        before: Millis,
+        limit: usize,
+    ) -> Result<ClosedSessions, JournalReadError> {
+        self.read(move |db| gc::closed_sessions(db, before, limit)).await
     }
 
     /// Files that were put before `before` and that nothing names once the sessions `without` are purged.
@@ -399,9 +425,9 @@ impl Journal {
         &self,
         before: Millis,
         without: &[SessionKey],
-    ) -> Result<Vec<BlobFile>, ReadError> {
+    ) -> Result<Vec<BlobFile>, JournalReadError> {
         // Listed first: a file that is put and named after this is not among them, or is too young.
-        let files = self.blobs().list().await.map_err(|error| ReadError::Io(error.to_string()))?;
+        let files = self.blobs().list().await.map_err(|error| JournalReadError::Io(error.to_string()))?;
         let mut old: Vec<BlobFile> = files.into_iter().filter(|file| file.put_at < before).collect();
         if old.is_empty() {
             return Ok(old);
@@ -432,21 +458,21 @@ impl Journal {
     /// two batches, so ask for few at a time.
     pub async fn vacuum(&self, pages: u32) -> Result<u64, AppendError> {
         let (answer, answered) = oneshot::channel();
-        self.inner.queue.put(Work::Vacuum { pages, answer }).await?;
+        self.inner.queue.put(WriterTask::Vacuum { pages, answer }).await?;
         answered.await.unwrap_or(Err(AppendError::Stopped))
     }
 
     /// Writes what waits, moves the log into the file, ends the threads and lets go of the home. Subscriptions get
     /// what they have not seen as far as it is in memory, and end.
     pub async fn close(&self) {
-        let running = held(&self.inner.running).take();
+        let running = lock_ignoring_poison(&self.inner.running).take();
         let Some(running) = running else { return };
         let inner = self.inner.clone();
         inner.queue.close();
         inner.checkpoints.stop();
         let threads = tokio::task::spawn_blocking(move || running.join());
         let lock = threads.await;
-        inner.board.close();
+        inner.hub.close();
         inner.pool.close().await;
         let home = inner.home.clone();
         let last = tokio::task::spawn_blocking(move || {
@@ -467,13 +493,13 @@ impl Journal {
 
     async fn read<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&Connection) -> Result<T, ReadError> + Send + 'static,
-    ) -> Result<T, ReadError> {
+        read: impl FnOnce(&Connection) -> Result<T, JournalReadError> + Send + 'static,
+    ) -> Result<T, JournalReadError> {
         self.inner.pool.read(read).await
     }
 }
 
-impl Running {
+impl JournalThreads {
     /// Waits for the threads, which have been told to end.
     fn join(self) -> HomeLock {
         for thread in [self.writer, self.checkpointer] {
@@ -485,20 +511,20 @@ impl Running {
     }
 }
 
-impl Drop for Inner {
+impl Drop for JournalInner {
     fn drop(&mut self) {
-        let Some(running) = held(&self.running).take() else { return };
+        let Some(running) = lock_ignoring_poison(&self.running).take() else { return };
         self.queue.close();
         self.checkpoints.stop();
         let lock = running.join();
-        self.board.close();
+        self.hub.close();
         self.pool.abandon();
         drop(lock);
     }
 }
 
 /// What must hold of an event for its frame to be one and for its session to be readable by number.
-fn check(event: &NewEvent) -> Result<(), AppendError> {
+fn check_event(event: &NewEvent) -> Result<(), AppendError> {
     let NewEvent { scope, number, kind, data, .. } = event;
     let refuse = |why: &str| Err(AppendError::Violation(format!("{kind}: {why}")));
     if scope.stream().is_some() != number.is_some() {
@@ -519,21 +545,21 @@ fn check(event: &NewEvent) -> Result<(), AppendError> {
     Ok(())
 }
 
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, OpenError> {
+fn spawn_thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, JournalOpenError> {
     std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(run)
-        .map_err(OpenError::io("start the journal's threads"))
+        .map_err(JournalOpenError::io("start the journal's threads"))
 }
 
 /// The highest numbers that were ever given out.
-struct Highest {
+struct HighestKeys {
     seq: Seq,
     session: i64,
     workspace: i64,
 }
 
-impl Highest {
+impl HighestKeys {
     fn read(db: &Connection) -> rusqlite::Result<Self> {
         let highest = |sql: &str| -> rusqlite::Result<i64> {
             Ok(db.query_row(sql, [], |row| row.get::<_, Option<i64>>(0))?.unwrap_or(0))
@@ -547,6 +573,6 @@ impl Highest {
             .max(highest("SELECT max(session) FROM session_events")?)
             .max(counter(SESSION_COUNTER)?);
         let workspace = highest("SELECT max(key) FROM workspace_names")?;
-        Ok(Self { seq: Seq(count(seq)), session, workspace })
+        Ok(Self { seq: Seq(from_sql_int(seq)), session, workspace })
     }
 }

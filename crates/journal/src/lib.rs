@@ -31,25 +31,27 @@ mod ring;
 pub mod rows;
 mod schema;
 pub mod stats;
-pub mod tail;
+pub mod subscription;
 mod writer;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use blobs::{BlobFile, Blobs};
-pub use error::{AppendError, BlobError, OpenError, ReadError};
-pub use event::{NewEvent, Published, Scope, SessionKey, StoredEvent, WorkspaceKey};
-pub use journal::{Append, Journal, Options};
-pub use lists::{AskFilter, Counts, FleetFilter, MailFilter, Remembered, RunFilter, SessionFilter};
-pub use queue::{Appended, Remember};
-pub use read::{Loaded, Page, SessionPage};
+pub use blobs::{BlobFile, BlobStore};
+pub use error::{AppendError, BlobError, JournalOpenError, JournalReadError};
+pub use event::{EventScope, NewEvent, PublishedEvent, SessionKey, StoredEvent, WorkspaceKey};
+pub use journal::{AppendRequest, Journal, JournalOptions};
+pub use lists::{
+    AskFilter, FleetFilter, JournalCounts, MailFilter, RunFilter, SessionFilter, StoredResponse,
+};
+pub use queue::{AppendReceipt, IdempotencyRecord};
+pub use read::{JournalPage, SessionEventPage, SessionHistory};
 pub use rebuild::{RebuildError, rebuild};
-pub use ring::{Filter, Topic};
+pub use ring::{EventFilter, EventTopic};
 pub use rows::{AskRow, FleetRow, MailRow, RowChange, RunRow, SessionRow, WorkspaceRow};
-pub use stats::Stats;
-pub use tail::Subscription;
+pub use stats::JournalStats;
+pub use subscription::Subscription;
 
 /// Locks, also after a panic elsewhere: nothing under our locks can be left half-changed.
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock_ignoring_poison<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

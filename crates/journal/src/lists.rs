@@ -1,16 +1,16 @@
 //! Reading rows: one by its id, lists in order, trees of sessions, and what a shortened id may mean. Each list names
 //! the index it walks, so that it stays fast whatever SQLite's planner believes about the data.
 
-use qd_protocol::api::{Match, MatchKind};
+use qd_protocol::api::{ReferenceKind, ReferenceMatch};
 use qd_protocol::limits::{DEPTH_MAX, IDEMPOTENCY_S};
 use qd_protocol::{AskId, FleetId, MailId, Millis, RunId, Seq, SessionId, WorkspaceId};
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
 
-use crate::error::ReadError;
+use crate::error::JournalReadError;
 use crate::event::{SessionKey, WorkspaceKey};
-use crate::read::{damaged, text};
-use crate::rows::{AskRow, FleetRow, MailRow, RunRow, SessionRow, WorkspaceRow, count, int};
+use crate::read::{damage_error, text_column};
+use crate::rows::{AskRow, FleetRow, MailRow, RunRow, SessionRow, WorkspaceRow, from_sql_int, to_sql_int};
 
 /// Which sessions a list has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -22,7 +22,7 @@ pub struct SessionFilter {
     /// Those with unfinished runs.
     pub live_only: bool,
     /// Those that owe something to another.
-    pub owes_only: bool,
+    pub obligations_only: bool,
     /// Those right below this one.
     pub parent: Option<SessionKey>,
 }
@@ -71,7 +71,7 @@ pub struct MailFilter {
 
 /// How much there is of everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counts {
+pub struct JournalCounts {
     /// Sessions that are not closed.
     pub open_sessions: u64,
     /// Sessions with unfinished runs.
@@ -90,29 +90,32 @@ const RUN: &str = "seq, id, session, workspace, finished, fingerprint, prompt, d
 const ASK: &str = "id, session, pending, doc";
 const MAIL: &str = "seq, id, session, open, fingerprint, sent, doc";
 
-pub(crate) fn workspace(db: &Connection, id: &str) -> Result<Option<WorkspaceRow>, ReadError> {
-    one(db, &format!("SELECT {WORKSPACE} FROM workspaces WHERE id = ?1"), id, workspace_row)
+pub(crate) fn workspace(db: &Connection, id: &str) -> Result<Option<WorkspaceRow>, JournalReadError> {
+    query_one(db, &format!("SELECT {WORKSPACE} FROM workspaces WHERE id = ?1"), id, workspace_row)
 }
 
-pub(crate) fn workspace_by_path(db: &Connection, path: &str) -> Result<Option<WorkspaceRow>, ReadError> {
+pub(crate) fn workspace_by_path(
+    db: &Connection,
+    path: &str,
+) -> Result<Option<WorkspaceRow>, JournalReadError> {
     let sql = format!("SELECT {WORKSPACE} FROM workspaces WHERE path = ?1 AND removed = 0");
-    one(db, &sql, path, workspace_row)
+    query_one(db, &sql, path, workspace_row)
 }
 
-pub(crate) fn session(db: &Connection, id: &str) -> Result<Option<SessionRow>, ReadError> {
-    one(db, &format!("SELECT {SESSION} FROM sessions WHERE id = ?1"), id, session_row)
+pub(crate) fn session(db: &Connection, id: &str) -> Result<Option<SessionRow>, JournalReadError> {
+    query_one(db, &format!("SELECT {SESSION} FROM sessions WHERE id = ?1"), id, session_row)
 }
 
-pub(crate) fn run(db: &Connection, id: &str) -> Result<Option<RunRow>, ReadError> {
-    one(db, &format!("SELECT {RUN} FROM runs WHERE id = ?1"), id, run_row)
+pub(crate) fn run(db: &Connection, id: &str) -> Result<Option<RunRow>, JournalReadError> {
+    query_one(db, &format!("SELECT {RUN} FROM runs WHERE id = ?1"), id, run_row)
 }
 
-pub(crate) fn ask(db: &Connection, id: &str) -> Result<Option<AskRow>, ReadError> {
-    one(db, &format!("SELECT {ASK} FROM asks WHERE id = ?1"), id, ask_row)
+pub(crate) fn ask(db: &Connection, id: &str) -> Result<Option<AskRow>, JournalReadError> {
+    query_one(db, &format!("SELECT {ASK} FROM asks WHERE id = ?1"), id, ask_row)
 }
 
-pub(crate) fn mail(db: &Connection, id: &str) -> Result<Option<MailRow>, ReadError> {
-    one(db, &format!("SELECT {MAIL} FROM mail WHERE id = ?1"), id, mail_row)
+pub(crate) fn mail(db: &Connection, id: &str) -> Result<Option<MailRow>, JournalReadError> {
+    query_one(db, &format!("SELECT {MAIL} FROM mail WHERE id = ?1"), id, mail_row)
 }
 
 /// In the order of arrival.
@@ -121,29 +124,32 @@ pub(crate) fn mails(
     filter: MailFilter,
     after: Option<&MailId>,
     limit: usize,
-) -> Result<Vec<MailRow>, ReadError> {
-    let mut list = List::new("mail", MAIL, "seq");
+) -> Result<Vec<MailRow>, JournalReadError> {
+    let mut list = RowQuery::new("mail", MAIL, "seq");
     list.after(db, after.map(MailId::as_str))?;
     list.index = match filter {
         MailFilter { session: Some(_), .. } => "mail_by_session",
         MailFilter { open_only: true, .. } => "mail_open",
         MailFilter { .. } => "",
     };
-    list.equals("session", filter.session.map(|session| session.0));
+    list.filter_equals("session", filter.session.map(|session| session.0));
     list.clauses.push("session IS NOT NULL".to_owned());
-    list.only(filter.open_only, "open = 1");
-    list.rows(db, limit, mail_row)
+    list.filter_if(filter.open_only, "open = 1");
+    list.fetch(db, limit, mail_row)
 }
 
 pub(crate) fn workspace_by_key(
     db: &Connection,
     key: WorkspaceKey,
-) -> Result<Option<WorkspaceRow>, ReadError> {
-    one(db, &format!("SELECT {WORKSPACE} FROM workspaces WHERE key = ?1"), key.0, workspace_row)
+) -> Result<Option<WorkspaceRow>, JournalReadError> {
+    query_one(db, &format!("SELECT {WORKSPACE} FROM workspaces WHERE key = ?1"), key.0, workspace_row)
 }
 
-pub(crate) fn session_by_key(db: &Connection, key: SessionKey) -> Result<Option<SessionRow>, ReadError> {
-    one(db, &format!("SELECT {SESSION} FROM sessions WHERE key = ?1"), key.0, session_row)
+pub(crate) fn session_by_key(
+    db: &Connection,
+    key: SessionKey,
+) -> Result<Option<SessionRow>, JournalReadError> {
+    query_one(db, &format!("SELECT {SESSION} FROM sessions WHERE key = ?1"), key.0, session_row)
 }
 
 /// Those that are not removed, in the order of creation.
@@ -151,11 +157,11 @@ pub(crate) fn workspaces(
     db: &Connection,
     after: Option<&WorkspaceId>,
     limit: usize,
-) -> Result<Vec<WorkspaceRow>, ReadError> {
-    let mut list = List::new("workspaces", WORKSPACE, "key");
+) -> Result<Vec<WorkspaceRow>, JournalReadError> {
+    let mut list = RowQuery::new("workspaces", WORKSPACE, "key");
     list.after(db, after.map(WorkspaceId::as_str))?;
     list.clauses.push("removed = 0".to_owned());
-    list.rows(db, limit, workspace_row)
+    list.fetch(db, limit, workspace_row)
 }
 
 /// In the order of creation.
@@ -164,32 +170,32 @@ pub(crate) fn sessions(
     filter: SessionFilter,
     after: Option<&SessionId>,
     limit: usize,
-) -> Result<Vec<SessionRow>, ReadError> {
-    let mut list = List::new("sessions", SESSION, "key");
+) -> Result<Vec<SessionRow>, JournalReadError> {
+    let mut list = RowQuery::new("sessions", SESSION, "key");
     list.after(db, after.map(SessionId::as_str))?;
     list.index = match filter {
         SessionFilter { parent: Some(_), .. } => "sessions_by_parent",
         SessionFilter { live_only: true, .. } => "sessions_live",
-        SessionFilter { owes_only: true, .. } => "sessions_owing",
+        SessionFilter { obligations_only: true, .. } => "sessions_owing",
         SessionFilter { workspace: Some(_), open_only: true, .. } => "sessions_open_by_workspace",
         SessionFilter { workspace: Some(_), .. } => "sessions_by_workspace",
         SessionFilter { open_only: true, .. } => "sessions_open",
         _ => "",
     };
-    list.equals("parent", filter.parent.map(|parent| parent.0));
-    list.equals("workspace", filter.workspace.map(|workspace| workspace.0));
-    list.only(filter.open_only, "closed_at IS NULL");
-    list.only(filter.live_only, "live = 1");
-    list.only(filter.owes_only, "owes = 1");
-    list.rows(db, limit, session_row)
+    list.filter_equals("parent", filter.parent.map(|parent| parent.0));
+    list.filter_equals("workspace", filter.workspace.map(|workspace| workspace.0));
+    list.filter_if(filter.open_only, "closed_at IS NULL");
+    list.filter_if(filter.live_only, "live = 1");
+    list.filter_if(filter.obligations_only, "owes = 1");
+    list.fetch(db, limit, session_row)
 }
 
-pub(crate) fn fleet(db: &Connection, id: &FleetId) -> Result<Option<FleetRow>, ReadError> {
-    one(db, &format!("SELECT {FLEET} FROM fleets WHERE id = ?1"), id.as_str(), fleet_row)
+pub(crate) fn fleet(db: &Connection, id: &FleetId) -> Result<Option<FleetRow>, JournalReadError> {
+    query_one(db, &format!("SELECT {FLEET} FROM fleets WHERE id = ?1"), id.as_str(), fleet_row)
 }
 
-pub(crate) fn fleet_by_key(db: &Connection, key: SessionKey) -> Result<Option<FleetRow>, ReadError> {
-    one(db, &format!("SELECT {FLEET} FROM fleets WHERE key = ?1"), key.0, fleet_row)
+pub(crate) fn fleet_by_key(db: &Connection, key: SessionKey) -> Result<Option<FleetRow>, JournalReadError> {
+    query_one(db, &format!("SELECT {FLEET} FROM fleets WHERE key = ?1"), key.0, fleet_row)
 }
 
 /// In the order of creation.
@@ -198,17 +204,17 @@ pub(crate) fn fleets(
     filter: FleetFilter,
     after: Option<&FleetId>,
     limit: usize,
-) -> Result<Vec<FleetRow>, ReadError> {
-    let mut list = List::new("fleets", FLEET, "key");
+) -> Result<Vec<FleetRow>, JournalReadError> {
+    let mut list = RowQuery::new("fleets", FLEET, "key");
     list.after(db, after.map(FleetId::as_str))?;
     list.index = match filter {
         FleetFilter { live_only: true, .. } => "fleets_live",
         FleetFilter { workspace: Some(_), .. } => "fleets_by_workspace",
         FleetFilter { .. } => "",
     };
-    list.equals("workspace", filter.workspace.map(|workspace| workspace.0));
-    list.only(filter.live_only, "live = 1");
-    list.rows(db, limit, fleet_row)
+    list.filter_equals("workspace", filter.workspace.map(|workspace| workspace.0));
+    list.filter_if(filter.live_only, "live = 1");
+    list.fetch(db, limit, fleet_row)
 }
 
 /// In the order of acceptance.
@@ -217,8 +223,8 @@ pub(crate) fn runs(
     filter: RunFilter,
     after: Option<&RunId>,
     limit: usize,
-) -> Result<Vec<RunRow>, ReadError> {
-    let mut list = List::new("runs", RUN, "seq");
+) -> Result<Vec<RunRow>, JournalReadError> {
+    let mut list = RowQuery::new("runs", RUN, "seq");
     list.after(db, after.map(RunId::as_str))?;
     list.index = match filter {
         RunFilter { unfinished_only: true, .. } => "runs_unfinished",
@@ -226,10 +232,10 @@ pub(crate) fn runs(
         RunFilter { workspace: Some(_), .. } => "runs_by_workspace",
         _ => "",
     };
-    list.equals("session", filter.session.map(|session| session.0));
-    list.equals("workspace", filter.workspace.map(|workspace| workspace.0));
-    list.only(filter.unfinished_only, "finished = 0");
-    list.rows(db, limit, run_row)
+    list.filter_equals("session", filter.session.map(|session| session.0));
+    list.filter_equals("workspace", filter.workspace.map(|workspace| workspace.0));
+    list.filter_if(filter.unfinished_only, "finished = 0");
+    list.fetch(db, limit, run_row)
 }
 
 /// An ask is a session's or a fleet's.
@@ -242,22 +248,22 @@ pub(crate) fn asks(
     filter: AskFilter,
     after: Option<&AskId>,
     limit: usize,
-) -> Result<Vec<AskRow>, ReadError> {
-    let mut list = List { descends: filter.newest_first, ..List::new("asks", ASK, "n") };
+) -> Result<Vec<AskRow>, JournalReadError> {
+    let mut list = RowQuery { descending: filter.newest_first, ..RowQuery::new("asks", ASK, "n") };
     list.after(db, after.map(AskId::as_str))?;
     list.index = match filter {
         AskFilter { pending_only: true, .. } => "asks_pending",
         AskFilter { session: Some(_), .. } => "asks_by_session",
         _ => "",
     };
-    list.equals("session", filter.session.map(|session| session.0));
-    list.equals(ASK_WORKSPACE, filter.workspace.map(|key| key.0));
-    list.only(filter.pending_only, "pending = 1");
-    list.rows(db, limit, ask_row)
+    list.filter_equals("session", filter.session.map(|session| session.0));
+    list.filter_equals(ASK_WORKSPACE, filter.workspace.map(|key| key.0));
+    list.filter_if(filter.pending_only, "pending = 1");
+    list.fetch(db, limit, ask_row)
 }
 
 /// What a session and all below it have cost.
-pub(crate) fn tree_cost(db: &Connection, root: SessionKey) -> Result<f64, ReadError> {
+pub(crate) fn tree_cost(db: &Connection, root: SessionKey) -> Result<f64, JournalReadError> {
     // UNION, not UNION ALL: a circle of parents, which nobody should make, would otherwise never end.
     let cost = db
         .prepare_cached(
@@ -270,8 +276,8 @@ pub(crate) fn tree_cost(db: &Connection, root: SessionKey) -> Result<f64, ReadEr
 }
 
 /// How many sessions of a tree are open, its root included.
-pub(crate) fn tree_size(db: &Connection, root: SessionKey) -> Result<usize, ReadError> {
-    let open: u64 = count(
+pub(crate) fn tree_size(db: &Connection, root: SessionKey) -> Result<usize, JournalReadError> {
+    let open: u64 = from_sql_int(
         db.prepare_cached(
             "WITH RECURSIVE tree(key) AS (VALUES(?1) UNION SELECT sessions.key FROM tree JOIN sessions INDEXED BY
              sessions_by_parent ON sessions.parent = tree.key)
@@ -283,7 +289,7 @@ pub(crate) fn tree_size(db: &Connection, root: SessionKey) -> Result<usize, Read
 }
 
 /// A session and those above it, the nearest first.
-pub(crate) fn line(db: &Connection, session: SessionKey) -> Result<Vec<SessionRow>, ReadError> {
+pub(crate) fn lineage(db: &Connection, session: SessionKey) -> Result<Vec<SessionRow>, JournalReadError> {
     let mut line = Vec::new();
     let mut next = Some(session);
     while let Some(key) = next
@@ -296,11 +302,11 @@ pub(crate) fn line(db: &Connection, session: SessionKey) -> Result<Vec<SessionRo
     Ok(line)
 }
 
-pub(crate) fn counts(db: &Connection) -> Result<Counts, ReadError> {
-    let count = |sql| -> Result<u64, ReadError> {
-        Ok(count(db.prepare_cached(sql)?.query_row([], |row| row.get(0))?))
+pub(crate) fn counts(db: &Connection) -> Result<JournalCounts, JournalReadError> {
+    let count = |sql| -> Result<u64, JournalReadError> {
+        Ok(from_sql_int(db.prepare_cached(sql)?.query_row([], |row| row.get(0))?))
     };
-    Ok(Counts {
+    Ok(JournalCounts {
         open_sessions: count(
             "SELECT count(*) FROM sessions INDEXED BY sessions_open WHERE closed_at IS NULL",
         )?,
@@ -311,23 +317,27 @@ pub(crate) fn counts(db: &Connection) -> Result<Counts, ReadError> {
 }
 
 /// What tells the request apart, and the answer it got.
-pub type Remembered = ([u8; 32], Vec<u8>);
+pub type StoredResponse = ([u8; 32], Vec<u8>);
 
 /// An answer under an `Idempotency-Key`, while it is remembered.
-pub(crate) fn remembered(db: &Connection, key: &str, now: Millis) -> Result<Option<Remembered>, ReadError> {
+pub(crate) fn idempotent_response(
+    db: &Connection,
+    key: &str,
+    now: Millis,
+) -> Result<Option<StoredResponse>, JournalReadError> {
     let found = db
         .prepare_cached("SELECT fingerprint, answer FROM remembered WHERE key = ?1 AND at >= ?2")?
-        .query_row(params![key, oldest_remembered(now)], |row| Ok((row.get(0)?, row.get(1)?)))
+        .query_row(params![key, idempotency_cutoff(now)], |row| Ok((row.get(0)?, row.get(1)?)))
         .optional()?;
     Ok(found)
 }
 
 /// What was remembered before this is forgotten.
-pub(crate) fn oldest_remembered(now: Millis) -> i64 {
-    int(now.0.saturating_sub(IDEMPOTENCY_S * 1000))
+pub(crate) fn idempotency_cutoff(now: Millis) -> i64 {
+    to_sql_int(now.0.saturating_sub(IDEMPOTENCY_S * 1000))
 }
 
-pub(crate) fn meta(db: &Connection, key: &str) -> Result<Option<Vec<u8>>, ReadError> {
+pub(crate) fn meta(db: &Connection, key: &str) -> Result<Option<Vec<u8>>, JournalReadError> {
     Ok(db
         .prepare_cached("SELECT value FROM meta WHERE key = ?1")?
         .query_row([key], |row| row.get(0))
@@ -335,32 +345,32 @@ pub(crate) fn meta(db: &Connection, key: &str) -> Result<Option<Vec<u8>>, ReadEr
 }
 
 /// The five tables that a reference can point into: what they hold, how their ids begin, and what a match says.
-const KINDS: [(MatchKind, &str, &str); 5] = [
+const REFERENCE_TABLES: [(ReferenceKind, &str, &str); 5] = [
     (
-        MatchKind::Session,
+        ReferenceKind::Session,
         SessionId::PREFIX,
         "SELECT s.id, w.id, s.id FROM sessions s JOIN workspace_names w ON w.key = s.workspace WHERE 1",
     ),
     (
-        MatchKind::Run,
+        ReferenceKind::Run,
         RunId::PREFIX,
         "SELECT s.id, w.id, n.id FROM runs s JOIN workspace_names w ON w.key = s.workspace
          JOIN session_names n ON n.key = s.session WHERE 1",
     ),
     (
-        MatchKind::Ask,
+        ReferenceKind::Ask,
         AskId::PREFIX,
         "SELECT s.id, w.id, t.id FROM asks s LEFT JOIN sessions t ON t.key = s.session
          LEFT JOIN fleets f ON f.key = s.session
          JOIN workspace_names w ON w.key = coalesce(t.workspace, f.workspace) WHERE 1",
     ),
     (
-        MatchKind::Fleet,
+        ReferenceKind::Fleet,
         FleetId::PREFIX,
         "SELECT s.id, w.id, NULL FROM fleets s JOIN workspace_names w ON w.key = s.workspace WHERE 1",
     ),
     (
-        MatchKind::Workspace,
+        ReferenceKind::Workspace,
         WorkspaceId::PREFIX,
         "SELECT s.id, s.id, NULL FROM workspaces s WHERE s.removed = 0",
     ),
@@ -368,30 +378,36 @@ const KINDS: [(MatchKind, &str, &str); 5] = [
 
 /// What a text may mean: an id, a session's title, or the beginning of an id with or without its prefix. Whatever it
 /// is exactly comes first.
-pub(crate) fn resolve(db: &Connection, reference: &str, limit: usize) -> Result<Vec<Match>, ReadError> {
-    let mut found: Vec<Match> = Vec::new();
+pub(crate) fn resolve(
+    db: &Connection,
+    reference: &str,
+    limit: usize,
+) -> Result<Vec<ReferenceMatch>, JournalReadError> {
+    let mut found: Vec<ReferenceMatch> = Vec::new();
     // Adds what a query finds, and says how much there is by then.
-    let mut add = |kind: MatchKind, sql: &str, low: &str, high: &str| -> Result<usize, ReadError> {
-        if found.len() >= limit {
-            return Ok(found.len());
-        }
-        let mut statement = db.prepare_cached(sql)?;
-        let mut rows = statement.query(params![low, high, i64::try_from(limit).unwrap_or(i64::MAX)])?;
-        while let Some(row) = rows.next()? {
-            let id = text(row, 0)?.to_owned();
-            if found.len() < limit && !found.iter().any(|known| known.kind == kind && known.id == id) {
-                let workspace_id = WorkspaceId::parse(text(row, 1)?).map_err(damaged)?;
-                let session: Option<String> = row.get(2)?;
-                let session_id = session.map(|id| SessionId::parse(&id).map_err(damaged)).transpose()?;
-                found.push(Match { kind, id, workspace_id, session_id });
+    let mut add =
+        |kind: ReferenceKind, sql: &str, low: &str, high: &str| -> Result<usize, JournalReadError> {
+            if found.len() >= limit {
+                return Ok(found.len());
             }
-        }
-        Ok(found.len())
-    };
-    for (kind, _, select) in KINDS {
+            let mut statement = db.prepare_cached(sql)?;
+            let mut rows = statement.query(params![low, high, i64::try_from(limit).unwrap_or(i64::MAX)])?;
+            while let Some(row) = rows.next()? {
+                let id = text_column(row, 0)?.to_owned();
+                if found.len() < limit && !found.iter().any(|known| known.kind == kind && known.id == id) {
+                    let workspace_id = WorkspaceId::parse(text_column(row, 1)?).map_err(damage_error)?;
+                    let session: Option<String> = row.get(2)?;
+                    let session_id =
+                        session.map(|id| SessionId::parse(&id).map_err(damage_error)).transpose()?;
+                    found.push(ReferenceMatch { kind, id, workspace_id, session_id });
+                }
+            }
+            Ok(found.len())
+        };
+    for (kind, _, select) in REFERENCE_TABLES {
         add(kind, &format!("{select} AND s.id = ?1 AND ?2 = '' ORDER BY s.id LIMIT ?3"), reference, "")?;
     }
-    let (kind, _, select) = KINDS[0];
+    let (kind, _, select) = REFERENCE_TABLES[0];
     let by_title = format!("{select} AND s.title = ?1 AND ?2 = '' ORDER BY s.key DESC LIMIT ?3");
     let exact = add(kind, &by_title, reference, "")?;
     // Whoever says the whole of something means it, whatever else begins like that.
@@ -402,7 +418,7 @@ pub(crate) fn resolve(db: &Connection, reference: &str, limit: usize) -> Result<
     {
         return Ok(found);
     }
-    for (kind, prefix, select) in KINDS {
+    for (kind, prefix, select) in REFERENCE_TABLES {
         let sql = format!("{select} AND s.id >= ?1 AND s.id < ?2 ORDER BY s.id LIMIT ?3");
         for low in [reference.to_owned(), format!("{prefix}{reference}")] {
             add(kind, &sql, &low, &format!("{low}\u{7f}"))?;
@@ -411,68 +427,68 @@ pub(crate) fn resolve(db: &Connection, reference: &str, limit: usize) -> Result<
     Ok(found)
 }
 
-fn one<T>(
+fn query_one<T>(
     db: &Connection,
     sql: &str,
     by: impl rusqlite::ToSql,
-    read: fn(&Row<'_>) -> Result<T, ReadError>,
-) -> Result<Option<T>, ReadError> {
+    read: fn(&Row<'_>) -> Result<T, JournalReadError>,
+) -> Result<Option<T>, JournalReadError> {
     let mut statement = db.prepare_cached(sql)?;
     let mut rows = statement.query([by])?;
     rows.next()?.map(read).transpose()
 }
 
 /// A list that is being put together.
-struct List {
+struct RowQuery {
     table: &'static str,
     columns: &'static str,
     order: &'static str,
     index: &'static str,
     /// Whether the last comes first.
-    descends: bool,
+    descending: bool,
     clauses: Vec<String>,
     values: Vec<Value>,
 }
 
-impl List {
+impl RowQuery {
     fn new(table: &'static str, columns: &'static str, order: &'static str) -> Self {
-        Self { table, columns, order, index: "", descends: false, clauses: Vec::new(), values: Vec::new() }
+        Self { table, columns, order, index: "", descending: false, clauses: Vec::new(), values: Vec::new() }
     }
 
     /// Goes on after the row of this id.
-    fn after(&mut self, db: &Connection, id: Option<&str>) -> Result<(), ReadError> {
+    fn after(&mut self, db: &Connection, id: Option<&str>) -> Result<(), JournalReadError> {
         let Some(id) = id else { return Ok(()) };
         let (table, order) = (self.table, self.order);
         let place: Option<i64> = db
             .prepare_cached(&format!("SELECT {order} FROM {table} WHERE id = ?1"))?
             .query_row([id], |row| row.get(0))
             .optional()?;
-        let place = place.ok_or_else(|| ReadError::Cursor(id.to_owned()))?;
-        self.clauses.push(format!("{order} {} ?", if self.descends { "<" } else { ">" }));
+        let place = place.ok_or_else(|| JournalReadError::Cursor(id.to_owned()))?;
+        self.clauses.push(format!("{order} {} ?", if self.descending { "<" } else { ">" }));
         self.values.push(place.into());
         Ok(())
     }
 
-    fn equals(&mut self, column: &str, value: Option<i64>) {
+    fn filter_equals(&mut self, column: &str, value: Option<i64>) {
         if let Some(value) = value {
             self.clauses.push(format!("{column} = ?"));
             self.values.push(value.into());
         }
     }
 
-    fn only(&mut self, only: bool, clause: &str) {
+    fn filter_if(&mut self, only: bool, clause: &str) {
         if only {
             self.clauses.push(clause.to_owned());
         }
     }
 
-    fn rows<T>(
+    fn fetch<T>(
         mut self,
         db: &Connection,
         limit: usize,
-        read: fn(&Row<'_>) -> Result<T, ReadError>,
-    ) -> Result<Vec<T>, ReadError> {
-        let Self { table, columns, order, index, descends, ref clauses, .. } = self;
+        read: fn(&Row<'_>) -> Result<T, JournalReadError>,
+    ) -> Result<Vec<T>, JournalReadError> {
+        let Self { table, columns, order, index, descending: descends, ref clauses, .. } = self;
         let way = if descends { " DESC" } else { "" };
         let indexed = if index.is_empty() { String::new() } else { format!(" INDEXED BY {index}") };
         let filter =
@@ -490,13 +506,13 @@ impl List {
 }
 
 fn millis(value: i64) -> Millis {
-    Millis(count(value))
+    Millis(from_sql_int(value))
 }
 
-fn workspace_row(row: &Row<'_>) -> Result<WorkspaceRow, ReadError> {
+fn workspace_row(row: &Row<'_>) -> Result<WorkspaceRow, JournalReadError> {
     Ok(WorkspaceRow {
         key: WorkspaceKey(row.get(0)?),
-        id: WorkspaceId::parse(text(row, 1)?).map_err(damaged)?,
+        id: WorkspaceId::parse(text_column(row, 1)?).map_err(damage_error)?,
         path: row.get(2)?,
         name: row.get(3)?,
         removed: row.get(4)?,
@@ -505,16 +521,16 @@ fn workspace_row(row: &Row<'_>) -> Result<WorkspaceRow, ReadError> {
     })
 }
 
-fn session_row(row: &Row<'_>) -> Result<SessionRow, ReadError> {
+fn session_row(row: &Row<'_>) -> Result<SessionRow, JournalReadError> {
     Ok(SessionRow {
         key: SessionKey(row.get(0)?),
-        id: SessionId::parse(text(row, 1)?).map_err(damaged)?,
+        id: SessionId::parse(text_column(row, 1)?).map_err(damage_error)?,
         workspace: WorkspaceKey(row.get(2)?),
         parent: row.get::<_, Option<i64>>(3)?.map(SessionKey),
         title: row.get(4)?,
         closed_at: row.get::<_, Option<i64>>(5)?.map(millis),
         live: row.get(6)?,
-        owes: row.get(7)?,
+        has_obligations: row.get(7)?,
         cost_usd: row.get(8)?,
         budget_usd: row.get(9)?,
         updated_at: millis(row.get(10)?),
@@ -522,25 +538,25 @@ fn session_row(row: &Row<'_>) -> Result<SessionRow, ReadError> {
     })
 }
 
-fn fleet_row(row: &Row<'_>) -> Result<FleetRow, ReadError> {
+fn fleet_row(row: &Row<'_>) -> Result<FleetRow, JournalReadError> {
     Ok(FleetRow {
         key: SessionKey(row.get(0)?),
-        id: FleetId::parse(text(row, 1)?).map_err(damaged)?,
+        id: FleetId::parse(text_column(row, 1)?).map_err(damage_error)?,
         workspace: WorkspaceKey(row.get(2)?),
         live: row.get(3)?,
         budget_usd: row.get(4)?,
-        born: row.get(5)?,
+        created_with: row.get(5)?,
         doc: row.get(6)?,
     })
 }
 
-fn run_row(row: &Row<'_>) -> Result<RunRow, ReadError> {
+fn run_row(row: &Row<'_>) -> Result<RunRow, JournalReadError> {
     Ok(RunRow {
-        seq: Seq(count(row.get(0)?)),
-        id: RunId::parse(text(row, 1)?).map_err(damaged)?,
+        seq: Seq(from_sql_int(row.get(0)?)),
+        id: RunId::parse(text_column(row, 1)?).map_err(damage_error)?,
         session: SessionKey(row.get(2)?),
         workspace: WorkspaceKey(row.get(3)?),
-        accepted: None,
+        accepted_event: None,
         finished: row.get(4)?,
         fingerprint: row.get(5)?,
         prompt: row.get(6)?,
@@ -548,12 +564,12 @@ fn run_row(row: &Row<'_>) -> Result<RunRow, ReadError> {
     })
 }
 
-fn mail_row(row: &Row<'_>) -> Result<MailRow, ReadError> {
+fn mail_row(row: &Row<'_>) -> Result<MailRow, JournalReadError> {
     Ok(MailRow {
-        seq: Seq(count(row.get(0)?)),
-        id: MailId::parse(text(row, 1)?).map_err(damaged)?,
+        seq: Seq(from_sql_int(row.get(0)?)),
+        id: MailId::parse(text_column(row, 1)?).map_err(damage_error)?,
         session: row.get::<_, Option<i64>>(2)?.map(SessionKey),
-        sent_by: None,
+        sent_event: None,
         open: row.get(3)?,
         fingerprint: row.get(4)?,
         sent: row.get(5)?,
@@ -561,9 +577,9 @@ fn mail_row(row: &Row<'_>) -> Result<MailRow, ReadError> {
     })
 }
 
-fn ask_row(row: &Row<'_>) -> Result<AskRow, ReadError> {
+fn ask_row(row: &Row<'_>) -> Result<AskRow, JournalReadError> {
     Ok(AskRow {
-        id: AskId::parse(text(row, 0)?).map_err(damaged)?,
+        id: AskId::parse(text_column(row, 0)?).map_err(damage_error)?,
         session: SessionKey(row.get(1)?),
         pending: row.get(2)?,
         doc: row.get(3)?,

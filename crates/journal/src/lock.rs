@@ -11,17 +11,17 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, test_kill_process};
 
-use crate::error::OpenError;
+use crate::error::JournalOpenError;
 
 /// How long a lock may outlive its holder: a child becomes another program in far less, also on a busy machine.
-const DEAD_HOLDER: Duration = Duration::from_secs(2);
+const DEAD_HOLDER_WAIT: Duration = Duration::from_secs(2);
 
 /// Held as long as it lives.
 #[derive(Debug)]
 pub(crate) struct HomeLock(File);
 
 impl HomeLock {
-    pub(crate) fn take(home: &Path) -> Result<Self, OpenError> {
+    pub(crate) fn acquire(home: &Path) -> Result<Self, JournalOpenError> {
         let mut file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -29,7 +29,7 @@ impl HomeLock {
             .truncate(false)
             .mode(0o600)
             .open(home.join("lock"))
-            .map_err(OpenError::io("open the home's lock"))?;
+            .map_err(JournalOpenError::io("open the home's lock"))?;
         let begun = Instant::now();
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -37,12 +37,12 @@ impl HomeLock {
                 Err(rustix::io::Errno::WOULDBLOCK) => {
                     let pid = holder(&mut file);
                     // One without a name is about to write it, or to let go.
-                    if pid.is_some_and(|pid| !is_dead(pid)) || begun.elapsed() > DEAD_HOLDER {
-                        return Err(OpenError::Held { pid });
+                    if pid.is_some_and(|pid| !is_dead(pid)) || begun.elapsed() > DEAD_HOLDER_WAIT {
+                        return Err(JournalOpenError::HomeLocked { pid });
                     }
                     std::thread::sleep(Duration::from_millis(5));
                 }
-                Err(error) => return Err(OpenError::io("lock the home")(error.into())),
+                Err(error) => return Err(JournalOpenError::io("lock the home")(error.into())),
             }
         }
         // The lock is what counts. On a full disk it is held by somebody unnamed.
@@ -83,12 +83,12 @@ mod tests {
     #[test]
     fn a_lock_that_outlives_its_holder_for_a_moment_is_waited_for() {
         let home = tempfile::tempdir().unwrap();
-        let first = HomeLock::take(home.path()).unwrap();
+        let first = HomeLock::acquire(home.path()).unwrap();
         let mut gone = std::process::Command::new("true").spawn().unwrap();
         gone.wait().unwrap();
         std::fs::write(home.path().join("lock"), format!("{}\n", gone.id())).unwrap();
         let home = home.path().to_owned();
-        let second = std::thread::spawn(move || HomeLock::take(&home));
+        let second = std::thread::spawn(move || HomeLock::acquire(&home));
         std::thread::sleep(Duration::from_millis(20));
         drop(first);
         second.join().unwrap().unwrap();
@@ -97,12 +97,12 @@ mod tests {
     #[test]
     fn a_second_holder_is_told_who_the_first_is_and_gets_it_afterwards() {
         let home = tempfile::tempdir().unwrap();
-        let first = HomeLock::take(home.path()).unwrap();
-        match HomeLock::take(home.path()) {
-            Err(OpenError::Held { pid }) => assert_eq!(pid, Some(std::process::id())),
+        let first = HomeLock::acquire(home.path()).unwrap();
+        match HomeLock::acquire(home.path()) {
+            Err(JournalOpenError::HomeLocked { pid }) => assert_eq!(pid, Some(std::process::id())),
             other => panic!("{other:?}"),
         }
         drop(first);
-        HomeLock::take(home.path()).unwrap();
+        HomeLock::acquire(home.path()).unwrap();
     }
 }

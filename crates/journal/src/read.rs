@@ -6,17 +6,19 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use qd_protocol::link::UpNumber;
-use qd_protocol::{FleetId, Millis, Number, RunId, Seq, SessionId, WorkspaceId};
+use qd_protocol::link::UpdateNumber;
+use qd_protocol::{EventNumber, FleetId, Millis, RunId, Seq, SessionId, WorkspaceId};
 use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 use tokio::sync::Semaphore;
 
-use crate::error::ReadError;
-use crate::event::{Draft, Published, Scope, SessionKey, StoredEvent, WorkspaceKey, kind_of};
-use crate::held;
-use crate::ring::{Filter, Topic};
-use crate::rows::{count, int};
-use crate::schema::{self, INDEXED};
+use crate::error::JournalReadError;
+use crate::event::{
+    EventDraft, EventScope, PublishedEvent, SessionKey, StoredEvent, WorkspaceKey, intern_kind,
+};
+use crate::lock_ignoring_poison;
+use crate::ring::{EventFilter, EventTopic};
+use crate::rows::{from_sql_int, to_sql_int};
+use crate::schema::{self, INDEXED_THROUGH_SQL};
 
 /// Connections that read at once.
 pub(crate) const READERS: usize = 4;
@@ -27,9 +29,9 @@ pub const PAGE_BYTES: usize = 4 << 20;
 
 /// A piece of a topic.
 #[derive(Debug)]
-pub struct Page {
+pub struct JournalPage {
     /// In order.
-    pub events: Vec<Arc<Published>>,
+    pub events: Vec<Arc<PublishedEvent>>,
     /// Everything up to here has been looked at: where the next page goes on.
     pub scanned: Seq,
     /// Whether there was nothing more when this was read.
@@ -38,33 +40,33 @@ pub struct Page {
 
 /// A piece of a session.
 #[derive(Debug)]
-pub struct SessionPage {
+pub struct SessionEventPage {
     /// In order.
     pub events: Vec<StoredEvent>,
     /// Everything up to here has been looked at: where the next page goes on.
-    pub scanned: Number,
+    pub scanned: EventNumber,
     /// Whether there was nothing more when this was read.
     pub end: bool,
 }
 
 /// What a session's machine is rebuilt from.
 #[derive(Debug)]
-pub struct Loaded {
+pub struct SessionHistory {
     /// Its last snapshot, with the number of the last event in it.
-    pub snapshot: Option<(Number, Vec<u8>)>,
+    pub snapshot: Option<(EventNumber, Vec<u8>)>,
     /// All events after that, in order.
     pub events: Vec<StoredEvent>,
 }
 
 /// Connections for reading. One is taken for each read, on a thread where blocking is allowed.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub(crate) struct ReaderPool {
     home: PathBuf,
     idle: Mutex<Vec<Connection>>,
     permits: Arc<Semaphore>,
 }
 
-impl Pool {
+impl ReaderPool {
     pub(crate) fn new(home: &Path) -> Self {
         Self { home: home.to_owned(), idle: Mutex::default(), permits: Arc::new(Semaphore::new(READERS)) }
     }
@@ -72,13 +74,13 @@ impl Pool {
     /// Runs a read. If the caller goes away it ends by itself, and its place is taken until it has.
     pub(crate) async fn read<T: Send + 'static>(
         self: &Arc<Self>,
-        read: impl FnOnce(&Connection) -> Result<T, ReadError> + Send + 'static,
-    ) -> Result<T, ReadError> {
-        let permit = self.permits.clone().acquire_owned().await.map_err(|_| ReadError::Stopped)?;
+        read: impl FnOnce(&Connection) -> Result<T, JournalReadError> + Send + 'static,
+    ) -> Result<T, JournalReadError> {
+        let permit = self.permits.clone().acquire_owned().await.map_err(|_| JournalReadError::Stopped)?;
         let pool = self.clone();
         let work = move || {
             let _permit = permit;
-            let idle = held(&pool.idle).pop();
+            let idle = lock_ignoring_poison(&pool.idle).pop();
             let db = match idle {
                 Some(db) => db,
                 None => schema::open_reader(&pool.home)?,
@@ -87,13 +89,13 @@ impl Pool {
             db.prepare_cached("BEGIN DEFERRED")?.execute([])?;
             let result = read(&db);
             if db.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([])).is_ok() {
-                held(&pool.idle).push(db);
+                lock_ignoring_poison(&pool.idle).push(db);
             }
             result
         };
         match tokio::task::spawn_blocking(work).await {
             Ok(result) => result,
-            Err(failure) => Err(ReadError::Io(format!("a read broke off: {failure}"))),
+            Err(failure) => Err(JournalReadError::Io(format!("a read broke off: {failure}"))),
         }
     }
 
@@ -103,13 +105,13 @@ impl Pool {
         let permits = self.permits.acquire_many(all).await;
         self.permits.close();
         drop(permits);
-        held(&self.idle).clear();
+        lock_ignoring_poison(&self.idle).clear();
     }
 
     /// The same without waiting, for a journal that is dropped.
     pub(crate) fn abandon(&self) {
         self.permits.close();
-        held(&self.idle).clear();
+        lock_ignoring_poison(&self.idle).clear();
     }
 }
 
@@ -118,49 +120,49 @@ const COLUMNS: &str = "e.gid, e.session, e.number, e.workspace, e.ts, e.kind, e.
 /// A page of a topic: what is after `after` and not after `head`, which is the last published event.
 pub(crate) fn page(
     db: &Connection,
-    filter: &Filter,
+    filter: &EventFilter,
     after: Seq,
     head: Seq,
     limit: usize,
     bytes: usize,
-) -> Result<Page, ReadError> {
-    let mut page = Page { events: Vec::new(), scanned: after, end: true };
+) -> Result<JournalPage, JournalReadError> {
+    let mut page = JournalPage { events: Vec::new(), scanned: after, end: true };
     if after >= head || limit == 0 {
         page.end = after >= head;
         return Ok(page);
     }
-    let mut names = Names::new(db);
+    let mut names = ScopeCache::new(db);
     let (mut looked_at, mut taken) = (0, 0);
     // Breaks off with whether there may be more.
-    let look = |row: &Row<'_>| -> Result<ControlFlow<bool>, ReadError> {
-        let seq = Seq(count(row.get(0)?));
+    let look = |row: &Row<'_>| -> Result<ControlFlow<bool>, JournalReadError> {
+        let seq = Seq(from_sql_int(row.get(0)?));
         if seq > head {
             return Ok(ControlFlow::Break(false));
         }
         let wanted = match filter.topic {
-            Topic::Workspace(WorkspaceKey(key)) => row.get::<_, Option<i64>>(3)? == Some(key),
-            Topic::All | Topic::Session(_) => true,
+            EventTopic::Workspace(WorkspaceKey(key)) => row.get::<_, Option<i64>>(3)? == Some(key),
+            EventTopic::All | EventTopic::Session(_) => true,
         };
-        if wanted && filter.wants(text(row, 5)?) {
-            let size = blob(row, 8)?.len();
+        if wanted && filter.matches_kind(text_column(row, 5)?) {
+            let size = blob_column(row, 8)?.len();
             if page.events.len() == limit || (taken + size > bytes && !page.events.is_empty()) {
                 return Ok(ControlFlow::Break(true));
             }
             taken += size;
-            page.events.push(Arc::new(draft(row, &mut names)?.publish(seq)));
+            page.events.push(Arc::new(event_draft(row, &mut names)?.publish(seq)));
         }
         page.scanned = seq;
         looked_at += 1;
         Ok(if looked_at == SCAN_MAX { ControlFlow::Break(true) } else { ControlFlow::Continue(()) })
     };
     let left = match filter.topic {
-        Topic::Session(session) => match first_number_after(db, session, after)? {
-            Some(number) => of_session(db, session, number, look)?,
+        EventTopic::Session(session) => match first_number_after(db, session, after)? {
+            Some(number) => visit_session_events(db, session, number, look)?,
             None => ControlFlow::Continue(()),
         },
-        Topic::All | Topic::Workspace(_) => {
+        EventTopic::All | EventTopic::Workspace(_) => {
             let sql = format!("SELECT {COLUMNS} FROM events e WHERE e.gid > ?1 ORDER BY e.gid");
-            walk(db, &sql, params![int(after.0)], look)?
+            visit_rows(db, &sql, params![to_sql_int(after.0)], look)?
         }
     };
     page.end = left != ControlFlow::Break(true);
@@ -171,12 +173,12 @@ pub(crate) fn page(
 }
 
 /// Gives rows to `look` until it breaks off.
-fn walk<B>(
+fn visit_rows<B>(
     db: &Connection,
     sql: &str,
     values: impl Params,
-    mut look: impl FnMut(&Row<'_>) -> Result<ControlFlow<B>, ReadError>,
-) -> Result<ControlFlow<B>, ReadError> {
+    mut look: impl FnMut(&Row<'_>) -> Result<ControlFlow<B>, JournalReadError>,
+) -> Result<ControlFlow<B>, JournalReadError> {
     let mut statement = db.prepare_cached(sql)?;
     let mut rows = statement.query(values)?;
     while let Some(row) = rows.next()? {
@@ -188,23 +190,23 @@ fn walk<B>(
 }
 
 /// Gives a session's events from a number on to `look`: first those that are indexed, then the few that are not yet.
-fn of_session<B>(
+fn visit_session_events<B>(
     db: &Connection,
     session: SessionKey,
     from: i64,
-    mut look: impl FnMut(&Row<'_>) -> Result<ControlFlow<B>, ReadError>,
-) -> Result<ControlFlow<B>, ReadError> {
+    mut look: impl FnMut(&Row<'_>) -> Result<ControlFlow<B>, JournalReadError>,
+) -> Result<ControlFlow<B>, JournalReadError> {
     let indexed = format!(
         "SELECT {COLUMNS} FROM session_events i CROSS JOIN events e ON e.gid = i.gid
          WHERE i.session = ?1 AND i.number >= ?2 ORDER BY i.number"
     );
-    if let broken @ ControlFlow::Break(_) = walk(db, &indexed, params![session.0, from], &mut look)? {
+    if let broken @ ControlFlow::Break(_) = visit_rows(db, &indexed, params![session.0, from], &mut look)? {
         return Ok(broken);
     }
     let newest = format!(
-        "SELECT {COLUMNS} FROM events e WHERE e.gid > {INDEXED} AND e.session = ?1 AND e.number >= ?2 ORDER BY e.gid"
+        "SELECT {COLUMNS} FROM events e WHERE e.gid > {INDEXED_THROUGH_SQL} AND e.session = ?1 AND e.number >= ?2 ORDER BY e.gid"
     );
-    walk(db, &newest, params![session.0, from], look)
+    visit_rows(db, &newest, params![session.0, from], look)
 }
 
 /// The number of a session's first event after a seq. Within a session the seqs ascend with the numbers, so the
@@ -213,12 +215,12 @@ pub(crate) fn first_number_after(
     db: &Connection,
     session: SessionKey,
     after: Seq,
-) -> Result<Option<i64>, ReadError> {
+) -> Result<Option<i64>, JournalReadError> {
     let edge = |order: &str| {
         db.prepare_cached(&format!(
             "SELECT number, gid FROM session_events WHERE session = ?1 ORDER BY number {order} LIMIT 1"
         ))?
-        .query_row([session.0], |row| Ok((row.get(0)?, count(row.get(1)?))))
+        .query_row([session.0], |row| Ok((row.get(0)?, from_sql_int(row.get(1)?))))
         .optional()
     };
     if let Some((high, gid)) = edge("DESC")?
@@ -234,7 +236,7 @@ pub(crate) fn first_number_after(
             let middle = low + (end - low) / 2;
             let (number, gid): (i64, i64) =
                 at.query_row([session.0, middle], |row| Ok((row.get(0)?, row.get(1)?)))?;
-            if count(gid) > after.0 {
+            if from_sql_int(gid) > after.0 {
                 end = middle;
             } else {
                 low = number + 1;
@@ -243,26 +245,26 @@ pub(crate) fn first_number_after(
         return Ok(Some(low));
     }
     let newest = format!(
-        "SELECT number FROM events WHERE gid > max(?2, {INDEXED}) AND session = ?1 ORDER BY gid LIMIT 1"
+        "SELECT number FROM events WHERE gid > max(?2, {INDEXED_THROUGH_SQL}) AND session = ?1 ORDER BY gid LIMIT 1"
     );
     let mut statement = db.prepare_cached(&newest)?;
-    Ok(statement.query_row([session.0, int(after.0)], |row| row.get(0)).optional()?)
+    Ok(statement.query_row([session.0, to_sql_int(after.0)], |row| row.get(0)).optional()?)
 }
 
 /// A session's events after its snapshot.
-pub(crate) fn load(db: &Connection, session: SessionKey) -> Result<Loaded, ReadError> {
+pub(crate) fn load_session(db: &Connection, session: SessionKey) -> Result<SessionHistory, JournalReadError> {
     let snapshot = db
         .prepare_cached("SELECT number, state FROM snapshots WHERE session = ?1")?
-        .query_row([session.0], |row| Ok((Number(count(row.get(0)?)), row.get(1)?)))
+        .query_row([session.0], |row| Ok((EventNumber(from_sql_int(row.get(0)?)), row.get(1)?)))
         .optional()?;
-    let from = snapshot.as_ref().map_or(0, |(number, _)| int(number.0) + 1);
-    let mut names = Names::new(db);
+    let from = snapshot.as_ref().map_or(0, |(number, _)| to_sql_int(number.0) + 1);
+    let mut names = ScopeCache::new(db);
     let mut events = Vec::new();
-    let _: ControlFlow<()> = of_session(db, session, from, |row| {
-        events.push(stored(row, &mut names)?);
+    let _: ControlFlow<()> = visit_session_events(db, session, from, |row| {
+        events.push(stored_event(row, &mut names)?);
         Ok(ControlFlow::Continue(()))
     })?;
-    Ok(Loaded { snapshot, events })
+    Ok(SessionHistory { snapshot, events })
 }
 
 /// Some of a session's events. With a run, what came before the run was accepted is not even looked at.
@@ -271,35 +273,36 @@ pub(crate) fn session_events(
     session: SessionKey,
     run: Option<&RunId>,
     kinds: &[String],
-    after: Number,
+    after: EventNumber,
     limit: usize,
-) -> Result<SessionPage, ReadError> {
-    let mut from = int(after.0) + 1;
+) -> Result<SessionEventPage, JournalReadError> {
+    let mut from = to_sql_int(after.0) + 1;
     if let Some(run) = run {
         let accepted: Option<i64> = db
             .prepare_cached("SELECT seq FROM runs WHERE id = ?1 AND session = ?2")?
             .query_row(params![run.as_str(), session.0], |row| row.get(0))
             .optional()?;
         if let Some(seq) = accepted {
-            let first = first_number_after(db, session, Seq(count(seq - 1)))?;
+            let first = first_number_after(db, session, Seq(from_sql_int(seq - 1)))?;
             from = from.max(first.unwrap_or(0));
         }
     }
-    let mut names = Names::new(db);
-    let mut page = SessionPage { events: Vec::new(), scanned: Number(count(from - 1)), end: true };
+    let mut names = ScopeCache::new(db);
+    let mut page =
+        SessionEventPage { events: Vec::new(), scanned: EventNumber(from_sql_int(from - 1)), end: true };
     let (mut looked_at, mut taken) = (0, 0);
-    let left = of_session(db, session, from, |row| {
-        let kind = text(row, 5)?;
+    let left = visit_session_events(db, session, from, |row| {
+        let kind = text_column(row, 5)?;
         let of_kind = kinds.is_empty() || kinds.iter().any(|wanted| wanted == kind);
-        if of_kind && run.is_none_or(|run| text(row, 6).is_ok_and(|id| id == run.as_str())) {
-            let size = blob(row, 8)?.len();
+        if of_kind && run.is_none_or(|run| text_column(row, 6).is_ok_and(|id| id == run.as_str())) {
+            let size = blob_column(row, 8)?.len();
             if page.events.len() == limit || (taken + size > PAGE_BYTES && !page.events.is_empty()) {
                 return Ok(ControlFlow::Break(()));
             }
             taken += size;
-            page.events.push(stored(row, &mut names)?);
+            page.events.push(stored_event(row, &mut names)?);
         }
-        page.scanned = Number(count(row.get(2)?));
+        page.scanned = EventNumber(from_sql_int(row.get(2)?));
         looked_at += 1;
         Ok(if looked_at == SCAN_MAX { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     })?;
@@ -308,121 +311,125 @@ pub(crate) fn session_events(
 }
 
 /// Gives every event to `each`, in order.
-pub(crate) fn every<E: From<ReadError>>(
+pub(crate) fn for_each_event<E: From<JournalReadError>>(
     db: &Connection,
     mut each: impl FnMut(StoredEvent) -> Result<(), E>,
 ) -> Result<(), E> {
     let sql = format!("SELECT {COLUMNS} FROM events e ORDER BY e.gid");
-    let mut statement = db.prepare_cached(&sql).map_err(ReadError::from)?;
-    let mut rows = statement.query([]).map_err(ReadError::from)?;
-    let mut names = Names::new(db);
-    while let Some(row) = rows.next().map_err(ReadError::from)? {
-        each(stored(row, &mut names)?)?;
+    let mut statement = db.prepare_cached(&sql).map_err(JournalReadError::from)?;
+    let mut rows = statement.query([]).map_err(JournalReadError::from)?;
+    let mut names = ScopeCache::new(db);
+    while let Some(row) = rows.next().map_err(JournalReadError::from)? {
+        each(stored_event(row, &mut names)?)?;
     }
     Ok(())
 }
 
-fn draft(row: &Row<'_>, names: &mut Names<'_>) -> Result<Draft, ReadError> {
-    Ok(Draft::new(
+fn event_draft(row: &Row<'_>, names: &mut ScopeCache<'_>) -> Result<EventDraft, JournalReadError> {
+    Ok(EventDraft::new(
         names.scope(row)?,
-        number(row)?,
-        Millis(count(row.get(4)?)),
-        run(row)?,
-        kind_of(text(row, 5)?),
-        blob(row, 8)?,
-        up(row)?,
+        number_column(row)?,
+        Millis(from_sql_int(row.get(4)?)),
+        run_column(row)?,
+        intern_kind(text_column(row, 5)?),
+        blob_column(row, 8)?,
+        update_number_column(row)?,
     ))
 }
 
-fn stored(row: &Row<'_>, names: &mut Names<'_>) -> Result<StoredEvent, ReadError> {
+fn stored_event(row: &Row<'_>, names: &mut ScopeCache<'_>) -> Result<StoredEvent, JournalReadError> {
     Ok(StoredEvent {
-        seq: Seq(count(row.get(0)?)),
-        number: number(row)?,
-        ts: Millis(count(row.get(4)?)),
+        seq: Seq(from_sql_int(row.get(0)?)),
+        number: number_column(row)?,
+        ts: Millis(from_sql_int(row.get(4)?)),
         scope: names.scope(row)?,
-        run: run(row)?,
-        kind: kind_of(text(row, 5)?),
-        data: blob(row, 8)?.to_vec(),
-        up: up(row)?,
+        run: run_column(row)?,
+        kind: intern_kind(text_column(row, 5)?),
+        data: blob_column(row, 8)?.to_vec(),
+        update_number: update_number_column(row)?,
     })
 }
 
-fn number(row: &Row<'_>) -> Result<Option<Number>, ReadError> {
-    Ok(row.get::<_, Option<i64>>(2)?.map(|number| Number(count(number))))
+fn number_column(row: &Row<'_>) -> Result<Option<EventNumber>, JournalReadError> {
+    Ok(row.get::<_, Option<i64>>(2)?.map(|number| EventNumber(from_sql_int(number))))
 }
 
-fn up(row: &Row<'_>) -> Result<Option<UpNumber>, ReadError> {
-    Ok(row.get::<_, Option<i64>>(7)?.map(|up| UpNumber(count(up))))
+fn update_number_column(row: &Row<'_>) -> Result<Option<UpdateNumber>, JournalReadError> {
+    Ok(row.get::<_, Option<i64>>(7)?.map(|up| UpdateNumber(from_sql_int(up))))
 }
 
-fn run(row: &Row<'_>) -> Result<Option<RunId>, ReadError> {
+fn run_column(row: &Row<'_>) -> Result<Option<RunId>, JournalReadError> {
     match row.get_ref(6)?.as_str_or_null() {
-        Ok(Some(id)) => RunId::parse(id).map(Some).map_err(damaged),
+        Ok(Some(id)) => RunId::parse(id).map(Some).map_err(damage_error),
         Ok(None) => Ok(None),
-        Err(error) => Err(damaged(error)),
+        Err(error) => Err(damage_error(error)),
     }
 }
 
 /// Text of a row that is not copied.
-pub(crate) fn text<'r>(row: &'r Row<'_>, column: usize) -> Result<&'r str, ReadError> {
-    row.get_ref(column)?.as_str().map_err(damaged)
+pub(crate) fn text_column<'r>(row: &'r Row<'_>, column: usize) -> Result<&'r str, JournalReadError> {
+    row.get_ref(column)?.as_str().map_err(damage_error)
 }
 
 /// Bytes of a row that are not copied.
-pub(crate) fn blob<'r>(row: &'r Row<'_>, column: usize) -> Result<&'r [u8], ReadError> {
-    row.get_ref(column)?.as_blob().map_err(damaged)
+pub(crate) fn blob_column<'r>(row: &'r Row<'_>, column: usize) -> Result<&'r [u8], JournalReadError> {
+    row.get_ref(column)?.as_blob().map_err(damage_error)
 }
 
 /// What we wrote is not what we read.
-pub(crate) fn damaged(what: impl std::fmt::Display) -> ReadError {
-    ReadError::Io(format!("the journal is damaged: {what}"))
+pub(crate) fn damage_error(what: impl std::fmt::Display) -> JournalReadError {
+    JournalReadError::Io(format!("the journal is damaged: {what}"))
 }
 
 /// The ids that the keys of events stand for, looked up once per read.
-struct Names<'c> {
+struct ScopeCache<'c> {
     db: &'c Connection,
-    scopes: HashMap<(Option<i64>, Option<i64>), Arc<Scope>>,
+    scopes: HashMap<(Option<i64>, Option<i64>), Arc<EventScope>>,
 }
 
-impl<'c> Names<'c> {
+impl<'c> ScopeCache<'c> {
     fn new(db: &'c Connection) -> Self {
         Self { db, scopes: HashMap::new() }
     }
 
-    fn scope(&mut self, row: &Row<'_>) -> Result<Arc<Scope>, ReadError> {
+    fn scope(&mut self, row: &Row<'_>) -> Result<Arc<EventScope>, JournalReadError> {
         let keys: (Option<i64>, Option<i64>) = (row.get(3)?, row.get(1)?);
         if let Some(scope) = self.scopes.get(&keys) {
             return Ok(scope.clone());
         }
         let workspace = keys.0.map(|key| self.workspace(key)).transpose()?;
         let stream = keys.1.map(|key| self.stream(key)).transpose()?;
-        let scope = Arc::new(Scope { workspace, ..stream.unwrap_or_default() });
+        let scope = Arc::new(EventScope { workspace, ..stream.unwrap_or_default() });
         self.scopes.insert(keys, scope.clone());
         Ok(scope)
     }
 
-    fn workspace(&self, key: i64) -> Result<(WorkspaceKey, WorkspaceId), ReadError> {
+    fn workspace(&self, key: i64) -> Result<(WorkspaceKey, WorkspaceId), JournalReadError> {
         let id = self.lookup("SELECT id FROM workspace_names WHERE key = ?1", key)?;
-        Ok((WorkspaceKey(key), WorkspaceId::parse(&id).map_err(damaged)?))
+        Ok((WorkspaceKey(key), WorkspaceId::parse(&id).map_err(damage_error)?))
     }
 
-    fn stream(&self, key: i64) -> Result<Scope, ReadError> {
+    fn stream(&self, key: i64) -> Result<EventScope, JournalReadError> {
         let id = self.lookup("SELECT id FROM session_names WHERE key = ?1", key)?;
         let key = SessionKey(key);
         // Ids of both kinds are ours, so their beginnings tell them apart.
         Ok(match id.starts_with(FleetId::PREFIX) {
-            true => Scope { fleet: Some((key, FleetId::parse(&id).map_err(damaged)?)), ..Scope::default() },
-            false => {
-                Scope { session: Some((key, SessionId::parse(&id).map_err(damaged)?)), ..Scope::default() }
-            }
+            true => EventScope {
+                fleet: Some((key, FleetId::parse(&id).map_err(damage_error)?)),
+                ..EventScope::default()
+            },
+            false => EventScope {
+                session: Some((key, SessionId::parse(&id).map_err(damage_error)?)),
+                ..EventScope::default()
+            },
         })
     }
 
-    fn lookup(&self, sql: &str, key: i64) -> Result<String, ReadError> {
+    fn lookup(&self, sql: &str, key: i64) -> Result<String, JournalReadError> {
         self.db
             .prepare_cached(sql)?
             .query_row([key], |row| row.get(0))
             .optional()?
-            .ok_or_else(|| damaged(format_args!("nothing has the key {key}")))
+            .ok_or_else(|| damage_error(format_args!("nothing has the key {key}")))
     }
 }

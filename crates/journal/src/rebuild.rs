@@ -5,7 +5,7 @@ use std::path::Path;
 
 use qd_protocol::Seq;
 
-use crate::error::{AppendError, OpenError, ReadError};
+use crate::error::{AppendError, JournalOpenError, JournalReadError};
 use crate::event::StoredEvent;
 use crate::lock::HomeLock;
 use crate::rows::RowChange;
@@ -16,10 +16,10 @@ use crate::{index, read, schema};
 pub enum RebuildError {
     /// The journal could not be opened.
     #[error(transparent)]
-    Open(#[from] OpenError),
+    Open(#[from] JournalOpenError),
     /// The events could not be read.
     #[error(transparent)]
-    Read(#[from] ReadError),
+    Read(#[from] JournalReadError),
     /// The rows could not be written.
     #[error("could not write the rows of event {seq}: {error}")]
     Write {
@@ -36,7 +36,7 @@ pub fn rebuild(
     home: &Path,
     mut fold: impl FnMut(&StoredEvent) -> Vec<RowChange>,
 ) -> Result<u64, RebuildError> {
-    let _lock = HomeLock::take(home)?;
+    let _lock = HomeLock::acquire(home)?;
     let db = schema::open_writer(home)?;
     let failed = |seq| move |error: rusqlite::Error| RebuildError::Write { seq, error: error.into() };
     // Dropped without a commit it rolls back.
@@ -45,7 +45,7 @@ pub fn rebuild(
     transaction.execute_batch(schema::EMPTY_INDEX).map_err(failed(Seq(0)))?;
     let mut events = 0;
     let mut last = Seq(0);
-    read::every(&db, |event| -> Result<(), RebuildError> {
+    read::for_each_event(&db, |event| -> Result<(), RebuildError> {
         events += 1;
         last = event.seq;
         for change in fold(&event) {
@@ -55,7 +55,7 @@ pub fn rebuild(
         }
         Ok(())
     })?;
-    index::fill(&db, Seq(0), last).map_err(failed(last))?;
+    index::index_events(&db, Seq(0), last).map_err(failed(last))?;
     transaction.commit().map_err(failed(last))?;
     Ok(events)
 }

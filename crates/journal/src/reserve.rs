@@ -10,54 +10,54 @@ use std::time::{Duration, Instant};
 use qd_protocol::limits::RESERVE_BYTES;
 use rustix::fs::{FallocateFlags, fallocate};
 
-use crate::error::OpenError;
+use crate::error::JournalOpenError;
 
 /// The space held back.
 #[derive(Debug)]
-pub(crate) struct Reserve {
+pub(crate) struct DiskReserve {
     path: PathBuf,
     /// How long after a failed attempt the next may be made.
     retry: Duration,
     /// Since when it is spent, or was last tried to be had back.
-    spent: Option<Instant>,
+    spent_since: Option<Instant>,
 }
 
-impl Reserve {
+impl DiskReserve {
     /// Finds or makes the file.
-    pub(crate) fn hold(home: &Path, retry: Duration) -> Result<Self, OpenError> {
+    pub(crate) fn open(home: &Path, retry: Duration) -> Result<Self, JournalOpenError> {
         let path = home.join("reserve");
-        match make(&path) {
-            Ok(()) => Ok(Self { path, retry, spent: None }),
-            Err(error) if is_full(&error) => Err(OpenError::NoRoom { needed: RESERVE_BYTES }),
-            Err(error) => Err(OpenError::io("make the reserve")(error)),
+        match create_reserve(&path) {
+            Ok(()) => Ok(Self { path, retry, spent_since: None }),
+            Err(error) if is_full(&error) => Err(JournalOpenError::DiskFull { needed: RESERVE_BYTES }),
+            Err(error) => Err(JournalOpenError::io("make the reserve")(error)),
         }
     }
 
     /// Whether it has been given up and could not be had back yet.
     pub(crate) fn is_spent(&self) -> bool {
-        self.spent.is_some()
+        self.spent_since.is_some()
     }
 
     /// Gives the space to whoever writes next. False if there is none to give.
     pub(crate) fn spend(&mut self) -> bool {
-        if self.spent.is_some() {
+        if self.spent_since.is_some() {
             return false;
         }
-        self.spent = Some(Instant::now());
+        self.spent_since = Some(Instant::now());
         std::fs::remove_file(&self.path).is_ok()
     }
 
     /// Tries to have it back, if it is time to. True if it is held afterwards.
     pub(crate) fn regain(&mut self) -> bool {
-        let Some(since) = self.spent else { return true };
+        let Some(since) = self.spent_since else { return true };
         if since.elapsed() < self.retry {
             return false;
         }
-        if make(&self.path).is_ok() {
-            self.spent = None;
+        if create_reserve(&self.path).is_ok() {
+            self.spent_since = None;
             return true;
         }
-        self.spent = Some(Instant::now());
+        self.spent_since = Some(Instant::now());
         false
     }
 }
@@ -66,9 +66,9 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-fn make(path: &Path) -> io::Result<()> {
+fn create_reserve(path: &Path) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
-    let made = fill(&mut file);
+    let made = allocate_reserve(&mut file);
     if made.is_err() {
         // Half a reserve would only be space that nobody can use.
         let _ = std::fs::remove_file(path);
@@ -76,7 +76,7 @@ fn make(path: &Path) -> io::Result<()> {
     made
 }
 
-fn fill(file: &mut File) -> io::Result<()> {
+fn allocate_reserve(file: &mut File) -> io::Result<()> {
     let known = file.metadata()?;
     if known.len() == RESERVE_BYTES && known.blocks() * 512 >= RESERVE_BYTES {
         return Ok(());
@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn a_reserve_takes_real_blocks_and_gives_them_back_once() {
         let home = tempfile::tempdir().unwrap();
-        let mut reserve = Reserve::hold(home.path(), Duration::ZERO).unwrap();
+        let mut reserve = DiskReserve::open(home.path(), Duration::ZERO).unwrap();
         let file = home.path().join("reserve");
         assert!(file.metadata().unwrap().blocks() * 512 >= RESERVE_BYTES);
         assert!(reserve.spend());
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn a_spent_reserve_is_not_tried_again_before_its_time() {
         let home = tempfile::tempdir().unwrap();
-        let mut reserve = Reserve::hold(home.path(), Duration::from_secs(3600)).unwrap();
+        let mut reserve = DiskReserve::open(home.path(), Duration::from_secs(3600)).unwrap();
         assert!(reserve.spend());
         assert!(!reserve.regain());
         assert!(!home.path().join("reserve").exists());

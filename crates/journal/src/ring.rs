@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 use qd_protocol::Seq;
 use tokio::sync::watch;
 
-use crate::event::{Published, SessionKey, WorkspaceKey};
-use crate::held;
+use crate::event::{PublishedEvent, SessionKey, WorkspaceKey};
+use crate::lock_ignoring_poison;
 
 /// Events that the ring of everything holds.
 pub(crate) const RING_EVENTS: usize = 4096;
@@ -23,7 +23,7 @@ pub(crate) const TOPIC_BYTES: usize = 1 << 20;
 
 /// What a reader wants to hear of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Topic {
+pub enum EventTopic {
     /// Everything.
     All,
     /// One project.
@@ -34,29 +34,29 @@ pub enum Topic {
 
 /// Which events a reader wants.
 #[derive(Debug, Clone)]
-pub struct Filter {
+pub struct EventFilter {
     /// Whose.
-    pub topic: Topic,
+    pub topic: EventTopic,
     /// Of which kinds; absent: all.
     pub kinds: Option<Arc<[String]>>,
 }
 
-impl Filter {
+impl EventFilter {
     /// Everything of a topic.
-    pub fn of(topic: Topic) -> Self {
+    pub fn of(topic: EventTopic) -> Self {
         Self { topic, kinds: None }
     }
 
-    pub(crate) fn wants(&self, kind: &str) -> bool {
+    pub(crate) fn matches_kind(&self, kind: &str) -> bool {
         self.kinds.as_ref().is_none_or(|kinds| kinds.iter().any(|wanted| wanted == kind))
     }
 }
 
 /// The newest events of one topic. Every event of the topic after `floor` is in it.
 #[derive(Debug)]
-pub(crate) struct Ring {
-    floor: Seq,
-    events: VecDeque<Arc<Published>>,
+pub(crate) struct EventRing {
+    evicted_through: Seq,
+    events: VecDeque<Arc<PublishedEvent>>,
     bytes: usize,
     max_events: usize,
     max_bytes: usize,
@@ -64,86 +64,92 @@ pub(crate) struct Ring {
 
 /// What a reader found.
 #[derive(Debug)]
-pub(crate) enum Found {
+pub(crate) enum RingRead {
     /// These; everything up to the cursor has been looked at, and there was nothing more if `end`.
-    Here { events: Vec<Arc<Published>>, cursor: Seq, end: bool },
+    Events { events: Vec<Arc<PublishedEvent>>, cursor: Seq, end: bool },
     /// Some of what it wants is no longer in the ring.
-    Gone,
+    Overrun,
 }
 
-impl Ring {
-    fn new(floor: Seq, max_events: usize, max_bytes: usize) -> Self {
-        Self { floor, events: VecDeque::new(), bytes: 0, max_events, max_bytes }
+impl EventRing {
+    fn new(evicted_through: Seq, max_events: usize, max_bytes: usize) -> Self {
+        Self { evicted_through, events: VecDeque::new(), bytes: 0, max_events, max_bytes }
     }
 
-    fn push(&mut self, event: Arc<Published>) {
+    fn push(&mut self, event: Arc<PublishedEvent>) {
         self.bytes += event.frame.len();
         self.events.push_back(event);
         while self.events.len() > self.max_events || self.bytes > self.max_bytes {
             let Some(oldest) = self.events.pop_front() else { break };
             self.bytes -= oldest.frame.len();
-            self.floor = oldest.seq;
+            self.evicted_through = oldest.seq;
         }
     }
 
-    fn after(&self, cursor: Seq, filter: &Filter, max_events: usize, max_bytes: usize) -> Found {
-        if cursor < self.floor {
-            return Found::Gone;
+    fn after(&self, cursor: Seq, filter: &EventFilter, max_events: usize, max_bytes: usize) -> RingRead {
+        if cursor < self.evicted_through {
+            return RingRead::Overrun;
         }
         let start = self.events.partition_point(|event| event.seq <= cursor);
         let (mut events, mut bytes, mut cursor) = (Vec::new(), 0, cursor);
         for event in self.events.range(start..) {
-            if filter.wants(&event.kind) {
+            if filter.matches_kind(&event.kind) {
                 if events.len() == max_events || (bytes + event.frame.len() > max_bytes && !events.is_empty())
                 {
-                    return Found::Here { events, cursor, end: false };
+                    return RingRead::Events { events, cursor, end: false };
                 }
                 bytes += event.frame.len();
                 events.push(event.clone());
             }
             cursor = event.seq;
         }
-        Found::Here { events, cursor, end: true }
+        RingRead::Events { events, cursor, end: true }
     }
 }
 
 /// What those who wait are told.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct News {
+pub(crate) struct ChannelSignal {
     /// No more will come.
     pub(crate) closed: bool,
 }
 
 /// A ring and those who wait for its next event.
 #[derive(Debug)]
-pub(crate) struct Channel {
-    ring: RwLock<Ring>,
-    news: watch::Sender<News>,
+pub(crate) struct TopicChannel {
+    ring: RwLock<EventRing>,
+    signal: watch::Sender<ChannelSignal>,
 }
 
-impl Channel {
-    fn new(ring: Ring, closed: bool) -> Arc<Self> {
-        Arc::new(Self { ring: RwLock::new(ring), news: watch::Sender::new(News { closed }) })
+impl TopicChannel {
+    fn new(ring: EventRing, closed: bool) -> Arc<Self> {
+        Arc::new(Self { ring: RwLock::new(ring), signal: watch::Sender::new(ChannelSignal { closed }) })
     }
 
-    pub(crate) fn after(&self, cursor: Seq, filter: &Filter, max_events: usize, max_bytes: usize) -> Found {
+    pub(crate) fn after(
+        &self,
+        cursor: Seq,
+        filter: &EventFilter,
+        max_events: usize,
+        max_bytes: usize,
+    ) -> RingRead {
         self.read().after(cursor, filter, max_events, max_bytes)
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Ring> {
+    fn read(&self) -> RwLockReadGuard<'_, EventRing> {
         self.ring.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Ring> {
+    fn write(&self) -> RwLockWriteGuard<'_, EventRing> {
         self.ring.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A reader's place at the board.
 #[derive(Debug)]
-pub(crate) struct Seat {
-    pub(crate) channel: Arc<Channel>,
-    pub(crate) news: watch::Receiver<News>,
+pub(crate) struct TopicReader {
+    pub(crate) channel: Arc<TopicChannel>,
+    pub(crate) signal: watch::Receiver<ChannelSignal>,
     /// The last event published when the reader came.
     pub(crate) head: Seq,
     /// Something up to here was purged: an event that is not newer must come from the journal, which has forgotten
@@ -153,25 +159,25 @@ pub(crate) struct Seat {
 
 /// All rings.
 #[derive(Debug)]
-pub(crate) struct Board {
+pub(crate) struct EventHub {
     head: AtomicU64,
-    all: Arc<Channel>,
-    topics: Mutex<Topics>,
+    all: Arc<TopicChannel>,
+    topics: Mutex<TopicChannels>,
 }
 
 #[derive(Debug, Default)]
-struct Topics {
+struct TopicChannels {
     /// With how many readers each has; one that has none is not here.
-    channels: HashMap<Topic, (Arc<Channel>, usize)>,
+    channels: HashMap<EventTopic, (Arc<TopicChannel>, usize)>,
     purged: Seq,
     closed: bool,
 }
 
-impl Board {
+impl EventHub {
     pub(crate) fn new(head: Seq) -> Self {
         Self {
             head: AtomicU64::new(head.0),
-            all: Channel::new(Ring::new(head, RING_EVENTS, RING_BYTES), false),
+            all: TopicChannel::new(EventRing::new(head, RING_EVENTS, RING_BYTES), false),
             topics: Mutex::default(),
         }
     }
@@ -182,27 +188,26 @@ impl Board {
     }
 
     /// Takes a place. Whatever is published after this call returns is in the channel or makes it say `Gone`.
-    pub(crate) fn join(&self, topic: Topic) -> Seat {
-        let mut topics = held(&self.topics);
+    pub(crate) fn subscribe(&self, topic: EventTopic) -> TopicReader {
+        let mut topics = lock_ignoring_poison(&self.topics);
         let head = self.head();
-        let channel = if topic == Topic::All {
+        let channel = if topic == EventTopic::All {
             self.all.clone()
         } else {
             let closed = topics.closed;
-            let (channel, readers) = topics
-                .channels
-                .entry(topic)
-                .or_insert_with(|| (Channel::new(Ring::new(head, TOPIC_EVENTS, TOPIC_BYTES), closed), 0));
+            let (channel, readers) = topics.channels.entry(topic).or_insert_with(|| {
+                (TopicChannel::new(EventRing::new(head, TOPIC_EVENTS, TOPIC_BYTES), closed), 0)
+            });
             *readers += 1;
             channel.clone()
         };
-        let news = channel.news.subscribe();
-        Seat { channel, news, head, purged: topics.purged }
+        let news = channel.signal.subscribe();
+        TopicReader { channel, signal: news, head, purged: topics.purged }
     }
 
     /// Gives the place up.
-    pub(crate) fn leave(&self, topic: Topic) {
-        let mut topics = held(&self.topics);
+    pub(crate) fn unsubscribe(&self, topic: EventTopic) {
+        let mut topics = lock_ignoring_poison(&self.topics);
         if let Some((_, readers)) = topics.channels.get_mut(&topic) {
             *readers -= 1;
             if *readers == 0 {
@@ -212,14 +217,14 @@ impl Board {
     }
 
     /// Shows a committed batch, in order, and wakes those it concerns.
-    pub(crate) fn publish(&self, events: Vec<Arc<Published>>, purge: bool) {
-        let mut touched: Vec<Arc<Channel>> = Vec::new();
+    pub(crate) fn publish(&self, events: Vec<Arc<PublishedEvent>>, purge: bool) {
+        let mut touched: Vec<Arc<TopicChannel>> = Vec::new();
         {
-            let mut topics = held(&self.topics);
+            let mut topics = lock_ignoring_poison(&self.topics);
             if !topics.channels.is_empty() {
                 for event in &events {
-                    let workspace = event.workspace.map(Topic::Workspace);
-                    let session = event.session.map(Topic::Session);
+                    let workspace = event.workspace.map(EventTopic::Workspace);
+                    let session = event.session.map(EventTopic::Session);
                     for topic in [workspace, session].into_iter().flatten() {
                         let Some((channel, _)) = topics.channels.get(&topic) else { continue };
                         channel.write().push(event.clone());
@@ -242,25 +247,25 @@ impl Board {
             }
         }
         for channel in touched {
-            if channel.news.receiver_count() > 0 {
-                channel.news.send_modify(|_| {});
+            if channel.signal.receiver_count() > 0 {
+                channel.signal.send_modify(|_| {});
             }
         }
     }
 
     /// Tells everyone who waits that no more will come.
     pub(crate) fn close(&self) {
-        let mut topics = held(&self.topics);
+        let mut topics = lock_ignoring_poison(&self.topics);
         topics.closed = true;
-        self.all.news.send_modify(|news| news.closed = true);
+        self.all.signal.send_modify(|news| news.closed = true);
         for (channel, _) in topics.channels.values() {
-            channel.news.send_modify(|news| news.closed = true);
+            channel.signal.send_modify(|news| news.closed = true);
         }
     }
 
     #[cfg(test)]
-    pub(crate) fn topics(&self) -> usize {
-        held(&self.topics).channels.len()
+    pub(crate) fn topic_count(&self) -> usize {
+        lock_ignoring_poison(&self.topics).channels.len()
     }
 }
 
@@ -271,31 +276,32 @@ mod tests {
     use qd_protocol::{Millis, SessionId};
 
     use super::*;
-    use crate::event::{Draft, Scope};
+    use crate::event::{EventDraft, EventScope};
 
-    fn event(seq: u64, session: i64) -> Arc<Published> {
+    fn event(seq: u64, session: i64) -> Arc<PublishedEvent> {
         let id = SessionId::parse("ses_x").unwrap();
-        let scope = Arc::new(Scope { session: Some((SessionKey(session), id)), ..Scope::default() });
-        let draft = Draft::new(scope, None, Millis(0), None, Cow::Borrowed("text.delta"), b"{}", None);
+        let scope =
+            Arc::new(EventScope { session: Some((SessionKey(session), id)), ..EventScope::default() });
+        let draft = EventDraft::new(scope, None, Millis(0), None, Cow::Borrowed("text.delta"), b"{}", None);
         Arc::new(draft.publish(Seq(seq)))
     }
 
-    fn seqs(found: Found) -> Vec<u64> {
+    fn seqs(found: RingRead) -> Vec<u64> {
         match found {
-            Found::Here { events, .. } => events.iter().map(|event| event.seq.0).collect(),
-            Found::Gone => panic!("gone"),
+            RingRead::Events { events, .. } => events.iter().map(|event| event.seq.0).collect(),
+            RingRead::Overrun => panic!("gone"),
         }
     }
 
     #[test]
     fn a_ring_forgets_the_oldest_and_says_so() {
-        let mut ring = Ring::new(Seq(10), 3, usize::MAX);
-        let filter = Filter::of(Topic::All);
+        let mut ring = EventRing::new(Seq(10), 3, usize::MAX);
+        let filter = EventFilter::of(EventTopic::All);
         assert!(seqs(ring.after(Seq(10), &filter, 9, 999)).is_empty());
         for seq in 11..=15 {
             ring.push(event(seq, 1));
         }
-        assert!(matches!(ring.after(Seq(11), &filter, 9, 9999), Found::Gone));
+        assert!(matches!(ring.after(Seq(11), &filter, 9, 9999), RingRead::Overrun));
         assert_eq!(seqs(ring.after(Seq(12), &filter, 9, 9999)), [13, 14, 15]);
         assert_eq!(seqs(ring.after(Seq(13), &filter, 1, 9999)), [14]);
         assert_eq!(seqs(ring.after(Seq(13), &filter, 9, 1)), [14], "one event always fits");
@@ -303,25 +309,25 @@ mod tests {
 
     #[test]
     fn a_reader_of_one_session_is_not_woken_by_another() {
-        let board = Board::new(Seq(0));
-        let mut one = board.join(Topic::Session(SessionKey(1)));
-        let mut two = board.join(Topic::Session(SessionKey(2)));
-        one.news.borrow_and_update();
-        two.news.borrow_and_update();
+        let board = EventHub::new(Seq(0));
+        let mut one = board.subscribe(EventTopic::Session(SessionKey(1)));
+        let mut two = board.subscribe(EventTopic::Session(SessionKey(2)));
+        one.signal.borrow_and_update();
+        two.signal.borrow_and_update();
         board.publish(vec![event(1, 1), event(2, 3)], false);
-        assert!(one.news.has_changed().unwrap());
-        assert!(!two.news.has_changed().unwrap());
+        assert!(one.signal.has_changed().unwrap());
+        assert!(!two.signal.has_changed().unwrap());
         assert_eq!(board.head(), Seq(2));
-        board.leave(Topic::Session(SessionKey(1)));
-        board.leave(Topic::Session(SessionKey(2)));
-        assert_eq!(board.topics(), 0);
+        board.unsubscribe(EventTopic::Session(SessionKey(1)));
+        board.unsubscribe(EventTopic::Session(SessionKey(2)));
+        assert_eq!(board.topic_count(), 0);
     }
 
     #[test]
     fn a_quiet_sessions_reader_stays_inside_its_ring_however_much_others_say() {
-        let board = Board::new(Seq(0));
-        let filter = Filter::of(Topic::Session(SessionKey(1)));
-        let seat = board.join(filter.topic);
+        let board = EventHub::new(Seq(0));
+        let filter = EventFilter::of(EventTopic::Session(SessionKey(1)));
+        let seat = board.subscribe(filter.topic);
         for seq in 1..=10_000 {
             board.publish(vec![event(seq, 2)], false);
         }

@@ -1,12 +1,12 @@
 //! The rows that lists are made of, and the SQL that changes them. A change is applied in the transaction of the
 //! events that caused it; what the documents in the rows say is the caller's business.
 
-use qd_protocol::{AskId, FleetId, MailId, Millis, Number, RunId, Seq, SessionId, WorkspaceId};
+use qd_protocol::{AskId, EventNumber, FleetId, MailId, Millis, RunId, Seq, SessionId, WorkspaceId};
 use rusqlite::{Connection, params};
 
 use crate::error::AppendError;
 use crate::event::{SessionKey, WorkspaceKey};
-use crate::schema::INDEXED;
+use crate::schema::INDEXED_THROUGH_SQL;
 
 /// A project directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub struct SessionRow {
     /// Whether it has runs that have not finished.
     pub live: bool,
     /// Whether it owes something to another session.
-    pub owes: bool,
+    pub has_obligations: bool,
     /// What its own runs have cost.
     pub cost_usd: f64,
     /// What it and those below may cost.
@@ -70,7 +70,7 @@ pub struct FleetRow {
     /// What all of its sessions may cost together.
     pub budget_usd: Option<f64>,
     /// What it was made with, which may be much: given once, left out by later changes, always there when it is read.
-    pub born: Option<Vec<u8>>,
+    pub created_with: Option<Vec<u8>>,
     /// The rest, as the caller likes it.
     pub doc: Vec<u8>,
 }
@@ -85,7 +85,7 @@ pub struct RunRow {
     /// Where.
     pub workspace: WorkspaceKey,
     /// Which of the append's events accepts it; absent in a change of a run that is already known.
-    pub accepted: Option<usize>,
+    pub accepted_event: Option<usize>,
     /// The seq of that event. Written by the journal and only there when the row is read.
     pub seq: Seq,
     /// Whether it has ended.
@@ -119,7 +119,7 @@ pub struct MailRow {
     /// Whose mailbox; absent only where that was purged, of which nothing but the id is known.
     pub session: Option<SessionKey>,
     /// Which of the append's events sends it; absent in a change of one that is already known.
-    pub sent_by: Option<usize>,
+    pub sent_event: Option<usize>,
     /// The seq of that event. Written by the journal and only there when the row is read.
     pub seq: Seq,
     /// Whether something may still become of it.
@@ -152,7 +152,7 @@ pub enum RowChange {
         /// Whose.
         session: SessionKey,
         /// The last event in it.
-        number: Number,
+        number: EventNumber,
         /// As the caller likes it.
         state: Vec<u8>,
     },
@@ -178,7 +178,7 @@ impl RowChange {
             + match self {
                 Self::Workspace(row) => row.doc.len() + row.path.len(),
                 Self::Session(row) => row.doc.len(),
-                Self::Fleet(row) => row.doc.len() + row.born.as_ref().map_or(0, Vec::len),
+                Self::Fleet(row) => row.doc.len() + row.created_with.as_ref().map_or(0, Vec::len),
                 Self::Run(row) => row.doc.len() + row.prompt.as_ref().map_or(0, Vec::len),
                 Self::Ask(row) => row.doc.len(),
                 Self::Mail(row) => row.doc.len() + row.sent.as_ref().map_or(0, Vec::len),
@@ -207,7 +207,7 @@ impl RowChange {
                 db.prepare_cached(
                     "INSERT OR REPLACE INTO snapshots(session, number, state) VALUES (?1, ?2, ?3)",
                 )?
-                .execute(params![session.0, int(number.0), state])?;
+                .execute(params![session.0, to_sql_int(number.0), state])?;
                 Ok(())
             }
             Self::Meta { key, value: Some(value) } => {
@@ -225,25 +225,25 @@ impl RowChange {
 }
 
 /// SQLite's integers are signed; nothing we count comes near the sign.
-pub(crate) fn int(value: u64) -> i64 {
+pub(crate) fn to_sql_int(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
 /// The way back. What we wrote is never negative.
-pub(crate) fn count(value: i64) -> u64 {
+pub(crate) fn from_sql_int(value: i64) -> u64 {
     u64::try_from(value).unwrap_or(0)
 }
 
 /// Remembers which id a key stands for: events carry keys, and their frames need the id even after the rows were
 /// emptied for a rebuild.
-pub(crate) fn name_session(db: &Connection, key: SessionKey, id: &str) -> Result<(), AppendError> {
+pub(crate) fn record_session_id(db: &Connection, key: SessionKey, id: &str) -> Result<(), AppendError> {
     db.prepare_cached("INSERT OR IGNORE INTO session_names(key, id) VALUES (?1, ?2)")?
         .execute(params![key.0, id])?;
     Ok(())
 }
 
 /// The same for a workspace.
-pub(crate) fn name_workspace(
+pub(crate) fn record_workspace_id(
     db: &Connection,
     key: WorkspaceKey,
     id: &WorkspaceId,
@@ -259,8 +259,8 @@ fn put_workspace(db: &Connection, row: &WorkspaceRow) -> Result<(), AppendError>
         "INSERT INTO workspaces(key, id, path, name, removed, created_at, doc) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
          ON CONFLICT(key) DO UPDATE SET path = ?3, name = ?4, removed = ?5, created_at = ?6, doc = ?7",
     )?
-    .execute(params![key.0, id.as_str(), path, name, removed, int(created_at.0), doc])?;
-    name_workspace(db, *key, id)
+    .execute(params![key.0, id.as_str(), path, name, removed, to_sql_int(created_at.0), doc])?;
+    record_workspace_id(db, *key, id)
 }
 
 fn put_session(db: &Connection, row: &SessionRow) -> Result<(), AppendError> {
@@ -275,12 +275,12 @@ fn put_session(db: &Connection, row: &SessionRow) -> Result<(), AppendError> {
             row.workspace.0,
             row.parent.map(|parent| parent.0),
             row.title,
-            row.closed_at.map(|at| int(at.0)),
+            row.closed_at.map(|at| to_sql_int(at.0)),
             row.live,
-            row.owes,
+            row.has_obligations,
             row.cost_usd,
             row.budget_usd,
-            int(row.updated_at.0),
+            to_sql_int(row.updated_at.0),
             row.doc,
         ])?;
     if changed > 0 {
@@ -296,19 +296,19 @@ fn put_session(db: &Connection, row: &SessionRow) -> Result<(), AppendError> {
         row.workspace.0,
         row.parent.map(|parent| parent.0),
         row.title,
-        row.closed_at.map(|at| int(at.0)),
+        row.closed_at.map(|at| to_sql_int(at.0)),
         row.live,
-        row.owes,
+        row.has_obligations,
         row.cost_usd,
         row.budget_usd,
-        int(row.updated_at.0),
+        to_sql_int(row.updated_at.0),
         row.doc,
     ])?;
-    name_session(db, row.key, row.id.as_str())
+    record_session_id(db, row.key, row.id.as_str())
 }
 
 fn put_fleet(db: &Connection, row: &FleetRow) -> Result<(), AppendError> {
-    let FleetRow { key, id, workspace, live, budget_usd, born, doc } = row;
+    let FleetRow { key, id, workspace, live, budget_usd, created_with: born, doc } = row;
     let Some(born) = born else {
         let mut change =
             db.prepare_cached("UPDATE fleets SET live = ?2, budget_usd = ?3, doc = ?4 WHERE key = ?1")?;
@@ -319,13 +319,23 @@ fn put_fleet(db: &Connection, row: &FleetRow) -> Result<(), AppendError> {
         "INSERT INTO fleets(key, id, workspace, live, budget_usd, born, doc) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
     )?
     .execute(params![key.0, id.as_str(), workspace.0, live, budget_usd, born, doc])?;
-    name_session(db, *key, id.as_str())
+    record_session_id(db, *key, id.as_str())
 }
 
 /// A run id is one run of the whole daemon: two sessions that accept the same one at once meet here, and the second
 /// is refused. Two changes of a run in the append that accepts it are one.
 fn put_run(db: &Connection, row: &RunRow, first: Seq, events: usize) -> Result<(), AppendError> {
-    let RunRow { id, session, workspace, accepted, seq: _, finished, fingerprint, prompt, doc } = row;
+    let RunRow {
+        id,
+        session,
+        workspace,
+        accepted_event: accepted,
+        seq: _,
+        finished,
+        fingerprint,
+        prompt,
+        doc,
+    } = row;
     let changed = match accepted {
         Some(index) if *index >= events => {
             return Err(AppendError::Violation(format!(
@@ -333,7 +343,7 @@ fn put_run(db: &Connection, row: &RunRow, first: Seq, events: usize) -> Result<(
             )));
         }
         Some(index) => {
-            let seq = int(first.0) + i64::try_from(*index).unwrap_or(i64::MAX);
+            let seq = to_sql_int(first.0) + i64::try_from(*index).unwrap_or(i64::MAX);
             db.prepare_cached(
                 "INSERT INTO runs(seq, id, session, workspace, finished, fingerprint, doc, prompt)
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
@@ -373,13 +383,13 @@ fn put_ask(db: &Connection, row: &AskRow) -> Result<(), AppendError> {
 
 /// A mail id is one message of the whole daemon, like a run's.
 fn put_mail(db: &Connection, row: &MailRow, first: Seq, events: usize) -> Result<(), AppendError> {
-    let MailRow { id, session, sent_by, seq: _, open, fingerprint, sent, doc } = row;
+    let MailRow { id, session, sent_event: sent_by, seq: _, open, fingerprint, sent, doc } = row;
     let changed = match sent_by {
         Some(index) if *index >= events => {
             return Err(AppendError::Violation(format!("mail {id} is sent by an event that is not there")));
         }
         Some(index) => {
-            let seq = int(first.0) + i64::try_from(*index).unwrap_or(i64::MAX);
+            let seq = to_sql_int(first.0) + i64::try_from(*index).unwrap_or(i64::MAX);
             db.prepare_cached(
                 "INSERT INTO mail(seq, id, session, open, fingerprint, sent, doc)
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
@@ -414,9 +424,9 @@ fn purge(db: &Connection, session: SessionKey, head: Seq) -> Result<(), AppendEr
         "INSERT INTO counters(name, value) VALUES (?1, ?2)
          ON CONFLICT(name) DO UPDATE SET value = max(value, ?2)",
     )?;
-    floor.execute(params![SEQ_COUNTER, int(head.0)])?;
+    floor.execute(params![SEQ_COUNTER, to_sql_int(head.0)])?;
     floor.execute(params![SESSION_COUNTER, session.0])?;
-    let newest = format!("DELETE FROM events WHERE gid > {INDEXED} AND session = ?1");
+    let newest = format!("DELETE FROM events WHERE gid > {INDEXED_THROUGH_SQL} AND session = ?1");
     for sql in [
         "DELETE FROM events WHERE gid IN (SELECT gid FROM session_events WHERE session = ?1)",
         &newest,

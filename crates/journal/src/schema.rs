@@ -8,35 +8,35 @@ use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags};
 
-use crate::error::OpenError;
+use crate::error::JournalOpenError;
 
 /// The journal's file in its home.
-pub(crate) const FILE: &str = "journal.db";
+pub(crate) const DATABASE_FILE: &str = "journal.db";
 /// SQLite's log beside it.
-pub(crate) const LOG: &str = "journal.db-wal";
+pub(crate) const LOG_FILE: &str = "journal.db-wal";
 
 /// "qdjl", so that a foreign database is told from ours.
-const APPLICATION: i64 = 0x7164_6a6c;
+const APPLICATION_ID: i64 = 0x7164_6a6c;
 /// The log is cut down to this when it is begun anew. Below it the file is written over in place, which costs the
 /// file system less at every sync than a file that grows.
-pub(crate) const LOG_KEPT: u64 = 16 << 20;
+pub(crate) const LOG_SIZE_LIMIT: u64 = 16 << 20;
 /// Pages that the writer keeps in memory, in KiB: the tails of the table and of the busiest sessions' index.
 const WRITER_CACHE_KIB: i64 = 32 << 10;
 /// The same for each reader.
 const READER_CACHE_KIB: i64 = 4 << 10;
 /// Statements that a connection keeps prepared.
-const STATEMENTS: usize = 64;
+const STATEMENT_CACHE_SIZE: usize = 64;
 /// How long a connection waits for another one's lock. Only the moment in which a log is begun anew needs it.
-const BUSY: Duration = Duration::from_secs(5);
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Each brings the schema one version further; the version is how many have been applied.
-const MIGRATIONS: &[&str] = &[FIRST, FLEETS, MAIL];
+const MIGRATIONS: &[&str] = &[INITIAL_SCHEMA, FLEETS, MAIL];
 
 /// `events` and the names are the truth; `counters` never go back; `remembered` is its own truth; the rest can be
 /// rebuilt from the events. A session's events are found through `session_events`, which is not an index of SQLite's
 /// because that would touch a page per session in every commit, half of all that a commit costs: it is caught up in
 /// one go after every few thousand events, and what came since is found by looking at those few.
-const FIRST: &str = "
+const INITIAL_SCHEMA: &str = "
 CREATE TABLE events(
     gid INTEGER PRIMARY KEY,
     session INTEGER,
@@ -173,11 +173,12 @@ DELETE FROM counters WHERE name = 'indexed';
 ";
 
 /// The last event that `session_events` has.
-pub(crate) const INDEXED: &str = "coalesce((SELECT value FROM counters WHERE name = 'indexed'), 0)";
+pub(crate) const INDEXED_THROUGH_SQL: &str =
+    "coalesce((SELECT value FROM counters WHERE name = 'indexed'), 0)";
 
 /// The one connection that writes, on a file that has the newest schema and syncs every commit.
-pub(crate) fn open_writer(home: &Path) -> Result<Connection, OpenError> {
-    let file = home.join(FILE);
+pub(crate) fn open_writer(home: &Path) -> Result<Connection, JournalOpenError> {
+    let file = home.join(DATABASE_FILE);
     // Made here, so that it and what SQLite puts beside it are readable by the owner alone whatever the umask.
     OpenOptions::new()
         .write(true)
@@ -185,7 +186,7 @@ pub(crate) fn open_writer(home: &Path) -> Result<Connection, OpenError> {
         .truncate(false)
         .mode(0o600)
         .open(&file)
-        .map_err(OpenError::io("make journal.db"))?;
+        .map_err(JournalOpenError::io("make journal.db"))?;
     let mut writer = connect(&file, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     set_up_writer(&writer)?;
     migrate(&mut writer)?;
@@ -193,35 +194,35 @@ pub(crate) fn open_writer(home: &Path) -> Result<Connection, OpenError> {
 }
 
 /// A connection that moves the log into the file, on its own thread.
-pub(crate) fn open_checkpointer(home: &Path) -> Result<Connection, OpenError> {
-    let connection = connect(&home.join(FILE), OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+pub(crate) fn open_checkpointer(home: &Path) -> Result<Connection, JournalOpenError> {
+    let connection = connect(&home.join(DATABASE_FILE), OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     connection
         .execute_batch("PRAGMA wal_autocheckpoint = 0; PRAGMA synchronous = FULL; PRAGMA cache_size = -256;")
-        .map_err(OpenError::database("set up the checkpoints"))?;
+        .map_err(JournalOpenError::database("set up the checkpoints"))?;
     Ok(connection)
 }
 
 /// A connection that cannot write.
 pub(crate) fn open_reader(home: &Path) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(home.join(FILE), flags)?;
-    connection.busy_timeout(BUSY)?;
-    connection.set_prepared_statement_cache_capacity(STATEMENTS);
+    let connection = Connection::open_with_flags(home.join(DATABASE_FILE), flags)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
+    connection.set_prepared_statement_cache_capacity(STATEMENT_CACHE_SIZE);
     connection.execute_batch(&format!("PRAGMA query_only = 1; PRAGMA cache_size = -{READER_CACHE_KIB};"))?;
     Ok(connection)
 }
 
-fn connect(file: &Path, flags: OpenFlags) -> Result<Connection, OpenError> {
+fn connect(file: &Path, flags: OpenFlags) -> Result<Connection, JournalOpenError> {
     let doing = "open journal.db";
     let connection = Connection::open_with_flags(file, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)
-        .map_err(OpenError::database(doing))?;
-    connection.busy_timeout(BUSY).map_err(OpenError::database(doing))?;
-    connection.set_prepared_statement_cache_capacity(STATEMENTS);
+        .map_err(JournalOpenError::database(doing))?;
+    connection.busy_timeout(BUSY_TIMEOUT).map_err(JournalOpenError::database(doing))?;
+    connection.set_prepared_statement_cache_capacity(STATEMENT_CACHE_SIZE);
     Ok(connection)
 }
 
 /// Asks for what durability needs and reads back that it was granted: SQLite ignores what it does not know.
-fn set_up_writer(writer: &Connection) -> Result<(), OpenError> {
+fn set_up_writer(writer: &Connection) -> Result<(), JournalOpenError> {
     let doing = "set up journal.db";
     writer
         .execute_batch(&format!(
@@ -231,57 +232,58 @@ fn set_up_writer(writer: &Connection) -> Result<(), OpenError> {
              PRAGMA cache_size = -{WRITER_CACHE_KIB};
              PRAGMA synchronous = FULL;"
         ))
-        .map_err(OpenError::database(doing))?;
+        .map_err(JournalOpenError::database(doing))?;
     let mode: String = writer
         .query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))
-        .map_err(OpenError::database(doing))?;
+        .map_err(JournalOpenError::database(doing))?;
     if mode != "wal" {
-        return Err(OpenError::Refused("journal_mode = WAL"));
+        return Err(JournalOpenError::Refused("journal_mode = WAL"));
     }
-    let synchronous: i64 =
-        writer.query_row("PRAGMA synchronous", [], |row| row.get(0)).map_err(OpenError::database(doing))?;
+    let synchronous: i64 = writer
+        .query_row("PRAGMA synchronous", [], |row| row.get(0))
+        .map_err(JournalOpenError::database(doing))?;
     if synchronous != 2 {
-        return Err(OpenError::Refused("synchronous = FULL"));
+        return Err(JournalOpenError::Refused("synchronous = FULL"));
     }
     let pages: i64 = writer
         .query_row("PRAGMA wal_autocheckpoint = 0", [], |row| row.get(0))
-        .map_err(OpenError::database(doing))?;
+        .map_err(JournalOpenError::database(doing))?;
     if pages != 0 {
-        return Err(OpenError::Refused("wal_autocheckpoint = 0"));
+        return Err(JournalOpenError::Refused("wal_autocheckpoint = 0"));
     }
     let _: i64 = writer
-        .query_row(&format!("PRAGMA journal_size_limit = {LOG_KEPT}"), [], |row| row.get(0))
-        .map_err(OpenError::database(doing))?;
+        .query_row(&format!("PRAGMA journal_size_limit = {LOG_SIZE_LIMIT}"), [], |row| row.get(0))
+        .map_err(JournalOpenError::database(doing))?;
     Ok(())
 }
 
-fn migrate(writer: &mut Connection) -> Result<(), OpenError> {
+fn migrate(writer: &mut Connection) -> Result<(), JournalOpenError> {
     let doing = "bring journal.db to the newest schema";
     let known = i64::try_from(MIGRATIONS.len()).expect("there are few migrations");
     let number = |pragma: &str, connection: &Connection| {
         connection
             .query_row(&format!("PRAGMA {pragma}"), [], |row| row.get::<_, i64>(0))
-            .map_err(OpenError::database(doing))
+            .map_err(JournalOpenError::database(doing))
     };
     let found = number("user_version", writer)?;
     let application = number("application_id", writer)?;
     let tables: i64 = writer
         .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
-        .map_err(OpenError::database(doing))?;
-    if application != APPLICATION && (application != 0 || tables != 0) {
-        return Err(OpenError::Foreign);
+        .map_err(JournalOpenError::database(doing))?;
+    if application != APPLICATION_ID && (application != 0 || tables != 0) {
+        return Err(JournalOpenError::Foreign);
     }
     if found > known {
-        return Err(OpenError::TooNew { found, known });
+        return Err(JournalOpenError::TooNew { found, known });
     }
     for (done, step) in (0i64..).zip(MIGRATIONS).skip(usize::try_from(found).unwrap_or(0)) {
-        let transaction = writer.transaction().map_err(OpenError::database(doing))?;
+        let transaction = writer.transaction().map_err(JournalOpenError::database(doing))?;
         transaction
             .execute_batch(step)
-            .and_then(|()| transaction.pragma_update(None, "application_id", APPLICATION))
+            .and_then(|()| transaction.pragma_update(None, "application_id", APPLICATION_ID))
             .and_then(|()| transaction.pragma_update(None, "user_version", done + 1))
-            .map_err(OpenError::database(doing))?;
-        transaction.commit().map_err(OpenError::database(doing))?;
+            .map_err(JournalOpenError::database(doing))?;
+        transaction.commit().map_err(JournalOpenError::database(doing))?;
     }
     Ok(())
 }
@@ -295,7 +297,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let home = tempfile::tempdir().unwrap();
         let writer = open_writer(home.path()).unwrap();
-        for file in [FILE, LOG] {
+        for file in [DATABASE_FILE, LOG_FILE] {
             let mode = home.path().join(file).metadata().unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600, "{file}");
         }
@@ -310,7 +312,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         open_writer(home.path()).unwrap().pragma_update(None, "user_version", 99).unwrap();
         match open_writer(home.path()) {
-            Err(OpenError::TooNew { found: 99, known }) => assert_eq!(known, 3),
+            Err(JournalOpenError::TooNew { found: 99, known }) => assert_eq!(known, 3),
             other => panic!("{other:?}"),
         }
     }
@@ -318,9 +320,9 @@ mod tests {
     #[test]
     fn somebody_elses_database_is_left_alone() {
         let home = tempfile::tempdir().unwrap();
-        let other = Connection::open(home.path().join(FILE)).unwrap();
+        let other = Connection::open(home.path().join(DATABASE_FILE)).unwrap();
         other.execute_batch("CREATE TABLE mine(a)").unwrap();
-        assert!(matches!(open_writer(home.path()), Err(OpenError::Foreign)));
+        assert!(matches!(open_writer(home.path()), Err(JournalOpenError::Foreign)));
     }
 
     #[test]

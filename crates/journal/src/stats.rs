@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Upper bounds of the commit latency's buckets, in microseconds.
-pub const COMMIT_US: [u64; 12] =
+pub const COMMIT_US_BOUNDS: [u64; 12] =
     [100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 500_000, 1_000_000];
 /// Upper bounds of the batches' buckets, in events.
-pub const BATCH_EVENTS: [u64; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
+pub const BATCH_EVENTS_BOUNDS: [u64; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
 
 /// Counters of one journal.
 #[derive(Debug)]
-pub struct Stats {
+pub struct JournalStats {
     /// Events appended.
     pub events: AtomicU64,
     /// Transactions committed; each is one sync.
@@ -33,15 +33,15 @@ pub struct Stats {
     pub reserve_spent: AtomicUsize,
 }
 
-impl Default for Stats {
+impl Default for JournalStats {
     fn default() -> Self {
         Self {
             events: AtomicU64::default(),
             commits: AtomicU64::default(),
             failed_commits: AtomicU64::default(),
             violations: AtomicU64::default(),
-            commit_us: Histogram::new(&COMMIT_US),
-            batch_events: Histogram::new(&BATCH_EVENTS),
+            commit_us: Histogram::new(&COMMIT_US_BOUNDS),
+            batch_events: Histogram::new(&BATCH_EVENTS_BOUNDS),
             log_bytes: AtomicU64::default(),
             subscriptions: AtomicUsize::default(),
             reserve_spent: AtomicUsize::default(),
@@ -49,8 +49,8 @@ impl Default for Stats {
     }
 }
 
-impl Stats {
-    pub(crate) fn committed(&self, events: u64, took: Duration) {
+impl JournalStats {
+    pub(crate) fn record_commit(&self, events: u64, took: Duration) {
         self.events.fetch_add(events, Relaxed);
         self.commits.fetch_add(1, Relaxed);
         self.commit_us.add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_histogram_counts_every_value_once() {
-        let histogram = Histogram::new(&BATCH_EVENTS);
+        let histogram = Histogram::new(&BATCH_EVENTS_BOUNDS);
         for value in [0, 1, 2, 3, 1024, 5000] {
             histogram.add(value);
         }

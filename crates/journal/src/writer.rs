@@ -11,48 +11,48 @@ use qd_protocol::limits::RESERVE_BYTES;
 use qd_protocol::{Millis, Seq};
 use rusqlite::{Connection, Statement, params};
 
-use crate::checkpoint::Checkpoints;
+use crate::checkpoint::Checkpointer;
 use crate::error::AppendError;
-use crate::event::Published;
-use crate::faults::{Faults, Step};
-use crate::index::Index;
-use crate::lists::oldest_remembered;
-use crate::queue::{Appended, Job, Queue, Remember, Work};
-use crate::reserve::Reserve;
-use crate::ring::Board;
-use crate::rows::{RowChange, int, name_session, name_workspace};
+use crate::event::PublishedEvent;
+use crate::faults::{FaultInjector, WriterStep};
+use crate::index::SessionIndex;
+use crate::lists::idempotency_cutoff;
+use crate::queue::{AppendJob, AppendReceipt, IdempotencyRecord, WriterQueue, WriterTask};
+use crate::reserve::DiskReserve;
+use crate::ring::EventHub;
+use crate::rows::{RowChange, record_session_id, record_workspace_id, to_sql_int};
 use crate::schema;
-use crate::stats::Stats;
+use crate::stats::JournalStats;
 
 /// What the writer's thread owns.
-pub(crate) struct Writer {
+pub(crate) struct JournalWriter {
     pub(crate) home: PathBuf,
-    pub(crate) queue: Arc<Queue>,
-    pub(crate) board: Arc<Board>,
-    pub(crate) stats: Arc<Stats>,
-    pub(crate) checkpoints: Arc<Checkpoints>,
-    pub(crate) reserve: Reserve,
-    pub(crate) faults: Option<Arc<Faults>>,
+    pub(crate) queue: Arc<WriterQueue>,
+    pub(crate) hub: Arc<EventHub>,
+    pub(crate) stats: Arc<JournalStats>,
+    pub(crate) checkpoints: Arc<Checkpointer>,
+    pub(crate) reserve: DiskReserve,
+    pub(crate) faults: Option<Arc<FaultInjector>>,
     /// The last seq given out.
     pub(crate) last: Seq,
-    pub(crate) index: Index,
+    pub(crate) index: SessionIndex,
     /// How many were waiting when the last sync returned.
-    pub(crate) others: usize,
+    pub(crate) queued_at_commit: usize,
 }
 
 /// Why serving on one connection ended.
-enum Served {
+enum ServeEnd {
     /// The queue is closed and empty.
-    All,
+    QueueClosed,
     /// The storage failed: the connection may be in any state and is made anew.
-    Until,
+    StorageFailed,
 }
 
-impl Writer {
+impl JournalWriter {
     /// Serves until the queue is closed and empty.
     pub(crate) fn run(mut self, db: Connection) {
         // However this thread ends, nobody may go on waiting for it.
-        let _guard = Abandon(self.queue.clone());
+        let _guard = AbandonOnDrop(self.queue.clone());
         let mut db = Some(db);
         loop {
             let served = match &db {
@@ -69,74 +69,74 @@ impl Writer {
                 },
             };
             match served {
-                Served::All => return,
-                Served::Until => db = None,
+                ServeEnd::QueueClosed => return,
+                ServeEnd::StorageFailed => db = None,
             }
         }
     }
 
     /// Tells a batch that the storage is not there.
-    fn refuse_batch(&mut self, error: &AppendError) -> Served {
+    fn refuse_batch(&mut self, error: &AppendError) -> ServeEnd {
         let mut batch = Vec::new();
         if !self.queue.take(&mut batch, 0) {
-            return Served::All;
+            return ServeEnd::QueueClosed;
         }
         for work in batch {
             match work {
-                Work::Append(job) => drop(job.answer.send(Err(error.clone()))),
-                Work::Vacuum { answer, .. } => drop(answer.send(Err(error.clone()))),
+                WriterTask::Append(job) => drop(job.answer.send(Err(error.clone()))),
+                WriterTask::Vacuum { answer, .. } => drop(answer.send(Err(error.clone()))),
             }
         }
-        Served::Until
+        ServeEnd::StorageFailed
     }
 
-    fn serve(&mut self, db: &Connection) -> rusqlite::Result<Served> {
-        let mut hand = Hand::new(db)?;
+    fn serve(&mut self, db: &Connection) -> rusqlite::Result<ServeEnd> {
+        let mut hand = WriterStatements::new(db)?;
         let mut batch = Vec::new();
         let mut jobs = Vec::new();
         let mut answered = 0;
-        while self.queue.take(&mut batch, self.company(answered)) {
+        while self.queue.take(&mut batch, self.expected_batch_len(answered)) {
             answered = batch.len();
-            if self.checkpoints.writer_is_asked() {
-                self.checkpoints.finish(db);
+            if self.checkpoints.needs_writer() {
+                self.checkpoints.finish_checkpoint(db);
             }
             for work in batch.drain(..) {
                 match work {
-                    Work::Append(job) => jobs.push(job),
-                    Work::Vacuum { pages, answer } => {
+                    WriterTask::Append(job) => jobs.push(job),
+                    WriterTask::Vacuum { pages, answer } => {
                         let freed = vacuum(db, pages);
-                        self.checkpoints.dirty();
+                        self.checkpoints.mark_dirty();
                         drop(answer.send(freed.map_err(AppendError::from)));
                     }
                 }
             }
-            if !jobs.is_empty() && !self.commit(&mut hand, std::mem::take(&mut jobs)) {
-                return Ok(Served::Until);
+            if !jobs.is_empty() && !self.commit_batch(&mut hand, std::mem::take(&mut jobs)) {
+                return Ok(ServeEnd::StorageFailed);
             }
             if self.index.is_due(self.last) {
-                self.catch_up(db);
+                self.catch_up_index(db);
             }
         }
         // So that the next start has nothing to look at.
         if self.index.is_behind(self.last) {
-            self.catch_up(db);
+            self.catch_up_index(db);
         }
-        Ok(Served::All)
+        Ok(ServeEnd::QueueClosed)
     }
 
     /// How many callers are likely to share the next commit: those that were just answered, who tend to come back at
     /// once, and those that came while the last one was under way. A few may be late without everyone waiting.
-    fn company(&self, answered: usize) -> usize {
-        let likely = answered + self.others;
+    fn expected_batch_len(&self, answered: usize) -> usize {
+        let likely = answered + self.queued_at_commit;
         likely - likely / 16
     }
 
-    fn catch_up(&mut self, db: &Connection) {
+    fn catch_up_index(&mut self, db: &Connection) {
         if let Err(error) = self.index.catch_up(db, self.last) {
             tracing::warn!(%error, "the index of sessions could not be caught up; it is tried again later");
         }
         // On the same occasion, as it must happen now and then and costs nothing if there is nothing to do.
-        let oldest = oldest_remembered(Millis::now());
+        let oldest = idempotency_cutoff(Millis::now());
         let forgotten = db
             .prepare_cached("DELETE FROM remembered WHERE at < ?1")
             .and_then(|mut statement| statement.execute([oldest]));
@@ -146,41 +146,44 @@ impl Writer {
     }
 
     /// Makes a batch. False if the storage failed in a way after which the connection is not to be trusted.
-    fn commit(&mut self, hand: &mut Hand<'_>, mut jobs: Vec<Job>) -> bool {
+    fn commit_batch(&mut self, hand: &mut WriterStatements<'_>, mut jobs: Vec<AppendJob>) -> bool {
         if let Some(faults) = &self.faults {
-            hand.inject(faults, self.reserve.is_spent());
+            hand.inject_faults(faults, self.reserve.is_spent());
         }
         if self.reserve.is_spent() {
             let held = self.reserve.regain();
             self.stats.reserve_spent.store(usize::from(!held), Relaxed);
             if !held {
                 // What is left of the reserve is for cancels and ends alone.
-                jobs = refuse(jobs, &AppendError::Full, |job| job.reserve);
+                jobs = refuse_jobs(jobs, &AppendError::Full, |job| job.may_use_reserve);
                 if jobs.is_empty() {
                     return true;
                 }
             }
         }
-        let mut outcome = self.attempt(hand, &mut jobs);
-        if outcome == Err(AppendError::Full) && jobs.iter().any(|job| job.reserve) && self.reserve.spend() {
+        let mut outcome = self.attempt_batch(hand, &mut jobs);
+        if outcome == Err(AppendError::Full)
+            && jobs.iter().any(|job| job.may_use_reserve)
+            && self.reserve.spend()
+        {
             tracing::warn!("the disk is full: the journal spends its reserve on what must still be written");
             self.stats.reserve_spent.store(1, Relaxed);
-            jobs = refuse(jobs, &AppendError::Full, |job| job.reserve);
+            jobs = refuse_jobs(jobs, &AppendError::Full, |job| job.may_use_reserve);
             if let Some(faults) = &self.faults {
-                hand.inject(faults, true);
+                hand.inject_faults(faults, true);
             }
-            outcome = self.attempt(hand, &mut jobs);
+            outcome = self.attempt_batch(hand, &mut jobs);
         }
-        self.others = self.queue.len();
+        self.queued_at_commit = self.queue.len();
         match outcome {
             Ok(batch) => {
-                self.publish(jobs, batch);
+                self.publish_batch(jobs, batch);
                 true
             }
             Err(error) => {
                 tracing::error!(%error, "a commit of the journal failed; nothing of it was acknowledged");
                 self.stats.failed_commits.fetch_add(1, Relaxed);
-                refuse(jobs, &error, |_| false);
+                refuse_jobs(jobs, &error, |_| false);
                 !matches!(error, AppendError::Io(_))
             }
         }
@@ -188,25 +191,29 @@ impl Writer {
 
     /// One transaction. Plainly first, as nearly all batches have nothing wrong with them; if one has, again with
     /// a savepoint for each append.
-    fn attempt(&mut self, hand: &mut Hand<'_>, jobs: &mut [Job]) -> Result<Batch, AppendError> {
+    fn attempt_batch(
+        &mut self,
+        hand: &mut WriterStatements<'_>,
+        jobs: &mut [AppendJob],
+    ) -> Result<BatchResult, AppendError> {
         let begun = Instant::now();
-        match self.transaction(hand, jobs, false) {
-            Err(AppendError::Violation(_)) => self.transaction(hand, jobs, true),
+        match self.run_transaction(hand, jobs, false) {
+            Err(AppendError::Violation(_)) => self.run_transaction(hand, jobs, true),
             other => other,
         }
-        .map(|batch| Batch { took: begun.elapsed(), ..batch })
+        .map(|batch| BatchResult { elapsed: begun.elapsed(), ..batch })
     }
 
-    fn transaction(
+    fn run_transaction(
         &mut self,
-        hand: &mut Hand<'_>,
-        jobs: &mut [Job],
+        hand: &mut WriterStatements<'_>,
+        jobs: &mut [AppendJob],
         apart: bool,
-    ) -> Result<Batch, AppendError> {
-        let written = self.write(hand, jobs, apart);
+    ) -> Result<BatchResult, AppendError> {
+        let written = self.write_appends(hand, jobs, apart);
         let committed = written.and_then(|batch| {
             if let Some(faults) = &self.faults {
-                faults.committing(jobs.len());
+                faults.before_commit(jobs.len());
                 if faults.commit_fails() {
                     return Err(AppendError::Io("injected".to_owned()));
                 }
@@ -216,26 +223,31 @@ impl Writer {
         });
         if committed.is_err() {
             hand.roll_back();
-            self.index.undo(0);
+            self.index.roll_back_to(0);
         }
         committed
     }
 
-    fn write(&mut self, hand: &mut Hand<'_>, jobs: &mut [Job], apart: bool) -> Result<Batch, AppendError> {
+    fn write_appends(
+        &mut self,
+        hand: &mut WriterStatements<'_>,
+        jobs: &mut [AppendJob],
+        apart: bool,
+    ) -> Result<BatchResult, AppendError> {
         hand.begin.execute([])?;
-        let mut batch = Batch { last: self.last, refused: Vec::new(), took: Duration::ZERO };
+        let mut batch = BatchResult { last: self.last, refused: Vec::new(), elapsed: Duration::ZERO };
         for (index, job) in jobs.iter_mut().enumerate() {
             if !apart {
                 batch.last = hand.append(job, batch.last, &mut self.index)?;
                 continue;
             }
             hand.db.prepare_cached("SAVEPOINT append")?.execute([])?;
-            let mark = self.index.mark();
+            let mark = self.index.savepoint();
             match hand.append(job, batch.last, &mut self.index) {
                 Ok(last) => batch.last = last,
                 Err(error @ AppendError::Violation(_)) => {
                     hand.db.prepare_cached("ROLLBACK TO append")?.execute([])?;
-                    self.index.undo(mark);
+                    self.index.roll_back_to(mark);
                     batch.refused.push((index, error));
                 }
                 Err(error) => return Err(error),
@@ -246,11 +258,11 @@ impl Writer {
     }
 
     /// Shows what is committed and answers those who asked for it, in this order.
-    fn publish(&mut self, jobs: Vec<Job>, batch: Batch) {
-        self.checkpoints.dirty();
-        self.index.keep();
+    fn publish_batch(&mut self, jobs: Vec<AppendJob>, batch: BatchResult) {
+        self.checkpoints.mark_dirty();
+        self.index.commit();
         if let Some(faults) = &self.faults {
-            faults.committed();
+            faults.after_commit();
         }
         let mut refused = batch.refused.into_iter().peekable();
         let mut answers = Vec::with_capacity(jobs.len());
@@ -265,47 +277,51 @@ impl Writer {
             let first = if job.events.is_empty() { self.last } else { Seq(self.last.0 + 1) };
             for draft in job.events {
                 self.last.0 += 1;
-                shown.push(Arc::<Published>::new(draft.publish(self.last)));
+                shown.push(Arc::<PublishedEvent>::new(draft.publish(self.last)));
             }
             for row in job.rows {
                 if let RowChange::Purge { session } = row {
-                    self.index.forget(session);
+                    self.index.forget_session(session);
                     purge = true;
                 }
             }
-            answers.push((job.answer, Ok(Appended { first, last: self.last })));
+            answers.push((job.answer, Ok(AppendReceipt { first, last: self.last })));
         }
-        self.stats.committed(shown.len() as u64, batch.took);
-        self.board.publish(shown, purge);
-        self.step(Step::Published);
+        self.stats.record_commit(shown.len() as u64, batch.elapsed);
+        self.hub.publish(shown, purge);
+        self.report_step(WriterStep::Published);
         for (caller, answer) in answers {
             // A caller that has gone away does not want to know.
             let _ = caller.send(answer);
         }
-        self.step(Step::Answered);
+        self.report_step(WriterStep::Answered);
     }
 
-    fn step(&self, step: Step) {
+    fn report_step(&self, step: WriterStep) {
         if let Some(faults) = &self.faults {
-            faults.step(step);
+            faults.report_step(step);
         }
     }
 }
 
 /// What a transaction came to.
 #[derive(Debug, PartialEq)]
-struct Batch {
+struct BatchResult {
     /// The last seq it gave out.
     last: Seq,
     /// The appends that were undone, by their place in the batch.
     refused: Vec<(usize, AppendError)>,
-    took: Duration,
+    elapsed: Duration,
 }
 
 /// Answers the jobs that are not to be kept, and gives back those that are.
-fn refuse(jobs: Vec<Job>, error: &AppendError, keep: impl Fn(&Job) -> bool) -> Vec<Job> {
+fn refuse_jobs(
+    jobs: Vec<AppendJob>,
+    error: &AppendError,
+    keep: impl Fn(&AppendJob) -> bool,
+) -> Vec<AppendJob> {
     let (kept, refused) = jobs.into_iter().partition(keep);
-    let refused: Vec<Job> = refused;
+    let refused: Vec<AppendJob> = refused;
     for job in refused {
         let _ = job.answer.send(Err(error.clone()));
     }
@@ -323,7 +339,7 @@ fn vacuum(db: &Connection, pages: u32) -> rusqlite::Result<u64> {
 }
 
 /// The statements that every batch needs, prepared once.
-struct Hand<'c> {
+struct WriterStatements<'c> {
     db: &'c Connection,
     begin: Statement<'c>,
     commit: Statement<'c>,
@@ -331,7 +347,7 @@ struct Hand<'c> {
     insert: Statement<'c>,
 }
 
-impl<'c> Hand<'c> {
+impl<'c> WriterStatements<'c> {
     fn new(db: &'c Connection) -> rusqlite::Result<Self> {
         Ok(Self {
             db,
@@ -355,36 +371,41 @@ impl<'c> Hand<'c> {
     }
 
     /// Writes one append after `last` and says which seq is the last then.
-    fn append(&mut self, job: &mut Job, last: Seq, index: &mut Index) -> Result<Seq, AppendError> {
+    fn append(
+        &mut self,
+        job: &mut AppendJob,
+        last: Seq,
+        index: &mut SessionIndex,
+    ) -> Result<Seq, AppendError> {
         let mut seq = last;
         for draft in &job.events {
             seq.0 += 1;
             let scope = &draft.scope;
             let stream = scope.stream();
             if let (Some((key, _)), Some(number)) = (stream, draft.number) {
-                index.take(self.db, key, number)?;
+                index.claim_number(self.db, key, number)?;
             }
             let session = stream.map(|(key, _)| key.0);
             let workspace = scope.workspace.as_ref().map(|(key, _)| key.0);
             self.insert.execute(params![
-                int(seq.0),
+                to_sql_int(seq.0),
                 session,
-                draft.number.map(|number| int(number.0)),
+                draft.number.map(|number| to_sql_int(number.0)),
                 workspace,
-                int(draft.ts.0),
+                to_sql_int(draft.ts.0),
                 draft.kind,
                 draft.run.as_ref().map(|run| run.as_str()),
-                draft.up.map(|up| int(up.0)),
+                draft.update_number.map(|up| to_sql_int(up.0)),
                 draft.data(),
             ])?;
             // A session's first event and those of no session name whom they speak of; all others can be sure that
             // it has been done.
             if draft.number.is_none_or(|number| number.0 == 1) {
                 if let Some((key, id)) = stream {
-                    name_session(self.db, key, id)?;
+                    record_session_id(self.db, key, id)?;
                 }
                 if let Some((key, id)) = &scope.workspace {
-                    name_workspace(self.db, *key, id)?;
+                    record_workspace_id(self.db, *key, id)?;
                 }
             }
         }
@@ -392,14 +413,14 @@ impl<'c> Hand<'c> {
         for row in &job.rows {
             row.apply(self.db, first, job.events.len(), seq)?;
         }
-        if let Some(remember) = &mut job.remember {
-            self.remember(remember, first)?;
+        if let Some(remember) = &mut job.idempotency {
+            self.record_response(remember, first)?;
         }
         Ok(seq)
     }
 
     /// A key that is too old to be remembered is as good as none.
-    fn remember(&mut self, remember: &mut Remember, first: Seq) -> Result<(), AppendError> {
+    fn record_response(&mut self, remember: &mut IdempotencyRecord, first: Seq) -> Result<(), AppendError> {
         let now = Millis::now();
         let written = self
             .db
@@ -410,9 +431,9 @@ impl<'c> Hand<'c> {
             .execute(params![
                 remember.key,
                 remember.fingerprint,
-                (remember.answer)(first),
-                int(now.0),
-                oldest_remembered(now),
+                (remember.make_response)(first),
+                to_sql_int(now.0),
+                idempotency_cutoff(now),
             ])?;
         if written == 0 {
             return Err(AppendError::Violation("the idempotency key has been used".to_owned()));
@@ -421,7 +442,7 @@ impl<'c> Hand<'c> {
     }
 
     /// Makes the connection behave as the faults say.
-    fn inject(&self, faults: &Faults, reserve_spent: bool) {
+    fn inject_faults(&self, faults: &FaultInjector, reserve_spent: bool) {
         let page = 4096;
         let extra = if reserve_spent { u32::try_from(RESERVE_BYTES / page).unwrap_or(0) } else { 0 };
         let limit = match faults.page_limit.load(SeqCst) {
@@ -437,9 +458,9 @@ impl<'c> Hand<'c> {
 }
 
 /// Ends the queue with the thread that serves it.
-struct Abandon(Arc<Queue>);
+struct AbandonOnDrop(Arc<WriterQueue>);
 
-impl Drop for Abandon {
+impl Drop for AbandonOnDrop {
     fn drop(&mut self) {
         self.0.abandon();
     }

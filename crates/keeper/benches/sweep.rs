@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use qd_keeper::{Keeper, Launch, Sweep, What};
+use qd_keeper::{KeeperHandle, LaunchSpec, SweepRequest, SweepScope};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_keeper-under-test");
@@ -54,12 +54,12 @@ fn kill_and_reap(count: u32) -> Duration {
 }
 
 async fn sweep() -> Duration {
-    let keeper = Keeper::start(Path::new(PROGRAM), "bench").await.unwrap();
+    let keeper = KeeperHandle::start(Path::new(PROGRAM), "bench").await.unwrap();
     keeper.begin_turn().await.unwrap();
     let mut kept = keeper.spawn(launch(&["sh", "-c", AGENT])).await.unwrap();
     let mut lines = BufReader::new(&mut kept.stdout).lines();
     while lines.next_line().await.unwrap().is_some_and(|line| line != "ready") {}
-    let sweep = Sweep { what: What::Turn, grace: Duration::ZERO, spare: Vec::new() };
+    let sweep = SweepRequest { scope: SweepScope::Turn, grace: Duration::ZERO, spare: Vec::new() };
     let begun = Instant::now();
     let swept = keeper.sweep(sweep).await.unwrap();
     let took = begun.elapsed();
@@ -76,7 +76,7 @@ fn start_alone() -> Duration {
 
 async fn start() -> Duration {
     let begun = Instant::now();
-    let keeper = Keeper::start(Path::new(PROGRAM), "bench").await.unwrap();
+    let keeper = KeeperHandle::start(Path::new(PROGRAM), "bench").await.unwrap();
     let mut kept = keeper.spawn(launch(&["echo", "ready"])).await.unwrap();
     let mut said = String::new();
     kept.stdout.read_to_string(&mut said).await.unwrap();
@@ -85,9 +85,9 @@ async fn start() -> Duration {
     took
 }
 
-fn launch(argv: &[&str]) -> Launch {
+fn launch(argv: &[&str]) -> LaunchSpec {
     let env = [("PATH".to_owned(), std::env::var("PATH").unwrap())].into();
-    Launch { argv: argv.iter().map(|&word| word.to_owned()).collect(), env, cwd: "/".into(), called: None }
+    LaunchSpec { argv: argv.iter().map(|&word| word.to_owned()).collect(), env, cwd: "/".into(), arg0: None }
 }
 
 fn print(what: &str, mut times: Vec<Duration>) {

@@ -18,15 +18,18 @@ use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
-use crate::MARK;
-use crate::own::PROGRAM;
-use crate::proc::Process;
-use crate::wire::{Answer, Command, DESCRIPTORS, Exit, Launch, Lines, Numbered, Sweep, Swept};
+use crate::MARK_VARIABLE;
+use crate::process_setup::PROGRAM_NAME;
+use crate::procfs::ProcessIdentity;
+use crate::wire::{
+    ChildExit, DESCRIPTORS, KeeperCommand, KeeperLineBuffer, KeeperReply, LaunchSpec, NumberedLine,
+    SweepRequest, SweepResult,
+};
 
 /// Requests that may wait to be sent.
-const REQUESTS: usize = 16;
+const REQUEST_QUEUE_MAX: usize = 16;
 /// How much is read at once.
-const READ: usize = 16 << 10;
+const READ_BYTES: usize = 16 << 10;
 
 /// Why a keeper did not do what it was told.
 #[derive(Debug, thiserror::Error)]
@@ -50,8 +53,8 @@ pub enum KeeperError {
 
 /// A keeper process. When this is dropped, the keeper ends everything below it and then itself.
 #[derive(Debug)]
-pub struct Keeper {
-    requests: mpsc::Sender<Request>,
+pub struct KeeperHandle {
+    requests: mpsc::Sender<KeeperRequest>,
     pid: u32,
     mark: String,
     /// Ends when the keeper process is dead and reaped; it needs no other end, since a keeper dies when nobody speaks to
@@ -59,14 +62,14 @@ pub struct Keeper {
     task: JoinHandle<()>,
 }
 
-impl Keeper {
+impl KeeperHandle {
     /// Starts `exe __keeper`. Everything that it is told to start bears the mark. `exe` is best `/proc/self/exe`, which
     /// stays the same program when an upgrade has replaced the file.
     pub async fn start(exe: &Path, mark: &str) -> Result<Self, KeeperError> {
         let (ours, theirs) = StdStream::pair().map_err(KeeperError::NotStarted)?;
         // Its environment is empty: it needs none, and what lies in a worker's may be secret.
         let child = std::process::Command::new(exe)
-            .arg0(PROGRAM)
+            .arg0(PROGRAM_NAME)
             .arg("__keeper")
             .env_clear()
             .stdin(Stdio::from(OwnedFd::from(theirs)))
@@ -74,9 +77,9 @@ impl Keeper {
             .spawn()
             .map_err(KeeperError::NotStarted)?;
         let pid = child.id();
-        let (requests, queue) = mpsc::channel(REQUESTS);
-        let conversation = Conversation::new(child, ours, queue).map_err(KeeperError::NotStarted)?;
-        let task = tokio::spawn(conversation.hold());
+        let (requests, queue) = mpsc::channel(REQUEST_QUEUE_MAX);
+        let conversation = KeeperConnection::new(child, ours, queue).map_err(KeeperError::NotStarted)?;
+        let task = tokio::spawn(conversation.run());
         Ok(Self { requests, pid, mark: mark.to_owned(), task })
     }
 
@@ -86,46 +89,46 @@ impl Keeper {
     }
 
     /// Starts the agent, or another program that no turn owns.
-    pub async fn spawn(&self, launch: Launch) -> Result<Kept, KeeperError> {
+    pub async fn spawn(&self, launch: LaunchSpec) -> Result<KeeperChild, KeeperError> {
         self.spawn_as(launch, false).await
     }
 
     /// Starts a program that is a process of the turn like those that the agent starts. It is for terminals, which are
     /// served to agents that would rather have their client run commands.
-    pub async fn spawn_in_turn(&self, launch: Launch) -> Result<Kept, KeeperError> {
+    pub async fn spawn_in_turn(&self, launch: LaunchSpec) -> Result<KeeperChild, KeeperError> {
         self.spawn_as(launch, true).await
     }
 
     /// The processes that come from now on are the turn's.
     pub async fn begin_turn(&self) -> Result<(), KeeperError> {
-        ask(&self.requests, Command::BeginTurn).await.map(drop)
+        send_command(&self.requests, KeeperCommand::BeginTurn).await.map(drop)
     }
 
     /// The turn is over; what it has started and not ended was left on purpose.
     pub async fn end_turn(&self) -> Result<(), KeeperError> {
-        ask(&self.requests, Command::EndTurn).await.map(drop)
+        send_command(&self.requests, KeeperCommand::EndTurn).await.map(drop)
     }
 
     /// Ends processes, and comes back when they are gone. A second sweep of the same, or of everything, shortens the
     /// time that an earlier one gives.
-    pub async fn sweep(&self, sweep: Sweep) -> Result<Swept, KeeperError> {
-        match ask(&self.requests, Command::Sweep(sweep)).await? {
-            Answer::Swept(swept) => Ok(swept),
+    pub async fn sweep(&self, sweep: SweepRequest) -> Result<SweepResult, KeeperError> {
+        match send_command(&self.requests, KeeperCommand::Sweep(sweep)).await? {
+            KeeperReply::Swept(swept) => Ok(swept),
             _ => Err(KeeperError::Lost),
         }
     }
 
     /// What finished turns have left running.
-    pub async fn left(&self) -> Result<Vec<Process>, KeeperError> {
-        match ask(&self.requests, Command::Left).await? {
-            Answer::Left(processes) => Ok(processes),
+    pub async fn list_leftovers(&self) -> Result<Vec<ProcessIdentity>, KeeperError> {
+        match send_command(&self.requests, KeeperCommand::ListLeftovers).await? {
+            KeeperReply::Leftovers(processes) => Ok(processes),
             _ => Err(KeeperError::Lost),
         }
     }
 
     /// Waits until the keeper's process is dead and reaped. What was below it has then fallen to this process, if it
     /// is a subreaper.
-    pub async fn lost(&self) {
+    pub async fn wait_until_lost(&self) {
         self.requests.closed().await;
     }
 
@@ -137,25 +140,26 @@ impl Keeper {
         let _ = task.await;
     }
 
-    async fn spawn_as(&self, mut launch: Launch, in_turn: bool) -> Result<Kept, KeeperError> {
+    async fn spawn_as(&self, mut launch: LaunchSpec, in_turn: bool) -> Result<KeeperChild, KeeperError> {
         if launch.cwd.to_str().is_none() {
             let folder = launch.cwd.display();
             return Err(KeeperError::Refused(format!("the name of the folder {folder} is not UTF-8")));
         }
-        launch.env.insert(MARK.to_owned(), self.mark.clone());
-        let Pipes { ours: [stdin, stdout, stderr], theirs } = Pipes::open().map_err(KeeperError::NoPipe)?;
+        launch.env.insert(MARK_VARIABLE.to_owned(), self.mark.clone());
+        let ChildPipes { ours: [stdin, stdout, stderr], theirs } =
+            ChildPipes::open().map_err(KeeperError::NoPipe)?;
         let (exited, exit) = watch::channel(None);
-        let start = Start { descriptors: theirs, exited };
-        match request(&self.requests, Command::Start { launch, in_turn }, Some(start)).await? {
-            Answer::Started { pid } => Ok(Kept {
+        let start = ChildStart { descriptors: theirs, exited };
+        match send_request(&self.requests, KeeperCommand::Start { launch, in_turn }, Some(start)).await? {
+            KeeperReply::Started { pid } => Ok(KeeperChild {
                 pid,
                 stdin: pipe::Sender::from_owned_fd(stdin).map_err(KeeperError::NoPipe)?,
                 stdout: pipe::Receiver::from_owned_fd(stdout).map_err(KeeperError::NoPipe)?,
                 stderr: pipe::Receiver::from_owned_fd(stderr).map_err(KeeperError::NoPipe)?,
                 exit: ExitWatch(exit),
             }),
-            Answer::Failed { message, not_found: true } => Err(KeeperError::NotFound(message)),
-            Answer::Failed { message, not_found: false } => Err(KeeperError::Refused(message)),
+            KeeperReply::Failed { message, not_found: true } => Err(KeeperError::NotFound(message)),
+            KeeperReply::Failed { message, not_found: false } => Err(KeeperError::Refused(message)),
             _ => Err(KeeperError::Lost),
         }
     }
@@ -163,7 +167,7 @@ impl Keeper {
 
 /// A child that a keeper started and keeps.
 #[derive(Debug)]
-pub struct Kept {
+pub struct KeeperChild {
     /// Its pid.
     pub pid: u32,
     /// What it reads.
@@ -178,60 +182,63 @@ pub struct Kept {
 
 /// The end of a child, for as many as want to wait for it.
 #[derive(Debug, Clone)]
-pub struct ExitWatch(watch::Receiver<Option<Exit>>);
+pub struct ExitWatch(watch::Receiver<Option<ChildExit>>);
 
 impl ExitWatch {
     /// Waits until the child has ended, or its keeper: then nobody can say how.
-    pub async fn wait(&self) -> Exit {
+    pub async fn wait(&self) -> ChildExit {
         let mut ended = self.0.clone();
         let exit = ended.wait_for(Option::is_some).await.ok().and_then(|exit| *exit);
         exit.unwrap_or_default()
     }
 
     /// How the child has ended, if it has.
-    pub fn now(&self) -> Option<Exit> {
+    pub fn current(&self) -> Option<ChildExit> {
         *self.0.borrow()
     }
 }
 
 /// Something to be done, and who waits for it.
 #[derive(Debug)]
-struct Request {
-    command: Command,
-    start: Option<Start>,
-    answer: oneshot::Sender<Answer>,
+struct KeeperRequest {
+    command: KeeperCommand,
+    start: Option<ChildStart>,
+    reply: oneshot::Sender<KeeperReply>,
 }
 
 /// What comes with a command to start something.
 #[derive(Debug)]
-struct Start {
+struct ChildStart {
     descriptors: [OwnedFd; DESCRIPTORS],
-    exited: watch::Sender<Option<Exit>>,
+    exited: watch::Sender<Option<ChildExit>>,
 }
 
-async fn ask(requests: &mpsc::Sender<Request>, command: Command) -> Result<Answer, KeeperError> {
-    request(requests, command, None).await
+async fn send_command(
+    requests: &mpsc::Sender<KeeperRequest>,
+    command: KeeperCommand,
+) -> Result<KeeperReply, KeeperError> {
+    send_request(requests, command, None).await
 }
 
 /// Has something done, with what comes with it.
-async fn request(
-    requests: &mpsc::Sender<Request>,
-    command: Command,
-    start: Option<Start>,
-) -> Result<Answer, KeeperError> {
+async fn send_request(
+    requests: &mpsc::Sender<KeeperRequest>,
+    command: KeeperCommand,
+    start: Option<ChildStart>,
+) -> Result<KeeperReply, KeeperError> {
     let (answer, answered) = oneshot::channel();
-    requests.send(Request { command, start, answer }).await.map_err(|_| KeeperError::Lost)?;
+    requests.send(KeeperRequest { command, start, reply: answer }).await.map_err(|_| KeeperError::Lost)?;
     answered.await.map_err(|_| KeeperError::Lost)
 }
 
 /// A child's standard input, output and error, from both sides.
 #[derive(Debug)]
-struct Pipes {
+struct ChildPipes {
     ours: [OwnedFd; DESCRIPTORS],
     theirs: [OwnedFd; DESCRIPTORS],
 }
 
-impl Pipes {
+impl ChildPipes {
     fn open() -> io::Result<Self> {
         let (stdin, our_stdin) = io::pipe()?;
         let (our_stdout, stdout) = io::pipe()?;
@@ -245,40 +252,40 @@ impl Pipes {
 
 /// The task that speaks with the keeper.
 #[derive(Debug)]
-struct Conversation {
+struct KeeperConnection {
     socket: UnixStream,
-    queue: mpsc::Receiver<Request>,
-    lines: Lines,
+    queue: mpsc::Receiver<KeeperRequest>,
+    lines: KeeperLineBuffer,
     /// The number of the last request.
-    last: u64,
+    last_id: u64,
     /// Who waits for an answer.
-    waiting: HashMap<u64, oneshot::Sender<Answer>>,
+    pending_replies: HashMap<u64, oneshot::Sender<KeeperReply>>,
     /// Who wants to know the end of a child.
-    children: HashMap<u64, watch::Sender<Option<Exit>>>,
+    exit_senders: HashMap<u64, watch::Sender<Option<ChildExit>>>,
     keeper: Child,
 }
 
 /// The keeper does not hear or cannot be understood any more.
 #[derive(Debug)]
-struct Broken;
+struct KeeperConnectionBroken;
 
-impl Conversation {
-    fn new(keeper: Child, socket: StdStream, queue: mpsc::Receiver<Request>) -> io::Result<Self> {
+impl KeeperConnection {
+    fn new(keeper: Child, socket: StdStream, queue: mpsc::Receiver<KeeperRequest>) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         Ok(Self {
             socket: UnixStream::from_std(socket)?,
             queue,
-            lines: Lines::default(),
-            last: 0,
-            waiting: HashMap::new(),
-            children: HashMap::new(),
+            lines: KeeperLineBuffer::default(),
+            last_id: 0,
+            pending_replies: HashMap::new(),
+            exit_senders: HashMap::new(),
             keeper,
         })
     }
 
     /// Speaks until nobody has anything more to say, then waits until the keeper is dead. Only its death, and not the
     /// end of the conversation, lets its children fall to us; so who waits is told nothing before.
-    async fn hold(mut self) {
+    async fn run(mut self) {
         while self.exchange().await.is_ok() {}
         let Self { socket, queue, mut keeper, .. } = self;
         drop(socket);
@@ -288,79 +295,87 @@ impl Conversation {
     }
 
     /// Sends one request or takes in what was answered.
-    async fn exchange(&mut self) -> Result<(), Broken> {
+    async fn exchange(&mut self) -> Result<(), KeeperConnectionBroken> {
         tokio::select! {
             request = self.queue.recv() => match request {
-                Some(request) => self.tell(request).await,
-                None => Err(Broken),
+                Some(request) => self.forward_request(request).await,
+                None => Err(KeeperConnectionBroken),
             },
             readable = self.socket.readable() => match readable {
-                Ok(()) => self.hear().await,
-                Err(_) => Err(Broken),
+                Ok(()) => self.receive_replies().await,
+                Err(_) => Err(KeeperConnectionBroken),
             },
         }
     }
 
-    async fn tell(&mut self, Request { command, start, answer }: Request) -> Result<(), Broken> {
-        self.last += 1;
-        let id = self.last;
-        self.waiting.insert(id, answer);
-        let descriptors = start.map(|Start { descriptors, exited }| {
-            self.children.insert(id, exited);
+    async fn forward_request(
+        &mut self,
+        KeeperRequest { command, start, reply: answer }: KeeperRequest,
+    ) -> Result<(), KeeperConnectionBroken> {
+        self.last_id += 1;
+        let id = self.last_id;
+        self.pending_replies.insert(id, answer);
+        let descriptors = start.map(|ChildStart { descriptors, exited }| {
+            self.exit_senders.insert(id, exited);
             descriptors
         });
-        self.send(&Numbered { id, body: command }.line(), descriptors.as_ref()).await
+        self.send(&NumberedLine { id, body: command }.to_line(), descriptors.as_ref()).await
     }
 
-    async fn hear(&mut self) -> Result<(), Broken> {
+    async fn receive_replies(&mut self) -> Result<(), KeeperConnectionBroken> {
         self.read()?;
-        while let Some(Numbered { id, body }) = self.lines.next().map_err(|_| Broken)? {
-            self.deliver(id, body).await?;
+        while let Some(NumberedLine { id, body }) = self.lines.next().map_err(|_| KeeperConnectionBroken)? {
+            self.deliver_reply(id, body).await?;
         }
         Ok(())
     }
 
     /// Takes in what has come, if it has.
-    fn read(&mut self) -> Result<(), Broken> {
-        let mut bytes = [0; READ];
+    fn read(&mut self) -> Result<(), KeeperConnectionBroken> {
+        let mut bytes = [0; READ_BYTES];
         match self.socket.try_read(&mut bytes) {
-            Ok(0) => Err(Broken),
+            Ok(0) => Err(KeeperConnectionBroken),
             Ok(read) => {
                 self.lines.push(bytes.get(..read).unwrap_or_default());
                 Ok(())
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
-            Err(_) => Err(Broken),
+            Err(_) => Err(KeeperConnectionBroken),
         }
     }
 
-    async fn deliver(&mut self, id: u64, answer: Answer) -> Result<(), Broken> {
-        if let Answer::Exited(exit) = answer {
-            if let Some(exited) = self.children.remove(&id) {
+    async fn deliver_reply(&mut self, id: u64, answer: KeeperReply) -> Result<(), KeeperConnectionBroken> {
+        if let KeeperReply::Exited(exit) = answer {
+            if let Some(exited) = self.exit_senders.remove(&id) {
                 exited.send_replace(Some(exit));
             }
             return Ok(());
         }
-        if matches!(answer, Answer::Failed { .. }) {
-            self.children.remove(&id);
+        if matches!(answer, KeeperReply::Failed { .. }) {
+            self.exit_senders.remove(&id);
         }
-        let Some(waits) = self.waiting.remove(&id) else { return Ok(()) };
-        if let Err(Answer::Started { .. }) = waits.send(answer) {
+        let Some(waits) = self.pending_replies.remove(&id) else { return Ok(()) };
+        if let Err(KeeperReply::Started { .. }) = waits.send(answer) {
             // Whoever wanted it has gone, and nobody else will ever end it.
-            self.last += 1;
-            let kill = Command::Signal { child: id, signal: Signal::KILL.as_raw() };
-            self.send(&Numbered { id: self.last, body: kill }.line(), None).await?;
+            self.last_id += 1;
+            let kill = KeeperCommand::Signal { child: id, signal: Signal::KILL.as_raw() };
+            self.send(&NumberedLine { id: self.last_id, body: kill }.to_line(), None).await?;
         }
         Ok(())
     }
 
     /// Sends a line, and the descriptors beside its first byte.
-    async fn send(&self, line: &[u8], descriptors: Option<&[OwnedFd; DESCRIPTORS]>) -> Result<(), Broken> {
+    async fn send(
+        &self,
+        line: &[u8],
+        descriptors: Option<&[OwnedFd; DESCRIPTORS]>,
+    ) -> Result<(), KeeperConnectionBroken> {
         let mut rest = line;
         let mut beside = descriptors;
         while !rest.is_empty() {
             let write = || send_some(&self.socket, rest, beside);
-            let sent = self.socket.async_io(Interest::WRITABLE, write).await.map_err(|_| Broken)?;
+            let sent =
+                self.socket.async_io(Interest::WRITABLE, write).await.map_err(|_| KeeperConnectionBroken)?;
             beside = None;
             rest = rest.get(sent..).unwrap_or_default();
         }

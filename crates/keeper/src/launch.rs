@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::wire::{DESCRIPTORS, Launch};
+use crate::wire::{DESCRIPTORS, LaunchSpec};
 
 /// Where a program is looked for if its environment has no `PATH`.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
@@ -30,17 +30,17 @@ pub(crate) enum LaunchError {
 }
 
 /// Starts a program and gives its pid.
-pub(crate) fn launch(launch: &Launch, descriptors: [OwnedFd; DESCRIPTORS]) -> Result<u32, LaunchError> {
+pub(crate) fn launch(launch: &LaunchSpec, descriptors: [OwnedFd; DESCRIPTORS]) -> Result<u32, LaunchError> {
     let (name, arguments) = launch.argv.split_first().ok_or(LaunchError::Empty)?;
     if !launch.cwd.is_dir() {
         return Err(LaunchError::NoFolder(launch.cwd.clone()));
     }
     let path = launch.env.get("PATH").map_or(DEFAULT_PATH, String::as_str);
-    let program = find(name, path, &launch.cwd).ok_or_else(|| LaunchError::NotFound(name.clone()))?;
+    let program = find_program(name, path, &launch.cwd).ok_or_else(|| LaunchError::NotFound(name.clone()))?;
     let [stdin, stdout, stderr] = descriptors.map(Stdio::from);
     // The program by its whole path: a search in a changed `PATH` would cost us the fast way to start it.
     let child = Command::new(program)
-        .arg0(launch.called.as_ref().unwrap_or(name))
+        .arg0(launch.arg0.as_ref().unwrap_or(name))
         .args(arguments)
         .env_clear()
         .envs(&launch.env)
@@ -56,7 +56,7 @@ pub(crate) fn launch(launch: &Launch, descriptors: [OwnedFd; DESCRIPTORS]) -> Re
 }
 
 /// A program as a shell would find it, but that names and places are seen from the child's folder.
-fn find(name: &str, path: &str, cwd: &Path) -> Option<PathBuf> {
+fn find_program(name: &str, path: &str, cwd: &Path) -> Option<PathBuf> {
     let is_program = |file: &PathBuf| {
         file.metadata().is_ok_and(|about| about.is_file() && about.permissions().mode() & 0o111 != 0)
     };
@@ -82,12 +82,12 @@ mod tests {
         fs::create_dir(&bin).unwrap();
         let program = bin.join("agent");
         fs::write(&program, "").unwrap();
-        assert_eq!(find("agent", "bin", folder.path()), None, "it is not executable yet");
+        assert_eq!(find_program("agent", "bin", folder.path()), None, "it is not executable yet");
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        assert_eq!(find("agent", "none:bin", folder.path()), Some(program.clone()));
-        assert_eq!(find("bin/agent", "", folder.path()), Some(program.clone()));
-        assert_eq!(find(program.to_str().unwrap(), "", Path::new("/")), Some(program));
-        assert_eq!(find("bin", "", folder.path()), None, "a folder is no program");
-        assert_eq!(find("./nobody", "bin", folder.path()), None);
+        assert_eq!(find_program("agent", "none:bin", folder.path()), Some(program.clone()));
+        assert_eq!(find_program("bin/agent", "", folder.path()), Some(program.clone()));
+        assert_eq!(find_program(program.to_str().unwrap(), "", Path::new("/")), Some(program));
+        assert_eq!(find_program("bin", "", folder.path()), None, "a folder is no program");
+        assert_eq!(find_program("./nobody", "bin", folder.path()), None);
     }
 }

@@ -4,154 +4,168 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use crate::proc::{Node, Process};
-use crate::wire::What;
+use crate::procfs::{ProcessIdentity, ProcessNode};
+use crate::wire::SweepScope;
 
 /// What a keeper remembers of the processes below it.
 #[derive(Debug, Default)]
-pub(crate) struct Ledger {
+pub(crate) struct ProcessLedger {
     /// The children that were started on request and have not been reaped, by the number of their request.
-    children: BTreeMap<u64, Child>,
+    children: BTreeMap<u64, StartedChild>,
     /// Those that were there when the open turn began; none between turns.
-    before: Option<BTreeSet<Process>>,
+    before_turn: Option<BTreeSet<ProcessIdentity>>,
     /// Those that were there before the agent's first turn, whatever their parent is now.
-    early: BTreeSet<Process>,
+    before_first_turn: BTreeSet<ProcessIdentity>,
     /// Whether the agent has begun a turn since it was started.
-    had_a_turn: bool,
+    had_turn: bool,
     /// Those that a finished turn left running, and those that came from them.
-    left: BTreeSet<Process>,
+    leftovers: BTreeSet<ProcessIdentity>,
 }
 
 #[derive(Debug)]
-struct Child {
-    process: Process,
+struct StartedChild {
+    process: ProcessIdentity,
     /// Whether it is a process of the turn like any other, and not the agent.
     in_turn: bool,
 }
 
-impl Ledger {
+impl ProcessLedger {
     /// An agent is about to be started. What is there already cannot be its own.
-    pub(crate) fn new_agent(&mut self, tree: &[Node]) {
+    pub(crate) fn prepare_agent_start(&mut self, tree: &[ProcessNode]) {
         if self.agents().is_empty() {
-            self.left.extend(tree.iter().map(|node| node.process.clone()));
-            self.had_a_turn = false;
+            self.leftovers.extend(tree.iter().map(|node| node.process.clone()));
+            self.had_turn = false;
         }
     }
 
     /// A child was started: the agent, or one that is a process of the turn like any other.
-    pub(crate) fn started(&mut self, id: u64, process: Process, in_turn: bool) {
-        self.children.insert(id, Child { process, in_turn });
+    pub(crate) fn record_start(&mut self, id: u64, process: ProcessIdentity, in_turn: bool) {
+        self.children.insert(id, StartedChild { process, in_turn });
     }
 
     /// A child has been reaped. Gives its number if it was started on request.
-    pub(crate) fn reaped(&mut self, pid: u32) -> Option<u64> {
+    pub(crate) fn record_reaped(&mut self, pid: u32) -> Option<u64> {
         let id = self.children.iter().find(|(_, child)| child.process.pid == pid).map(|(id, _)| *id)?;
         self.children.remove(&id);
         Some(id)
     }
 
     /// A started child that has not been reaped.
-    pub(crate) fn child(&self, id: u64) -> Option<&Process> {
+    pub(crate) fn child(&self, id: u64) -> Option<&ProcessIdentity> {
         self.children.get(&id).map(|child| &child.process)
     }
 
     /// A turn begins, and so ends one that was not ended.
-    pub(crate) fn begin_turn(&mut self, tree: &[Node]) {
+    pub(crate) fn begin_turn(&mut self, tree: &[ProcessNode]) {
         self.end_turn(tree);
-        if !self.had_a_turn {
-            self.early = self.own(tree);
-            self.had_a_turn = true;
+        if !self.had_turn {
+            self.before_first_turn = self.agent_owned(tree);
+            self.had_turn = true;
         }
-        self.before = Some(tree.iter().map(|node| node.process.clone()).collect());
+        self.before_turn = Some(tree.iter().map(|node| node.process.clone()).collect());
     }
 
     /// The turn is over: what it started and has not ended stays on purpose.
-    pub(crate) fn end_turn(&mut self, tree: &[Node]) {
+    pub(crate) fn end_turn(&mut self, tree: &[ProcessNode]) {
         let agents = self.agents();
-        let mut left = Below::default();
-        let stays = |node: &&Node| {
+        let mut left = ProcessSubtrees::default();
+        let stays = |node: &&ProcessNode| {
             let process = &node.process;
-            let is_new = self.before.as_ref().is_some_and(|before| !before.contains(process));
-            left.takes(node, self.left.contains(process) || (is_new && !agents.contains(process)))
+            let is_new = self.before_turn.as_ref().is_some_and(|before| !before.contains(process));
+            left.includes(node, self.leftovers.contains(process) || (is_new && !agents.contains(process)))
         };
         // What is gone is forgotten: this is all that is still there.
-        self.left = tree.iter().filter(stays).map(|node| node.process.clone()).collect();
-        self.before = None;
+        self.leftovers = tree.iter().filter(stays).map(|node| node.process.clone()).collect();
+        self.before_turn = None;
     }
 
     /// What finished turns have left running: all that outlives the agent, but for what the open turn started.
-    pub(crate) fn left(&self, tree: &[Node]) -> Vec<Process> {
-        let mut judge = self.judge(What::Agent, |_| false);
-        let was_there =
-            |process: &Process| self.before.as_ref().is_none_or(|before| before.contains(process));
-        let stays = |node: &&Node| !judge.is_target(node) && was_there(&node.process);
+    pub(crate) fn leftovers(&self, tree: &[ProcessNode]) -> Vec<ProcessIdentity> {
+        let mut judge = self.target_selector(SweepScope::Agent, |_| false);
+        let was_there = |process: &ProcessIdentity| {
+            self.before_turn.as_ref().is_none_or(|before| before.contains(process))
+        };
+        let stays = |node: &&ProcessNode| !judge.is_target(node) && was_there(&node.process);
         tree.iter().filter(stays).map(|node| node.process.clone()).collect()
     }
 
     /// Somebody who says which processes a sweep is to end. `is_helper` knows the agent's helpers by name.
-    pub(crate) fn judge<F: Fn(&Process) -> bool>(&self, what: What, is_helper: F) -> Judge<'_, F> {
+    pub(crate) fn target_selector<F: Fn(&ProcessIdentity) -> bool>(
+        &self,
+        what: SweepScope,
+        is_helper: F,
+    ) -> SweepTargetSelector<'_, F> {
         let (left, own, helpers) = Default::default();
-        Judge { ledger: self, what, is_helper, agents: self.agents(), left, own, helpers }
+        SweepTargetSelector {
+            ledger: self,
+            scope: what,
+            is_helper,
+            agents: self.agents(),
+            leftovers: left,
+            agent_owned: own,
+            helpers,
+        }
     }
 
     /// Those that go with the agent.
-    fn own(&self, tree: &[Node]) -> BTreeSet<Process> {
-        let mut judge = self.judge(What::Agent, |_| false);
+    fn agent_owned(&self, tree: &[ProcessNode]) -> BTreeSet<ProcessIdentity> {
+        let mut judge = self.target_selector(SweepScope::Agent, |_| false);
         tree.iter().filter(|node| judge.is_target(node)).map(|node| node.process.clone()).collect()
     }
 
-    fn agents(&self) -> HashSet<&Process> {
+    fn agents(&self) -> HashSet<&ProcessIdentity> {
         self.children.values().filter(|child| !child.in_turn).map(|child| &child.process).collect()
     }
 }
 
 /// Says of one process after the other, parents before their children, whether a sweep is to end it.
 #[derive(Debug)]
-pub(crate) struct Judge<'a, F> {
-    ledger: &'a Ledger,
-    what: What,
+pub(crate) struct SweepTargetSelector<'a, F> {
+    ledger: &'a ProcessLedger,
+    scope: SweepScope,
     is_helper: F,
-    agents: HashSet<&'a Process>,
-    left: Below,
-    own: Below,
-    helpers: Below,
+    agents: HashSet<&'a ProcessIdentity>,
+    leftovers: ProcessSubtrees,
+    agent_owned: ProcessSubtrees,
+    helpers: ProcessSubtrees,
 }
 
-impl<F: Fn(&Process) -> bool> Judge<'_, F> {
-    pub(crate) fn is_target(&mut self, node: &Node) -> bool {
-        match self.what {
-            What::All => true,
-            What::Agent => self.is_own(node),
-            What::Turn => self.is_the_turns(node),
+impl<F: Fn(&ProcessIdentity) -> bool> SweepTargetSelector<'_, F> {
+    pub(crate) fn is_target(&mut self, node: &ProcessNode) -> bool {
+        match self.scope {
+            SweepScope::All => true,
+            SweepScope::Agent => self.belongs_to_agent(node),
+            SweepScope::Turn => self.belongs_to_turn(node),
         }
     }
 
     /// The agent itself, what was there before its first turn, and what is below them; but nothing that a turn left, nor
     /// what is below that.
-    fn is_own(&mut self, node: &Node) -> bool {
+    fn belongs_to_agent(&mut self, node: &ProcessNode) -> bool {
         let ledger = self.ledger;
-        let is_left = self.left.takes(node, ledger.left.contains(&node.process));
-        let is_early = !ledger.had_a_turn || ledger.early.contains(&node.process);
-        let is_own = self.own.takes(node, self.agents.contains(&node.process) || (is_early && !is_left));
+        let is_left = self.leftovers.includes(node, ledger.leftovers.contains(&node.process));
+        let is_early = !ledger.had_turn || ledger.before_first_turn.contains(&node.process);
+        let is_own =
+            self.agent_owned.includes(node, self.agents.contains(&node.process) || (is_early && !is_left));
         is_own && !is_left
     }
 
-    fn is_the_turns(&mut self, node: &Node) -> bool {
-        let Some(before) = &self.ledger.before else { return false };
+    fn belongs_to_turn(&mut self, node: &ProcessNode) -> bool {
+        let Some(before) = &self.ledger.before_turn else { return false };
         let is_agent = self.agents.contains(&node.process);
         // An agent that bears a helper's name (both are `node`) would spare everything.
-        let is_helper = self.helpers.takes(node, !is_agent && (self.is_helper)(&node.process));
+        let is_helper = self.helpers.includes(node, !is_agent && (self.is_helper)(&node.process));
         !is_agent && !is_helper && !before.contains(&node.process)
     }
 }
 
 /// Processes that were chosen, and all that is below them.
 #[derive(Debug, Default)]
-struct Below(HashSet<u32>);
+struct ProcessSubtrees(HashSet<u32>);
 
-impl Below {
+impl ProcessSubtrees {
     /// Whether this one is chosen or below one that was.
-    fn takes(&mut self, node: &Node, is_chosen: bool) -> bool {
+    fn includes(&mut self, node: &ProcessNode, is_chosen: bool) -> bool {
         let takes = is_chosen || self.0.contains(&node.parent);
         if takes {
             self.0.insert(node.process.pid);
@@ -168,73 +182,78 @@ mod tests {
     const AGENT: u32 = 10;
 
     /// A process with this pid below that one. All are named by their pid.
-    fn node(pid: u32, parent: u32) -> Node {
-        Node { process: process(pid), parent }
+    fn node(pid: u32, parent: u32) -> ProcessNode {
+        ProcessNode { process: process(pid), parent }
     }
 
-    fn process(pid: u32) -> Process {
-        Process { pid, start_ticks: 1, name: pid.to_string() }
+    fn process(pid: u32) -> ProcessIdentity {
+        ProcessIdentity { pid, start_ticks: 1, name: pid.to_string() }
     }
 
-    fn pids(processes: &[Process]) -> Vec<u32> {
+    fn pids(processes: &[ProcessIdentity]) -> Vec<u32> {
         processes.iter().map(|process| process.pid).collect()
     }
 
-    fn targets(ledger: &Ledger, tree: &[Node], what: What) -> Vec<u32> {
-        targets_but(ledger, tree, what, &[])
+    fn targets(ledger: &ProcessLedger, tree: &[ProcessNode], what: SweepScope) -> Vec<u32> {
+        targets_sparing(ledger, tree, what, &[])
     }
 
-    fn targets_but(ledger: &Ledger, tree: &[Node], what: What, helpers: &[u32]) -> Vec<u32> {
-        let mut judge = ledger.judge(what, |process| helpers.contains(&process.pid));
+    fn targets_sparing(
+        ledger: &ProcessLedger,
+        tree: &[ProcessNode],
+        what: SweepScope,
+        helpers: &[u32],
+    ) -> Vec<u32> {
+        let mut judge = ledger.target_selector(what, |process| helpers.contains(&process.pid));
         tree.iter().filter(|node| judge.is_target(node)).map(|node| node.process.pid).collect()
     }
 
-    fn with_an_agent() -> Ledger {
-        let mut ledger = Ledger::default();
-        ledger.started(1, process(AGENT), false);
+    fn ledger_with_agent() -> ProcessLedger {
+        let mut ledger = ProcessLedger::default();
+        ledger.record_start(1, process(AGENT), false);
         ledger
     }
 
     #[test]
     fn a_turn_owns_what_was_not_there_when_it_began_wherever_it_hangs() {
-        let mut ledger = with_an_agent();
+        let mut ledger = ledger_with_agent();
         ledger.begin_turn(&[node(AGENT, KEEPER), node(11, AGENT)]);
         let tree = [node(AGENT, KEEPER), node(12, KEEPER), node(11, AGENT), node(13, AGENT), node(14, 11)];
-        assert_eq!(targets(&ledger, &tree, What::Turn), [12, 13, 14]);
-        assert_eq!(targets(&ledger, &tree, What::All), [AGENT, 12, 11, 13, 14]);
+        assert_eq!(targets(&ledger, &tree, SweepScope::Turn), [12, 13, 14]);
+        assert_eq!(targets(&ledger, &tree, SweepScope::All), [AGENT, 12, 11, 13, 14]);
     }
 
     #[test]
     fn a_pid_used_again_during_the_turn_is_the_turns() {
-        let mut ledger = with_an_agent();
+        let mut ledger = ledger_with_agent();
         ledger.begin_turn(&[node(AGENT, KEEPER), node(11, AGENT)]);
         let mut again = node(11, AGENT);
         again.process.start_ticks = 2;
-        assert_eq!(targets(&ledger, &[node(AGENT, KEEPER), again], What::Turn), [11]);
+        assert_eq!(targets(&ledger, &[node(AGENT, KEEPER), again], SweepScope::Turn), [11]);
     }
 
     #[test]
     fn without_an_open_turn_nothing_is_the_turns() {
-        let mut ledger = with_an_agent();
+        let mut ledger = ledger_with_agent();
         let tree = [node(AGENT, KEEPER), node(11, AGENT)];
-        assert_eq!(targets(&ledger, &tree, What::Turn), [0; 0]);
+        assert_eq!(targets(&ledger, &tree, SweepScope::Turn), [0; 0]);
         ledger.begin_turn(&tree[..1]);
         ledger.end_turn(&tree);
-        assert_eq!(targets(&ledger, &tree, What::Turn), [0; 0]);
+        assert_eq!(targets(&ledger, &tree, SweepScope::Turn), [0; 0]);
     }
 
     #[test]
     fn a_helper_and_what_is_below_it_outlive_the_turn_but_an_agent_of_that_name_spares_nobody() {
-        let mut ledger = with_an_agent();
+        let mut ledger = ledger_with_agent();
         ledger.begin_turn(&[node(AGENT, KEEPER)]);
         let tree = [node(AGENT, KEEPER), node(11, AGENT), node(12, AGENT), node(13, 11), node(14, 13)];
-        assert_eq!(targets_but(&ledger, &tree, What::Turn, &[11]), [12]);
-        assert_eq!(targets_but(&ledger, &tree, What::Turn, &[AGENT]), [11, 12, 13, 14]);
+        assert_eq!(targets_sparing(&ledger, &tree, SweepScope::Turn, &[11]), [12]);
+        assert_eq!(targets_sparing(&ledger, &tree, SweepScope::Turn, &[AGENT]), [11, 12, 13, 14]);
     }
 
     #[test]
     fn a_resting_agent_takes_its_own_along_and_leaves_what_a_turn_left() {
-        let mut ledger = with_an_agent();
+        let mut ledger = ledger_with_agent();
         // 11 is a helper below the agent, 12 one that hangs on the keeper.
         let early = [node(AGENT, KEEPER), node(12, KEEPER), node(11, AGENT)];
         ledger.begin_turn(&early);
@@ -242,51 +261,51 @@ mod tests {
         ledger.end_turn(&busy);
         // The server has a child by now, and the agent one more helper.
         let idle = [busy.as_slice(), &[node(21, 20), node(15, AGENT)]].concat();
-        assert_eq!(targets(&ledger, &idle, What::Agent), [AGENT, 12, 11, 15]);
-        assert_eq!(pids(&ledger.left(&idle)), [20, 21]);
+        assert_eq!(targets(&ledger, &idle, SweepScope::Agent), [AGENT, 12, 11, 15]);
+        assert_eq!(pids(&ledger.leftovers(&idle)), [20, 21]);
         // A second turn remembers the server's child as well, and what the server becomes.
         ledger.begin_turn(&idle);
         ledger.end_turn(&idle);
-        ledger.reaped(AGENT);
+        ledger.record_reaped(AGENT);
         let resting = [node(20, KEEPER), node(21, KEEPER)];
-        assert_eq!(targets(&ledger, &resting, What::Agent), [0; 0]);
-        assert_eq!(pids(&ledger.left(&resting)), [20, 21]);
+        assert_eq!(targets(&ledger, &resting, SweepScope::Agent), [0; 0]);
+        assert_eq!(pids(&ledger.leftovers(&resting)), [20, 21]);
         // Nor does the next agent take it for its own, nor what it became where nobody saw it.
         let resting = [resting.as_slice(), &[node(22, KEEPER)]].concat();
-        ledger.new_agent(&resting);
-        ledger.started(2, process(30), false);
+        ledger.prepare_agent_start(&resting);
+        ledger.record_start(2, process(30), false);
         let again = [resting.as_slice(), &[node(30, KEEPER), node(31, 30)]].concat();
-        assert_eq!(targets(&ledger, &again, What::Agent), [30, 31]);
-        assert_eq!(targets(&ledger, &again, What::All), [20, 21, 22, 30, 31]);
+        assert_eq!(targets(&ledger, &again, SweepScope::Agent), [30, 31]);
+        assert_eq!(targets(&ledger, &again, SweepScope::All), [20, 21, 22, 30, 31]);
     }
 
     #[test]
     fn an_agent_that_never_had_a_turn_takes_all_along() {
-        let ledger = with_an_agent();
+        let ledger = ledger_with_agent();
         let tree = [node(AGENT, KEEPER), node(11, KEEPER), node(12, 11)];
-        assert_eq!(targets(&ledger, &tree, What::Agent), [AGENT, 11, 12]);
-        assert_eq!(pids(&ledger.left(&tree)), [0; 0]);
+        assert_eq!(targets(&ledger, &tree, SweepScope::Agent), [AGENT, 11, 12]);
+        assert_eq!(pids(&ledger.leftovers(&tree)), [0; 0]);
     }
 
     #[test]
     fn what_an_open_turn_started_has_not_been_left_by_it() {
-        let mut ledger = with_an_agent();
+        let mut ledger = ledger_with_agent();
         ledger.begin_turn(&[node(AGENT, KEEPER)]);
         let tree = [node(AGENT, KEEPER), node(20, KEEPER), node(21, AGENT)];
-        assert_eq!(pids(&ledger.left(&tree)), [0; 0]);
+        assert_eq!(pids(&ledger.leftovers(&tree)), [0; 0]);
         ledger.end_turn(&tree);
-        assert_eq!(pids(&ledger.left(&tree)), [20, 21]);
+        assert_eq!(pids(&ledger.leftovers(&tree)), [20, 21]);
     }
 
     #[test]
     fn a_child_started_in_the_turn_is_ended_with_it() {
-        let mut ledger = with_an_agent();
+        let mut ledger = ledger_with_agent();
         ledger.begin_turn(&[node(AGENT, KEEPER)]);
-        ledger.started(2, process(20), true);
+        ledger.record_start(2, process(20), true);
         let tree = [node(AGENT, KEEPER), node(20, KEEPER), node(21, 20)];
-        assert_eq!(targets(&ledger, &tree, What::Turn), [20, 21]);
+        assert_eq!(targets(&ledger, &tree, SweepScope::Turn), [20, 21]);
         ledger.end_turn(&tree);
-        assert_eq!(targets(&ledger, &tree, What::Agent), [AGENT]);
-        assert_eq!(pids(&ledger.left(&tree)), [20, 21]);
+        assert_eq!(targets(&ledger, &tree, SweepScope::Agent), [AGENT]);
+        assert_eq!(pids(&ledger.leftovers(&tree)), [20, 21]);
     }
 }

@@ -12,22 +12,22 @@
 //! - `launch`: how a child is started. `wire`: what worker and keeper say to each other. `own`: how our own processes
 //!   begin.
 
+mod escalation;
 mod handle;
-mod ladder;
+pub mod keeper_process;
 mod launch;
 mod ledger;
 mod orphans;
-pub mod own;
-pub mod proc;
-pub mod process;
+pub mod process_setup;
+pub mod procfs;
 mod wire;
 
-pub use handle::{ExitWatch, Keeper, KeeperError, Kept};
+pub use handle::{ExitWatch, KeeperChild, KeeperError, KeeperHandle};
 pub use orphans::{become_subreaper, end_orphans};
-pub use proc::Process;
+pub use procfs::ProcessIdentity;
 pub use rustix::process::Signal;
-pub use wire::{Exit, Launch, Sweep, Swept, What};
+pub use wire::{ChildExit, LaunchSpec, SweepRequest, SweepResult, SweepScope};
 
 /// The variable in the environment of everything that an agent starts, by which it is found when worker and keeper are
 /// dead.
-pub const MARK: &str = "QD_MARK";
+pub const MARK_VARIABLE: &str = "QD_MARK";

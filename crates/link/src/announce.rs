@@ -8,19 +8,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use qd_protocol::limits::LEASE_S;
-use qd_protocol::worker::Record;
+use qd_protocol::worker::WorkerRecord;
 use qd_protocol::{Millis, WorkerId};
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
-use crate::record::records;
+use crate::record::read_records;
 
 /// Twice may fail before the lease is over.
 const RENEW_EVERY: Duration = Duration::from_secs(LEASE_S / 3);
 
 /// Why a worker cannot announce itself.
 #[derive(Debug, thiserror::Error)]
-pub enum AnnounceError {
+pub enum LeaseAnnounceError {
     /// The name would not be a plain file's.
     #[error("{0:?} cannot name a worker: 1 to 128 of A-Za-z0-9_.:- that begin with a letter or digit")]
     BadName(String),
@@ -31,19 +31,19 @@ pub enum AnnounceError {
 
 /// A record that is there, and renewed, until this is dropped.
 #[derive(Debug)]
-pub struct Announcement {
-    post: Arc<Post>,
+pub struct LeaseAnnouncement {
+    record_file: Arc<LeasedRecordFile>,
     renewal: JoinHandle<()>,
 }
 
-impl Announcement {
+impl LeaseAnnouncement {
     /// Writes the record and keeps it. The folder is made if it is not there. Has to be called within a runtime.
-    pub fn begin(dir: &Path, record: Record) -> Result<Self, AnnounceError> {
+    pub fn publish(dir: &Path, record: WorkerRecord) -> Result<Self, LeaseAnnounceError> {
         // The rule for ids is the rule for their files: no separator, no dot in front.
         if WorkerId::parse(&record.agent_id).is_err() {
-            return Err(AnnounceError::BadName(record.agent_id));
+            return Err(LeaseAnnounceError::BadName(record.agent_id));
         }
-        let post = Arc::new(Post { dir: dir.to_owned(), record, is_over: Mutex::new(false) });
+        let post = Arc::new(LeasedRecordFile { dir: dir.to_owned(), record, withdrawn: Mutex::new(false) });
         post.renew()?;
         let renewed = Arc::clone(&post);
         let renewal = tokio::spawn(async move {
@@ -57,20 +57,20 @@ impl Announcement {
                 }
             }
         });
-        Ok(Self { post, renewal })
+        Ok(Self { record_file: post, renewal })
     }
 }
 
-impl Drop for Announcement {
+impl Drop for LeaseAnnouncement {
     fn drop(&mut self) {
         self.renewal.abort();
-        self.post.withdraw();
+        self.record_file.withdraw();
     }
 }
 
 /// A record of this process. Its lease is set when it is written.
-pub fn record_of_this_process(agent_id: &str, role: &str, endpoint: &str) -> Record {
-    Record {
+pub fn record_of_this_process(agent_id: &str, role: &str, endpoint: &str) -> WorkerRecord {
+    WorkerRecord {
         agent_id: agent_id.to_owned(),
         role: role.to_owned(),
         labels: Vec::new(),
@@ -84,29 +84,29 @@ pub fn record_of_this_process(agent_id: &str, role: &str, endpoint: &str) -> Rec
 }
 
 /// The workers of a folder whose lease is not over, in the order of their names. A file that is no record harms nobody.
-pub fn announced(dir: &Path, now: Millis) -> Vec<Record> {
-    let mut found = records(dir);
+pub fn live_records(dir: &Path, now: Millis) -> Vec<WorkerRecord> {
+    let mut found = read_records(dir);
     found.retain(|record| record.lease_expires_at > now);
     found
 }
 
 /// Where a record is, and whether it may still be written.
 #[derive(Debug)]
-struct Post {
+struct LeasedRecordFile {
     dir: PathBuf,
-    record: Record,
+    record: WorkerRecord,
     /// Under it every write and the removal happen, so that no renewal comes after the removal.
-    is_over: Mutex<bool>,
+    withdrawn: Mutex<bool>,
 }
 
-impl Post {
+impl LeasedRecordFile {
     fn renew(&self) -> io::Result<()> {
-        let is_over = self.is_over.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_over = self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner);
         if *is_over {
             return Ok(());
         }
         let lease_expires_at = Millis::now().plus(LEASE_S * 1000);
-        let record = serde_json::to_vec(&Record { lease_expires_at, ..self.record.clone() })?;
+        let record = serde_json::to_vec(&WorkerRecord { lease_expires_at, ..self.record.clone() })?;
         fs::create_dir_all(&self.dir)?;
         // A name that no reader takes for a record's, and no other process writes to.
         let draft = self.dir.join(format!(".{}.{}", self.record.agent_id, std::process::id()));
@@ -116,13 +116,13 @@ impl Post {
 
     /// Removes the record, unless another worker has taken the name meanwhile.
     fn withdraw(&self) {
-        let mut is_over = self.is_over.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut is_over = self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner);
         *is_over = true;
-        let ours = |found: &Record| {
+        let ours = |found: &WorkerRecord| {
             (&found.agent_id, found.pid, found.started_at)
                 == (&self.record.agent_id, self.record.pid, self.record.started_at)
         };
-        if records(&self.dir).iter().any(ours)
+        if read_records(&self.dir).iter().any(ours)
             && let Err(error) = fs::remove_file(self.path())
         {
             tracing::warn!("failed to remove the worker's record: {error}");
@@ -138,23 +138,23 @@ impl Post {
 mod tests {
     use super::*;
 
-    fn record(id: &str) -> Record {
+    fn record(id: &str) -> WorkerRecord {
         record_of_this_process(id, "test", "ws://127.0.0.1:1")
     }
 
-    fn names(dir: &Path, now: Millis) -> Vec<String> {
-        announced(dir, now).into_iter().map(|record| record.agent_id).collect()
+    fn live_names(dir: &Path, now: Millis) -> Vec<String> {
+        live_records(dir, now).into_iter().map(|record| record.agent_id).collect()
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_record_is_there_renewed_and_gone_with_its_worker() {
         let home = tempfile::tempdir().unwrap();
         let dir = home.path().join("made");
-        let announcement = Announcement::begin(&dir, record("a")).unwrap();
-        assert_eq!(names(&dir, Millis::now()), ["a"]);
+        let announcement = LeaseAnnouncement::publish(&dir, record("a")).unwrap();
+        assert_eq!(live_names(&dir, Millis::now()), ["a"]);
         fs::remove_file(dir.join("a.json")).unwrap();
         tokio::time::sleep(RENEW_EVERY + Duration::from_secs(1)).await;
-        assert_eq!(names(&dir, Millis::now()), ["a"]);
+        assert_eq!(live_names(&dir, Millis::now()), ["a"]);
         drop(announcement);
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
     }
@@ -162,33 +162,33 @@ mod tests {
     #[tokio::test]
     async fn a_record_whose_lease_is_over_is_not_used() {
         let dir = tempfile::tempdir().unwrap();
-        let _announcement = Announcement::begin(dir.path(), record("a")).unwrap();
-        let over = announced(dir.path(), Millis::now())[0].lease_expires_at;
-        assert_eq!(names(dir.path(), over), [""; 0]);
+        let _announcement = LeaseAnnouncement::publish(dir.path(), record("a")).unwrap();
+        let over = live_records(dir.path(), Millis::now())[0].lease_expires_at;
+        assert_eq!(live_names(dir.path(), over), [""; 0]);
     }
 
     #[tokio::test]
     async fn a_name_that_is_a_path_is_refused_and_what_is_no_record_harms_nobody() {
         let dir = tempfile::tempdir().unwrap();
         for bad in ["../a", "a/b", ".a", "", "a\n"] {
-            let refused = Announcement::begin(dir.path(), record(bad));
-            assert!(matches!(refused, Err(AnnounceError::BadName(_))), "{bad:?}");
+            let refused = LeaseAnnouncement::publish(dir.path(), record(bad));
+            assert!(matches!(refused, Err(LeaseAnnounceError::BadName(_))), "{bad:?}");
         }
         fs::write(dir.path().join("half.json"), "{\"agent_id\":").unwrap();
         fs::create_dir(dir.path().join("folder.json")).unwrap();
-        let stolen = Record { lease_expires_at: Millis(u64::MAX / 2), ..record("somebody") };
+        let stolen = WorkerRecord { lease_expires_at: Millis(u64::MAX / 2), ..record("somebody") };
         fs::write(dir.path().join("else.json"), serde_json::to_string(&stolen).unwrap()).unwrap();
-        let _announcement = Announcement::begin(dir.path(), record("a")).unwrap();
-        assert_eq!(names(dir.path(), Millis::now()), ["a"]);
+        let _announcement = LeaseAnnouncement::publish(dir.path(), record("a")).unwrap();
+        assert_eq!(live_names(dir.path(), Millis::now()), ["a"]);
     }
 
     #[tokio::test]
     async fn a_worker_leaves_the_record_of_one_that_took_its_name() {
         let dir = tempfile::tempdir().unwrap();
-        let first = Announcement::begin(dir.path(), record("a")).unwrap();
-        let later = Record { started_at: Millis::now().plus(1), ..record("a") };
-        let _second = Announcement::begin(dir.path(), later).unwrap();
+        let first = LeaseAnnouncement::publish(dir.path(), record("a")).unwrap();
+        let later = WorkerRecord { started_at: Millis::now().plus(1), ..record("a") };
+        let _second = LeaseAnnouncement::publish(dir.path(), later).unwrap();
         drop(first);
-        assert_eq!(names(dir.path(), Millis::now()), ["a"]);
+        assert_eq!(live_names(dir.path(), Millis::now()), ["a"]);
     }
 }

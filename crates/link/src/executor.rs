@@ -2,23 +2,23 @@
 //! listens, and gives back an [`Outcome`]. Which wire lies behind a turn is not its business: the same executor serves
 //! a peer without a subprotocol and one that speaks `quarterdeck.v1`.
 
+pub(crate) mod executor_task;
 mod inbox;
-pub(crate) mod linked;
-pub(crate) mod running;
+pub(crate) mod linked_agent;
 
 use std::sync::Arc;
 
 use qd_protocol::event::AskKind;
 pub use qd_protocol::event::RunError;
-pub use qd_protocol::frame::plain::Approval;
-use qd_protocol::link::{AskRequest, File, Up};
-pub use qd_protocol::link::{Outcome, Said};
+pub use qd_protocol::frame::plain::PlainApproval;
+use qd_protocol::link::{AgentUpdate, AskRequest, PromptFile};
+pub use qd_protocol::link::{TurnOutcome, TurnUpdate};
 use qd_protocol::{AskId, RunId};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::inbox::{Inbox, Steer};
-use crate::local::Voice;
+pub(crate) use self::inbox::{RunInbox, RunSteer};
+use crate::local::AgentOutput;
 use crate::plain;
 
 /// Random bytes of an ask's id, each of which becomes five bits: more than 128 together, so that nobody can guess it.
@@ -28,90 +28,91 @@ const ASK_ID_BYTES: usize = 26;
 pub trait Executor: Send + Sync + 'static {
     /// Does one job. It runs in a task of its own; a panic ends the job as failed and nothing else. When the turn is
     /// cancelled it should come to its end soon: after five seconds it is dropped where it stands.
-    fn run(&self, job: Job, turn: Turn) -> impl Future<Output = Outcome> + Send;
+    fn run(&self, job: RunAssignment, turn: RunHandle) -> impl Future<Output = TurnOutcome> + Send;
 }
 
 /// A function is enough.
 impl<F, R> Executor for F
 where
-    F: Fn(Job, Turn) -> R + Send + Sync + 'static,
-    R: Future<Output = Outcome> + Send,
+    F: Fn(RunAssignment, RunHandle) -> R + Send + Sync + 'static,
+    R: Future<Output = TurnOutcome> + Send,
 {
-    fn run(&self, job: Job, turn: Turn) -> impl Future<Output = Outcome> + Send {
+    fn run(&self, job: RunAssignment, turn: RunHandle) -> impl Future<Output = TurnOutcome> + Send {
         self(job, turn)
     }
 }
 
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Job {
+pub struct RunAssignment {
     /// The prompt.
-    pub assignment: String,
+    pub prompt: String,
     /// How hard to think, in the agent's words.
     pub reasoning_effort: Option<String>,
     /// The conversation that it goes on with; empty if it is new.
     pub messages: Vec<Value>,
     /// Files that come with it; none without a subprotocol.
-    pub files: Vec<File>,
+    pub files: Vec<PromptFile>,
     /// The run that it serves, where the peer says so.
     pub run: Option<RunId>,
 }
 
-impl From<&str> for Job {
+impl From<&str> for RunAssignment {
     /// A prompt and nothing else.
     fn from(assignment: &str) -> Self {
-        Self { assignment: assignment.to_owned(), ..Self::default() }
+        Self { prompt: assignment.to_owned(), ..Self::default() }
     }
 }
 
 /// The words were not said: the run is over, or it is cancelled and its peer does not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the run has been stopped")]
-pub struct Stopped;
+pub struct RunStopped;
 
 /// One run, as its executor sees it. Cheap to clone, and mute once the run has ended.
 #[derive(Debug, Clone)]
-pub struct Turn {
-    shared: Arc<Shared>,
+pub struct RunHandle {
+    shared: Arc<RunShared>,
 }
 
-impl Turn {
-    pub(crate) fn new(mouth: Mouth) -> Self {
-        let shared = Shared { mouth, inbox: Inbox::default(), cancel: CancellationToken::new() };
+impl RunHandle {
+    pub(crate) fn new(mouth: RunOutput) -> Self {
+        let shared =
+            RunShared { output: mouth, inbox: RunInbox::default(), cancel: CancellationToken::new() };
         Self { shared: Arc::new(shared) }
     }
 
     /// Says a piece of the answer. Waits while the peer is behind: that is how a slow reader slows the work down.
-    pub async fn say(&self, text: impl Into<String>) -> Result<(), Stopped> {
-        self.event(Said::Text { text: text.into() }).await
+    pub async fn send_text(&self, text: impl Into<String>) -> Result<(), RunStopped> {
+        self.send_update(TurnUpdate::Text { text: text.into() }).await
     }
 
     /// Says anything else that needs no answer, with the same waiting. After a cancel it still goes out if there is
     /// room for it.
-    pub async fn event(&self, what: Said) -> Result<(), Stopped> {
-        match &self.shared.mouth {
-            Mouth::Plain(mouth) => mouth.say(&what, &self.shared.cancel).await,
-            Mouth::Link { voice, run } => {
-                let said = voice.say(Up::Said { run: run.clone(), what });
-                self.unless_cancelled(said).await.ok_or(Stopped)?.map_err(|_| Stopped)
+    pub async fn send_update(&self, what: TurnUpdate) -> Result<(), RunStopped> {
+        match &self.shared.output {
+            RunOutput::Plain(mouth) => mouth.send_update(&what, &self.shared.cancel).await,
+            RunOutput::Link { output: voice, run } => {
+                let said = voice.send(AgentUpdate::Turn { run: run.clone(), update: what });
+                self.unless_cancelled(said).await.ok_or(RunStopped)?.map_err(|_| RunStopped)
             }
         }
     }
 
     /// The next thing that the run is told on its way; `None` once it is cancelled. Nothing is lost if the wait is
     /// given up, and one who never asks is never steered.
-    pub async fn steer(&self) -> Option<String> {
-        let Steer { text, number } = self.unless_cancelled(self.shared.inbox.steer()).await?;
-        if let (Mouth::Link { voice, .. }, Some(steer)) = (&self.shared.mouth, number) {
+    pub async fn next_steer(&self) -> Option<String> {
+        let RunSteer { text, number } = self.unless_cancelled(self.shared.inbox.wait_for_steer()).await?;
+        if let (RunOutput::Link { output: voice, .. }, Some(steer)) = (&self.shared.output, number) {
             // Without a pause, in which the wait could be given up and the words be lost: there is always room for so
             // little. A session that has let go needs no word of it.
-            let _heard = tokio::task::unconstrained(voice.say(Up::SteerTaken { steer })).await;
+            let _heard = tokio::task::unconstrained(voice.send(AgentUpdate::SteerTaken { steer })).await;
         }
         Some(text)
     }
 
     /// Asks for leave and waits, as long as it takes. A run that is cancelled has no leave for anything.
-    pub async fn approve(&self, approval: Approval) -> bool {
+    pub async fn request_approval(&self, approval: PlainApproval) -> bool {
         let mut random = [0; ASK_ID_BYTES];
         if let Err(error) = getrandom::fill(&mut random) {
             tracing::error!("no random numbers, so nobody can be asked: {error}");
@@ -119,20 +120,21 @@ impl Turn {
         }
         let id = AskId::from_random(&random);
         // Before it is asked: the answer may be there at once.
-        let Some(reply) = self.shared.inbox.open(id.clone()) else { return false };
-        match &self.shared.mouth {
-            Mouth::Plain(mouth) => {
-                let asked = mouth.ask(&id, approval, &self.shared.cancel).await;
+        let Some(reply) = self.shared.inbox.open_ask(id.clone()) else { return false };
+        match &self.shared.output {
+            RunOutput::Plain(mouth) => {
+                let asked = mouth.send_approval_request(&id, approval, &self.shared.cancel).await;
                 asked.is_ok() && self.unless_cancelled(reply).await.flatten().unwrap_or(false)
             }
-            Mouth::Link { voice, run } => {
-                let ask = Up::Ask { run: run.clone(), ask: permission(id.clone(), approval) };
-                let asked = self.unless_cancelled(voice.say(ask)).await;
+            RunOutput::Link { output: voice, run } => {
+                let ask =
+                    AgentUpdate::Ask { run: run.clone(), ask: permission_request(id.clone(), approval) };
+                let asked = self.unless_cancelled(voice.send(ask)).await;
                 if !matches!(asked, Some(Ok(()))) {
                     return false;
                 }
                 let Some(allowed) = self.unless_cancelled(reply).await.flatten() else { return false };
-                voice.say(Up::AskDelivered { ask: id }).await.is_ok() && allowed
+                voice.send(AgentUpdate::AskDelivered { ask: id }).await.is_ok() && allowed
             }
         }
     }
@@ -148,7 +150,7 @@ impl Turn {
     }
 
     /// What tells of the cancel, for tasks and libraries that take such a thing.
-    pub fn token(&self) -> CancellationToken {
+    pub fn cancellation_token(&self) -> CancellationToken {
         self.shared.cancel.clone()
     }
 
@@ -156,7 +158,7 @@ impl Turn {
         self.shared.cancel.cancel();
     }
 
-    pub(crate) fn inbox(&self) -> &Inbox {
+    pub(crate) fn inbox(&self) -> &RunInbox {
         &self.shared.inbox
     }
 
@@ -172,21 +174,21 @@ impl Turn {
 
 /// Where a turn's words go.
 #[derive(Debug)]
-pub(crate) enum Mouth {
+pub(crate) enum RunOutput {
     /// To a peer without a subprotocol.
-    Plain(plain::Mouth),
+    Plain(plain::PlainRunOutput),
     /// To a session, numbered.
-    Link { voice: Voice, run: RunId },
+    Link { output: AgentOutput, run: RunId },
 }
 
 #[derive(Debug)]
-struct Shared {
-    mouth: Mouth,
-    inbox: Inbox,
+struct RunShared {
+    output: RunOutput,
+    inbox: RunInbox,
     cancel: CancellationToken,
 }
 
-fn permission(id: AskId, approval: Approval) -> AskRequest {
+fn permission_request(id: AskId, approval: PlainApproval) -> AskRequest {
     AskRequest {
         id,
         kind: AskKind::Permission,
@@ -195,6 +197,6 @@ fn permission(id: AskId, approval: Approval) -> AskRequest {
         risk: None,
         prompt: approval.question,
         options: Vec::new(),
-        unasked: false,
+        implicit: false,
     }
 }

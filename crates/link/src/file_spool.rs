@@ -10,55 +10,55 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use qd_protocol::WorkerId;
-use qd_protocol::link::{Up, UpNumber};
+use qd_protocol::link::{AgentUpdate, UpdateNumber};
 use serde::Deserialize;
 
 use crate::spool::Spool;
-use crate::up::Numbered;
+use crate::update_window::NumberedUpdate;
 
 /// A segment that has grown so large is followed by a new one. Whole segments are what is given back to the disk.
 const SEGMENT_BYTES: u64 = 1 << 20;
 /// The folder of all spools, among the records.
-const FOLDER: &str = "spool";
+const SPOOLS_FOLDER: &str = "spool";
 /// How a segment's name ends.
-const SUFFIX: &str = ".jsonl";
+const SEGMENT_SUFFIX: &str = ".jsonl";
 /// How often a folder is made that is gone again before it is whole.
-const TRIES: usize = 16;
+const CREATE_TRIES: usize = 16;
 
 /// A spool that is being written.
 #[derive(Debug)]
 pub struct FileSpool {
     dir: PathBuf,
     /// Oldest first; only the last grows.
-    segments: VecDeque<Segment>,
+    segments: VecDeque<SpoolSegment>,
     /// The last one, open for writing.
-    writing: Option<File>,
+    current_file: Option<File>,
     /// The last number that was kept.
-    last: UpNumber,
+    last: UpdateNumber,
     /// Everything up to here may be gone.
-    trimmed: UpNumber,
+    trimmed: UpdateNumber,
     /// Where the last reading ended, since the next one mostly goes on there.
-    cursor: Option<Cursor>,
+    cursor: Option<SpoolCursor>,
     /// Whether the folder has a name that is not synced.
-    names_unsynced: bool,
+    folder_unsynced: bool,
 }
 
 #[derive(Debug)]
-struct Segment {
+struct SpoolSegment {
     path: PathBuf,
-    first: UpNumber,
+    first: UpdateNumber,
     /// The last number that it holds.
-    last: UpNumber,
+    last: UpdateNumber,
     bytes: u64,
     unsynced: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Cursor {
+struct SpoolCursor {
     /// What was read last.
-    number: UpNumber,
+    number: UpdateNumber,
     /// The segment it is in, by its first number.
-    segment: UpNumber,
+    segment: UpdateNumber,
     /// Where the next line begins.
     offset: u64,
 }
@@ -66,41 +66,41 @@ struct Cursor {
 impl FileSpool {
     /// The folder of a worker's spool, among the records in `dir`.
     pub fn folder(dir: &Path, worker: &WorkerId) -> PathBuf {
-        dir.join(FOLDER).join(worker.as_str())
+        dir.join(SPOOLS_FOLDER).join(worker.as_str())
     }
 
     /// An empty spool in this folder. What an earlier one left there is removed: its numbers would be given again.
     pub fn create(folder: &Path) -> io::Result<Self> {
         Self::remove(folder)?;
-        make(folder)?;
+        create_folder(folder)?;
         Ok(Self {
             dir: folder.to_owned(),
             segments: VecDeque::new(),
-            writing: None,
-            last: UpNumber(0),
-            trimmed: UpNumber(0),
+            current_file: None,
+            last: UpdateNumber(0),
+            trimmed: UpdateNumber(0),
             cursor: None,
-            names_unsynced: true,
+            folder_unsynced: true,
         })
     }
 
     /// What was said after this number and is still there, in order and without a hole: what follows a line that cannot
     /// be read is left out, as is one that its writer did not live to end. A folder that is not there holds nothing.
-    pub fn remains(folder: &Path, after: UpNumber) -> io::Result<Vec<Numbered>> {
-        let mut remains: Vec<Numbered> = Vec::new();
-        for path in segments_of(folder)? {
+    pub fn read_undelivered(folder: &Path, after: UpdateNumber) -> io::Result<Vec<NumberedUpdate>> {
+        let mut remains: Vec<NumberedUpdate> = Vec::new();
+        for path in segment_paths(folder)? {
             let mut lines = BufReader::new(File::open(&path)?);
             let mut line = Vec::new();
             while lines.read_until(b'\n', &mut line)? > 0 {
-                match serde_json::from_slice::<Line>(&line) {
-                    Ok(Line { n, up }) => {
+                match serde_json::from_slice::<SpoolLine>(&line) {
+                    Ok(SpoolLine { n, up }) => {
                         let newest = remains.last().map(|thing| thing.number);
                         if newest.is_some_and(|newest| n.0 > newest.0 + 1) {
                             tracing::warn!(path = %path.display(), before = n.0, "a spool has a hole");
                             return Ok(remains);
                         }
                         if n > newest.unwrap_or(after) {
-                            remains.push(Numbered { number: n, up });
+                            remains.push(NumberedUpdate { number: n, update: up });
                         }
                     }
                     Err(error) => {
@@ -115,8 +115,8 @@ impl FileSpool {
     }
 
     /// The newest of what is there.
-    pub fn last(folder: &Path) -> io::Result<Option<Numbered>> {
-        let Some(path) = segments_of(folder)?.pop() else { return Ok(None) };
+    pub fn read_last(folder: &Path) -> io::Result<Option<NumberedUpdate>> {
+        let Some(path) = segment_paths(folder)?.pop() else { return Ok(None) };
         let mut newest = None;
         let mut lines = BufReader::new(File::open(path)?);
         let mut line = Vec::new();
@@ -126,8 +126,8 @@ impl FileSpool {
             }
             line.clear();
         }
-        let read = newest.map(|line| serde_json::from_slice::<Line>(&line)).transpose()?;
-        Ok(read.map(|Line { n, up }| Numbered { number: n, up }))
+        let read = newest.map(|line| serde_json::from_slice::<SpoolLine>(&line)).transpose()?;
+        Ok(read.map(|SpoolLine { n, up }| NumberedUpdate { number: n, update: up }))
     }
 
     /// Removes a spool with all that is in it, and the folder of all spools with the last of them.
@@ -144,25 +144,26 @@ impl FileSpool {
     }
 
     /// The segment that is written to, with room in it.
-    fn writing(&mut self, first: UpNumber) -> io::Result<(&mut File, &mut Segment)> {
+    fn current_segment(&mut self, first: UpdateNumber) -> io::Result<(&mut File, &mut SpoolSegment)> {
         if self.segments.back().is_none_or(|segment| segment.bytes >= SEGMENT_BYTES) {
-            self.writing = None;
+            self.current_file = None;
         }
-        if self.writing.is_none() {
-            let path = self.dir.join(format!("{:020}{SUFFIX}", first.0));
-            self.writing = Some(OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?);
-            self.names_unsynced = true;
-            let last = UpNumber(first.0.saturating_sub(1));
-            self.segments.push_back(Segment { path, first, last, bytes: 0, unsynced: false });
+        if self.current_file.is_none() {
+            let path = self.dir.join(format!("{:020}{SEGMENT_SUFFIX}", first.0));
+            self.current_file =
+                Some(OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?);
+            self.folder_unsynced = true;
+            let last = UpdateNumber(first.0.saturating_sub(1));
+            self.segments.push_back(SpoolSegment { path, first, last, bytes: 0, unsynced: false });
         }
-        match (&mut self.writing, self.segments.back_mut()) {
+        match (&mut self.current_file, self.segments.back_mut()) {
             (Some(file), Some(segment)) => Ok((file, segment)),
             _ => Err(io::Error::other("a spool without a segment to write to")),
         }
     }
 
     /// Where the line after this number begins.
-    fn seek(&self, after: UpNumber) -> Option<(&Segment, u64)> {
+    fn seek(&self, after: UpdateNumber) -> Option<(&SpoolSegment, u64)> {
         if let Some(cursor) = self.cursor.filter(|cursor| cursor.number == after)
             && let Some(segment) = self.segments.iter().find(|segment| segment.first == cursor.segment)
             && segment.last > after
@@ -174,7 +175,7 @@ impl FileSpool {
 }
 
 impl Spool for FileSpool {
-    fn append(&mut self, first: UpNumber, lines: &[Bytes]) -> io::Result<()> {
+    fn append(&mut self, first: UpdateNumber, lines: &[Bytes]) -> io::Result<()> {
         let mut text = Vec::with_capacity(lines.iter().map(|line| line.len() + 32).sum());
         for (number, line) in (first.0..).zip(lines) {
             write!(text, "{{\"n\":{number},\"up\":")?;
@@ -182,14 +183,14 @@ impl Spool for FileSpool {
             text.extend_from_slice(b"}\n");
         }
         let Some(more) = u64::try_from(lines.len()).ok().filter(|count| *count > 0) else { return Ok(()) };
-        let (file, segment) = self.writing(first)?;
+        let (file, segment) = self.current_segment(first)?;
         if let Err(error) = file.write_all(&text) {
             // Half a line would spoil the next one. If that fails too, the reader leaves both out.
             file.set_len(segment.bytes)?;
             return Err(error);
         }
         segment.bytes += text.len() as u64;
-        segment.last = UpNumber(first.0 + more - 1);
+        segment.last = UpdateNumber(first.0 + more - 1);
         segment.unsynced = true;
         self.last = segment.last;
         Ok(())
@@ -200,16 +201,16 @@ impl Spool for FileSpool {
             File::open(&segment.path)?.sync_data()?;
             segment.unsynced = false;
         }
-        if self.names_unsynced {
+        if self.folder_unsynced {
             for folder in self.dir.ancestors().take(2) {
                 File::open(folder)?.sync_all()?;
             }
-            self.names_unsynced = false;
+            self.folder_unsynced = false;
         }
         Ok(())
     }
 
-    fn trim(&mut self, upto: UpNumber) -> io::Result<()> {
+    fn trim(&mut self, upto: UpdateNumber) -> io::Result<()> {
         self.trimmed = self.trimmed.max(upto);
         while let Some(segment) = self.segments.front()
             && segment.last <= self.trimmed
@@ -219,12 +220,12 @@ impl Spool for FileSpool {
             self.segments.pop_front();
         }
         if self.segments.is_empty() {
-            self.writing = None;
+            self.current_file = None;
         }
         Ok(())
     }
 
-    fn read(&mut self, after: UpNumber, max_bytes: usize) -> io::Result<Vec<(UpNumber, Bytes)>> {
+    fn read(&mut self, after: UpdateNumber, max_bytes: usize) -> io::Result<Vec<(UpdateNumber, Bytes)>> {
         let after = after.max(self.trimmed);
         let Some((segment, mut offset)) = self.seek(after) else { return Ok(Vec::new()) };
         let mut file = File::open(&segment.path)?;
@@ -234,11 +235,11 @@ impl Spool for FileSpool {
         let mut cursor = self.cursor;
         while bytes < max_bytes.max(1) && lines.read_until(b'\n', &mut line)? > 0 {
             offset += line.len() as u64;
-            let (number, up) = split(&line).ok_or_else(|| damaged(&segment.path))?;
+            let (number, up) = split_line(&line).ok_or_else(|| damaged_error(&segment.path))?;
             if number > after {
                 bytes += up.len();
                 found.push((number, Bytes::copy_from_slice(up)));
-                cursor = Some(Cursor { number, segment: segment.first, offset });
+                cursor = Some(SpoolCursor { number, segment: segment.first, offset });
             }
             line.clear();
         }
@@ -263,31 +264,31 @@ impl Drop for FileSpool {
 }
 
 #[derive(Debug, Deserialize)]
-struct Line {
-    n: UpNumber,
-    up: Up,
+struct SpoolLine {
+    n: UpdateNumber,
+    up: AgentUpdate,
 }
 
 /// Number and words of a line that [`FileSpool::append`] wrote, without reading the words.
-fn split(line: &[u8]) -> Option<(UpNumber, &[u8])> {
+fn split_line(line: &[u8]) -> Option<(UpdateNumber, &[u8])> {
     let rest = line.strip_prefix(b"{\"n\":")?;
     let digits = rest.iter().position(|byte| *byte == b',')?;
     let number = std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()?;
     let up = rest[digits..].strip_prefix(b",\"up\":")?.strip_suffix(b"}\n")?;
-    Some((UpNumber(number), up))
+    Some((UpdateNumber(number), up))
 }
 
-fn damaged(path: &Path) -> io::Error {
+fn damaged_error(path: &Path) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("{} is damaged", path.display()))
 }
 
 /// Makes a spool's folder, also if the last other one takes the folder of all of them with it meanwhile.
-fn make(folder: &Path) -> io::Result<()> {
+fn create_folder(folder: &Path) -> io::Result<()> {
     let make = || DirBuilder::new().recursive(true).mode(0o700).create(folder);
     let gone =
         |made: &io::Result<()>| made.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
     let mut made = make();
-    for _ in 0..TRIES {
+    for _ in 0..CREATE_TRIES {
         if !gone(&made) {
             break;
         }
@@ -297,7 +298,7 @@ fn make(folder: &Path) -> io::Result<()> {
 }
 
 /// The files of a spool, oldest first.
-fn segments_of(folder: &Path) -> io::Result<Vec<PathBuf>> {
+fn segment_paths(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
@@ -305,7 +306,7 @@ fn segments_of(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in entries {
         let path = entry?.path();
-        if path.to_str().is_some_and(|path| path.ends_with(SUFFIX)) {
+        if path.to_str().is_some_and(|path| path.ends_with(SEGMENT_SUFFIX)) {
             paths.push(path);
         }
     }
@@ -319,31 +320,31 @@ mod tests {
     use std::io::Write as _;
 
     use proptest::prelude::*;
-    use qd_protocol::Number;
+    use qd_protocol::EventNumber;
 
     use super::*;
 
-    fn up(number: u64) -> Up {
-        Up::SteerMissed { steer: Number(number) }
+    fn up(number: u64) -> AgentUpdate {
+        AgentUpdate::SteerMissed { steer: EventNumber(number) }
     }
 
     fn line(number: u64) -> Bytes {
         serde_json::to_vec(&up(number)).unwrap().into()
     }
 
-    fn large(number: u64) -> Bytes {
+    fn large_line(number: u64) -> Bytes {
         let run = qd_protocol::RunId::parse("r").unwrap();
         let text = format!("{number} {}", "x".repeat(300_000));
-        let what = qd_protocol::link::Said::Text { text };
-        serde_json::to_vec(&Up::Said { run, what }).unwrap().into()
+        let what = qd_protocol::link::TurnUpdate::Text { text };
+        serde_json::to_vec(&AgentUpdate::Turn { run, update: what }).unwrap().into()
     }
 
-    fn numbers(read: &[(UpNumber, Bytes)]) -> Vec<u64> {
+    fn numbers(read: &[(UpdateNumber, Bytes)]) -> Vec<u64> {
         read.iter().map(|(number, _)| number.0).collect()
     }
 
-    fn remaining(folder: &Path, after: u64) -> Vec<u64> {
-        let remains = FileSpool::remains(folder, UpNumber(after)).unwrap();
+    fn undelivered_numbers(folder: &Path, after: u64) -> Vec<u64> {
+        let remains = FileSpool::read_undelivered(folder, UpdateNumber(after)).unwrap();
         remains.iter().map(|thing| thing.number.0).collect()
     }
 
@@ -352,29 +353,32 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let folder = FileSpool::folder(home.path(), &WorkerId::parse("wrk_a").unwrap());
         let mut spool = FileSpool::create(&folder).unwrap();
-        spool.append(UpNumber(8), &[line(8), line(9)]).unwrap();
-        spool.append(UpNumber(10), &[line(10)]).unwrap();
+        spool.append(UpdateNumber(8), &[line(8), line(9)]).unwrap();
+        spool.append(UpdateNumber(10), &[line(10)]).unwrap();
         assert_eq!(
-            spool.read(UpNumber(8), 1 << 20).unwrap(),
-            [(UpNumber(9), line(9)), (UpNumber(10), line(10))]
+            spool.read(UpdateNumber(8), 1 << 20).unwrap(),
+            [(UpdateNumber(9), line(9)), (UpdateNumber(10), line(10))]
         );
-        assert_eq!(numbers(&spool.read(UpNumber(7), 1).unwrap()), [8]);
-        assert_eq!(numbers(&spool.read(UpNumber(8), 1).unwrap()), [9]);
-        assert_eq!(numbers(&spool.read(UpNumber(10), 1).unwrap()), [] as [u64; 0]);
+        assert_eq!(numbers(&spool.read(UpdateNumber(7), 1).unwrap()), [8]);
+        assert_eq!(numbers(&spool.read(UpdateNumber(8), 1).unwrap()), [9]);
+        assert_eq!(numbers(&spool.read(UpdateNumber(10), 1).unwrap()), [] as [u64; 0]);
         std::mem::forget(spool);
-        let remains = FileSpool::remains(&folder, UpNumber(8)).unwrap();
-        assert_eq!(remains, [9, 10].map(|number| Numbered { number: UpNumber(number), up: up(number) }));
+        let remains = FileSpool::read_undelivered(&folder, UpdateNumber(8)).unwrap();
+        assert_eq!(
+            remains,
+            [9, 10].map(|number| NumberedUpdate { number: UpdateNumber(number), update: up(number) })
+        );
         FileSpool::remove(&folder).unwrap();
-        assert_eq!(remaining(&folder, 0), [] as [u64; 0]);
-        assert_eq!(FileSpool::last(&folder).unwrap(), None);
-        assert!(!home.path().join(FOLDER).exists());
+        assert_eq!(undelivered_numbers(&folder, 0), [] as [u64; 0]);
+        assert_eq!(FileSpool::read_last(&folder).unwrap(), None);
+        assert!(!home.path().join(SPOOLS_FOLDER).exists());
     }
 
     #[test]
     fn a_line_that_was_torn_by_a_crash_is_left_out() {
         let home = tempfile::tempdir().unwrap();
         let mut spool = FileSpool::create(home.path()).unwrap();
-        spool.append(UpNumber(1), &[line(1), line(2)]).unwrap();
+        spool.append(UpdateNumber(1), &[line(1), line(2)]).unwrap();
         let path = spool.segments[0].path.clone();
         OpenOptions::new()
             .append(true)
@@ -382,9 +386,9 @@ mod tests {
             .unwrap()
             .write_all(b"{\"n\":3,\"up\":{\"steer_mi")
             .unwrap();
-        assert_eq!(remaining(home.path(), 0), [1, 2]);
-        let last = FileSpool::last(home.path()).unwrap();
-        assert_eq!(last, Some(Numbered { number: UpNumber(2), up: up(2) }));
+        assert_eq!(undelivered_numbers(home.path(), 0), [1, 2]);
+        let last = FileSpool::read_last(home.path()).unwrap();
+        assert_eq!(last, Some(NumberedUpdate { number: UpdateNumber(2), update: up(2) }));
     }
 
     #[test]
@@ -392,31 +396,31 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let mut spool = FileSpool::create(home.path()).unwrap();
         for number in 1..=20 {
-            spool.append(UpNumber(number), &[large(number)]).unwrap();
+            spool.append(UpdateNumber(number), &[large_line(number)]).unwrap();
         }
         assert!(spool.segments.len() >= 4);
         let before = spool.bytes();
         assert!(before > 20 * 300_000);
         spool.sync().unwrap();
-        spool.trim(UpNumber(10)).unwrap();
+        spool.trim(UpdateNumber(10)).unwrap();
         assert!(spool.bytes() < before && spool.bytes() >= 10 * 300_000);
-        assert_eq!(numbers(&spool.read(UpNumber(0), usize::MAX).unwrap())[0], 11);
-        spool.trim(UpNumber(20)).unwrap();
+        assert_eq!(numbers(&spool.read(UpdateNumber(0), usize::MAX).unwrap())[0], 11);
+        spool.trim(UpdateNumber(20)).unwrap();
         assert_eq!(spool.bytes(), 0);
-        assert!(segments_of(home.path()).unwrap().len() <= 1);
-        spool.append(UpNumber(21), &[line(21)]).unwrap();
-        assert_eq!(numbers(&spool.read(UpNumber(20), 1).unwrap()), [21]);
-        assert_eq!(remaining(home.path(), 20), [21]);
+        assert!(segment_paths(home.path()).unwrap().len() <= 1);
+        spool.append(UpdateNumber(21), &[line(21)]).unwrap();
+        assert_eq!(numbers(&spool.read(UpdateNumber(20), 1).unwrap()), [21]);
+        assert_eq!(undelivered_numbers(home.path(), 20), [21]);
     }
 
     #[test]
     fn a_new_spool_knows_nothing_of_an_older_one_in_its_place() {
         let home = tempfile::tempdir().unwrap();
         let folder = home.path().join("spool").join("w");
-        FileSpool::create(&folder).unwrap().append(UpNumber(1), &[line(1)]).unwrap();
+        FileSpool::create(&folder).unwrap().append(UpdateNumber(1), &[line(1)]).unwrap();
         let mut spool = FileSpool::create(&folder).unwrap();
-        assert!(spool.read(UpNumber(0), 1).unwrap().is_empty());
-        assert_eq!(remaining(&folder, 0), [] as [u64; 0]);
+        assert!(spool.read(UpdateNumber(0), 1).unwrap().is_empty());
+        assert_eq!(undelivered_numbers(&folder, 0), [] as [u64; 0]);
     }
 
     proptest! {
@@ -432,25 +436,25 @@ mod tests {
                 let somewhere = trimmed + at.index(usize::try_from(last - trimmed).unwrap() + 1) as u64;
                 match step {
                     0 => {
-                        let lines: Vec<Bytes> = (last + 1..).take(count).map(large).collect();
-                        spool.append(UpNumber(last + 1), &lines).unwrap();
+                        let lines: Vec<Bytes> = (last + 1..).take(count).map(large_line).collect();
+                        spool.append(UpdateNumber(last + 1), &lines).unwrap();
                         last += count as u64;
                     }
                     1 => {
-                        spool.trim(UpNumber(somewhere)).unwrap();
+                        spool.trim(UpdateNumber(somewhere)).unwrap();
                         trimmed = somewhere;
                     }
                     _ => {
-                        let read = spool.read(UpNumber(somewhere), count * 200_000).unwrap();
+                        let read = spool.read(UpdateNumber(somewhere), count * 200_000).unwrap();
                         prop_assert_eq!(read.is_empty(), somewhere == last);
                         for ((number, bytes), expected) in read.iter().zip(somewhere + 1..) {
                             prop_assert_eq!(number.0, expected);
-                            prop_assert!(*bytes == large(expected));
+                            prop_assert!(*bytes == large_line(expected));
                         }
                     }
                 }
             }
-            prop_assert_eq!(remaining(home.path(), trimmed), (trimmed + 1..=last).collect::<Vec<_>>());
+            prop_assert_eq!(undelivered_numbers(home.path(), trimmed), (trimmed + 1..=last).collect::<Vec<_>>());
         }
     }
 }

@@ -22,28 +22,36 @@
 
 mod agent_link;
 pub mod announce;
-mod down;
+mod command_queue;
+pub mod event_size;
 pub mod executor;
 mod file_spool;
-pub mod fit;
-mod line;
+mod link_connection;
 mod local;
 pub mod plain;
 mod proof;
 pub mod record;
-mod seat;
 pub mod serve;
 pub mod socket;
 mod spool;
-pub mod terminal;
-mod up;
+pub mod terminal_handshake;
+mod update_window;
+mod worker_endpoint;
 
-pub use agent_link::{AgentLink, Heard, LinkOptions, Route, Unreachable};
-pub use executor::{Approval, Executor, Job, Outcome, RunError, Said, Stopped, Turn};
+pub use agent_link::{AgentLink, LinkEvent, LinkOptions, WorkerConnector, WorkerUnreachable};
+pub use executor::{
+    Executor, PlainApproval, RunAssignment, RunError, RunHandle, RunStopped, TurnOutcome, TurnUpdate,
+};
 pub use file_spool::FileSpool;
-pub use local::{AgentEnd, Closed, Filter, FromAgent, SessionEnd, Voice, host, host_with, local};
+pub use local::{
+    AgentEndpoint, AgentOutput, AgentOutputFilter, LinkClosed, LocalLinkEvent, SessionEndpoint, host_agent,
+    host_agent_with_filter, local_link,
+};
 pub use plain::PlainClient;
-pub use seat::{Clock, Seat, SeatOptions, SeatState, Started, Wanted, greet, offer_empty};
-pub use serve::{Serve, ServeError, Server, Transport};
+pub use serve::{ServeMode, ServerTransport, WorkerServeError, WorkerServer};
 pub use spool::{MemorySpool, Spool};
-pub use up::{ASK_ROOM, Numbered, WINDOW_BYTES};
+pub use update_window::{NumberedUpdate, PENDING_ASKS_MAX, WINDOW_BYTES};
+pub use worker_endpoint::{
+    LifecycleRequest, StartedConnection, TurnClock, WorkerEndpoint, WorkerEndpointOptions,
+    WorkerEndpointStatus, read_hello, receive_agent_start,
+};

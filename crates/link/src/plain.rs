@@ -13,5 +13,5 @@ mod outbox;
 pub(crate) mod server;
 
 pub use client::PlainClient;
-pub use event::said;
-pub(crate) use outbox::Mouth;
+pub use event::parse_event;
+pub(crate) use outbox::PlainRunOutput;

@@ -8,7 +8,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use qd_protocol::WorkerId;
-use qd_protocol::worker::Record;
+use qd_protocol::worker::WorkerRecord;
 use tokio::net::{UnixListener, UnixStream};
 
 /// A record has a few hundred bytes; a file that is much larger is none.
@@ -18,7 +18,7 @@ const SOCKET_PATH_MAX: usize = 107;
 
 /// The files of one worker process among those of its home.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Files {
+pub struct WorkerFiles {
     /// Its record.
     pub record: PathBuf,
     /// What it locks.
@@ -27,7 +27,7 @@ pub struct Files {
     pub socket: PathBuf,
 }
 
-impl Files {
+impl WorkerFiles {
     /// The files of the process `id`; `None` if that can be no name of a file.
     pub fn of(dir: &Path, id: &str) -> Option<Self> {
         // The rule for ids is the rule for their files: no separator, no dot in front.
@@ -51,13 +51,13 @@ impl Files {
 
 /// Held by a worker process for its whole life; the kernel lets go of it when the process dies.
 #[derive(Debug)]
-pub struct Life {
+pub struct WorkerLock {
     _lock: File,
 }
 
-impl Life {
+impl WorkerLock {
     /// Takes the lock; `None` if somebody holds it.
-    pub fn begin(files: &Files) -> io::Result<Option<Self>> {
+    pub fn try_acquire(files: &WorkerFiles) -> io::Result<Option<Self>> {
         let file =
             OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&files.lock)?;
         match file.try_lock() {
@@ -70,8 +70,8 @@ impl Life {
 
 /// Whether the worker process `id` of this home lives. Where that cannot be told it does: who is taken for dead is
 /// buried.
-pub fn alive(dir: &Path, id: &str) -> bool {
-    let Some(files) = Files::of(dir, id) else { return false };
+pub fn is_worker_alive(dir: &Path, id: &str) -> bool {
+    let Some(files) = WorkerFiles::of(dir, id) else { return false };
     match File::open(&files.lock) {
         // Shared, so that two who ask do not take each other for the worker. Given back with the file.
         Ok(file) => file.try_lock_shared().is_err(),
@@ -80,19 +80,19 @@ pub fn alive(dir: &Path, id: &str) -> bool {
 }
 
 /// Connects to the worker process `id` of this home.
-pub async fn connect(dir: &Path, id: &str) -> io::Result<UnixStream> {
-    let files = Files::of(dir, id).ok_or(io::ErrorKind::InvalidInput)?;
-    let (path, _folder) = reachable(&files.socket)?;
+pub async fn connect_to_worker(dir: &Path, id: &str) -> io::Result<UnixStream> {
+    let files = WorkerFiles::of(dir, id).ok_or(io::ErrorKind::InvalidInput)?;
+    let (path, _folder) = short_socket_path(&files.socket)?;
     UnixStream::connect(path).await
 }
 
 /// A socket for the worker process with these files, in the place of one that a dead process left.
-pub fn listen(files: &Files) -> io::Result<UnixListener> {
+pub fn bind_worker_socket(files: &WorkerFiles) -> io::Result<UnixListener> {
     match fs::remove_file(&files.socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let (path, _folder) = reachable(&files.socket)?;
+    let (path, _folder) = short_socket_path(&files.socket)?;
     let listener = UnixListener::bind(path)?;
     fs::set_permissions(&files.socket, Permissions::from_mode(0o600))?;
     Ok(listener)
@@ -100,7 +100,7 @@ pub fn listen(files: &Files) -> io::Result<UnixListener> {
 
 /// A path that the kernel takes for a socket: a home may be deeper than that, and then its folder is named by a
 /// descriptor that has to be kept until the path was used.
-fn reachable(socket: &Path) -> io::Result<(PathBuf, Option<File>)> {
+fn short_socket_path(socket: &Path) -> io::Result<(PathBuf, Option<File>)> {
     if socket.as_os_str().len() <= SOCKET_PATH_MAX {
         return Ok((socket.to_owned(), None));
     }
@@ -114,28 +114,29 @@ fn reachable(socket: &Path) -> io::Result<(PathBuf, Option<File>)> {
 
 /// Whether this process has the lock of the worker process `id` in its hands. A record could name anybody; who is to be
 /// signalled must also hold what only the worker holds.
-pub fn is_held_by(dir: &Path, id: &str, pid: u32) -> bool {
+pub fn is_lock_held_by(dir: &Path, id: &str, pid: u32) -> bool {
     let identity = |path: &Path| fs::metadata(path).ok().map(|about| (about.dev(), about.ino()));
-    let Some(lock) = Files::of(dir, id).and_then(|files| identity(&files.lock)) else { return false };
+    let Some(lock) = WorkerFiles::of(dir, id).and_then(|files| identity(&files.lock)) else { return false };
     let Ok(open) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
-    alive(dir, id) && open.flatten().any(|entry| identity(&entry.path()) == Some(lock))
+    is_worker_alive(dir, id) && open.flatten().any(|entry| identity(&entry.path()) == Some(lock))
 }
 
 /// Every record of a home, of the living and the dead. A file that is no record harms nobody.
-pub fn records(dir: &Path) -> Vec<Record> {
+pub fn read_records(dir: &Path) -> Vec<WorkerRecord> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
-    let mut records: Vec<Record> = entries.filter_map(|entry| read(&entry.ok()?.path())).collect();
+    let mut records: Vec<WorkerRecord> =
+        entries.filter_map(|entry| read_record(&entry.ok()?.path())).collect();
     records.sort_by(|one, other| one.agent_id.cmp(&other.agent_id));
     records
 }
 
 /// The record in this file, if it is one and bears its own name.
-fn read(path: &Path) -> Option<Record> {
+fn read_record(path: &Path) -> Option<WorkerRecord> {
     let id = path.file_name()?.to_str()?.strip_suffix(".json")?;
     if fs::metadata(path).ok()?.len() > RECORD_MAX {
         return None;
     }
-    let record: Record = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+    let record: WorkerRecord = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
     (record.agent_id == id && WorkerId::parse(id).is_ok()).then_some(record)
 }
 
@@ -145,8 +146,8 @@ mod tests {
 
     use super::*;
 
-    fn record(id: &str) -> Record {
-        Record {
+    fn record(id: &str) -> WorkerRecord {
+        WorkerRecord {
             agent_id: id.to_owned(),
             role: "worker".to_owned(),
             labels: Vec::new(),
@@ -162,15 +163,15 @@ mod tests {
     #[test]
     fn a_worker_is_alive_while_it_holds_its_lock_and_no_longer() {
         let dir = tempfile::tempdir().unwrap();
-        let files = Files::of(dir.path(), "a").unwrap();
-        assert!(!alive(dir.path(), "a"));
-        let life = Life::begin(&files).unwrap().unwrap();
-        assert!(alive(dir.path(), "a") && alive(dir.path(), "a"));
-        assert!(is_held_by(dir.path(), "a", std::process::id()));
-        assert!(!is_held_by(dir.path(), "a", 1), "not by whoever a record may name");
-        assert!(Life::begin(&files).unwrap().is_none());
+        let files = WorkerFiles::of(dir.path(), "a").unwrap();
+        assert!(!is_worker_alive(dir.path(), "a"));
+        let life = WorkerLock::try_acquire(&files).unwrap().unwrap();
+        assert!(is_worker_alive(dir.path(), "a") && is_worker_alive(dir.path(), "a"));
+        assert!(is_lock_held_by(dir.path(), "a", std::process::id()));
+        assert!(!is_lock_held_by(dir.path(), "a", 1), "not by whoever a record may name");
+        assert!(WorkerLock::try_acquire(&files).unwrap().is_none());
         drop(life);
-        assert!(!alive(dir.path(), "a") && !is_held_by(dir.path(), "a", std::process::id()));
+        assert!(!is_worker_alive(dir.path(), "a") && !is_lock_held_by(dir.path(), "a", std::process::id()));
         files.remove().unwrap();
         assert!(fs::read_dir(dir.path()).unwrap().next().is_none());
     }
@@ -180,13 +181,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let deep = dir.path().join("x".repeat(120));
         fs::create_dir(&deep).unwrap();
-        let listener = listen(&Files::of(&deep, "a").unwrap()).unwrap();
-        let (met, accepted) = tokio::join!(connect(&deep, "a"), listener.accept());
+        let listener = bind_worker_socket(&WorkerFiles::of(&deep, "a").unwrap()).unwrap();
+        let (met, accepted) = tokio::join!(connect_to_worker(&deep, "a"), listener.accept());
         met.unwrap();
         accepted.unwrap();
         drop(listener);
-        assert!(connect(&deep, "a").await.is_err());
-        listen(&Files::of(&deep, "a").unwrap()).unwrap();
+        assert!(connect_to_worker(&deep, "a").await.is_err());
+        bind_worker_socket(&WorkerFiles::of(&deep, "a").unwrap()).unwrap();
     }
 
     #[test]
@@ -198,8 +199,8 @@ mod tests {
         put("c.json", &serde_json::to_string(&record("a")).unwrap());
         put("d.json", "{\"agent_id\":");
         put("e.json.tmp", &serde_json::to_string(&record("e")).unwrap());
-        assert_eq!(records(dir.path()), [record("a"), record("b")]);
-        assert!(Files::of(dir.path(), "../a").is_none() && !alive(dir.path(), "../a"));
-        assert_eq!(records(&dir.path().join("absent")), []);
+        assert_eq!(read_records(dir.path()), [record("a"), record("b")]);
+        assert!(WorkerFiles::of(dir.path(), "../a").is_none() && !is_worker_alive(dir.path(), "../a"));
+        assert_eq!(read_records(&dir.path().join("absent")), []);
     }
 }

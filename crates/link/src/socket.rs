@@ -27,7 +27,7 @@ const READ_BUFFER: usize = 4 << 10;
 /// Frames are gathered up to this before they are written without a flush.
 const WRITE_BUFFER: usize = 64 << 10;
 /// The handshake and every other single step may take so long.
-pub const STEP: Duration = Duration::from_secs(5);
+pub const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Which side of an upgrade that somebody else has done.
 pub use tokio_tungstenite::tungstenite::protocol::Role;
@@ -43,8 +43,8 @@ pub fn request_key() -> String {
 }
 
 /// What a socket can run over.
-pub trait Wire: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Wire for T {}
+pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> ByteStream for T {}
 
 /// Why a socket is of no use any more.
 #[derive(Debug, thiserror::Error)]
@@ -62,10 +62,10 @@ pub enum SocketError {
     },
     /// What was dialled can be no host or path.
     #[error("not an address: {0}")]
-    NoAddress(String),
+    InvalidAddress(String),
     /// We refused the peer, and have told it why.
     #[error("the peer was refused: {0}")]
-    Unwelcome(String),
+    PeerRefused(String),
     /// It took too long.
     #[error("the peer did not answer in time")]
     TimedOut,
@@ -96,7 +96,7 @@ impl From<std::io::Error> for SocketError {
 
 /// How a client asks for the upgrade.
 #[derive(Debug, Clone, Default)]
-pub struct Upgrade {
+pub struct ClientUpgrade {
     /// The `Host` header.
     pub host: String,
     /// Path and query.
@@ -109,9 +109,9 @@ pub struct Upgrade {
 
 /// One text frame that came in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Text(Utf8Bytes);
+pub struct TextFrame(Utf8Bytes);
 
-impl Text {
+impl TextFrame {
     /// Its words.
     pub fn as_str(&self) -> &str {
         self.0.as_str()
@@ -120,9 +120,9 @@ impl Text {
 
 /// What came in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Incoming {
+pub enum IncomingFrame {
     /// A text frame.
-    Text(Text),
+    Text(TextFrame),
     /// A binary frame.
     Binary(tungstenite::Bytes),
     /// A sign of life and no more. Pings are answered with the next flush.
@@ -131,11 +131,11 @@ pub enum Incoming {
 
 /// What has come of waiting in both directions.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Moved {
+pub enum SocketProgress {
     /// All that was started is written.
     Written,
     /// Something came in.
-    Read(Incoming),
+    Read(IncomingFrame),
 }
 
 /// A WebSocket.
@@ -144,9 +144,9 @@ pub struct Socket<W> {
     ws: WebSocketStream<W>,
 }
 
-impl<W: Wire> Socket<W> {
+impl<W: ByteStream> Socket<W> {
     /// Upgrades as the client; true if the server chose the subprotocol that was offered.
-    pub async fn client(wire: W, upgrade: &Upgrade) -> Result<(Self, bool), SocketError> {
+    pub async fn connect(wire: W, upgrade: &ClientUpgrade) -> Result<(Self, bool), SocketError> {
         let mut request = HttpRequest::builder()
             .uri(format!("ws://{}{}", upgrade.host, upgrade.path))
             .header(HOST, upgrade.host.as_str())
@@ -160,15 +160,15 @@ impl<W: Wire> Socket<W> {
         if let Some(token) = &upgrade.token {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
-        let request = request.body(()).map_err(|error| SocketError::NoAddress(error.to_string()))?;
-        let shake = tokio_tungstenite::client_async_with_config(request, wire, Some(config()));
-        let (ws, answer) = in_time(shake).await??;
+        let request = request.body(()).map_err(|error| SocketError::InvalidAddress(error.to_string()))?;
+        let shake = tokio_tungstenite::client_async_with_config(request, wire, Some(websocket_config()));
+        let (ws, answer) = with_step_timeout(shake).await??;
         Ok((Self { ws }, answer.headers().contains_key(SEC_WEBSOCKET_PROTOCOL)))
     }
 
     /// Upgrades as the server: `admit` sees the request and chooses the subprotocol to answer with, or refuses with a
     /// status and a reason. An upgrade with an `Origin` is refused here: no web page has business with a worker.
-    pub async fn server<A>(wire: W, admit: A) -> Result<(Self, Option<String>), SocketError>
+    pub async fn accept<A>(wire: W, admit: A) -> Result<(Self, Option<String>), SocketError>
     where
         A: FnOnce(&Request) -> Result<Option<String>, (StatusCode, String)> + Unpin,
     {
@@ -197,53 +197,55 @@ impl<W: Wire> Socket<W> {
                 }
             }
         };
-        let shake = tokio_tungstenite::accept_hdr_async_with_config(wire, callback, Some(config()));
-        let ws = in_time(shake).await??;
+        let shake = tokio_tungstenite::accept_hdr_async_with_config(wire, callback, Some(websocket_config()));
+        let ws = with_step_timeout(shake).await??;
         Ok((Self { ws }, chosen))
     }
 
     /// Takes over a stream whose upgrade is done.
-    pub async fn upgraded(wire: W, role: Role) -> Self {
-        Self { ws: WebSocketStream::from_raw_socket(wire, role, Some(config())).await }
+    pub async fn from_upgraded(wire: W, role: Role) -> Self {
+        Self { ws: WebSocketStream::from_raw_socket(wire, role, Some(websocket_config())).await }
     }
 
     /// Waits for a frame. Nothing is lost if the wait is given up. Only terminals use binary frames; to all others they
     /// are a sign of life.
-    pub async fn next(&mut self) -> Result<Incoming, SocketError> {
+    pub async fn next(&mut self) -> Result<IncomingFrame, SocketError> {
         std::future::poll_fn(|context| self.poll_next(context)).await
     }
 
     /// See [`Socket::next`].
-    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Incoming, SocketError>> {
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<IncomingFrame, SocketError>> {
         match Pin::new(&mut self.ws).poll_next(context) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(None | Some(Ok(Message::Close(_)))) => Poll::Ready(Err(SocketError::Closed)),
-            Poll::Ready(Some(Ok(Message::Text(text)))) => Poll::Ready(Ok(Incoming::Text(Text(text)))),
-            Poll::Ready(Some(Ok(Message::Binary(bytes)))) => Poll::Ready(Ok(Incoming::Binary(bytes))),
-            Poll::Ready(Some(Ok(_))) => Poll::Ready(Ok(Incoming::Alive)),
+            Poll::Ready(Some(Ok(Message::Text(text)))) => {
+                Poll::Ready(Ok(IncomingFrame::Text(TextFrame(text))))
+            }
+            Poll::Ready(Some(Ok(Message::Binary(bytes)))) => Poll::Ready(Ok(IncomingFrame::Binary(bytes))),
+            Poll::Ready(Some(Ok(_))) => Poll::Ready(Ok(IncomingFrame::Alive)),
             Poll::Ready(Some(Err(error))) => Poll::Ready(Err(error.into())),
         }
     }
 
     /// Puts a frame into the buffer and never waits: for those who write with [`Socket::poll_flush`] while they read, and
     /// feed no more before that is done.
-    pub fn start(&mut self, text: String) -> Result<(), SocketError> {
+    pub fn queue_text(&mut self, text: String) -> Result<(), SocketError> {
         Ok(Pin::new(&mut self.ws).start_send(Message::text(text))?)
     }
 
     /// See [`Socket::start`]; the frame is a piece of something larger.
-    pub fn start_bytes(&mut self, text: tungstenite::Bytes) -> Result<(), SocketError> {
+    pub fn queue_text_bytes(&mut self, text: tungstenite::Bytes) -> Result<(), SocketError> {
         let text = Utf8Bytes::try_from(text).map_err(|error| tungstenite::Error::Utf8(error.to_string()))?;
         Ok(Pin::new(&mut self.ws).start_send(Message::Text(text))?)
     }
 
     /// See [`Socket::start`]; a binary frame.
-    pub fn start_binary(&mut self, bytes: tungstenite::Bytes) -> Result<(), SocketError> {
+    pub fn queue_binary(&mut self, bytes: tungstenite::Bytes) -> Result<(), SocketError> {
         Ok(Pin::new(&mut self.ws).start_send(Message::Binary(bytes))?)
     }
 
     /// See [`Socket::feed_ping`] and [`Socket::start`].
-    pub fn start_ping(&mut self) -> Result<(), SocketError> {
+    pub fn queue_ping(&mut self) -> Result<(), SocketError> {
         Ok(Pin::new(&mut self.ws).start_send(Message::Ping(tungstenite::Bytes::new()))?)
     }
 
@@ -254,13 +256,13 @@ impl<W: Wire> Socket<W> {
 
     /// Waits until a frame has come or all that was started is written, as far as either is wanted. Nothing is lost if
     /// the wait is given up.
-    pub async fn moves(&mut self, reading: bool, writing: bool) -> Result<Moved, SocketError> {
+    pub async fn progress(&mut self, reading: bool, writing: bool) -> Result<SocketProgress, SocketError> {
         std::future::poll_fn(|context| {
             if reading && let Poll::Ready(frame) = self.poll_next(context) {
-                return Poll::Ready(frame.map(Moved::Read));
+                return Poll::Ready(frame.map(SocketProgress::Read));
             }
             if writing && let Poll::Ready(written) = self.poll_flush(context) {
-                return Poll::Ready(written.map(|()| Moved::Written));
+                return Poll::Ready(written.map(|()| SocketProgress::Written));
             }
             Poll::Pending
         })
@@ -298,15 +300,15 @@ impl<W: Wire> Socket<W> {
     /// Says goodbye, and does not wait long for the answer.
     pub async fn close(&mut self) {
         // Whether the peer heard it changes nothing for us.
-        let _heard = tokio::time::timeout(STEP, self.ws.close(None)).await;
+        let _heard = tokio::time::timeout(STEP_TIMEOUT, self.ws.close(None)).await;
     }
 }
 
-async fn in_time<F: Future>(step: F) -> Result<F::Output, SocketError> {
-    tokio::time::timeout(STEP, step).await.map_err(|_| SocketError::TimedOut)
+async fn with_step_timeout<F: Future>(step: F) -> Result<F::Output, SocketError> {
+    tokio::time::timeout(STEP_TIMEOUT, step).await.map_err(|_| SocketError::TimedOut)
 }
 
-fn config() -> WebSocketConfig {
+fn websocket_config() -> WebSocketConfig {
     WebSocketConfig::default()
         .read_buffer_size(READ_BUFFER)
         .write_buffer_size(WRITE_BUFFER)

@@ -5,23 +5,23 @@ use std::collections::VecDeque;
 use std::io;
 
 use bytes::Bytes;
-use qd_protocol::link::UpNumber;
+use qd_protocol::link::UpdateNumber;
 
 /// Numbered lines, kept until they are trimmed. The calls block, so they are small and go to the page cache; only
 /// [`Spool::sync`] may take long, and is called where that harms nobody.
 pub trait Spool: Send + 'static {
     /// Keeps these, each one `Up` as JSON, numbered from `first` upwards. It follows what was appended last, unless all
     /// of that has been trimmed. If it fails, none of these are kept.
-    fn append(&mut self, first: UpNumber, lines: &[Bytes]) -> io::Result<()>;
+    fn append(&mut self, first: UpdateNumber, lines: &[Bytes]) -> io::Result<()>;
 
     /// Returns when all that was appended would survive a power cut.
     fn sync(&mut self) -> io::Result<()>;
 
     /// Forgets everything up to here. What is not there is forgotten already.
-    fn trim(&mut self, upto: UpNumber) -> io::Result<()>;
+    fn trim(&mut self, upto: UpdateNumber) -> io::Result<()>;
 
     /// What comes after this number, in order and about `max_bytes` of it; at least one, if there is any.
-    fn read(&mut self, after: UpNumber, max_bytes: usize) -> io::Result<Vec<(UpNumber, Bytes)>>;
+    fn read(&mut self, after: UpdateNumber, max_bytes: usize) -> io::Result<Vec<(UpdateNumber, Bytes)>>;
 
     /// What it holds, in bytes.
     fn bytes(&self) -> u64;
@@ -31,13 +31,13 @@ pub trait Spool: Send + 'static {
 #[derive(Debug, Default)]
 pub struct MemorySpool {
     /// The number of the first line.
-    first: UpNumber,
+    first: UpdateNumber,
     lines: VecDeque<Bytes>,
     bytes: u64,
 }
 
 impl Spool for MemorySpool {
-    fn append(&mut self, first: UpNumber, lines: &[Bytes]) -> io::Result<()> {
+    fn append(&mut self, first: UpdateNumber, lines: &[Bytes]) -> io::Result<()> {
         if self.lines.is_empty() {
             self.first = first;
         }
@@ -50,7 +50,7 @@ impl Spool for MemorySpool {
         Ok(())
     }
 
-    fn trim(&mut self, upto: UpNumber) -> io::Result<()> {
+    fn trim(&mut self, upto: UpdateNumber) -> io::Result<()> {
         while self.first <= upto
             && let Some(line) = self.lines.pop_front()
         {
@@ -63,7 +63,7 @@ impl Spool for MemorySpool {
         Ok(())
     }
 
-    fn read(&mut self, after: UpNumber, max_bytes: usize) -> io::Result<Vec<(UpNumber, Bytes)>> {
+    fn read(&mut self, after: UpdateNumber, max_bytes: usize) -> io::Result<Vec<(UpdateNumber, Bytes)>> {
         let known = usize::try_from((after.0 + 1).saturating_sub(self.first.0)).unwrap_or(usize::MAX);
         let (mut found, mut bytes) = (Vec::new(), 0);
         for (line, number) in self.lines.iter().zip(self.first.0..).skip(known) {
@@ -71,7 +71,7 @@ impl Spool for MemorySpool {
             if !found.is_empty() && bytes > max_bytes {
                 break;
             }
-            found.push((UpNumber(number), line.clone()));
+            found.push((UpdateNumber(number), line.clone()));
         }
         Ok(found)
     }
@@ -90,30 +90,30 @@ mod tests {
     }
 
     fn numbers(spool: &mut MemorySpool, after: u64, max_bytes: usize) -> Vec<u64> {
-        spool.read(UpNumber(after), max_bytes).unwrap().into_iter().map(|(number, _)| number.0).collect()
+        spool.read(UpdateNumber(after), max_bytes).unwrap().into_iter().map(|(number, _)| number.0).collect()
     }
 
     #[test]
     fn what_is_not_trimmed_is_read_in_order_and_a_little_at_a_time() {
         let mut spool = MemorySpool::default();
-        spool.append(UpNumber(5), &lines(&["aa", "bb"])).unwrap();
-        spool.append(UpNumber(7), &lines(&["cc", "dd"])).unwrap();
+        spool.append(UpdateNumber(5), &lines(&["aa", "bb"])).unwrap();
+        spool.append(UpdateNumber(7), &lines(&["cc", "dd"])).unwrap();
         assert_eq!(numbers(&mut spool, 0, 100), [5, 6, 7, 8]);
         assert_eq!(numbers(&mut spool, 5, 4), [6, 7]);
         assert_eq!(numbers(&mut spool, 5, 0), [6], "one at least");
         assert_eq!(numbers(&mut spool, 8, 100), [0; 0]);
-        spool.trim(UpNumber(6)).unwrap();
-        spool.trim(UpNumber(2)).unwrap();
+        spool.trim(UpdateNumber(6)).unwrap();
+        spool.trim(UpdateNumber(2)).unwrap();
         assert_eq!((numbers(&mut spool, 0, 100), spool.bytes()), (vec![7, 8], 4));
     }
 
     #[test]
     fn one_that_has_been_trimmed_to_nothing_goes_on_with_any_number() {
         let mut spool = MemorySpool::default();
-        spool.append(UpNumber(1), &lines(&["aa"])).unwrap();
-        spool.trim(UpNumber(9)).unwrap();
+        spool.append(UpdateNumber(1), &lines(&["aa"])).unwrap();
+        spool.trim(UpdateNumber(9)).unwrap();
         assert_eq!(spool.bytes(), 0);
-        spool.append(UpNumber(10), &lines(&["bb"])).unwrap();
+        spool.append(UpdateNumber(10), &lines(&["bb"])).unwrap();
         assert_eq!(numbers(&mut spool, 3, 100), [10]);
     }
 }

@@ -2,9 +2,9 @@
 //! messages, approvals and connections, and how a worker serves them.
 #![expect(clippy::unwrap_used, reason = "a test that fails should say where")]
 
-#[path = "plain/door.rs"]
-mod door;
-#[path = "plain/guest.rs"]
-mod guest;
+#[path = "plain/connections.rs"]
+mod connections;
 #[path = "plain/runs.rs"]
 mod runs;
+#[path = "plain/support.rs"]
+mod support;

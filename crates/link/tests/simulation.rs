@@ -4,11 +4,11 @@
 
 #![expect(clippy::unwrap_used, reason = "this is all test")]
 
-mod harbour;
+mod simulated_hosts;
 
 use std::time::Duration;
 
-use crate::harbour::{Chance, Harbour};
+use crate::simulated_hosts::{SimulatedHosts, SimulationRandom};
 
 const SEEDS: u64 = 1000;
 /// How long things go wrong.
@@ -19,7 +19,7 @@ const TICK: Duration = Duration::from_millis(20);
 
 /// What was done to the harbours.
 #[derive(Debug, Default)]
-struct Troubles {
+struct FaultCounts {
     crashes: usize,
     partitions: usize,
     holds: usize,
@@ -27,7 +27,7 @@ struct Troubles {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Trouble {
+enum NetworkFault {
     Crash,
     Partition,
     Hold,
@@ -42,7 +42,7 @@ fn nothing_is_lost_doubled_or_swapped_in_a_thousand_storms() {
         }
         Err(_) => 0..SEEDS,
     };
-    let mut troubles = Troubles::default();
+    let mut troubles = FaultCounts::default();
     let count = seeds.end - seeds.start;
     for seed in seeds {
         if let Err(fault) = sail(seed, &mut troubles) {
@@ -53,9 +53,9 @@ fn nothing_is_lost_doubled_or_swapped_in_a_thousand_storms() {
 }
 
 /// One seed, from the first word to the last.
-fn sail(seed: u64, troubles: &mut Troubles) -> Result<(), String> {
-    let mut chance = Chance::new(seed);
-    let harbour = Harbour::new(chance.fork());
+fn sail(seed: u64, troubles: &mut FaultCounts) -> Result<(), String> {
+    let mut chance = SimulationRandom::new(seed);
+    let harbour = SimulatedHosts::new(chance.fork());
     let mut sim = turmoil::Builder::new()
         .rng_seed(seed)
         .tick_duration(TICK)
@@ -76,9 +76,9 @@ fn sail(seed: u64, troubles: &mut Troubles) -> Result<(), String> {
             && until <= now
         {
             match what {
-                Trouble::Crash => sim.bounce("daemon"),
-                Trouble::Partition => sim.repair("worker", "daemon"),
-                Trouble::Hold => sim.release("worker", "daemon"),
+                NetworkFault::Crash => sim.bounce("daemon"),
+                NetworkFault::Partition => sim.repair("worker", "daemon"),
+                NetworkFault::Hold => sim.release("worker", "daemon"),
             }
             trouble = None;
         }
@@ -92,17 +92,17 @@ fn sail(seed: u64, troubles: &mut Troubles) -> Result<(), String> {
                 0 => {
                     sim.crash("daemon");
                     troubles.crashes += 1;
-                    (Trouble::Crash, 1000)
+                    (NetworkFault::Crash, 1000)
                 }
                 1 => {
                     sim.partition("worker", "daemon");
                     troubles.partitions += 1;
-                    (Trouble::Partition, 3000)
+                    (NetworkFault::Partition, 3000)
                 }
                 _ => {
                     sim.hold("worker", "daemon");
                     troubles.holds += 1;
-                    (Trouble::Hold, 3000)
+                    (NetworkFault::Hold, 3000)
                 }
             };
             trouble = Some((what, now + Duration::from_millis(20 + chance.below(longest))));

@@ -8,5 +8,5 @@
 pub mod server;
 pub mod tools;
 
-pub use server::{Deck, Server};
+pub use server::{McpToolServer, ToolBackend};
 pub use tools::ToolName;

@@ -19,20 +19,22 @@ use tokio::time::Instant;
 use crate::tools::{INSTRUCTIONS, ToolName};
 
 /// Silence in a call after which a client that wants to know is told that it goes on: many give up after a minute.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(10);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 /// Random bytes in a key.
 const KEY_BYTES: usize = 16;
 
 /// Who carries out what a tool is for: the daemon, near or far.
-pub trait Deck: Send + Sync + 'static {
+pub trait ToolBackend: Send + Sync + 'static {
     /// One request. A waiting one lasts no longer than its `timeout_s`. The same `key` comes again only with a repeat.
-    fn call(&self, request: Request<'_>)
-    -> impl Future<Output = Result<Map<String, Value>, ErrorDoc>> + Send;
+    fn call(
+        &self,
+        request: McpToolRequest<'_>,
+    ) -> impl Future<Output = Result<Map<String, Value>, ErrorDoc>> + Send;
 }
 
 /// One request of a call.
 #[derive(Debug)]
-pub struct Request<'a> {
+pub struct McpToolRequest<'a> {
     /// What is wanted, which is the name of a tool.
     pub tool: ToolName,
     /// What with.
@@ -45,34 +47,34 @@ pub struct Request<'a> {
 
 /// The server, for one client or for many.
 #[derive(Debug, Clone)]
-pub struct Server<D> {
-    deck: D,
+pub struct McpToolServer<D> {
+    backend: D,
 }
 
-impl<D: Deck> Server<D> {
+impl<D: ToolBackend> McpToolServer<D> {
     /// One whose calls this deck carries out.
-    pub fn new(deck: D) -> Self {
-        Self { deck }
+    pub fn new(backend: D) -> Self {
+        Self { backend }
     }
 
-    async fn perform(
+    async fn perform_tool(
         &self,
         tool: ToolName,
         mut arguments: Map<String, Value>,
-        call: &Call<'_>,
+        call: &McpCall<'_>,
     ) -> Result<Map<String, Value>, ErrorDoc> {
         match tool {
             ToolName::SpawnAgent => {
                 let waits = match arguments.remove("wait") {
                     None | Some(Value::Null) => false,
                     Some(Value::Bool(waits)) => waits,
-                    Some(_) => return Err(wrong("`wait` is true or false")),
+                    Some(_) => return Err(invalid_value("`wait` is true or false")),
                 };
-                let deadline = deadline(arguments.remove("timeout_s"))?;
-                let mut spawned = self.request(tool, arguments, call).await?;
+                let deadline = parse_deadline(arguments.remove("timeout_s"))?;
+                let mut spawned = self.send_request(tool, arguments, call).await?;
                 if waits {
                     let sessions = json!([spawned.get("session").cloned().unwrap_or_default()]);
-                    let ended = self.wait(sessions, deadline, call).await?;
+                    let ended = self.wait_for_sessions(sessions, deadline, call).await?;
                     spawned.insert("finished".to_owned(), ended.get("finished").cloned().unwrap_or_default());
                     let result = ended.get("sessions").and_then(|sessions| sessions.get(0)).cloned();
                     spawned.insert("result".to_owned(), result.unwrap_or_default());
@@ -80,31 +82,31 @@ impl<D: Deck> Server<D> {
                 Ok(spawned)
             }
             ToolName::Wait => {
-                let deadline = deadline(arguments.remove("timeout_s"))?;
+                let deadline = parse_deadline(arguments.remove("timeout_s"))?;
                 let sessions = arguments.remove("sessions").unwrap_or_default();
                 if let Some(name) = arguments.keys().next() {
-                    return Err(wrong(&format!("`wait` takes no `{name}`")));
+                    return Err(invalid_value(&format!("`wait` takes no `{name}`")));
                 }
-                self.wait(sessions, deadline, call).await
+                self.wait_for_sessions(sessions, deadline, call).await
             }
-            ToolName::AskHuman => self.ask(arguments, call).await,
-            _ => self.request(tool, arguments, call).await,
+            ToolName::AskHuman => self.ask_human(arguments, call).await,
+            _ => self.send_request(tool, arguments, call).await,
         }
     }
 
-    async fn wait(
+    async fn wait_for_sessions(
         &self,
         sessions: Value,
         deadline: Instant,
-        call: &Call<'_>,
+        call: &McpCall<'_>,
     ) -> Result<Map<String, Value>, ErrorDoc> {
         loop {
-            let slice = slice(deadline);
+            let slice = poll_timeout(deadline);
             let arguments = Map::from_iter([
                 ("sessions".to_owned(), sessions.clone()),
                 ("timeout_s".to_owned(), json!(slice.as_secs_f64())),
             ]);
-            let seen = self.request(ToolName::Wait, arguments, call).await?;
+            let seen = self.send_request(ToolName::Wait, arguments, call).await?;
             if seen.get("finished") == Some(&json!(true)) || Instant::now() >= deadline {
                 return Ok(seen);
             }
@@ -112,54 +114,54 @@ impl<D: Deck> Server<D> {
     }
 
     /// Asks, then waits for the answer. A question that the client gives up is taken back: nobody would hear the answer.
-    async fn ask(
+    async fn ask_human(
         &self,
         arguments: Map<String, Value>,
-        call: &Call<'_>,
+        call: &McpCall<'_>,
     ) -> Result<Map<String, Value>, ErrorDoc> {
         let deadline = Instant::now() + Duration::from_secs(WAIT_MAX_S);
-        let mut seen = self.request(ToolName::AskHuman, arguments, call).await?;
+        let mut seen = self.send_request(ToolName::AskHuman, arguments, call).await?;
         while seen.get("state") == Some(&json!("pending")) && Instant::now() < deadline {
             let ask = seen.get("ask_id").cloned().unwrap_or_default();
             let with = |name: &str, value: Value| {
                 Map::from_iter([("ask_id".to_owned(), ask.clone()), (name.to_owned(), value)])
             };
-            let more = with("timeout_s", json!(slice(deadline).as_secs_f64()));
+            let more = with("timeout_s", json!(poll_timeout(deadline).as_secs_f64()));
             seen = tokio::select! {
-                seen = self.request(ToolName::AskHuman, more, call) => seen?,
+                seen = self.send_request(ToolName::AskHuman, more, call) => seen?,
                 () = call.context.ct.cancelled() => {
-                    return self.request(ToolName::AskHuman, with("withdraw", json!(true)), call).await;
+                    return self.send_request(ToolName::AskHuman, with("withdraw", json!(true)), call).await;
                 }
             };
         }
         Ok(seen)
     }
 
-    async fn request(
+    async fn send_request(
         &self,
         tool: ToolName,
         arguments: Map<String, Value>,
-        call: &Call<'_>,
+        call: &McpCall<'_>,
     ) -> Result<Map<String, Value>, ErrorDoc> {
         let extensions = &call.context.extensions;
-        self.deck.call(Request { tool, arguments, key: key()?, extensions }).await
+        self.backend.call(McpToolRequest { tool, arguments, key: random_key()?, extensions }).await
     }
 }
 
 /// One call of a client.
-struct Call<'a> {
+struct McpCall<'a> {
     context: &'a RequestContext<RoleServer>,
 }
 
-impl Call<'_> {
+impl McpCall<'_> {
     /// Tells a client that wants to know, again and again, that the call goes on.
-    async fn signs_of_life(&self) -> Infallible {
+    async fn report_progress(&self) -> Infallible {
         let Some(token) = self.context.meta.get_progress_token() else {
             return std::future::pending().await;
         };
         let began = Instant::now();
         loop {
-            tokio::time::sleep(SIGN_OF_LIFE).await;
+            tokio::time::sleep(PROGRESS_INTERVAL).await;
             let seconds = began.elapsed().as_secs();
             let mut progress = ProgressNotificationParam::new(token.clone(), seconds as f64);
             progress.message = Some(format!("waiting for {seconds} s"));
@@ -169,7 +171,7 @@ impl Call<'_> {
     }
 }
 
-impl<D: Deck> ServerHandler for Server<D> {
+impl<D: ToolBackend> ServerHandler for McpToolServer<D> {
     fn get_info(&self) -> ServerConfig {
         let about = Implementation::new("quarterdeck", env!("CARGO_PKG_VERSION")).with_title("Quarterdeck");
         ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
@@ -199,12 +201,12 @@ impl<D: Deck> ServerHandler for Server<D> {
             let message = format!("there is no tool {}; there are: {names}", request.name);
             return Err(ErrorData::invalid_params(message, None));
         };
-        let call = Call { context: &context };
+        let call = McpCall { context: &context };
         // Boxed, since a server holds as many of them as there are calls.
-        let performed = Box::pin(self.perform(tool, request.arguments.unwrap_or_default(), &call));
+        let performed = Box::pin(self.perform_tool(tool, request.arguments.unwrap_or_default(), &call));
         let done = tokio::select! {
             done = performed => done,
-            never = call.signs_of_life() => match never {},
+            never = call.report_progress() => match never {},
         };
         // What went wrong is for the model to read, and so is no error of the protocol.
         Ok(match done {
@@ -218,27 +220,28 @@ impl<D: Deck> ServerHandler for Server<D> {
 }
 
 /// Until when a wait goes on.
-fn deadline(timeout: Option<Value>) -> Result<Instant, ErrorDoc> {
+fn parse_deadline(timeout: Option<Value>) -> Result<Instant, ErrorDoc> {
     let seconds = match timeout {
         None | Some(Value::Null) => TOOL_WAIT_S as f64,
-        Some(value) => value
-            .as_f64()
-            .filter(|seconds| (0.0..=WAIT_MAX_S as f64).contains(seconds))
-            .ok_or_else(|| wrong(&format!("`timeout_s` is a number of seconds from 0 to {WAIT_MAX_S}")))?,
+        Some(value) => {
+            value.as_f64().filter(|seconds| (0.0..=WAIT_MAX_S as f64).contains(seconds)).ok_or_else(|| {
+                invalid_value(&format!("`timeout_s` is a number of seconds from 0 to {WAIT_MAX_S}"))
+            })?
+        }
     };
     Ok(Instant::now() + Duration::from_secs_f64(seconds))
 }
 
 /// How long one request of a wait lasts.
-fn slice(deadline: Instant) -> Duration {
+fn poll_timeout(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now()).min(Duration::from_secs(TOOL_POLL_S))
 }
 
-fn wrong(message: &str) -> ErrorDoc {
+fn invalid_value(message: &str) -> ErrorDoc {
     ErrorDoc { code: "invalid_value".to_owned(), message: message.to_owned(), details: Map::new() }
 }
 
-fn key() -> Result<String, ErrorDoc> {
+fn random_key() -> Result<String, ErrorDoc> {
     let mut random = [0; KEY_BYTES];
     getrandom::fill(&mut random).map_err(|error| ErrorDoc {
         code: "internal".to_owned(),

@@ -16,7 +16,7 @@ Start one with spawn_agent, go on with your own work, and collect the results wi
 there are.";
 
 /// What tells Claude that a tool is to be shown from the beginning.
-const ALWAYS: &str = "anthropic/alwaysLoad";
+const ALWAYS_LOAD: &str = "anthropic/alwaysLoad";
 
 /// A tool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,9 +69,9 @@ impl ToolName {
 
     /// All that a model is told of it.
     pub fn describe(self) -> Tool {
-        let tool = Tool::new(self.as_str(), self.purpose(), Arc::new(self.takes()));
+        let tool = Tool::new(self.as_str(), self.description(), Arc::new(self.input_schema()));
         // Claude hides the tools of most servers behind a search; these are few, and of no use to one who cannot see them.
-        let tool = tool.with_meta(MetaObject(JsonObject::from_iter([(ALWAYS.to_owned(), json!(true))])));
+        let tool = tool.with_meta(MetaObject(JsonObject::from_iter([(ALWAYS_LOAD.to_owned(), json!(true))])));
         let hints = ToolAnnotations::with_title(self.title()).open_world(false);
         tool.with_annotations(match self {
             Self::Wait | Self::Status | Self::List => hints.read_only(true),
@@ -94,7 +94,7 @@ impl ToolName {
         }
     }
 
-    fn purpose(self) -> String {
+    fn description(self) -> String {
         match self {
             Self::SpawnAgent => format!(
                 "Starts another AI agent on a task of its own and returns its session id at once; it works beside you. \
@@ -132,10 +132,10 @@ impl ToolName {
         }
     }
 
-    fn takes(self) -> JsonObject {
+    fn input_schema(self) -> JsonObject {
         let session = |what: &str| json!({ "type": "string", "description": what });
         match self {
-            Self::SpawnAgent => object(
+            Self::SpawnAgent => object_schema(
                 json!({
                     "agent": session("Which agent: a name that `list` shows, such as \"claude\" or \"codex\"."),
                     "prompt": session("The task, complete in itself: the agent sees nothing of your conversation."),
@@ -161,11 +161,11 @@ impl ToolName {
                         "type": "boolean",
                         "description": "Whether to wait for the result in this call instead of returning at once."
                     },
-                    "timeout_s": timeout()
+                    "timeout_s": timeout_schema()
                 }),
                 &["agent", "prompt"],
             ),
-            Self::SendMessage => object(
+            Self::SendMessage => object_schema(
                 json!({
                     "to": session("The session: its id or its title."),
                     "text": session("What to say."),
@@ -177,21 +177,24 @@ impl ToolName {
                 }),
                 &["to", "text"],
             ),
-            Self::Wait => object(
+            Self::Wait => object_schema(
                 json!({
                     "sessions": {
                         "type": "array", "minItems": 1, "maxItems": WAITED_FOR_MAX,
                         "items": session("A session: its id or its title.")
                     },
-                    "timeout_s": timeout()
+                    "timeout_s": timeout_schema()
                 }),
                 &["sessions"],
             ),
-            Self::Status => object(json!({ "session": session("The session: its id or its title.") }), &[]),
-            Self::Cancel => {
-                object(json!({ "session": session("The session: its id or its title.") }), &["session"])
+            Self::Status => {
+                object_schema(json!({ "session": session("The session: its id or its title.") }), &[])
             }
-            Self::AskHuman => object(
+            Self::Cancel => object_schema(
+                json!({ "session": session("The session: its id or its title.") }),
+                &["session"],
+            ),
+            Self::AskHuman => object_schema(
                 json!({
                     "question": session("The question, with all that somebody needs who has not followed your work."),
                     "options": {
@@ -204,19 +207,19 @@ impl ToolName {
                 }),
                 &["question"],
             ),
-            Self::List => object(json!({}), &[]),
+            Self::List => object_schema(json!({}), &[]),
         }
     }
 }
 
-fn timeout() -> Value {
+fn timeout_schema() -> Value {
     json!({
         "type": "number", "minimum": 0, "maximum": WAIT_MAX_S,
         "description": format!("Seconds to wait at most; {TOOL_WAIT_S} unless given.")
     })
 }
 
-fn object(properties: Value, required: &[&str]) -> JsonObject {
+fn object_schema(properties: Value, required: &[&str]) -> JsonObject {
     let schema = json!({
         "type": "object", "properties": properties, "required": required, "additionalProperties": false
     });

@@ -7,25 +7,25 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use qd_mcp::server::Request;
-use qd_mcp::{Deck, Server, ToolName};
+use qd_mcp::server::McpToolRequest;
+use qd_mcp::{McpToolServer, ToolBackend, ToolName};
 use qd_protocol::error::ErrorDoc;
 use rmcp::ServiceExt;
 use rmcp::model::{CallToolRequestParams, CallToolResult};
 use rmcp::service::{RoleClient, RunningService};
 use serde_json::{Map, Value, json};
 
-type Answer = Result<Value, (&'static str, &'static str)>;
+type PreparedAnswer = Result<Value, (&'static str, &'static str)>;
 
 /// Answers what a test has laid out, one after the other, and remembers what it was asked.
 #[derive(Debug, Clone, Default)]
-struct Table {
-    laid: Arc<Mutex<VecDeque<Answer>>>,
+struct FakeDeck {
+    laid: Arc<Mutex<VecDeque<PreparedAnswer>>>,
     asked: Arc<Mutex<Vec<(ToolName, Value, String)>>>,
 }
 
-impl Table {
-    fn with(answers: impl IntoIterator<Item = Answer>) -> Self {
+impl FakeDeck {
+    fn with(answers: impl IntoIterator<Item = PreparedAnswer>) -> Self {
         Self { laid: Arc::new(Mutex::new(answers.into_iter().collect())), ..Self::default() }
     }
 
@@ -34,9 +34,9 @@ impl Table {
     }
 }
 
-impl Deck for Table {
-    async fn call(&self, request: Request<'_>) -> Result<Map<String, Value>, ErrorDoc> {
-        let Request { tool, arguments, key, .. } = request;
+impl ToolBackend for FakeDeck {
+    async fn call(&self, request: McpToolRequest<'_>) -> Result<Map<String, Value>, ErrorDoc> {
+        let McpToolRequest { tool, arguments, key, .. } = request;
         // A wait takes as long as it may.
         let waits = arguments.get("timeout_s").and_then(Value::as_f64).unwrap_or(0.0);
         tokio::time::sleep(Duration::from_secs_f64(waits)).await;
@@ -52,9 +52,9 @@ impl Deck for Table {
     }
 }
 
-async fn client(table: &Table) -> RunningService<RoleClient, ()> {
+async fn client(table: &FakeDeck) -> RunningService<RoleClient, ()> {
     let (ours, theirs) = tokio::io::duplex(1 << 16);
-    let server = Server::new(table.clone());
+    let server = McpToolServer::new(table.clone());
     tokio::spawn(async move { server.serve(theirs).await.unwrap().waiting().await });
     ().serve(ours).await.unwrap()
 }
@@ -68,13 +68,13 @@ async fn call(
     client.call_tool(CallToolRequestParams::new(tool).with_arguments(arguments)).await.unwrap()
 }
 
-fn pending() -> Answer {
+fn pending() -> PreparedAnswer {
     Ok(json!({ "ask_id": "ask_1", "state": "pending" }))
 }
 
 #[tokio::test]
 async fn a_client_sees_all_tools_and_calls_one() {
-    let table = Table::with([Ok(json!({ "agents": [], "sessions": [] }))]);
+    let table = FakeDeck::with([Ok(json!({ "agents": [], "sessions": [] }))]);
     let client = client(&table).await;
     let tools = client.list_all_tools().await.unwrap();
     assert_eq!(tools.len(), ToolName::ALL.len());
@@ -86,7 +86,7 @@ async fn a_client_sees_all_tools_and_calls_one() {
 
 #[tokio::test]
 async fn what_goes_wrong_is_told_to_the_model_and_not_as_a_fault_of_the_protocol() {
-    let table = Table::with([Err(("not_found", "there is no session x"))]);
+    let table = FakeDeck::with([Err(("not_found", "there is no session x"))]);
     let client = client(&table).await;
     let told = call(&client, "cancel", json!({ "session": "x" })).await;
     assert_eq!(told.is_error, Some(true));
@@ -99,7 +99,7 @@ async fn what_goes_wrong_is_told_to_the_model_and_not_as_a_fault_of_the_protocol
 #[tokio::test(start_paused = true)]
 async fn a_wait_is_made_of_short_requests_until_all_have_finished() {
     let not_yet = || Ok(json!({ "finished": false, "sessions": [] }));
-    let table = Table::with([not_yet(), not_yet(), Ok(json!({ "finished": true, "sessions": [1] }))]);
+    let table = FakeDeck::with([not_yet(), not_yet(), Ok(json!({ "finished": true, "sessions": [1] }))]);
     let client = client(&table).await;
     let told = call(&client, "wait", json!({ "sessions": ["a"], "timeout_s": 3600 })).await;
     assert_eq!(told.structured_content.unwrap()["sessions"], json!([1]));
@@ -110,7 +110,7 @@ async fn a_wait_is_made_of_short_requests_until_all_have_finished() {
 #[tokio::test(start_paused = true)]
 async fn a_wait_ends_with_its_time_and_says_what_there_is() {
     let not_yet = || Ok(json!({ "finished": false, "sessions": [] }));
-    let table = Table::with([not_yet(), not_yet(), not_yet(), not_yet()]);
+    let table = FakeDeck::with([not_yet(), not_yet(), not_yet(), not_yet()]);
     let client = client(&table).await;
     let told = call(&client, "wait", json!({ "sessions": ["a"] })).await;
     assert_eq!(told.structured_content.unwrap()["finished"], false);
@@ -124,7 +124,7 @@ async fn a_wait_ends_with_its_time_and_says_what_there_is() {
 
 #[tokio::test]
 async fn an_agent_that_is_waited_for_is_started_once_and_then_awaited() {
-    let table = Table::with([
+    let table = FakeDeck::with([
         Ok(json!({ "session": "ses_1", "run": "run_1" })),
         Ok(json!({ "finished": true, "sessions": [{ "session": "ses_1", "text": "done" }] })),
     ]);
@@ -142,7 +142,7 @@ async fn an_agent_that_is_waited_for_is_started_once_and_then_awaited() {
 #[tokio::test(start_paused = true)]
 async fn a_question_is_asked_once_and_waited_for_by_its_id() {
     let answered = Ok(json!({ "ask_id": "ask_1", "state": "answered", "answer": "yes" }));
-    let table = Table::with([pending(), pending(), answered]);
+    let table = FakeDeck::with([pending(), pending(), answered]);
     let client = client(&table).await;
     let told = call(&client, "ask_human", json!({ "question": "?" })).await;
     assert_eq!(told.structured_content.unwrap()["answer"], "yes");

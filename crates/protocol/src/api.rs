@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use crate::event::{Ask, Event, Finish, FinishReason, Membership, Part, Role, RunError, Usage};
+use crate::event::{
+    Ask, Event, FinishReason, FleetMembership, MessageFinish, MessagePart, MessageRole, RunError, TokenUsage,
+};
 use crate::ids::{MessageId, RunId, Seq, SessionId, TokenId, WorkspaceId};
-use crate::mail::Deliver;
+use crate::mail::MailDelivery;
 use crate::policy::Policy;
-use crate::text::Blob;
+use crate::text::BlobRef;
 use crate::time::Millis;
 
 /// The header that every answer carries, so that a client of another version can say so.
@@ -26,7 +28,8 @@ pub struct Health {
 
 /// `GET /v1/version`.
 #[derive(Debug, Clone, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Version {
+#[schema(as = Version)]
+pub struct DaemonVersion {
     /// Of the daemon.
     pub version: String,
     /// Of this API.
@@ -113,7 +116,7 @@ pub struct NewSession {
     pub env: BTreeMap<String, String>,
     /// How mail reaches it that does not say; `prompt` unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mail: Option<Deliver>,
+    pub mail: Option<MailDelivery>,
 }
 
 /// `PATCH /v1/workspaces/{w}/sessions/{s}`. A limit that is `null` is lifted; what is absent stays.
@@ -130,27 +133,27 @@ pub struct SessionPatch {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<Policy>,
     /// The new budget.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "given")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "deserialize_nullable")]
     pub budget_usd: Option<Option<f64>>,
     /// The new turn limit.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "given")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "deserialize_nullable")]
     pub max_turns: Option<Option<u32>>,
     /// The new time limit.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "given")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "deserialize_nullable")]
     pub run_timeout_s: Option<Option<f64>>,
     /// The new grace.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "given")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "deserialize_nullable")]
     pub cancel_grace_s: Option<Option<f64>>,
     /// How often an agent that crashed is started again within `restart_window_s`; 0: never.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "given")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "deserialize_nullable")]
     pub restarts: Option<Option<u32>>,
     /// Seconds that a crash counts for.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "given")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "deserialize_nullable")]
     pub restart_window_s: Option<Option<f64>>,
 }
 
 /// Tells `null` from absent: this is only called for a field that is there.
-fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+fn deserialize_nullable<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
@@ -159,7 +162,8 @@ fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
 /// What a session does right now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum SessionState {
+#[schema(as = SessionState)]
+pub enum SessionStatus {
     /// Nothing.
     Idle,
     /// Its agent is not ready yet.
@@ -184,14 +188,14 @@ pub struct Session {
     /// For people.
     pub title: Option<String>,
     /// What it does right now.
-    pub state: SessionState,
+    pub state: SessionStatus,
     /// True from the moment a prompt is accepted until its run has ended and nothing is queued.
     pub busy: bool,
     /// The session above.
     pub parent: Option<SessionId>,
     /// The fleet that it belongs to, and its name there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fleet: Option<Membership>,
+    pub fleet: Option<FleetMembership>,
     /// Which model, in the agent's words.
     pub model: Option<String>,
     /// What the agent is told before anything else.
@@ -201,7 +205,7 @@ pub struct Session {
     /// How many runs wait.
     pub queued: u32,
     /// What all its runs have used.
-    pub usage: Usage,
+    pub usage: TokenUsage,
     /// The agent's own name for the conversation.
     pub agent_session_id: Option<String>,
     /// Its worktree, if it has one.
@@ -225,7 +229,7 @@ pub struct Session {
     pub env: Vec<String>,
     /// How mail reaches it that does not say.
     #[serde(default)]
-    pub mail: Deliver,
+    pub mail: MailDelivery,
     /// Dollars that it and all sessions below it have cost; only if `?tree=true` asks for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tree_cost_usd: Option<f64>,
@@ -259,13 +263,13 @@ pub struct NewAttachment {
     /// Its name.
     pub name: String,
     /// What it is.
-    #[serde(default = "octets")]
+    #[serde(default = "default_mime")]
     pub mime: String,
     /// Its content in base64.
     pub data: String,
 }
 
-fn octets() -> String {
+fn default_mime() -> String {
     "application/octet-stream".to_owned()
 }
 
@@ -288,7 +292,8 @@ pub struct NewRun {
 /// What a run does right now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum RunState {
+#[schema(as = RunState)]
+pub enum RunStatus {
     /// It is next, and its agent is being made ready.
     Accepted,
     /// It waits.
@@ -305,11 +310,12 @@ pub enum RunState {
 
 /// The answer to an accepted prompt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Receipt {
+#[schema(as = Receipt)]
+pub struct PromptReceipt {
     /// The run.
     pub run_id: RunId,
     /// `accepted` or `queued`.
-    pub state: RunState,
+    pub state: RunStatus,
     /// 0 if it starts at once, else its place in the queue.
     pub position: u32,
     /// Of its `run.accepted`.
@@ -325,23 +331,23 @@ pub struct Run {
     /// Whose.
     pub session_id: SessionId,
     /// What it does right now.
-    pub state: RunState,
+    pub state: RunStatus,
     /// What was asked, or its head in lists.
     pub prompt: String,
     /// The file that holds the whole prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub prompt_blob: Option<Blob>,
+    pub prompt_blob: Option<BlobRef>,
     /// Why it ended.
     pub finish_reason: Option<FinishReason>,
     /// The agent's result, or its head in lists.
     pub text: Option<String>,
     /// The file that holds the whole text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub text_blob: Option<Blob>,
+    pub text_blob: Option<BlobRef>,
     /// What went wrong.
     pub error: Option<RunError>,
     /// What it used.
-    pub usage: Usage,
+    pub usage: TokenUsage,
     /// When it was accepted.
     pub accepted_at: Millis,
     /// When the agent got it.
@@ -364,7 +370,8 @@ pub struct CancelRequest {
 
 /// What a cancel hit.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Cancelled {
+#[schema(as = Cancelled)]
+pub struct CancelResponse {
     /// These end as `cancelled`.
     pub cancelled: Vec<RunId>,
     /// Whether there was nothing to hit.
@@ -381,7 +388,8 @@ pub struct SteerRequest {
 
 /// The answer to an accepted steer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Steered {
+#[schema(as = Steered)]
+pub struct SteerReceipt {
     /// The run that is steered.
     pub run_id: RunId,
     /// Of its `steer.accepted`.
@@ -391,7 +399,8 @@ pub struct Steered {
 
 /// One that waits in a queue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Queued {
+#[schema(as = Queued)]
+pub struct QueueEntry {
     /// The run.
     pub run_id: RunId,
     /// What was asked, or its head.
@@ -410,11 +419,11 @@ pub struct Message {
     /// Its run.
     pub run_id: RunId,
     /// Who speaks.
-    pub role: Role,
+    pub role: MessageRole,
     /// What was said, thought and done, in order.
-    pub parts: Vec<Part>,
+    pub parts: Vec<MessagePart>,
     /// How it ended, if it has.
-    pub finish: Option<Finish>,
+    pub finish: Option<MessageFinish>,
 }
 
 /// `GET …/sessions/{s}/events`.
@@ -444,7 +453,8 @@ pub struct AnswerRequest {
 
 /// The answer to a winning answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Resolved {
+#[schema(as = Resolved)]
+pub struct AnswerResponse {
     /// True.
     pub resolved: bool,
     /// The ask as it now stands.
@@ -465,7 +475,8 @@ pub struct HaltRequest {
 
 /// Whether anything may start.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Halt {
+#[schema(as = Halt)]
+pub struct HaltStatus {
     /// Whether it is set.
     pub halted: bool,
     /// In the client's words.
@@ -553,7 +564,8 @@ pub struct TrustRequest {
 
 /// A project whose own agents count.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Trusted {
+#[schema(as = Trusted)]
+pub struct TrustedProject {
     /// Its directory.
     pub path: String,
     /// Whether it is still as it was when that was said; if not, nothing of it counts.
@@ -565,9 +577,10 @@ pub struct Trusted {
 
 /// One thing that a shortened id or a title may mean: `GET /v1/resolve?ref=`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Match {
+#[schema(as = Match)]
+pub struct ReferenceMatch {
     /// What it is.
-    pub kind: MatchKind,
+    pub kind: ReferenceKind,
     /// Its whole id.
     pub id: String,
     /// Its project.
@@ -579,7 +592,8 @@ pub struct Match {
 /// What a reference can mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum MatchKind {
+#[schema(as = MatchKind)]
+pub enum ReferenceKind {
     /// A project directory.
     Workspace,
     /// A conversation, by id or by title.
@@ -594,7 +608,8 @@ pub enum MatchKind {
 
 /// `GET /v1/gc`: what the home holds. `POST /v1/gc`: the same, and what was freed.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Gc {
+#[schema(as = Gc)]
+pub struct GcReport {
     /// Bytes of the journal with its log.
     pub journal_bytes: u64,
     /// Bytes of texts and files kept beside it.
@@ -620,11 +635,11 @@ pub struct Gc {
 #[serde(deny_unknown_fields)]
 pub struct GcRequest {
     /// Closed sessions count once they have been closed for so many days.
-    #[serde(default = "thirty")]
+    #[serde(default = "default_gc_days")]
     pub older_than_days: u32,
 }
 
-fn thirty() -> u32 {
+fn default_gc_days() -> u32 {
     30
 }
 
@@ -647,7 +662,7 @@ pub struct Worker {
     #[serde(default)]
     pub host: Option<String>,
     /// What runs below it: the agent, and what its turns started and left. Of another machine nothing is known.
-    pub processes: Vec<Process>,
+    pub processes: Vec<ProcessSummary>,
 }
 
 /// `GET /v1/workers/joined`: a process on another machine that has offered to work.
@@ -696,7 +711,8 @@ pub struct WorkerToken {
 
 /// The answer that made a worker token: all that `qd worker join` needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct MadeWorkerToken {
+#[schema(as = MadeWorkerToken)]
+pub struct CreatedWorkerToken {
     /// Its name.
     pub id: TokenId,
     /// For people.
@@ -713,7 +729,8 @@ pub struct MadeWorkerToken {
 
 /// A process below a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Process {
+#[schema(as = Process)]
+pub struct ProcessSummary {
     /// Its pid.
     pub pid: u32,
     /// Its name.

@@ -7,20 +7,20 @@ macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $text:literal, $status:literal;)*) => {
         /// Why something was refused.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub enum Code { $($(#[$doc])* $name,)* }
+        pub enum ErrorCode { $($(#[$doc])* $name,)* }
 
-        impl Code {
+        impl ErrorCode {
             /// All of them, for the documentation's sake.
-            pub const ALL: &[Code] = &[$(Code::$name,)*];
+            pub const ALL: &[ErrorCode] = &[$(ErrorCode::$name,)*];
 
             /// The code as it stands on the wire.
             pub fn as_str(self) -> &'static str {
-                match self { $(Code::$name => $text,)* }
+                match self { $(ErrorCode::$name => $text,)* }
             }
 
             /// The HTTP status it comes with.
             pub fn status(self) -> u16 {
-                match self { $(Code::$name => $status,)* }
+                match self { $(ErrorCode::$name => $status,)* }
             }
         }
     };
@@ -118,7 +118,7 @@ codes! {
 #[error("{message}")]
 pub struct ApiError {
     /// Which refusal.
-    pub code: Code,
+    pub code: ErrorCode,
     /// One sentence: what happened and what to do.
     pub message: String,
     /// What a program may want to know.
@@ -127,20 +127,20 @@ pub struct ApiError {
 
 impl ApiError {
     /// A refusal with nothing more to say.
-    pub fn new(code: Code, message: impl Into<String>) -> Self {
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), details: Map::new() }
     }
 
     /// The same with one more detail.
     #[must_use]
-    pub fn with(mut self, key: &str, value: impl Into<Value>) -> Self {
+    pub fn with_detail(mut self, key: &str, value: impl Into<Value>) -> Self {
         self.details.insert(key.to_owned(), value.into());
         self
     }
 
     /// Nothing of this kind has this id.
     pub fn not_found(what: &str, id: impl std::fmt::Display) -> Self {
-        Self::new(Code::NotFound, format!("there is no {what} {id}"))
+        Self::new(ErrorCode::NotFound, format!("there is no {what} {id}"))
     }
 }
 

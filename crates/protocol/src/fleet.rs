@@ -7,16 +7,16 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::api::SessionState;
-use crate::event::{FinishReason, Limits};
+use crate::api::SessionStatus;
+use crate::event::{FinishReason, SessionLimits};
 use crate::ids::{FleetId, SessionId, WorkspaceId};
-use crate::mail::Deliver;
+use crate::mail::MailDelivery;
 use crate::policy::Policy;
 use crate::time::Millis;
 
 /// Several sessions and the routes between them.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct Spec {
+pub struct FleetSpec {
     /// What is to be done.
     pub task: String,
     /// Where worktrees start.
@@ -32,17 +32,17 @@ pub struct Spec {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mentions: bool,
     /// Who takes part, by name.
-    pub sessions: BTreeMap<String, Member>,
+    pub sessions: BTreeMap<String, FleetMember>,
     /// Who gets the task first.
     pub start: Vec<String>,
     /// What follows on whose end, in the order of the file.
     #[serde(default)]
-    pub routes: Vec<Route>,
+    pub routes: Vec<FleetRoute>,
 }
 
 /// One session of a fleet.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct Member {
+pub struct FleetMember {
     /// The agent's name.
     pub agent: String,
     /// Which model, in the agent's words.
@@ -62,7 +62,7 @@ pub struct Member {
     pub worktree: bool,
     /// What a run of it may take.
     #[serde(default)]
-    pub limits: Limits,
+    pub limits: SessionLimits,
     /// How often a prompt of the fleet that failed is given again before it counts as failed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub retry: u32,
@@ -70,8 +70,8 @@ pub struct Member {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt: Option<String>,
     /// How mail reaches it that does not say.
-    #[serde(default, skip_serializing_if = "Deliver::is_prompt")]
-    pub mail: Deliver,
+    #[serde(default, skip_serializing_if = "MailDelivery::is_prompt")]
+    pub mail: MailDelivery,
 }
 
 fn is_zero(count: &u32) -> bool {
@@ -80,14 +80,14 @@ fn is_zero(count: &u32) -> bool {
 
 /// What follows when all of its triggers have happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Route {
+pub struct FleetRoute {
     /// Whose ends; several are waited for together.
-    pub when: Vec<Trigger>,
+    pub when: Vec<RouteTrigger>,
     /// A pattern that the last message of one of them has to match.
     #[serde(rename = "match", default, skip_serializing_if = "Option::is_none")]
     pub pattern: Option<String>,
     /// What then.
-    pub then: Action,
+    pub then: RouteAction,
     /// How often; past that it counts as absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max: Option<u32>,
@@ -96,10 +96,11 @@ pub struct Route {
     pub prompt: Option<String>,
 }
 
-impl Route {
+impl FleetRoute {
     /// Whether another one waits for the same, in whatever order it is written.
     pub fn has_same_trigger(&self, other: &Self) -> bool {
-        let covers = |some: &[Trigger], all: &[Trigger]| some.iter().all(|trigger| all.contains(trigger));
+        let covers =
+            |some: &[RouteTrigger], all: &[RouteTrigger]| some.iter().all(|trigger| all.contains(trigger));
         covers(&self.when, &other.when) && covers(&other.when, &self.when)
     }
 }
@@ -107,17 +108,17 @@ impl Route {
 /// An end that a route waits for. Written `lead.done`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Trigger {
+pub struct RouteTrigger {
     /// Whose.
     pub session: String,
     /// How it ended.
-    pub on: Ending,
+    pub on: TriggerOutcome,
 }
 
 /// How what a fleet gave to a session ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ending {
+pub enum TriggerOutcome {
     /// As `end_turn`.
     Done,
     /// As anything else.
@@ -126,13 +127,13 @@ pub enum Ending {
     Cancelled,
 }
 
-impl Ending {
+impl TriggerOutcome {
     /// All of them, as they are written.
     pub const ALL: [(&'static str, Self); 3] =
         [("done", Self::Done), ("failed", Self::Failed), ("cancelled", Self::Cancelled)];
 }
 
-impl From<FinishReason> for Ending {
+impl From<FinishReason> for TriggerOutcome {
     fn from(reason: FinishReason) -> Self {
         match reason {
             FinishReason::EndTurn => Self::Done,
@@ -142,14 +143,14 @@ impl From<FinishReason> for Ending {
     }
 }
 
-impl fmt::Display for Ending {
+impl fmt::Display for TriggerOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = Self::ALL.iter().find(|(_, ending)| ending == self).map_or("", |(word, _)| word);
         f.write_str(word)
     }
 }
 
-impl fmt::Display for Trigger {
+impl fmt::Display for RouteTrigger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.session, self.on)
     }
@@ -158,26 +159,26 @@ impl fmt::Display for Trigger {
 /// A trigger that is not one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a trigger is the name of a session with .done, .failed or .cancelled")]
-pub struct BadTrigger;
+pub struct TriggerParseError;
 
-impl FromStr for Trigger {
-    type Err = BadTrigger;
-    fn from_str(text: &str) -> Result<Self, BadTrigger> {
-        let (session, on) = text.rsplit_once('.').ok_or(BadTrigger)?;
-        let (_, on) = Ending::ALL.iter().find(|(word, _)| *word == on).ok_or(BadTrigger)?;
+impl FromStr for RouteTrigger {
+    type Err = TriggerParseError;
+    fn from_str(text: &str) -> Result<Self, TriggerParseError> {
+        let (session, on) = text.rsplit_once('.').ok_or(TriggerParseError)?;
+        let (_, on) = TriggerOutcome::ALL.iter().find(|(word, _)| *word == on).ok_or(TriggerParseError)?;
         Ok(Self { session: session.to_owned(), on: *on })
     }
 }
 
-impl TryFrom<String> for Trigger {
-    type Error = BadTrigger;
-    fn try_from(text: String) -> Result<Self, BadTrigger> {
+impl TryFrom<String> for RouteTrigger {
+    type Error = TriggerParseError;
+    fn try_from(text: String) -> Result<Self, TriggerParseError> {
         text.parse()
     }
 }
 
-impl From<Trigger> for String {
-    fn from(trigger: Trigger) -> Self {
+impl From<RouteTrigger> for String {
+    fn from(trigger: RouteTrigger) -> Self {
         trigger.to_string()
     }
 }
@@ -185,7 +186,7 @@ impl From<Trigger> for String {
 /// What a route does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Action {
+pub enum RouteAction {
     /// One session goes on.
     RouteTo(String),
     /// Several do.
@@ -193,13 +194,13 @@ pub enum Action {
         /// Which.
         to: Vec<String>,
         /// What each of them gets.
-        split: Split,
+        split: FanOutSplit,
     },
     /// A person decides.
     CollectHuman,
 }
 
-impl Action {
+impl RouteAction {
     /// The sessions that it leads to.
     pub fn targets(&self) -> &[String] {
         match self {
@@ -213,7 +214,7 @@ impl Action {
 /// What each of several sessions gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Split {
+pub enum FanOutSplit {
     /// All of them the same.
     #[default]
     Broadcast,
@@ -225,7 +226,7 @@ pub enum Split {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = FleetState)]
-pub enum FleetState {
+pub enum FleetStatus {
     /// Something runs, or is about to.
     Running,
     /// A person has to answer.
@@ -238,9 +239,9 @@ pub enum FleetState {
     Cancelled,
 }
 
-impl FleetState {
+impl FleetStatus {
     /// Whether nothing follows it.
-    pub fn is_end(self) -> bool {
+    pub fn is_final(self) -> bool {
         matches!(self, Self::Done | Self::Failed | Self::Cancelled)
     }
 }
@@ -253,7 +254,7 @@ pub struct Fleet {
     /// Its project.
     pub workspace_id: WorkspaceId,
     /// Where it stands.
-    pub state: FleetState,
+    pub state: FleetStatus,
     /// Its sessions, by name.
     pub sessions: BTreeMap<String, FleetSession>,
     /// What came of it: the answer of a person who was asked, else the last message that led nowhere.
@@ -275,5 +276,5 @@ pub struct FleetSession {
     /// The session.
     pub session_id: SessionId,
     /// What it does.
-    pub state: SessionState,
+    pub state: SessionStatus,
 }

@@ -10,8 +10,8 @@
 pub mod v1 {
     use serde::{Deserialize, Serialize};
 
-    use crate::ids::{Number, RunId, SessionId, WorkerId};
-    use crate::link::{Down, TurnLimits, Up, UpNumber};
+    use crate::ids::{EventNumber, RunId, SessionId, WorkerId};
+    use crate::link::{AgentCommand, AgentUpdate, TurnLimits, UpdateNumber};
     use crate::worker::AgentSpec;
 
     /// The name that is offered and chosen in the upgrade.
@@ -23,19 +23,19 @@ pub mod v1 {
 
     /// The versions that a peer speaks.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-    pub struct Versions {
+    pub struct ProtocolVersions {
         /// The oldest.
         pub min: u32,
         /// The newest.
         pub max: u32,
     }
 
-    impl Versions {
+    impl ProtocolVersions {
         /// Ours.
-        pub const OURS: Self = Self { min: VERSION_MIN, max: VERSION_MAX };
+        pub const SUPPORTED: Self = Self { min: VERSION_MIN, max: VERSION_MAX };
 
         /// The newest that both speak.
-        pub fn meet(self, other: Self) -> Option<u32> {
+        pub fn newest_common(self, other: Self) -> Option<u32> {
             let newest = self.max.min(other.max);
             (newest >= self.min.max(other.min)).then_some(newest)
         }
@@ -44,16 +44,17 @@ pub mod v1 {
     /// From the daemon's side.
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
-    pub enum ToWorker {
+    pub enum DaemonLinkFrame {
         /// The first frame.
         Hello(DaemonHello),
         /// That the daemon knows the secret: HMAC-SHA256 over `daemon`, the worker's nonce and the daemon's, each ended
         /// by a newline, in hex.
         Proof(String),
         /// Everything up to here is in the journal and need not be kept.
-        Ack(UpNumber),
+        Ack(UpdateNumber),
         /// A command.
-        Do(Down),
+        #[serde(rename = "do")]
+        Command(AgentCommand),
         /// What this turn has left from now on, for a worker that is alone; the last word counts.
         Limits {
             /// The turn.
@@ -74,7 +75,7 @@ pub mod v1 {
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     pub struct DaemonHello {
         /// What it speaks.
-        pub versions: Versions,
+        pub versions: ProtocolVersions,
         /// Its own version, for people.
         pub software: String,
         /// What it can do beyond its version.
@@ -87,13 +88,14 @@ pub mod v1 {
         /// A random word.
         pub nonce: String,
         /// The last number that is in the journal.
-        pub taken: UpNumber,
+        #[serde(rename = "taken")]
+        pub journalled: UpdateNumber,
     }
 
     /// From the worker's side.
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
-    pub enum ToDaemon {
+    pub enum WorkerLinkFrame {
         /// The answer to the first frame.
         Hello(WorkerHello),
         /// It cannot be; the connection ends.
@@ -104,11 +106,13 @@ pub mod v1 {
             message: String,
         },
         /// What was said, numbered upwards from `first` without a hole.
-        Said {
+        #[serde(rename = "said")]
+        Updates {
             /// The number of the first.
-            first: UpNumber,
+            first: UpdateNumber,
             /// All of it.
-            ups: Vec<Up>,
+            #[serde(rename = "ups")]
+            updates: Vec<AgentUpdate>,
         },
     }
 
@@ -128,11 +132,12 @@ pub mod v1 {
         /// in hex.
         pub proof: String,
         /// What it has for this session and worker.
-        pub seat: Seat,
+        #[serde(rename = "seat")]
+        pub presence: AgentPresence,
         /// The last number that it has given.
-        pub last: UpNumber,
+        pub last: UpdateNumber,
         /// Every command up to this number has been applied here.
-        pub applied: Number,
+        pub applied: EventNumber,
         /// Its process.
         pub pid: u32,
         /// Milliseconds that the turn under way has run, without its waits for people.
@@ -146,7 +151,7 @@ pub mod v1 {
     /// What a worker has for a session.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
-    pub enum Seat {
+    pub enum AgentPresence {
         /// Nothing: it waits for [`ToWorker::Start`].
         Empty,
         /// An agent that is not ready.
@@ -168,7 +173,7 @@ pub mod v1 {
 pub mod join {
     use serde::{Deserialize, Serialize};
 
-    use super::v1::Versions;
+    use super::v1::ProtocolVersions;
     use crate::api::Agent;
     use crate::ids::{SessionId, WorkerId};
     use crate::worker::{AgentSpec, Secret};
@@ -176,9 +181,9 @@ pub mod join {
     /// From the joined process.
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
-    pub enum ToDaemon {
+    pub enum WorkerJoinFrame {
         /// The first frame.
-        Hello(Box<Hello>),
+        Hello(Box<JoinHello>),
         /// It will not, or cannot any more, hold this session's agent.
         Refused {
             /// Whose agent.
@@ -194,9 +199,9 @@ pub mod join {
 
     /// See [`ToDaemon::Hello`].
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-    pub struct Hello {
+    pub struct JoinHello {
         /// What it speaks.
-        pub versions: Versions,
+        pub versions: ProtocolVersions,
         /// Its own version, for people.
         pub software: String,
         /// A random word, made once per process and kept over reconnects. Nobody else is told it.
@@ -209,12 +214,13 @@ pub mod join {
         pub agents: Vec<Agent>,
         /// What it holds from before.
         #[serde(default)]
-        pub seats: Vec<SeatName>,
+        #[serde(rename = "seats")]
+        pub workers: Vec<SessionWorker>,
     }
 
     /// Which worker of which session.
     #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-    pub struct SeatName {
+    pub struct SessionWorker {
         /// The session.
         pub session: SessionId,
         /// Its worker.
@@ -224,7 +230,7 @@ pub mod join {
     /// From the daemon.
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
-    pub enum ToWorker {
+    pub enum DaemonJoinFrame {
         /// The answer to the first frame.
         Welcome {
             /// What the process is called here.
@@ -245,9 +251,9 @@ pub mod join {
             secret: Secret,
         },
         /// Dial for a session that it holds.
-        Dial(SeatName),
+        Dial(SessionWorker),
         /// Nobody wants this any more: end it and all that it started.
-        Close(SeatName),
+        Close(SessionWorker),
     }
 }
 
@@ -269,16 +275,17 @@ pub mod terminal {
     /// From the daemon, before anything is shown.
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
-    pub enum ToWorker {
+    pub enum DaemonTerminalFrame {
         /// The first frame.
-        Look(Look),
+        #[serde(rename = "look")]
+        Open(TerminalRequest),
         /// That the daemon knows the secret: as in [`v1`](super::v1::ToWorker::Proof).
         Proof(String),
     }
 
     /// See [`ToWorker::Look`].
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-    pub struct Look {
+    pub struct TerminalRequest {
         /// Whose terminal.
         pub session: SessionId,
         /// Which worker of the session.
@@ -290,7 +297,7 @@ pub mod terminal {
     /// From the worker, before anything is shown.
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
-    pub enum ToDaemon {
+    pub enum WorkerTerminalFrame {
         /// The answer to the first frame.
         Hello {
             /// A random word.
@@ -299,7 +306,8 @@ pub mod terminal {
             proof: String,
         },
         /// Here it is: from now on all frames are those of the person.
-        Here,
+        #[serde(rename = "here")]
+        Ready,
         /// It cannot be; the connection ends.
         Refused {
             /// Stable, for programs: `unauthorized`, `no_terminal`.
@@ -312,7 +320,7 @@ pub mod terminal {
     /// From the person, as text.
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
-    pub enum FromViewer {
+    pub enum ViewerFrame {
         /// The size of the person's terminal, which the program's gets as well.
         Size {
             /// Characters in a row.
@@ -325,9 +333,10 @@ pub mod terminal {
     /// To the person, as text.
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
-    pub enum ToViewer {
+    pub enum ViewerNotice {
         /// The program is no more.
-        Over,
+        #[serde(rename = "over")]
+        Ended,
     }
 }
 
@@ -339,7 +348,7 @@ pub mod plain {
     /// From the parent.
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
     #[serde(tag = "kind", rename_all = "snake_case")]
-    pub enum FromParent {
+    pub enum PlainParentFrame {
         /// Begin a run; one that is active is cancelled first.
         Run {
             /// What to do.
@@ -370,7 +379,7 @@ pub mod plain {
     /// From the worker.
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
     #[serde(tag = "kind", rename_all = "snake_case")]
-    pub enum FromWorker {
+    pub enum PlainWorkerFrame {
         /// Something of the run: `{"type":"token","content":T}` is text, `{"type":"complete"}` the last.
         Event {
             /// What.
@@ -381,12 +390,12 @@ pub mod plain {
             /// Its name; it cannot be guessed.
             id: String,
             /// What it wants.
-            body: Approval,
+            body: PlainApproval,
         },
         /// The run has ended; nothing of it comes after.
         Terminal {
             /// How.
-            status: Status,
+            status: PlainRunStatus,
             /// The result.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             result: Option<String>,
@@ -402,7 +411,7 @@ pub mod plain {
     /// What needs approval.
     #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
     #[serde(default)]
-    pub struct Approval {
+    pub struct PlainApproval {
         /// The tool.
         pub tool_name: String,
         /// What kind of permission.
@@ -416,7 +425,7 @@ pub mod plain {
     /// How a run ended.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
-    pub enum Status {
+    pub enum PlainRunStatus {
         /// Well.
         Completed,
         /// Not well.

@@ -13,7 +13,7 @@ pub struct Seq(pub u64);
 /// Position of an event within its session: 1, 2, 3… A command to the agent bears the number of its cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Number(pub u64);
+pub struct EventNumber(pub u64);
 
 impl fmt::Display for Seq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -27,7 +27,7 @@ pub const ID_MAX: usize = 128;
 /// An id that is not one: empty, too long, or with a character that ids do not have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("an id is 1 to 128 of A-Za-z0-9_.:- and begins with a letter or digit")]
-pub struct BadId;
+pub struct IdParseError;
 
 fn well_formed(text: &str) -> bool {
     text.len() <= ID_MAX
@@ -58,8 +58,8 @@ macro_rules! id {
             pub const PREFIX: &'static str = $prefix;
 
             /// An id from outside.
-            pub fn parse(text: &str) -> Result<Self, BadId> {
-                if well_formed(text) { Ok(Self(text.into())) } else { Err(BadId) }
+            pub fn parse(text: &str) -> Result<Self, IdParseError> {
+                if well_formed(text) { Ok(Self(text.into())) } else { Err(IdParseError) }
             }
 
             /// A new id out of the caller's random bytes, five bits of each of which are used.
@@ -160,7 +160,7 @@ impl MessageId {
 impl WorkerId {
     /// The worker that a session gets by the event of this number. Derived from its cause, so that a repeat after a
     /// crash is the same worker and an older one can be told.
-    pub fn of_session(session: &SessionId, number: Number) -> Self {
+    pub fn of_session(session: &SessionId, number: EventNumber) -> Self {
         Self(format!("wrk_{}_{}", session.as_str().trim_start_matches(SessionId::PREFIX), number.0).into())
     }
 
@@ -173,7 +173,7 @@ impl WorkerId {
 
 impl RunId {
     /// The run that a missed steer becomes. Derived from its cause, so that a repeat after a crash is the same run.
-    pub fn of_missed_steer(session: &SessionId, steer: Number) -> Self {
+    pub fn of_missed_steer(session: &SessionId, steer: EventNumber) -> Self {
         Self(
             format!("run_steer_{}_{}", session.as_str().trim_start_matches(SessionId::PREFIX), steer.0)
                 .into(),
@@ -181,7 +181,7 @@ impl RunId {
     }
 
     /// The run that a message becomes. Derived from its cause, so that a repeat after a crash is the same run.
-    pub fn of_mail(session: &SessionId, sent: Number) -> Self {
+    pub fn of_mail(session: &SessionId, sent: EventNumber) -> Self {
         Self(format!("run_mail_{}_{}", session.as_str().trim_start_matches(SessionId::PREFIX), sent.0).into())
     }
 
@@ -203,7 +203,7 @@ mod tests {
             assert!(RunId::parse(good).is_ok(), "{good}");
         }
         for bad in ["", "_a", "-a", ".a", "a b", "a/b", "ä", "a\n", &"x".repeat(129)] {
-            assert_eq!(RunId::parse(bad), Err(BadId), "{bad}");
+            assert_eq!(RunId::parse(bad), Err(IdParseError), "{bad}");
         }
         assert!(serde_json::from_str::<RunId>("\"../x\"").is_err());
     }

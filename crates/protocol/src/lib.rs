@@ -32,17 +32,17 @@ pub mod link;
 pub mod mail;
 pub mod manifest;
 pub mod policy;
+pub mod policy_trial;
 pub mod sse;
 pub mod text;
 pub mod time;
-pub mod trial;
 pub mod worker;
 pub mod worktree;
 
-pub use error::{ApiError, Code};
-pub use event::{Body, Event, FinishReason, Usage};
+pub use error::{ApiError, ErrorCode};
+pub use event::{Event, EventBody, FinishReason, TokenUsage};
 pub use ids::{
-    AskId, FleetId, MailId, MessageId, Number, RunId, Seq, SessionId, TokenId, WorkerId, WorkspaceId,
+    AskId, EventNumber, FleetId, MailId, MessageId, RunId, Seq, SessionId, TokenId, WorkerId, WorkspaceId,
 };
-pub use text::Text;
+pub use text::LongText;
 pub use time::Millis;

@@ -7,20 +7,20 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::event::{Answer, AskKind, PlanEntry, Processes, RunError, Usage};
-use crate::ids::{AskId, Number, RunId};
+use crate::event::{AskAnswer, AskKind, PlanEntry, ProcessCleanup, RunError, TokenUsage};
+use crate::ids::{AskId, EventNumber, RunId};
 use crate::policy::Risk;
 
 /// The number of something said upwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct UpNumber(pub u64);
+pub struct UpdateNumber(pub u64);
 
 /// What the agent's side says. On the wire each is an object with one key: tags inside would have to be looked for
 /// before anything else could be read, at twice the cost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Up {
+pub enum AgentUpdate {
     /// The agent can take a prompt.
     Ready {
         /// The agent's own name for the conversation, by which it can be resumed.
@@ -29,11 +29,13 @@ pub enum Up {
         steers: bool,
     },
     /// Something of a turn.
-    Said {
+    #[serde(rename = "said")]
+    Turn {
         /// The turn.
         run: RunId,
         /// What of it.
-        what: Said,
+        #[serde(rename = "what")]
+        update: TurnUpdate,
     },
     /// The agent waits for a person or a policy.
     Ask {
@@ -55,30 +57,30 @@ pub enum Up {
     /// The turn took a steer in.
     SteerTaken {
         /// The steer, by the number of its command.
-        steer: Number,
+        steer: EventNumber,
     },
     /// The turn will not take a steer in.
     SteerMissed {
         /// The steer, by the number of its command.
-        steer: Number,
+        steer: EventNumber,
     },
     /// The turn has stopped, and what it started has been seen to.
     Terminal {
         /// The turn.
         run: RunId,
         /// How.
-        outcome: Outcome,
+        outcome: TurnOutcome,
     },
     /// The agent was stopped because nobody needed it; its worker stays for what a turn left running on purpose.
     Rested,
     /// There is no agent any more, and its worker ends: the last word of both.
-    Gone(Gone),
+    Gone(AgentExitReason),
 }
 
 /// Something of a turn that needs no answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Said {
+pub enum TurnUpdate {
     /// A piece of the answer.
     Text {
         /// The piece.
@@ -129,10 +131,11 @@ pub enum Said {
     /// What was used since the last report.
     Usage {
         /// How much.
-        usage: Usage,
+        usage: TokenUsage,
     },
     /// The model was called once more: a turn, as `max_turns` counts them.
-    Turn,
+    #[serde(rename = "turn")]
+    ModelCall,
 }
 
 /// What an agent asks.
@@ -154,20 +157,21 @@ pub struct AskRequest {
     pub options: Vec<String>,
     /// Whether the agent would not have asked by itself: then nobody is asked where the risk is low and no rule says so.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub unasked: bool,
+    #[serde(rename = "unasked")]
+    pub implicit: bool,
 }
 
 /// How a turn stopped, in the agent's words.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct TurnOutcome {
     /// Why.
-    pub stop: Stop,
+    pub stop: TurnStopReason,
     /// The agent's result, if it gives one.
     pub text: Option<String>,
     /// What went wrong.
     pub error: Option<RunError>,
     /// What became of the processes that it started.
-    pub processes: Processes,
+    pub processes: ProcessCleanup,
     /// The conversation so far, of a turn that is to be resumed with it; empty for every other.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub transcript: Vec<Value>,
@@ -176,14 +180,14 @@ pub struct Outcome {
     pub agent_ends: bool,
 }
 
-impl Outcome {
+impl TurnOutcome {
     /// An outcome with nothing more to say.
-    pub fn of(stop: Stop) -> Self {
+    pub fn of(stop: TurnStopReason) -> Self {
         Self {
             stop,
             text: None,
             error: None,
-            processes: Processes::default(),
+            processes: ProcessCleanup::default(),
             transcript: Vec::new(),
             agent_ends: false,
         }
@@ -191,29 +195,29 @@ impl Outcome {
 
     /// The outcome of a turn that went wrong.
     pub fn failed(error: RunError) -> Self {
-        Self { error: Some(error), ..Self::of(Stop::Error) }
+        Self { error: Some(error), ..Self::of(TurnStopReason::Error) }
     }
 
     /// The outcome of a turn that came to its end with a result.
     pub fn completed(result: impl Into<String>) -> Self {
-        Self { text: Some(result.into()), ..Self::of(Stop::EndTurn) }
+        Self { text: Some(result.into()), ..Self::of(TurnStopReason::EndTurn) }
     }
 
     /// The outcome of a turn that stopped because it was told to.
     pub fn cancelled() -> Self {
-        Self::of(Stop::Cancelled)
+        Self::of(TurnStopReason::Cancelled)
     }
 
     /// The outcome of a turn that waits for others, and is to be run again with this conversation.
     pub fn suspended(transcript: Vec<Value>) -> Self {
-        Self { transcript, ..Self::of(Stop::Suspended) }
+        Self { transcript, ..Self::of(TurnStopReason::Suspended) }
     }
 }
 
 /// Why a turn stopped, in the agent's words. The session decides what that makes of the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Stop {
+pub enum TurnStopReason {
     /// It had nothing more to say.
     EndTurn,
     /// It was asked to stop.
@@ -237,18 +241,18 @@ pub enum Stop {
 /// What a session says to its agent. Each bears the number of the event that caused it and is applied once.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Down {
+pub enum AgentCommand {
     /// Begin a turn.
     Prompt {
         /// Its cause.
-        number: Number,
+        number: EventNumber,
         /// The run it serves.
         run: RunId,
         /// What to do, the whole of it.
         prompt: String,
         /// Files that come with it.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        files: Vec<File>,
+        files: Vec<PromptFile>,
         /// The conversation that it goes on with, where the agent does not remember it: a suspended turn's
         /// transcript and what it waited for.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -260,7 +264,7 @@ pub enum Down {
     /// Tell the running turn something.
     Steer {
         /// Its cause, and its name in [`Up::SteerTaken`].
-        number: Number,
+        number: EventNumber,
         /// The turn.
         run: RunId,
         /// What.
@@ -269,31 +273,31 @@ pub enum Down {
     /// Stop the turn, politely.
     Cancel {
         /// Its cause.
-        number: Number,
+        number: EventNumber,
         /// The turn.
         run: RunId,
     },
     /// Stop the turn, whatever it takes.
     Kill {
         /// The number of the cancel that had no effect.
-        number: Number,
+        number: EventNumber,
         /// The turn.
         run: RunId,
     },
     /// Answer an ask.
     Answer {
         /// Its cause.
-        number: Number,
+        number: EventNumber,
         /// The ask.
         ask: AskId,
         /// The answer, or that nobody will give one.
-        answer: Reply,
+        answer: AskResolution,
     },
 }
 
-impl Down {
+impl AgentCommand {
     /// The number of its cause.
-    pub fn number(&self) -> Number {
+    pub fn number(&self) -> EventNumber {
         match self {
             Self::Prompt { number, .. }
             | Self::Steer { number, .. }
@@ -306,7 +310,7 @@ impl Down {
 
 /// A file with its content.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct File {
+pub struct PromptFile {
     /// Its name, for the agent and for people.
     pub name: String,
     /// What it is.
@@ -336,9 +340,9 @@ pub struct TurnLimits {
 /// What comes back for an ask.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reply {
+pub enum AskResolution {
     /// A decision or a value.
-    Answered(Answer),
+    Answered(AskAnswer),
     /// The run is being stopped; nobody will answer.
     Withdrawn,
 }
@@ -346,7 +350,7 @@ pub enum Reply {
 /// Why an agent is gone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Gone {
+pub enum AgentExitReason {
     /// It ended by itself, or never became ready. The turn it was in has failed.
     Failed(RunError),
     /// It was lost with its worker or machine. Nobody knows how far its turn came.

@@ -65,7 +65,8 @@ impl MailKind {
     Ord,
 )]
 #[serde(rename_all = "snake_case")]
-pub enum Deliver {
+#[schema(as = Deliver)]
+pub enum MailDelivery {
     /// As a prompt: at once if the session is idle, else after what it has to do.
     #[default]
     Prompt,
@@ -75,7 +76,7 @@ pub enum Deliver {
     Hold,
 }
 
-impl Deliver {
+impl MailDelivery {
     /// All of them, as they are written.
     pub const ALL: [(&'static str, Self); 3] =
         [("prompt", Self::Prompt), ("steer", Self::Steer), ("hold", Self::Hold)];
@@ -94,7 +95,8 @@ impl Deliver {
 /// Where a message stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum MailState {
+#[schema(as = MailState)]
+pub enum MailStatus {
     /// It lies in the mailbox until somebody claims it.
     Waiting,
     /// It is on its way to the agent: its run waits its turn, or it is being told to a running one.
@@ -109,7 +111,7 @@ pub enum MailState {
     Quarantined,
 }
 
-impl MailState {
+impl MailStatus {
     /// All of them, as they are written.
     pub const ALL: [(&'static str, Self); 6] = [
         ("waiting", Self::Waiting),
@@ -133,7 +135,8 @@ impl MailState {
 
 /// One message. Who it is from is for the daemon to say, never for whoever sends it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Message {
+#[schema(as = Message)]
+pub struct MailMessage {
     /// The message.
     pub id: MailId,
     /// `user`, `file`, the name of a session in its fleet, or the id of one.
@@ -160,15 +163,15 @@ pub struct Message {
 pub struct Mail {
     /// The message.
     #[serde(flatten)]
-    pub message: Message,
+    pub message: MailMessage,
     /// How it was to be delivered.
-    pub deliver: Deliver,
+    pub deliver: MailDelivery,
     /// Where it stands.
-    pub state: MailState,
+    pub state: MailStatus,
     /// The run that it is, or was told to.
     pub run_id: Option<RunId>,
     /// How it reached the agent, if it did: as a prompt or as a steer.
-    pub delivered_as: Option<Deliver>,
+    pub delivered_as: Option<MailDelivery>,
     /// The claim that somebody has on it, or had last.
     pub claim: Option<u64>,
     /// Until when that counts.
@@ -195,7 +198,7 @@ pub struct NewMail {
     pub kind: Option<MailKind>,
     /// How it reaches the session; as the session's own `mail` says unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub deliver: Option<Deliver>,
+    pub deliver: Option<MailDelivery>,
     /// The message that it answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_reply_to: Option<MailId>,
@@ -210,7 +213,7 @@ pub struct MailReceipt {
     /// The message.
     pub id: MailId,
     /// How it is being delivered: a steer that finds no turn is a prompt.
-    pub deliver: Deliver,
+    pub deliver: MailDelivery,
     /// The run that it becomes, or that it is told to.
     pub run_id: Option<RunId>,
     /// When it arrived.
@@ -223,7 +226,8 @@ pub struct MailReceipt {
 /// `POST .../sessions/{s}/mail/claim`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ClaimRequest {
+#[schema(as = ClaimRequest)]
+pub struct MailClaimRequest {
     /// How many at most; 1 unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max: Option<usize>,
@@ -237,7 +241,7 @@ pub struct ClaimRequest {
 pub struct ClaimedMail {
     /// The message.
     #[serde(flatten)]
-    pub message: Message,
+    pub message: MailMessage,
     /// What it is acknowledged with.
     pub claim: u64,
     /// When it comes back unless it is acknowledged.
@@ -247,7 +251,8 @@ pub struct ClaimedMail {
 /// `POST .../sessions/{s}/mail/{m}/ack`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct AckRequest {
+#[schema(as = AckRequest)]
+pub struct MailAckRequest {
     /// The claim; without one, whoever has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<u64>,

@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
     /// Who it is.
-    pub agent: About,
+    pub agent: AgentIdentity,
     /// How its version is asked for.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub probe: Probe,
+    pub probe: VersionProbe,
     /// How it is started.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub startup: Startup,
+    pub startup: StartupRules,
     /// What better than a terminal it offers to be driven by.
     #[serde(default, skip_serializing_if = "is_default")]
     pub fast_path: FastPath,
@@ -33,22 +33,22 @@ pub struct Manifest {
     pub idle: IdleRules,
     /// The terminal it is given, where it wants one.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub pty: Pty,
+    pub pty: TerminalRules,
     /// What its words look like, where it has only words.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub parse: Parse,
+    pub parse: OutputPatterns,
     /// What it can do.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub capabilities: Capabilities,
+    pub capabilities: AgentCapabilities,
     /// What it tells of its cost.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub cost: Cost,
+    pub cost: CostReporting,
 }
 
 /// Who an agent is.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct About {
+pub struct AgentIdentity {
     /// What `--agent` takes.
     pub name: String,
     /// For people, in one sentence.
@@ -62,7 +62,7 @@ pub struct About {
     pub places: Vec<String>,
     /// How it is driven; by the best of its `fast_path` if that is not said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub driver: Option<Driver>,
+    pub driver: Option<DriverKind>,
     /// The command that installs it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub install: Option<String>,
@@ -80,7 +80,7 @@ pub struct About {
 /// How an agent is driven.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Driver {
+pub enum DriverKind {
     /// Part of this program: says its prompt again.
     Echo,
     /// The Agent Client Protocol on stdio.
@@ -99,7 +99,7 @@ pub enum Driver {
     Worker,
 }
 
-impl Driver {
+impl DriverKind {
     /// Its name in manifests and lists.
     pub fn name(self) -> &'static str {
         match self {
@@ -120,7 +120,7 @@ impl Driver {
     }
 }
 
-impl fmt::Display for Driver {
+impl fmt::Display for DriverKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -129,7 +129,7 @@ impl fmt::Display for Driver {
 /// How an agent's version is asked for.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Probe {
+pub struct VersionProbe {
     /// The command; `BINARY --version` if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
@@ -141,7 +141,7 @@ pub struct Probe {
 /// How an agent is started.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Startup {
+pub struct StartupRules {
     /// The program and its arguments; of `fast_path`, or else the program alone, if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
@@ -172,7 +172,7 @@ pub struct Startup {
     pub isolation: BTreeMap<String, String>,
     /// What it shows when it takes a prompt; only a terminal is looked at.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ready_when: Option<ReadyWhen>,
+    pub ready_when: Option<ReadyPattern>,
     /// Seconds within which it must be ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub init_timeout_seconds: Option<u64>,
@@ -181,7 +181,7 @@ pub struct Startup {
 /// What an agent shows when it is ready.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ReadyWhen {
+pub struct ReadyPattern {
     /// A pattern that a line of its screen matches.
     pub pattern: String,
 }
@@ -192,37 +192,37 @@ pub struct ReadyWhen {
 pub struct FastPath {
     /// Claude Code's lines of JSON.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stream_json: Option<Offer>,
+    pub stream_json: Option<DriverOffer>,
     /// The Agent Client Protocol.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub acp_stdio: Option<Offer>,
+    pub acp_stdio: Option<DriverOffer>,
     /// The Agent2Agent protocol.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub a2a_serve_at: Option<Offer>,
+    pub a2a_serve_at: Option<DriverOffer>,
     /// The plain frames of a worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub worker_serve_at: Option<Offer>,
+    pub worker_serve_at: Option<DriverOffer>,
     /// CAP's own protocol, which nothing here speaks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub grpc: Option<Offer>,
+    pub grpc: Option<DriverOffer>,
 }
 
 /// One thing that an agent offers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Offer {
+pub enum DriverOffer {
     /// Whether it does.
-    Given(bool),
+    Offered(bool),
     /// By this command.
-    By(Vec<String>),
+    Command(Vec<String>),
     /// At this address.
-    At(String),
+    Address(String),
 }
 
-impl Offer {
+impl DriverOffer {
     /// Whether it is offered at all.
-    pub fn is_made(&self) -> bool {
-        *self != Self::Given(false)
+    pub fn is_offered(&self) -> bool {
+        *self != Self::Offered(false)
     }
 }
 
@@ -232,19 +232,19 @@ impl Offer {
 pub struct TurnRules {
     /// The agent's own verb for a word on the way.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub steer: Steer,
+    pub steer: SteerMethod,
     /// What a turn that is to be stopped needs besides being asked to.
     #[serde(default, skip_serializing_if = "is_default")]
     pub kill: KillRule,
     /// What it does when a tool is refused.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub refused: Refused,
+    pub refused: RefusalRule,
     /// How it asks people questions, where its protocol has more than one way.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub questions: QuestionsBy,
+    pub questions: QuestionMethod,
     /// What in its updates means that the turn failed, whatever it says of how that ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub failed_when: Option<FailedWhen>,
+    pub failed_when: Option<FailureMarker>,
     /// The mode in which it asks, if it does not begin in that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ask_mode: Option<String>,
@@ -253,16 +253,16 @@ pub struct TurnRules {
     pub helpers: Vec<String>,
     /// How a one-prompt command gets its prompt.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub prompt: PromptBy,
+    pub prompt: PromptTransport,
     /// What such a command writes.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub output: Output,
+    pub output: ExecOutputFormat,
 }
 
 /// An agent's verb for a word in the middle of a turn.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Steer {
+pub enum SteerMethod {
     /// It has none.
     #[default]
     None,
@@ -290,7 +290,7 @@ pub enum KillRule {
 /// What an agent does when a tool is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Refused {
+pub enum RefusalRule {
     /// The model is told and goes on.
     #[default]
     GoesOn,
@@ -301,7 +301,7 @@ pub enum Refused {
 /// How an agent asks people questions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum QuestionsBy {
+pub enum QuestionMethod {
     /// As its protocol provides.
     #[default]
     Form,
@@ -312,7 +312,7 @@ pub enum QuestionsBy {
 /// A word in the `_meta` of an agent's updates.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct FailedWhen {
+pub struct FailureMarker {
     /// Where it stands, as a JSON pointer.
     pub meta: String,
     /// What it is then.
@@ -322,7 +322,7 @@ pub struct FailedWhen {
 /// How a one-prompt command gets its prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum PromptBy {
+pub enum PromptTransport {
     /// On standard input, which is then closed.
     #[default]
     Stdin,
@@ -333,7 +333,7 @@ pub enum PromptBy {
 /// What a one-prompt command writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Output {
+pub enum ExecOutputFormat {
     /// Text.
     #[default]
     Text,
@@ -347,7 +347,7 @@ pub enum Output {
 pub struct ResumeRules {
     /// Whether it can be, and what stands in the way.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub by: ResumeBy,
+    pub by: ResumeMethod,
     /// Do not resume a conversation in the minute of the clock in which it was last used: the agent would lose it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub next_minute: bool,
@@ -359,7 +359,7 @@ pub struct ResumeRules {
 /// Whether a conversation can be gone on with by another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ResumeBy {
+pub enum ResumeMethod {
     /// As its driver finds out.
     #[default]
     Driver,
@@ -381,7 +381,7 @@ pub struct IdleRules {
 /// The terminal that an agent is given.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Pty {
+pub struct TerminalRules {
     /// Its width.
     pub cols: u16,
     /// Its height.
@@ -396,7 +396,7 @@ pub struct Pty {
     pub submit: String,
 }
 
-impl Default for Pty {
+impl Default for TerminalRules {
     fn default() -> Self {
         Self {
             cols: 120,
@@ -425,7 +425,7 @@ pub enum SigintRule {
 /// What an agent's words look like. Patterns are tried on single lines.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Parse {
+pub struct OutputPatterns {
     /// The line in which it waits for a prompt.
     pub idle: Vec<String>,
     /// The line that is only there while it works.
@@ -449,7 +449,7 @@ pub struct Parse {
     pub notice_lines: Vec<String>,
 }
 
-impl Default for Parse {
+impl Default for OutputPatterns {
     fn default() -> Self {
         let none = Vec::new;
         Self {
@@ -470,7 +470,7 @@ impl Default for Parse {
 /// What an agent can do, as far as it is known before it is started.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Capabilities {
+pub struct AgentCapabilities {
     /// Whether its text comes while it is made.
     pub streaming_output: bool,
     /// CAP: whether it takes what is typed while it works.
@@ -486,7 +486,7 @@ pub struct Capabilities {
     /// CAP: what it gives.
     pub output_modalities: Vec<String>,
     /// What it can ask people.
-    pub ask_user: AskUser,
+    pub ask_user: QuestionCapabilities,
     /// Whether it asks before it uses tools.
     pub approvals: bool,
     /// Whether it can be told which model to use.
@@ -500,7 +500,7 @@ pub struct Capabilities {
 /// What an agent can ask people.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct AskUser {
+pub struct QuestionCapabilities {
     /// Yes or no.
     pub yes_no: bool,
     /// One of several answers.
@@ -509,7 +509,7 @@ pub struct AskUser {
     pub free_text: bool,
 }
 
-impl AskUser {
+impl QuestionCapabilities {
     /// Whether it can ask anything at all.
     pub fn any(&self) -> bool {
         self.yes_no || self.options || self.free_text
@@ -519,7 +519,7 @@ impl AskUser {
 /// What an agent tells of its cost.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Cost {
+pub struct CostReporting {
     /// Whether it tells what it cost. If not, tokens are priced by the settings.
     pub metered: bool,
     /// In what.
@@ -527,13 +527,13 @@ pub struct Cost {
     /// Whether it tells how many tokens it used.
     pub tokens: bool,
     /// Of what it tells them.
-    pub tokens_of: TokensOf,
+    pub tokens_of: TokenScope,
 }
 
 /// What an agent's count of tokens is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum TokensOf {
+pub enum TokenScope {
     /// The turn that has ended.
     #[default]
     Turn,
@@ -541,16 +541,16 @@ pub enum TokensOf {
     Session,
 }
 
-impl Default for Cost {
+impl Default for CostReporting {
     fn default() -> Self {
-        Self { metered: false, currency: "USD".to_owned(), tokens: false, tokens_of: TokensOf::Turn }
+        Self { metered: false, currency: "USD".to_owned(), tokens: false, tokens_of: TokenScope::Turn }
     }
 }
 
 /// What tokens cost, in dollars for a million.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Price {
+pub struct TokenPrice {
     /// Of the prompt.
     pub input: f64,
     /// Of the answer.
@@ -563,19 +563,19 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 
 impl Manifest {
     /// How it is driven: as it says, else by the best that it offers, else by a terminal.
-    pub fn driver(&self) -> Driver {
-        let made = |offer: &Option<Offer>| offer.as_ref().is_some_and(Offer::is_made);
+    pub fn driver(&self) -> DriverKind {
+        let made = |offer: &Option<DriverOffer>| offer.as_ref().is_some_and(DriverOffer::is_offered);
         self.agent.driver.unwrap_or({
             if made(&self.fast_path.stream_json) {
-                Driver::Claude
+                DriverKind::Claude
             } else if made(&self.fast_path.acp_stdio) {
-                Driver::Acp
+                DriverKind::Acp
             } else if made(&self.fast_path.a2a_serve_at) {
-                Driver::A2a
+                DriverKind::A2a
             } else if made(&self.fast_path.worker_serve_at) {
-                Driver::Worker
+                DriverKind::Worker
             } else {
-                Driver::Pty
+                DriverKind::Pty
             }
         })
     }
@@ -583,12 +583,12 @@ impl Manifest {
     /// The program and its arguments, before anything of a session is added; empty if it has none.
     pub fn command(&self) -> Vec<String> {
         let offered = match self.driver() {
-            Driver::Acp => self.fast_path.acp_stdio.as_ref(),
-            Driver::Claude => self.fast_path.stream_json.as_ref(),
+            DriverKind::Acp => self.fast_path.acp_stdio.as_ref(),
+            DriverKind::Claude => self.fast_path.stream_json.as_ref(),
             _ => None,
         };
         match offered {
-            Some(Offer::By(argv)) if !argv.is_empty() => argv.clone(),
+            Some(DriverOffer::Command(argv)) if !argv.is_empty() => argv.clone(),
             _ if !self.startup.command.is_empty() => self.startup.command.clone(),
             _ if self.agent.binary.is_empty() => Vec::new(),
             _ => vec![self.agent.binary.clone()],
@@ -598,27 +598,27 @@ impl Manifest {
     /// Where it listens, for one that is elsewhere.
     pub fn address(&self) -> Option<&str> {
         let offered = match self.driver() {
-            Driver::Worker => &self.fast_path.worker_serve_at,
+            DriverKind::Worker => &self.fast_path.worker_serve_at,
             _ => &self.fast_path.a2a_serve_at,
         };
         match offered {
-            Some(Offer::At(url)) => Some(url),
+            Some(DriverOffer::Address(url)) => Some(url),
             _ => None,
         }
     }
 
     /// Whether an idle one can be put to rest: another process goes on with its conversation, or there is none to go on
     /// with. The memory of a program in a terminal is its process, and that of somebody else's worker the connection.
-    pub fn rests(&self) -> bool {
+    pub fn can_rest(&self) -> bool {
         match self.resume.by {
-            ResumeBy::Driver => !matches!(self.driver(), Driver::Pty | Driver::Worker),
-            ResumeBy::Nothing => false,
-            ResumeBy::Stateless => true,
+            ResumeMethod::Driver => !matches!(self.driver(), DriverKind::Pty | DriverKind::Worker),
+            ResumeMethod::Nothing => false,
+            ResumeMethod::Stateless => true,
         }
     }
 
     /// Whether a turn of it can be told something on its way; the frames of a worker have a word for that.
-    pub fn steers(&self) -> bool {
-        self.turn.steer != Steer::None || self.driver() == Driver::Worker
+    pub fn can_steer(&self) -> bool {
+        self.turn.steer != SteerMethod::None || self.driver() == DriverKind::Worker
     }
 }

@@ -31,7 +31,8 @@ pub enum Risk {
 /// What a policy or one of its rules says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+#[schema(as = Verdict)]
+pub enum PolicyVerdict {
     /// Ask a person.
     Ask,
     /// Let it happen.
@@ -43,21 +44,22 @@ pub enum Verdict {
 /// One rule of a policy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Rule {
+#[schema(as = Rule)]
+pub struct PolicyRule {
     /// The tool it speaks of; `*` stands for any run of characters.
-    #[serde(default = "any")]
+    #[serde(default = "any_tool")]
     pub tool: String,
     /// Tried on the tool's main argument (command, path, URL); `*` and `?` as in a shell. Absent: any.
     #[serde(rename = "match", default, skip_serializing_if = "Option::is_none")]
     pub pattern: Option<String>,
     /// What it says.
-    pub decision: Verdict,
+    pub decision: PolicyVerdict,
     /// `high`: an allow that counts for high risk too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub risk: Option<Risk>,
 }
 
-fn any() -> String {
+fn any_tool() -> String {
     "*".to_owned()
 }
 
@@ -65,14 +67,14 @@ fn any() -> String {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Policy {
     /// `ask`, `allow` or `deny`.
-    Always(Verdict),
+    Always(PolicyVerdict),
     /// Rules; where none matches, ask.
-    Rules(Vec<Rule>),
+    Rules(Vec<PolicyRule>),
 }
 
 impl Default for Policy {
     fn default() -> Self {
-        Self::Always(Verdict::Ask)
+        Self::Always(PolicyVerdict::Ask)
     }
 }
 
@@ -87,17 +89,17 @@ impl Serialize for Policy {
 
 impl<'de> Deserialize<'de> for Policy {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl<'de> serde::de::Visitor<'de> for Visitor {
+        struct PolicyVisitor;
+        impl<'de> serde::de::Visitor<'de> for PolicyVisitor {
             type Value = Policy;
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str("`ask`, `allow`, `deny` or a list of rules")
             }
             fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Policy, E> {
                 match text {
-                    "ask" => Ok(Policy::Always(Verdict::Ask)),
-                    "allow" => Ok(Policy::Always(Verdict::Allow)),
-                    "deny" => Ok(Policy::Always(Verdict::Deny)),
+                    "ask" => Ok(Policy::Always(PolicyVerdict::Ask)),
+                    "allow" => Ok(Policy::Always(PolicyVerdict::Allow)),
+                    "deny" => Ok(Policy::Always(PolicyVerdict::Deny)),
                     _ => Err(E::invalid_value(serde::de::Unexpected::Str(text), &self)),
                 }
             }
@@ -106,7 +108,7 @@ impl<'de> Deserialize<'de> for Policy {
                 let mut rules = Vec::new();
                 loop {
                     let number = rules.len() + 1;
-                    let next = seq.next_element::<Rule>();
+                    let next = seq.next_element::<PolicyRule>();
                     match next.map_err(|error| A::Error::custom(format_args!("rule {number}: {error}")))? {
                         Some(rule) => rules.push(rule),
                         None => return Ok(Policy::Rules(rules)),
@@ -114,7 +116,7 @@ impl<'de> Deserialize<'de> for Policy {
                 }
             }
         }
-        deserializer.deserialize_any(Visitor)
+        deserializer.deserialize_any(PolicyVisitor)
     }
 }
 
@@ -123,8 +125,8 @@ impl utoipa::PartialSchema for Policy {
         use utoipa::openapi::schema::{ArrayBuilder, OneOfBuilder, Schema};
         Schema::OneOf(
             OneOfBuilder::new()
-                .item(<Verdict as utoipa::PartialSchema>::schema())
-                .item(ArrayBuilder::new().items(<Rule as utoipa::PartialSchema>::schema()))
+                .item(<PolicyVerdict as utoipa::PartialSchema>::schema())
+                .item(ArrayBuilder::new().items(<PolicyRule as utoipa::PartialSchema>::schema()))
                 .description(Some(
                     "One verdict for everything, or rules of which the first that matches counts.",
                 ))

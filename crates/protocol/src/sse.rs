@@ -6,7 +6,7 @@ const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// What a stream can say.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Frame {
+pub enum SseFrame {
     /// An event.
     Message {
         /// Where it stands, for a resumption.
@@ -21,14 +21,14 @@ pub enum Frame {
 /// A frame that is longer than its reader allows. What follows it cannot be told apart, so the stream is of no more use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("an event on the stream is longer than {max} bytes")]
-pub struct TooLong {
+pub struct SseFrameTooLong {
     /// What would have been allowed.
     pub max: usize,
 }
 
 /// Reads frames out of a stream of bytes.
 #[derive(Debug)]
-pub struct Parser {
+pub struct SseParser {
     /// The longest frame.
     max: usize,
     /// Whether a line has ended.
@@ -41,14 +41,14 @@ pub struct Parser {
     data: Option<String>,
 }
 
-impl Parser {
+impl SseParser {
     /// A parser of a stream whose frames have at most so many bytes.
     pub fn new(max: usize) -> Self {
         Self { max, begun: false, line: Vec::new(), after_return: false, id: None, data: None }
     }
 
     /// Takes some bytes and gives every frame that they complete.
-    pub fn feed(&mut self, bytes: &[u8]) -> Result<Vec<Frame>, TooLong> {
+    pub fn feed(&mut self, bytes: &[u8]) -> Result<Vec<SseFrame>, SseFrameTooLong> {
         let mut frames = Vec::new();
         let mut rest = bytes;
         while let Some(&first) = rest.first() {
@@ -59,7 +59,7 @@ impl Parser {
             let end = rest.iter().position(|b| matches!(b, b'\n' | b'\r'));
             let more = &rest[..end.unwrap_or(rest.len())];
             if self.line.len() + more.len() + self.data.as_ref().map_or(0, String::len) > self.max {
-                return Err(TooLong { max: self.max });
+                return Err(SseFrameTooLong { max: self.max });
             }
             self.line.extend_from_slice(more);
             let Some(end) = end else { break };
@@ -71,18 +71,18 @@ impl Parser {
         Ok(frames)
     }
 
-    fn end_of_line(&mut self, line: &[u8]) -> Option<Frame> {
+    fn end_of_line(&mut self, line: &[u8]) -> Option<SseFrame> {
         let first = !std::mem::replace(&mut self.begun, true);
         let line = if first { line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(line) } else { line };
         let line = String::from_utf8_lossy(line);
         if line.is_empty() {
             let id = self.id.take();
-            return self.data.take().map(|data| Frame::Message { id, data });
+            return self.data.take().map(|data| SseFrame::Message { id, data });
         }
         let (field, value) = line.split_once(':').unwrap_or((&line, ""));
         let value = value.strip_prefix(' ').unwrap_or(value);
         match field {
-            "" => return Some(Frame::Comment(value.to_owned())),
+            "" => return Some(SseFrame::Comment(value.to_owned())),
             "id" if !value.contains('\0') => self.id = Some(value.to_owned()),
             "data" => match &mut self.data {
                 Some(data) => {
@@ -104,18 +104,18 @@ mod tests {
 
     const STREAM: &str = ": ready\n\nid: 7\nevent: text.delta\ndata: {\"text\":\"ä\"}\n\n:\r\nid:8\r\ndata:a\r\ndata: b\r\n\r\nretry: 5\nid: 9\n\ndata\n\n";
 
-    fn whole() -> Vec<Frame> {
+    fn whole() -> Vec<SseFrame> {
         vec![
-            Frame::Comment("ready".to_owned()),
-            Frame::Message { id: Some("7".to_owned()), data: "{\"text\":\"ä\"}".to_owned() },
-            Frame::Comment(String::new()),
-            Frame::Message { id: Some("8".to_owned()), data: "a\nb".to_owned() },
-            Frame::Message { id: None, data: String::new() },
+            SseFrame::Comment("ready".to_owned()),
+            SseFrame::Message { id: Some("7".to_owned()), data: "{\"text\":\"ä\"}".to_owned() },
+            SseFrame::Comment(String::new()),
+            SseFrame::Message { id: Some("8".to_owned()), data: "a\nb".to_owned() },
+            SseFrame::Message { id: None, data: String::new() },
         ]
     }
 
-    fn parser() -> Parser {
-        Parser::new(STREAM.len())
+    fn parser() -> SseParser {
+        SseParser::new(STREAM.len())
     }
 
     #[test]
@@ -139,22 +139,22 @@ mod tests {
         assert_eq!(parser.feed(b"id: 1\ndata: x\n").unwrap(), vec![]);
         assert_eq!(
             parser.feed(b"\n").unwrap(),
-            vec![Frame::Message { id: Some("1".to_owned()), data: "x".to_owned() }]
+            vec![SseFrame::Message { id: Some("1".to_owned()), data: "x".to_owned() }]
         );
     }
 
     #[test]
     fn an_id_does_not_leak_into_the_next_frame() {
         let frames = parser().feed(b"id: 1\n\ndata: x\n\n").unwrap();
-        assert_eq!(frames, vec![Frame::Message { id: None, data: "x".to_owned() }]);
+        assert_eq!(frames, vec![SseFrame::Message { id: None, data: "x".to_owned() }]);
     }
     #[test]
     fn a_frame_that_is_too_long_is_no_frame_however_it_is_cut() {
         let fits = b"data: 1234\n\ndata: 5678\n\n";
-        assert_eq!(Parser::new(10).feed(fits).unwrap().len(), 2, "each for itself");
+        assert_eq!(SseParser::new(10).feed(fits).unwrap().len(), 2, "each for itself");
         for stream in [&b"data: 12345\n\n"[..], b"data: 123\ndata: 456\n\n", b": 1234567890"] {
-            assert_eq!(Parser::new(10).feed(stream), Err(TooLong { max: 10 }));
-            let mut parser = Parser::new(10);
+            assert_eq!(SseParser::new(10).feed(stream), Err(SseFrameTooLong { max: 10 }));
+            let mut parser = SseParser::new(10);
             assert!(stream.iter().any(|byte| parser.feed(&[*byte]).is_err()));
         }
     }
@@ -162,6 +162,6 @@ mod tests {
     #[test]
     fn the_mark_that_a_stream_may_begin_with_means_nothing() {
         let frames = parser().feed("\u{feff}data: x\n\n".as_bytes()).unwrap();
-        assert_eq!(frames, vec![Frame::Message { id: None, data: "x".to_owned() }]);
+        assert_eq!(frames, vec![SseFrame::Message { id: None, data: "x".to_owned() }]);
     }
 }

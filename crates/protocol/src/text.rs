@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 
 /// The file that holds the whole of a large text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Blob {
+#[schema(as = Blob)]
+pub struct BlobRef {
     /// Lower-case hexadecimal SHA-256 of the content, and its name below `blobs/` in the home.
     pub sha256: String,
     /// Bytes of the whole.
@@ -14,20 +15,20 @@ pub struct Blob {
 
 /// A text, or the head of one with the file that holds the rest.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Text {
+pub struct LongText {
     /// All of it, or as much as fits an event.
     pub head: String,
     /// Where the whole is, if it did not fit.
-    pub blob: Option<Blob>,
+    pub blob: Option<BlobRef>,
 }
 
-impl From<String> for Text {
+impl From<String> for LongText {
     fn from(head: String) -> Self {
         Self { head, blob: None }
     }
 }
 
-impl From<&str> for Text {
+impl From<&str> for LongText {
     fn from(head: &str) -> Self {
         Self::from(head.to_owned())
     }
@@ -45,7 +46,7 @@ pub fn escaped_len(text: &str) -> usize {
 }
 
 /// The longest beginning of `text` whose escaped form takes at most `limit` bytes.
-pub fn head(text: &str, limit: usize) -> &str {
+pub fn escaped_head(text: &str, limit: usize) -> &str {
     if text.len() <= limit / 6 {
         return text;
     }
@@ -66,10 +67,10 @@ mod tests {
 
     #[test]
     fn a_head_fits_its_limit_and_ends_on_a_character() {
-        assert_eq!(head("abc", 100), "abc");
-        assert_eq!(head("äöü", 3), "ä");
-        assert_eq!(head("\u{1}\u{1}", 11), "\u{1}");
-        assert_eq!(head("\"\"", 3), "\"");
+        assert_eq!(escaped_head("abc", 100), "abc");
+        assert_eq!(escaped_head("äöü", 3), "ä");
+        assert_eq!(escaped_head("\u{1}\u{1}", 11), "\u{1}");
+        assert_eq!(escaped_head("\"\"", 3), "\"");
         for text in ["plain", "q\"\\\n\t\u{1}\u{8}\u{c}", "äöü€😀"] {
             let json = serde_json::to_string(text).unwrap();
             assert_eq!(escaped_len(text), json.len() - 2, "{text:?}");

@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{SessionId, WorkerId};
-use crate::link::UpNumber;
-use crate::manifest::{Manifest, Price};
+use crate::link::UpdateNumber;
+use crate::manifest::{Manifest, TokenPrice};
 use crate::time::Millis;
 
 /// What a worker process of the daemon reads from its standard input, as one JSON value up to the end of the file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct HostSpec {
+pub struct WorkerHostSpec {
     /// The name of the process among the workers of its home, and of its files: `ID.json`, `ID.sock`.
     pub id: String,
     /// The folder with the records, the sockets and, per session, the spools. Absolute, and ours alone.
@@ -42,7 +42,7 @@ pub struct AgentSpec {
     pub manifest: Option<Box<Manifest>>,
     /// What its tokens cost, by model, where it does not say so itself.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub prices: BTreeMap<String, Price>,
+    pub prices: BTreeMap<String, TokenPrice>,
     /// Where it works.
     pub cwd: PathBuf,
     /// Which model, in the agent's words.
@@ -56,7 +56,7 @@ pub struct AgentSpec {
     pub env: BTreeMap<String, String>,
     /// Where it finds the tools of `qd mcp`, if it is given them. Its token is among the variables, as [`TOKEN_VAR`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tools: Option<Box<Tools>>,
+    pub tools: Option<Box<McpAccess>>,
     /// The agent's own name for the conversation, if it is to go on with one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_session_id: Option<String>,
@@ -64,7 +64,7 @@ pub struct AgentSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_active: Option<Millis>,
     /// The last number the session has heard; what this worker says is numbered after it.
-    pub after: UpNumber,
+    pub after: UpdateNumber,
     /// A random word in the environment of all that the agent starts: the last net if worker and keeper are killed.
     pub mark: String,
 }
@@ -85,7 +85,7 @@ impl AgentSpec {
             tools: None,
             agent_session_id: None,
             last_active: None,
-            after: UpNumber(0),
+            after: UpdateNumber(0),
             mark: String::new(),
         }
     }
@@ -116,11 +116,11 @@ impl fmt::Debug for AgentSpec {
 }
 
 /// The variable with the token of a session, with which `qd mcp` speaks for it.
-pub const TOKEN_VAR: &str = "QD_SESSION_TOKEN";
+pub const SESSION_TOKEN_VAR: &str = "QD_SESSION_TOKEN";
 
 /// What an agent is told of the tools that it is given.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tools {
+pub struct McpAccess {
     /// Where the daemon is, in the words of `--host`.
     pub host: String,
     /// Where the token of the session is kept, for whatever may be seen by others.
@@ -128,7 +128,7 @@ pub struct Tools {
 }
 
 /// What stands before a path in [`TOKEN_VAR`], where that has the file of a token and not the token itself.
-pub const TOKEN_FILE: &str = "file:";
+pub const TOKEN_FILE_PREFIX: &str = "file:";
 
 /// Something that must not be shown. Its `Debug` does not.
 #[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -144,7 +144,7 @@ impl fmt::Debug for Secret {
 /// How a worker announces itself: `AGENT_ID.json` in the folder for it, replaced by rename, renewed before its lease
 /// is over, and removed at the end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct WorkerRecord {
     /// Its name.
     pub agent_id: String,
     /// What it does.

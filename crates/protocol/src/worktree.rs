@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::api::SessionState;
+use crate::api::SessionStatus;
 use crate::ids::{SessionId, WorkspaceId};
 
 /// A git worktree below the daemon's home.
@@ -16,7 +16,7 @@ pub struct Worktree {
     /// That session's title.
     pub title: Option<String>,
     /// What that session does; absent once it is purged.
-    pub session_state: Option<SessionState>,
+    pub session_state: Option<SessionStatus>,
     /// Where it is.
     pub path: String,
     /// The repository that it belongs to; absent if that is gone.
@@ -28,7 +28,7 @@ pub struct Worktree {
     /// The branch that it is merged into unless another is named.
     pub target: Option<String>,
     /// How it stands.
-    pub state: WorktreeState,
+    pub state: WorktreeStatus,
     /// Files with changes that are not committed.
     pub changed_files: u64,
     /// Commits that are not merged.
@@ -42,7 +42,8 @@ pub struct Worktree {
 /// How a worktree stands. Only one that is `clean` or `merged` is removed without being told twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum WorktreeState {
+#[schema(as = WorktreeState)]
+pub enum WorktreeStatus {
     /// Nothing was changed since it was made.
     Clean,
     /// Something is not committed.
@@ -55,7 +56,7 @@ pub enum WorktreeState {
     Unknown,
 }
 
-impl WorktreeState {
+impl WorktreeStatus {
     /// The word on the wire.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -68,7 +69,7 @@ impl WorktreeState {
     }
 
     /// Whether nothing is lost with it.
-    pub fn holds_nothing(self) -> bool {
+    pub fn is_safe_to_remove(self) -> bool {
         matches!(self, Self::Clean | Self::Merged)
     }
 }
@@ -102,7 +103,8 @@ pub struct LineRange {
 
 /// What a session changed: committed or not, against where it began.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Diff {
+#[schema(as = Diff)]
+pub struct WorktreeDiff {
     /// The commit that it is compared with.
     pub base: String,
     /// The commit that the worktree is at.
@@ -142,7 +144,8 @@ pub struct MergeRequest {
 
 /// What a merge did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Merged {
+#[schema(as = Merged)]
+pub struct MergeResult {
     /// The branch that was merged into.
     pub into: String,
     /// Where that branch is now.
@@ -159,7 +162,8 @@ pub struct Merged {
 
 /// A file that two sides changed so that only a person can say what is right.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Conflict {
+#[schema(as = Conflict)]
+pub struct MergeConflict {
     /// From the top of the repository.
     pub path: String,
     /// What both did, in words.

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use qd_protocol::{Body, Code};
+use qd_protocol::{ErrorCode, EventBody};
 
 #[test]
 fn every_limit_is_on_its_page_with_its_value() {
@@ -15,7 +15,7 @@ fn every_limit_is_on_its_page_with_its_value() {
     for line in source.lines().filter_map(|line| line.strip_prefix("pub const ")) {
         let (name, rest) = line.split_once(':').unwrap();
         let (_, sum) = rest.split_once('=').unwrap();
-        let value = Sum::value(sum.trim().trim_end_matches(';'), &known);
+        let value = DocsSum::value(sum.trim().trim_end_matches(';'), &known);
         known.insert(name, value);
     }
     assert!(known.len() > 20, "the source is read wrongly: {known:?}");
@@ -29,8 +29,8 @@ fn every_limit_is_on_its_page_with_its_value() {
 fn every_kind_of_event_is_on_its_page() {
     let page = file("docs/events.md");
     let shown: BTreeSet<&str> = rows(&page).iter().filter_map(|row| code(row[0])).collect();
-    let known: BTreeSet<&str> = Body::KINDS.iter().copied().collect();
-    assert_eq!(shown, known, "docs/events.md (left) is not Body::KINDS (right)");
+    let known: BTreeSet<&str> = EventBody::KINDS.iter().copied().collect();
+    assert_eq!(shown, known, "docs/events.md (left) is not EventBody::KINDS (right)");
 }
 
 #[test]
@@ -38,8 +38,9 @@ fn every_code_is_on_the_page_with_its_status() {
     let page = file("docs/api.md");
     let shown: BTreeMap<&str, u16> =
         rows(&page).iter().filter_map(|row| Some((code(row[0])?, row[1].parse().ok()?))).collect();
-    let known: BTreeMap<&str, u16> = Code::ALL.iter().map(|code| (code.as_str(), code.status())).collect();
-    assert_eq!(shown, known, "docs/api.md (left) is not Code::ALL (right)");
+    let known: BTreeMap<&str, u16> =
+        ErrorCode::ALL.iter().map(|code| (code.as_str(), code.status())).collect();
+    assert_eq!(shown, known, "docs/api.md (left) is not ErrorCode::ALL (right)");
 }
 
 #[test]
@@ -114,7 +115,7 @@ fn a_sum_is_read_as_the_compiler_reads_it() {
     for (text, value) in
         [("7", 7), ("8 << 20", 8 << 20), ("A - (3 << 2)", 88), ("24 * 3600 + 1 << 1", 172_802)]
     {
-        assert_eq!(Sum::value(text, &known), value, "{text}");
+        assert_eq!(DocsSum::value(text, &known), value, "{text}");
     }
 }
 
@@ -154,16 +155,16 @@ fn amount(cell: &str) -> u64 {
 }
 
 /// The value of a constant as it stands in the source: numbers, names, parentheses and four operators.
-struct Sum<'a> {
+struct DocsSum<'a> {
     words: std::iter::Peekable<std::vec::IntoIter<String>>,
     known: &'a BTreeMap<&'a str, u64>,
 }
 
-impl<'a> Sum<'a> {
+impl<'a> DocsSum<'a> {
     fn value(text: &str, known: &'a BTreeMap<&'a str, u64>) -> u64 {
         let spaced = text.replace('(', " ( ").replace(')', " ) ");
         let words: Vec<String> = spaced.split_whitespace().map(str::to_owned).collect();
-        Sum { words: words.into_iter().peekable(), known }.shifted()
+        DocsSum { words: words.into_iter().peekable(), known }.shifted()
     }
 
     fn shifted(&mut self) -> u64 {

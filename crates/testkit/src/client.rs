@@ -16,37 +16,40 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinHandle;
 
-use crate::session::Workspace;
-use crate::stream::Stream;
+use crate::session::TestWorkspace;
+use crate::stream::TestEventStream;
 use crate::within;
 
 /// Where requests go, and what each of them bears.
 #[derive(Debug, Clone)]
-pub struct Client {
-    to: Address,
+pub struct TestClient {
+    address: TestClientAddress,
     headers: Vec<(String, String)>,
 }
 
 #[derive(Debug, Clone)]
-enum Address {
+enum TestClientAddress {
     Unix(PathBuf),
     Tcp(SocketAddr),
 }
 
-impl Client {
+impl TestClient {
     /// Over a socket.
     pub fn unix(path: impl Into<PathBuf>) -> Self {
-        Self { to: Address::Unix(path.into()), headers: vec![("host".into(), "localhost".into())] }
+        Self {
+            address: TestClientAddress::Unix(path.into()),
+            headers: vec![("host".into(), "localhost".into())],
+        }
     }
 
     /// Over TCP.
     pub fn tcp(address: SocketAddr) -> Self {
-        Self { to: Address::Tcp(address), headers: vec![("host".into(), address.to_string())] }
+        Self { address: TestClientAddress::Tcp(address), headers: vec![("host".into(), address.to_string())] }
     }
 
     /// The same, with a header in every request; it replaces one of the same name.
     #[must_use]
-    pub fn with(&self, name: &str, value: &str) -> Self {
+    pub fn with_header(&self, name: &str, value: &str) -> Self {
         let mut client = self.clone();
         client.headers.retain(|(known, _)| known != name);
         client.headers.push((name.to_owned(), value.to_owned()));
@@ -56,54 +59,54 @@ impl Client {
     /// The same, with a bearer token.
     #[must_use]
     pub fn with_token(&self, token: &str) -> Self {
-        self.with("authorization", &format!("Bearer {token}"))
+        self.with_header("authorization", &format!("Bearer {token}"))
     }
 
     /// The same, with an `Idempotency-Key`.
     #[must_use]
     pub fn with_key(&self, key: &str) -> Self {
-        self.with("idempotency-key", key)
+        self.with_header("idempotency-key", key)
     }
 
     /// One request.
-    pub async fn get(&self, path: &str) -> Answer {
-        self.demand(Method::GET, path, None).await
+    pub async fn get(&self, path: &str) -> TestResponse {
+        self.request(Method::GET, path, None).await
     }
 
     /// One request.
-    pub async fn delete(&self, path: &str) -> Answer {
-        self.demand(Method::DELETE, path, None).await
+    pub async fn delete(&self, path: &str) -> TestResponse {
+        self.request(Method::DELETE, path, None).await
     }
 
     /// One request with a body.
-    pub async fn post(&self, path: &str, body: &Value) -> Answer {
-        self.demand(Method::POST, path, Some(body.to_string().into())).await
+    pub async fn post(&self, path: &str, body: &Value) -> TestResponse {
+        self.request(Method::POST, path, Some(body.to_string().into())).await
     }
 
     /// One request without a body.
-    pub async fn post_nothing(&self, path: &str) -> Answer {
-        self.demand(Method::POST, path, None).await
+    pub async fn post_empty(&self, path: &str) -> TestResponse {
+        self.request(Method::POST, path, None).await
     }
 
     /// One request with a body.
-    pub async fn patch(&self, path: &str, body: &Value) -> Answer {
-        self.demand(Method::PATCH, path, Some(body.to_string().into())).await
+    pub async fn patch(&self, path: &str, body: &Value) -> TestResponse {
+        self.request(Method::PATCH, path, Some(body.to_string().into())).await
     }
 
     /// One request, with a body that need not be JSON.
-    pub async fn demand(&self, method: Method, path: &str, body: Option<Bytes>) -> Answer {
+    pub async fn request(&self, method: Method, path: &str, body: Option<Bytes>) -> TestResponse {
         let what = format!("an answer to {method} {path}");
         let answer = within(&what, self.send(method, path, body)).await;
         answer.unwrap_or_else(|error| panic!("{what}: {error}"))
     }
 
     /// One request that may meet a dying daemon.
-    pub async fn send(&self, method: Method, path: &str, body: Option<Bytes>) -> io::Result<Answer> {
+    pub async fn send(&self, method: Method, path: &str, body: Option<Bytes>) -> io::Result<TestResponse> {
         let asked = format!("{method} {path}");
         let (_connection, response) = self.open(method, path, body).await?;
         let (head, body) = response.into_parts();
         let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
-        Ok(Answer { asked, status: head.status.as_u16(), headers: head.headers, body })
+        Ok(TestResponse { request_line: asked, status: head.status.as_u16(), headers: head.headers, body })
     }
 
     /// The status of an answer whose body may never end.
@@ -114,49 +117,49 @@ impl Client {
     }
 
     /// Opens an event stream.
-    pub async fn stream(&self, path: &str) -> Stream {
+    pub async fn stream(&self, path: &str) -> TestEventStream {
         let opened = within(&format!("the stream {path}"), self.try_stream(path)).await;
         opened.unwrap_or_else(|error| panic!("the stream {path}: {error}"))
     }
 
     /// Opens an event stream on a daemon that may be dying.
-    pub async fn try_stream(&self, path: &str) -> io::Result<Stream> {
+    pub async fn try_stream(&self, path: &str) -> io::Result<TestEventStream> {
         let (connection, response) =
-            self.with("accept", "text/event-stream").open(Method::GET, path, None).await?;
+            self.with_header("accept", "text/event-stream").open(Method::GET, path, None).await?;
         if response.status() != 200 {
             let (head, body) = response.into_parts();
             let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
             return Err(io::Error::other(format!("{}: {}", head.status, String::from_utf8_lossy(&body))));
         }
-        Ok(Stream::new(connection, response))
+        Ok(TestEventStream::new(connection, response))
     }
 
     /// Writes bytes and reads to the end: for requests that no client library would send.
-    pub async fn raw(&self, request: &[u8]) -> String {
+    pub async fn exchange_raw(&self, request: &[u8]) -> String {
         within("the end of a raw exchange", async {
-            match &self.to {
-                Address::Unix(path) => exchange(UnixStream::connect(path).await, request).await,
-                Address::Tcp(address) => exchange(TcpStream::connect(address).await, request).await,
+            match &self.address {
+                TestClientAddress::Unix(path) => exchange(UnixStream::connect(path).await, request).await,
+                TestClientAddress::Tcp(address) => exchange(TcpStream::connect(address).await, request).await,
             }
         })
         .await
     }
 
     /// The workspace of a directory, made if it is new.
-    pub async fn workspace(&self, path: &Path) -> Workspace {
+    pub async fn workspace(&self, path: &Path) -> TestWorkspace {
         let answer = self.post("/v1/workspaces", &serde_json::json!({ "path": path })).await;
         assert!(matches!(answer.status, 200 | 201), "{answer:?}");
         let id = answer.json()["id"].as_str().expect("a workspace has an id").to_owned();
-        Workspace { client: self.clone(), id }
+        TestWorkspace { client: self.clone(), id }
     }
 
     /// The asks that wait, of every session.
-    pub async fn asks(&self) -> Vec<Value> {
+    pub async fn pending_asks(&self) -> Vec<Value> {
         self.get("/v1/asks?state=pending").await.list()
     }
 
     /// Answers an ask.
-    pub async fn answer(&self, ask: &str, answer: &Value) -> Answer {
+    pub async fn answer_ask(&self, ask: &str, answer: &Value) -> TestResponse {
         self.post(&format!("/v1/asks/{ask}/answer"), answer).await
     }
 
@@ -165,7 +168,7 @@ impl Client {
         method: Method,
         path: &str,
         body: Option<Bytes>,
-    ) -> io::Result<(Connection, Response<Incoming>)> {
+    ) -> io::Result<(TestConnection, Response<Incoming>)> {
         let mut request = Request::builder().method(method).uri(path);
         for (name, value) in &self.headers {
             request = request.header(name, value);
@@ -175,9 +178,9 @@ impl Client {
         }
         let request =
             request.body(Full::new(body.unwrap_or_default())).expect("the test wrote a valid request");
-        let (mut sender, connection) = match &self.to {
-            Address::Unix(path) => connect(UnixStream::connect(path).await?).await?,
-            Address::Tcp(address) => connect(TcpStream::connect(address).await?).await?,
+        let (mut sender, connection) = match &self.address {
+            TestClientAddress::Unix(path) => connect(UnixStream::connect(path).await?).await?,
+            TestClientAddress::Tcp(address) => connect(TcpStream::connect(address).await?).await?,
         };
         let response = sender.send_request(request).await.map_err(io::Error::other)?;
         Ok((connection, response))
@@ -186,15 +189,15 @@ impl Client {
 
 /// Drives one connection; the connection ends with it.
 #[derive(Debug)]
-pub(crate) struct Connection(JoinHandle<()>);
+pub(crate) struct TestConnection(JoinHandle<()>);
 
-impl Drop for Connection {
+impl Drop for TestConnection {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-async fn connect<T>(stream: T) -> io::Result<(SendRequest<Full<Bytes>>, Connection)>
+async fn connect<T>(stream: T) -> io::Result<(SendRequest<Full<Bytes>>, TestConnection)>
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -203,7 +206,7 @@ where
         // What goes wrong here is seen by whoever waits for the answer.
         let _ended = connection.await;
     };
-    Ok((sender, Connection(tokio::spawn(drive))))
+    Ok((sender, TestConnection(tokio::spawn(drive))))
 }
 
 async fn exchange<T: AsyncRead + AsyncWrite>(stream: io::Result<T>, request: &[u8]) -> String {
@@ -216,9 +219,9 @@ async fn exchange<T: AsyncRead + AsyncWrite>(stream: io::Result<T>, request: &[u
 
 /// What came back.
 #[derive(Debug)]
-pub struct Answer {
+pub struct TestResponse {
     /// For messages: method and path.
-    pub asked: String,
+    pub request_line: String,
     /// The status.
     pub status: u16,
     /// The headers.
@@ -227,7 +230,7 @@ pub struct Answer {
     pub body: Bytes,
 }
 
-impl Answer {
+impl TestResponse {
     /// The body as JSON.
     #[track_caller]
     pub fn json(&self) -> Value {
@@ -246,13 +249,13 @@ impl Answer {
     pub fn list(&self) -> Vec<Value> {
         match self.expect(200) {
             Value::Array(list) => list,
-            other => panic!("{}: not a list: {other}", self.asked),
+            other => panic!("{}: not a list: {other}", self.request_line),
         }
     }
 
     /// Holds the refusal to the shape that all of them have, and to this status and code; gives its details.
     #[track_caller]
-    pub fn refused(&self, status: u16, code: &str) -> Value {
+    pub fn expect_refusal(&self, status: u16, code: &str) -> Value {
         let body = self.expect(status);
         let error = body["error"].as_object().unwrap_or_else(|| panic!("{self}: no error"));
         assert_eq!(error.get("code"), Some(&Value::from(code)), "{self}");
@@ -268,10 +271,10 @@ impl Answer {
     }
 }
 
-impl std::fmt::Display for Answer {
+impl std::fmt::Display for TestResponse {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let body = String::from_utf8_lossy(&self.body);
         let shown: String = body.chars().take(2000).collect();
-        write!(f, "{} gave {} {shown}", self.asked, self.status)
+        write!(f, "{} gave {} {shown}", self.request_line, self.status)
     }
 }

@@ -10,14 +10,14 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Child;
 use tokio::task::JoinHandle;
 
-use crate::client::Client;
-use crate::home::{Home, Output, binary, signal};
-use crate::session::{Session, Workspace};
+use crate::client::TestClient;
+use crate::home::{TestCommandOutput, TestHome, binary, signal};
+use crate::session::{TestSession, TestWorkspace};
 use crate::within;
 
 /// How a daemon is started.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
+pub struct TestDaemonOptions {
     /// Whether it also listens on TCP, on loopback.
     pub tcp: bool,
     /// More arguments of `serve`.
@@ -25,10 +25,10 @@ pub struct Options {
     /// More environment.
     pub env: Vec<(String, String)>,
     /// A program that starts it, with its arguments: `env --ignore-signal=XFSZ`.
-    pub under: Vec<String>,
+    pub wrapper: Vec<String>,
 }
 
-impl Options {
+impl TestDaemonOptions {
     /// Listens on loopback TCP too.
     pub fn tcp(&mut self) -> &mut Self {
         self.tcp = true;
@@ -48,38 +48,38 @@ impl Options {
     }
 
     /// Started by another program.
-    pub fn under(&mut self, program: &[&str]) -> &mut Self {
-        self.under = program.iter().map(|&word| word.to_owned()).collect();
+    pub fn wrapped_in(&mut self, program: &[&str]) -> &mut Self {
+        self.wrapper = program.iter().map(|&word| word.to_owned()).collect();
         self
     }
 }
 
 /// A daemon in the foreground.
 #[derive(Debug)]
-pub struct Daemon {
+pub struct TestDaemon {
     child: Child,
     /// Reads its stdout to the end, so that it never waits for us.
     drain: JoinHandle<()>,
     listening: Vec<String>,
-    options: Options,
+    options: TestDaemonOptions,
     /// Where it lives. Dropped last.
-    pub home: Home,
+    pub home: TestHome,
 }
 
-impl Daemon {
+impl TestDaemon {
     /// In a new home, on its socket alone.
     pub async fn start() -> Self {
         Self::start_with(|_| {}).await
     }
 
     /// In a new home, as told.
-    pub async fn start_with(tell: impl FnOnce(&mut Options)) -> Self {
-        Self::start_in(Home::new(), tell).await
+    pub async fn start_with(tell: impl FnOnce(&mut TestDaemonOptions)) -> Self {
+        Self::start_in(TestHome::new(), tell).await
     }
 
     /// In a home that may have been lived in.
-    pub async fn start_in(home: Home, tell: impl FnOnce(&mut Options)) -> Self {
-        let mut options = Options::default();
+    pub async fn start_in(home: TestHome, tell: impl FnOnce(&mut TestDaemonOptions)) -> Self {
+        let mut options = TestDaemonOptions::default();
         tell(&mut options);
         let (child, drain, listening) = spawn(&home, &options).await;
         Self { child, drain, listening, options, home }
@@ -96,19 +96,21 @@ impl Daemon {
     }
 
     /// A client on the socket.
-    pub fn client(&self) -> Client {
-        Client::unix(self.home.socket())
+    pub fn client(&self) -> TestClient {
+        TestClient::unix(self.home.socket())
     }
 
     /// A client on TCP that knows the token.
-    pub fn tcp(&self) -> Client {
+    pub fn tcp(&self) -> TestClient {
         self.tcp_without_token().with_token(&self.token())
     }
 
     /// A client on TCP that does not.
-    pub fn tcp_without_token(&self) -> Client {
+    pub fn tcp_without_token(&self) -> TestClient {
         let address = self.listening.iter().find_map(|line| line.strip_prefix("listening on http://"));
-        Client::tcp(address.expect("it was told to listen on TCP").parse().expect("an address and a port"))
+        TestClient::tcp(
+            address.expect("it was told to listen on TCP").parse().expect("an address and a port"),
+        )
     }
 
     /// The token of TCP.
@@ -118,22 +120,22 @@ impl Daemon {
     }
 
     /// The workspace of the home's project directory.
-    pub async fn workspace(&self) -> Workspace {
-        self.client().workspace(&self.home.work()).await
+    pub async fn workspace(&self) -> TestWorkspace {
+        self.client().workspace(&self.home.project_dir()).await
     }
 
     /// A new session in that workspace.
-    pub async fn session(&self, agent: &str) -> Session {
+    pub async fn session(&self, agent: &str) -> TestSession {
         self.workspace().await.session(agent).await
     }
 
     /// A new session in that workspace, with settings.
-    pub async fn session_with(&self, settings: serde_json::Value) -> Session {
+    pub async fn session_with(&self, settings: serde_json::Value) -> TestSession {
         self.workspace().await.session_with(settings).await
     }
 
     /// A `qd` command against this daemon, to its end.
-    pub async fn qd(&self, args: &[&str]) -> Output {
+    pub async fn qd(&self, args: &[&str]) -> TestCommandOutput {
         self.home.qd(args).await
     }
 
@@ -146,18 +148,18 @@ impl Daemon {
             status.signal(),
             Some(Signal::KILL.as_raw()),
             "it was dead before: {status}; {}",
-            self.complaints()
+            self.stderr()
         );
     }
 
     /// Asks it to end, and gives its exit code.
-    pub async fn term(&mut self) -> Option<i32> {
+    pub async fn terminate(&mut self) -> Option<i32> {
         signal(self.pid(), Signal::TERM);
-        self.ended().await
+        self.wait_for_exit().await
     }
 
     /// Waits for its end, and gives its exit code.
-    pub async fn ended(&mut self) -> Option<i32> {
+    pub async fn wait_for_exit(&mut self) -> Option<i32> {
         within("the end of the daemon", self.child.wait()).await.expect("a child can be waited for").code()
     }
 
@@ -168,10 +170,10 @@ impl Daemon {
     }
 
     /// Whether it has died of `kill -9`. Any other end is a failure.
-    pub fn has_died(&mut self) -> bool {
+    pub fn is_killed(&mut self) -> bool {
         let ended = self.child.try_wait().expect("a child can be waited for");
         if let Some(status) = ended {
-            assert_eq!(status.signal(), Some(Signal::KILL.as_raw()), "{status}; {}", self.complaints());
+            assert_eq!(status.signal(), Some(Signal::KILL.as_raw()), "{status}; {}", self.stderr());
         }
         ended.is_some()
     }
@@ -188,12 +190,12 @@ impl Daemon {
     }
 
     /// What it wrote to stderr.
-    pub fn complaints(&self) -> String {
-        std::fs::read_to_string(stderr_of(&self.home)).unwrap_or_default()
+    pub fn stderr(&self) -> String {
+        std::fs::read_to_string(stderr_path(&self.home)).unwrap_or_default()
     }
 }
 
-impl Drop for Daemon {
+impl Drop for TestDaemon {
     fn drop(&mut self) {
         self.drain.abort();
         let _already_dead = self.child.start_kill();
@@ -201,24 +203,24 @@ impl Drop for Daemon {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         if std::thread::panicking() {
-            report(&self.complaints());
+            print_stderr_tail(&self.stderr());
         }
     }
 }
 
 #[expect(clippy::print_stderr, reason = "a failed test shows what the daemon had to say")]
-fn report(complaints: &str) {
+fn print_stderr_tail(complaints: &str) {
     let tail: Vec<_> = complaints.lines().rev().take(40).collect();
     let tail: Vec<_> = tail.into_iter().rev().collect();
     eprintln!("--- the daemon's stderr, its last lines\n{}\n---", tail.join("\n"));
 }
 
-fn stderr_of(home: &Home) -> PathBuf {
-    home.beside("serve.stderr")
+fn stderr_path(home: &TestHome) -> PathBuf {
+    home.sibling_path("serve.stderr")
 }
 
-async fn spawn(home: &Home, options: &Options) -> (Child, JoinHandle<()>, Vec<String>) {
-    let mut command = match options.under.split_first() {
+async fn spawn(home: &TestHome, options: &TestDaemonOptions) -> (Child, JoinHandle<()>, Vec<String>) {
+    let mut command = match options.wrapper.split_first() {
         None => home.program(binary()),
         Some((program, args)) => {
             let mut command = home.program(program);
@@ -231,7 +233,7 @@ async fn spawn(home: &Home, options: &Options) -> (Child, JoinHandle<()>, Vec<St
         command.arg("--listen").arg(format!("unix:{}", home.socket().display()));
         command.args(["--listen", "127.0.0.1:0"]);
     }
-    let stderr = std::fs::OpenOptions::new().create(true).append(true).open(stderr_of(home));
+    let stderr = std::fs::OpenOptions::new().create(true).append(true).open(stderr_path(home));
     command.args(&options.args).envs(options.env.clone());
     command.stderr(Stdio::from(stderr.expect("the directory can be written")));
     let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?} does not start: {error}"));
@@ -244,7 +246,7 @@ async fn spawn(home: &Home, options: &Options) -> (Child, JoinHandle<()>, Vec<St
             Some(line) if line.starts_with("listening on ") => listening.push(line),
             Some(_) => {}
             None => {
-                let complaints = std::fs::read_to_string(stderr_of(home)).unwrap_or_default();
+                let complaints = std::fs::read_to_string(stderr_path(home)).unwrap_or_default();
                 panic!("the daemon ended before it listened: {complaints}");
             }
         }

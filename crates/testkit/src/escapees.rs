@@ -3,8 +3,8 @@
 
 use serde_json::Value;
 
-use crate::home::Home;
-use crate::{poll, script};
+use crate::home::TestHome;
+use crate::{poll_until, script};
 
 /// The six kinds.
 pub const KINDS: [&str; 6] =
@@ -13,8 +13,8 @@ pub const KINDS: [&str; 6] =
 const PROGRAM: &str = include_str!("escapees.py");
 
 /// A step of `script` that lets `count` of a kind loose.
-pub fn step(home: &Home, kind: &str, count: usize) -> Value {
-    let (program, folder) = (home.beside("escapees.py"), home.beside("escaped"));
+pub fn spawn_step(home: &TestHome, kind: &str, count: usize) -> Value {
+    let (program, folder) = (home.sibling_path("escapees.py"), home.sibling_path("escaped"));
     std::fs::write(&program, PROGRAM).expect("the directory can be written");
     std::fs::create_dir_all(&folder).expect("the directory can be written");
     let path = |path: std::path::PathBuf| path.to_str().expect("a plain name").to_owned();
@@ -23,9 +23,9 @@ pub fn step(home: &Home, kind: &str, count: usize) -> Value {
 }
 
 /// Waits until so many of a kind are what they want to be, in all that were let loose in this home.
-pub async fn loose(home: &Home, kind: &str, count: usize) {
-    let folder = home.beside("escaped");
-    poll(&format!("{count} times {kind}"), async || {
+pub async fn wait_until_loose(home: &TestHome, kind: &str, count: usize) {
+    let folder = home.sibling_path("escaped");
+    poll_until(&format!("{count} times {kind}"), async || {
         let names = std::fs::read_dir(&folder).expect("the directory is there").flatten();
         let of_kind =
             names.filter(|entry| entry.file_name().to_string_lossy().starts_with(&format!("{kind}.")));
@@ -40,19 +40,19 @@ mod tests {
 
     #[tokio::test]
     async fn each_kind_gets_loose_and_is_found_by_its_home_and_ends_with_it() {
-        let home = Home::new();
+        let home = TestHome::new();
         for kind in KINDS {
-            let step = step(&home, kind, 2);
+            let step = spawn_step(&home, kind, 2);
             let argv: Vec<_> = step["spawn"]["argv"].as_array().into_iter().flatten().collect();
             let argv: Vec<_> = argv.into_iter().filter_map(Value::as_str).collect();
             let mut program = home.program(argv[0]);
             program.args(&argv[1..]);
             // Kept until here: it is killed when it is dropped, and may have just begun.
-            let started = crate::Running::spawn(program);
-            loose(&home, kind, 2).await;
+            let started = crate::TestCommand::spawn(program);
+            wait_until_loose(&home, kind, 2).await;
             drop(started);
         }
-        let directory = home.beside("escaped");
+        let directory = home.sibling_path("escaped");
         for kind in KINDS {
             let found = home.processes();
             let alive = found.iter().filter(|one| one.args.iter().any(|arg| arg == kind)).count();
@@ -60,7 +60,7 @@ mod tests {
         }
         drop(home);
         let name = directory.display().to_string();
-        let is_left = || crate::processes::all().iter().any(|one| one.args.contains(&name));
-        poll("their end", async || (!is_left()).then_some(())).await;
+        let is_left = || crate::processes::all_processes().iter().any(|one| one.args.contains(&name));
+        poll_until("their end", async || (!is_left()).then_some(())).await;
     }
 }

@@ -2,93 +2,93 @@
 
 use serde_json::{Value, json};
 
-use crate::client::{Answer, Client};
-use crate::session::{Session, Workspace};
-use crate::stream::{Event, Stream};
+use crate::client::{TestClient, TestResponse};
+use crate::session::{TestSession, TestWorkspace};
+use crate::stream::{TestEvent, TestEventStream};
 
 /// Several sessions that work together.
 #[derive(Debug, Clone)]
-pub struct Fleet {
+pub struct TestFleet {
     /// Who asks.
-    pub client: Client,
+    pub client: TestClient,
     /// Its project.
     pub workspace: String,
     /// Its id.
     pub id: String,
 }
 
-impl Workspace {
+impl TestWorkspace {
     /// Starts a fleet from its file.
-    pub async fn fleet(&self, file: &str) -> Fleet {
+    pub async fn fleet(&self, file: &str) -> TestFleet {
         let fleet = self.try_fleet(file).await.expect(201);
         let id = fleet["id"].as_str().expect("a fleet has an id").to_owned();
-        Fleet { client: self.client.clone(), workspace: self.id.clone(), id }
+        TestFleet { client: self.client.clone(), workspace: self.id.clone(), id }
     }
 
     /// Starts a fleet from its file, if it is allowed.
-    pub async fn try_fleet(&self, file: &str) -> Answer {
-        let client = self.client.with("content-type", "application/yaml");
-        client.demand(hyper::Method::POST, &self.at("/fleets"), Some(file.to_owned().into())).await
+    pub async fn try_fleet(&self, file: &str) -> TestResponse {
+        let client = self.client.with_header("content-type", "application/yaml");
+        client.request(hyper::Method::POST, &self.path("/fleets"), Some(file.to_owned().into())).await
     }
 }
 
-impl Fleet {
+impl TestFleet {
     /// A path below it.
-    pub fn at(&self, rest: &str) -> String {
+    pub fn path(&self, rest: &str) -> String {
         format!("/v1/workspaces/{}/fleets/{}{rest}", self.workspace, self.id)
     }
 
     /// As it stands.
     pub async fn show(&self) -> Value {
-        self.client.get(&self.at("")).await.expect(200)
+        self.client.get(&self.path("")).await.expect(200)
     }
 
     /// One of its sessions.
-    pub async fn session(&self, name: &str) -> Session {
+    pub async fn session(&self, name: &str) -> TestSession {
         let id = self.show().await["sessions"][name]["session_id"]
             .as_str()
             .expect("it has that session")
             .to_owned();
-        Session { client: self.client.clone(), workspace: self.workspace.clone(), id }
+        TestSession { client: self.client.clone(), workspace: self.workspace.clone(), id }
     }
 
     /// The prompts that a session was given, in order.
-    pub async fn told(&self, name: &str) -> Vec<String> {
+    pub async fn prompts_of(&self, name: &str) -> Vec<String> {
         let runs = self.session(name).await.runs().await;
         runs.iter().map(|run| run["prompt"].as_str().expect("a run has a prompt").to_owned()).collect()
     }
 
     /// Everything that happened in its workspace, from the beginning, and then live.
-    pub async fn stream(&self) -> Stream {
+    pub async fn stream(&self) -> TestEventStream {
         self.client.stream(&format!("/v1/workspaces/{}/events?after=0", self.workspace)).await
     }
 
     /// Whether an event is the fleet's own.
-    pub fn owns(&self, event: &Event) -> bool {
+    pub fn owns(&self, event: &TestEvent) -> bool {
         event.data["fleet_id"] == self.id.as_str()
     }
 
     /// Its own events, once one of them is of this kind.
-    pub async fn until(&self, kind: &str) -> Vec<Event> {
+    pub async fn events_until(&self, kind: &str) -> Vec<TestEvent> {
         let mut stream = self.stream().await;
         let seen = stream.until(kind, |event| event.kind == kind && self.owns(event)).await;
         seen.into_iter().filter(|event| self.owns(event)).collect()
     }
 
     /// How it ended.
-    pub async fn ended(&self) -> Value {
-        self.until("fleet.finished").await;
+    pub async fn wait_for_end(&self) -> Value {
+        self.events_until("fleet.finished").await;
         self.show().await
     }
 
     /// Cancels it.
     pub async fn cancel(&self) -> Value {
-        self.client.post(&self.at("/cancel"), &json!({})).await.expect(200)
+        self.client.post(&self.path("/cancel"), &json!({})).await.expect(200)
     }
 
     /// The id of the question that it asks a person, once it does.
-    pub async fn asked(&self) -> String {
-        let events = self.until("ask.opened").await;
+    pub async fn wait_for_ask(&self) -> String {
+        let events = self.events_until("ask.opened").await;
         let opened = events.iter().find(|event| event.kind == "ask.opened").expect("it was waited for");
         opened.data["id"].as_str().expect("an ask has an id").to_owned()
     }

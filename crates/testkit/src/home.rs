@@ -26,11 +26,11 @@ pub fn binary() -> PathBuf {
 
 /// A directory of our own with a home (not made yet), a project and a user's home in it.
 #[derive(Debug)]
-pub struct Home {
+pub struct TestHome {
     dir: tempfile::TempDir,
 }
 
-impl Home {
+impl TestHome {
     /// A new one. Below `/tmp`, whatever `TMPDIR` says: the path of a socket has room for 107 bytes.
     pub fn new() -> Self {
         let dir = tempfile::Builder::new().prefix("qd").tempdir_in("/tmp").expect("/tmp can be written");
@@ -49,12 +49,12 @@ impl Home {
     }
 
     /// An empty directory, for a workspace.
-    pub fn work(&self) -> PathBuf {
+    pub fn project_dir(&self) -> PathBuf {
         self.dir.path().join("work")
     }
 
     /// A path beside the home, for whatever else a test needs.
-    pub fn beside(&self, name: &str) -> PathBuf {
+    pub fn sibling_path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
@@ -70,13 +70,13 @@ impl Home {
         command
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
-            .env("HOME", self.beside("user"))
-            .env("XDG_CONFIG_HOME", self.beside("user/config"))
-            .env("XDG_DATA_HOME", self.beside("user/data"))
+            .env("HOME", self.sibling_path("user"))
+            .env("XDG_CONFIG_HOME", self.sibling_path("user/config"))
+            .env("XDG_DATA_HOME", self.sibling_path("user/data"))
             .env("QD_HOME", self.path())
             .env("QD", binary())
             .env("RUST_BACKTRACE", "1")
-            .current_dir(self.work())
+            .current_dir(self.project_dir())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -92,29 +92,29 @@ impl Home {
     }
 
     /// Runs `qd` to its end.
-    pub async fn qd(&self, args: &[&str]) -> Output {
-        self.start(args).end().await
+    pub async fn qd(&self, args: &[&str]) -> TestCommandOutput {
+        self.start(args).wait().await
     }
 
     /// Runs `qd` to its end, with `input` on its stdin.
-    pub async fn qd_with_input(&self, args: &[&str], input: &str) -> Output {
+    pub async fn qd_with_input(&self, args: &[&str], input: &str) -> TestCommandOutput {
         let mut command = self.command(args);
         command.stdin(Stdio::piped());
-        let mut running = Running::spawn(command);
+        let mut running = TestCommand::spawn(command);
         running.feed(input).await;
-        running.end().await
+        running.wait().await
     }
 
     /// Runs a line of shell to its end; `$QD` is the binary.
-    pub async fn shell(&self, line: &str) -> Output {
+    pub async fn shell(&self, line: &str) -> TestCommandOutput {
         let mut command = self.program("bash");
         command.args(["-c", line]);
-        Running::spawn(command).end().await
+        TestCommand::spawn(command).wait().await
     }
 
     /// Starts `qd` and leaves it running.
-    pub fn start(&self, args: &[&str]) -> Running {
-        Running::spawn(self.command(args))
+    pub fn start(&self, args: &[&str]) -> TestCommand {
+        TestCommand::spawn(self.command(args))
     }
 
     /// The pid of the daemon that answers on the socket now.
@@ -165,13 +165,13 @@ impl Home {
     }
 }
 
-impl Default for Home {
+impl Default for TestHome {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Drop for Home {
+impl Drop for TestHome {
     fn drop(&mut self) {
         for pid in self.daemon_pid().into_iter().chain(self.worker_pids()) {
             signal(pid, Signal::KILL);
@@ -202,7 +202,7 @@ pub fn signal(pid: u32, signal: Signal) {
 
 /// What a command left behind.
 #[derive(Debug)]
-pub struct Output {
+pub struct TestCommandOutput {
     /// Its exit code; none if a signal ended it.
     pub code: Option<i32>,
     /// What it wrote to stdout.
@@ -211,10 +211,10 @@ pub struct Output {
     pub stderr: String,
 }
 
-impl Output {
+impl TestCommandOutput {
     /// Its stdout, if it ended with `code`.
     #[track_caller]
-    pub fn exits(self, code: i32) -> String {
+    pub fn expect_exit(self, code: i32) -> String {
         assert_eq!(self.code, Some(code), "{self:#?}");
         self.stdout
     }
@@ -222,7 +222,7 @@ impl Output {
     /// Its stdout, if all went well.
     #[track_caller]
     pub fn ok(self) -> String {
-        self.exits(0)
+        self.expect_exit(0)
     }
 
     /// Its stdout as one JSON value, if all went well.
@@ -243,16 +243,16 @@ impl Output {
 
 /// A command that runs. It is killed if it is dropped before its end.
 #[derive(Debug)]
-pub struct Running {
+pub struct TestCommand {
     child: Child,
-    seen: String,
+    read_stdout: String,
 }
 
-impl Running {
+impl TestCommand {
     /// Starts it.
     pub fn spawn(mut command: Command) -> Self {
         let child = command.spawn().unwrap_or_else(|error| panic!("{command:?} does not start: {error}"));
-        Self { child, seen: String::new() }
+        Self { child, read_stdout: String::new() }
     }
 
     /// Its pid, while it lives.
@@ -273,13 +273,13 @@ impl Running {
     }
 
     /// What has been waited for on stdout so far.
-    pub fn said(&self) -> &str {
-        &self.seen
+    pub fn stdout_so_far(&self) -> &str {
+        &self.read_stdout
     }
 
     /// Waits until `text` has come on stdout.
-    pub async fn says(&mut self, text: &str) {
-        let Self { child, seen } = self;
+    pub async fn wait_for_stdout(&mut self, text: &str) {
+        let Self { child, read_stdout: seen } = self;
         let stdout = child.stdout.as_mut().expect("its stdout is piped");
         within(&format!("{text:?} on stdout"), async {
             while !seen.contains(text) {
@@ -293,9 +293,9 @@ impl Running {
     }
 
     /// Waits for its end, and for the end of its pipes: who still holds one is waited for too.
-    pub async fn end(mut self) -> Output {
+    pub async fn wait(mut self) -> TestCommandOutput {
         let (mut out, mut err) = (self.child.stdout.take(), self.child.stderr.take());
-        let (mut stdout, mut stderr) = (std::mem::take(&mut self.seen).into_bytes(), Vec::new());
+        let (mut stdout, mut stderr) = (std::mem::take(&mut self.read_stdout).into_bytes(), Vec::new());
         let all = async {
             let stdout = async {
                 if let Some(out) = &mut out {
@@ -310,11 +310,11 @@ impl Running {
             let ((), (), status) = tokio::join!(stdout, stderr, self.child.wait());
             status.expect("a child can be waited for")
         };
-        let ended = tokio::time::timeout(crate::LIMIT, all).await;
+        let ended = tokio::time::timeout(crate::WAIT_LIMIT, all).await;
         let (stdout, stderr) =
             (String::from_utf8_lossy(&stdout).into(), String::from_utf8_lossy(&stderr).into());
         match ended {
-            Ok(status) => Output { code: status.code(), stdout, stderr },
+            Ok(status) => TestCommandOutput { code: status.code(), stdout, stderr },
             Err(_) => panic!("{:?} does not end; stdout {stdout:?}, stderr {stderr:?}", self.child),
         }
     }

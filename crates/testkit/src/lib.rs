@@ -20,61 +20,61 @@
 //! - [`terminal`]: a real terminal, by tmux.
 //! - [`figures`], [`raw_log`], [`wire`]: what the benchmarks are made of: tables, the disk as a limit, one connection.
 
+pub mod benchmark_figures;
+pub mod blocking_connection;
 pub mod client;
-pub mod clis;
 pub mod daemon;
 pub mod escapees;
-pub mod figures;
 pub mod fleet;
 pub mod home;
+pub mod journal_rules;
 pub mod mcp;
 pub mod model;
-mod pieces;
 pub mod processes;
 pub mod proxy;
 pub mod random;
 pub mod raw_log;
-pub mod remote;
-pub mod rules;
+pub mod real_agents;
+pub mod remote_agent;
+mod response_body;
 pub mod script;
 pub mod session;
 pub mod stream;
 pub mod terminal;
-pub mod wire;
 
 use std::time::Duration;
 
-pub use client::{Answer, Client};
-pub use clis::{Cli, Clis};
-pub use daemon::{Daemon, Options};
-pub use figures::Table;
-pub use fleet::Fleet;
-pub use home::{Home, Output, Running};
-pub use mcp::Mcp;
-pub use model::Model;
-pub use processes::Process;
-pub use proxy::Proxy;
-pub use random::Random;
+pub use benchmark_figures::BenchmarkTable;
+pub use blocking_connection::BlockingConnection;
+pub use client::{TestClient, TestResponse};
+pub use daemon::{TestDaemon, TestDaemonOptions};
+pub use fleet::TestFleet;
+pub use home::{TestCommand, TestCommandOutput, TestHome};
+pub use mcp::TestMcpClient;
+pub use model::FakeModel;
+pub use processes::ObservedProcess;
+pub use proxy::TestProxy;
+pub use random::SeededRandom;
 pub use raw_log::RawLog;
-pub use remote::Remote;
-pub use session::{Session, Workspace};
-pub use stream::{Event, Stream};
-pub use terminal::Terminal;
-pub use wire::Wire;
+pub use real_agents::{InstalledAgents, RealAgent};
+pub use remote_agent::FakeRemoteAgent;
+pub use session::{TestSession, TestWorkspace};
+pub use stream::{TestEvent, TestEventStream};
+pub use terminal::TestTerminal;
 
 /// How long a test waits for anything. It is a net and not an expectation: whoever meets it has failed.
-pub const LIMIT: Duration = Duration::from_secs(30);
+pub const WAIT_LIMIT: Duration = Duration::from_secs(30);
 
 /// Waits for `future`, and fails with `what` if it does not come.
 pub async fn within<F: Future>(what: &str, future: F) -> F::Output {
-    match tokio::time::timeout(LIMIT, future).await {
+    match tokio::time::timeout(WAIT_LIMIT, future).await {
         Ok(value) => value,
-        Err(_) => panic!("waited {LIMIT:?} in vain for {what}"),
+        Err(_) => panic!("waited {WAIT_LIMIT:?} in vain for {what}"),
     }
 }
 
 /// Tries `probe` again and again until it gives something. Only for what sends no event: a process, a screen, a file.
-pub async fn poll<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
+pub async fn poll_until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
     const PAUSE: Duration = Duration::from_millis(10);
     within(what, async {
         loop {

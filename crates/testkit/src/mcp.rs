@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout};
 
-use crate::{Home, Session, within};
+use crate::{TestHome, TestSession, within};
 
 /// The variable with a session's token.
 pub const TOKEN_VAR: &str = "QD_SESSION_TOKEN";
@@ -16,46 +16,46 @@ const VERSION: &str = "2025-06-18";
 
 /// A process `qd mcp` and our end of it. It is killed if it is dropped before its end.
 #[derive(Debug)]
-pub struct Mcp {
+pub struct TestMcpClient {
     child: Child,
     stdin: Option<ChildStdin>,
     stdout: Lines<BufReader<ChildStdout>>,
-    last: u64,
-    early: HashMap<u64, Value>,
+    last_id: u64,
+    early_responses: HashMap<u64, Value>,
     /// Notifications that have come, in order.
-    pub told: Vec<Value>,
+    pub notifications: Vec<Value>,
 }
 
 /// The token of a session whose agent was given the tools.
-pub fn token_of(home: &Home, session: &str) -> String {
+pub fn session_token(home: &TestHome, session: &str) -> String {
     let path = home.path().join("secrets").join(format!("{session}.token"));
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-impl Mcp {
+impl TestMcpClient {
     /// With the user's rights.
-    pub async fn user(home: &Home) -> Self {
+    pub async fn as_user(home: &TestHome) -> Self {
         Self::start(home, None).await
     }
 
     /// With the rights of a session whose agent was given the tools.
-    pub async fn session(home: &Home, session: &Session) -> Self {
-        Self::start(home, Some(&token_of(home, &session.id))).await
+    pub async fn as_session(home: &TestHome, session: &TestSession) -> Self {
+        Self::start(home, Some(&session_token(home, &session.id))).await
     }
 
     /// With this token, past the handshake.
-    pub async fn start(home: &Home, token: Option<&str>) -> Self {
+    pub async fn start(home: &TestHome, token: Option<&str>) -> Self {
         let mut mcp = Self::spawn(home, token);
         let about = json!({ "name": "testkit", "version": "1" });
         let hello = json!({ "protocolVersion": VERSION, "capabilities": {}, "clientInfo": about });
-        let told = mcp.ask("initialize", hello).await;
+        let told = mcp.request("initialize", hello).await;
         assert_eq!(told["result"]["serverInfo"]["name"], "quarterdeck", "{told}");
         mcp.send(&json!({ "jsonrpc": "2.0", "method": "notifications/initialized" })).await;
         mcp
     }
 
     /// Before the handshake.
-    pub fn spawn(home: &Home, token: Option<&str>) -> Self {
+    pub fn spawn(home: &TestHome, token: Option<&str>) -> Self {
         let mut command = home.command(&["mcp"]);
         if let Some(token) = token {
             command.env(TOKEN_VAR, token);
@@ -64,7 +64,7 @@ impl Mcp {
         let mut child = command.spawn().expect("qd starts");
         let stdin = child.stdin.take();
         let stdout = BufReader::new(child.stdout.take().expect("a pipe")).lines();
-        Self { child, stdin, stdout, last: 0, early: HashMap::new(), told: Vec::new() }
+        Self { child, stdin, stdout, last_id: 0, early_responses: HashMap::new(), notifications: Vec::new() }
     }
 
     /// Sends a message as it is.
@@ -74,43 +74,43 @@ impl Mcp {
     }
 
     /// Begins a request; gives its id.
-    pub async fn begin(&mut self, method: &str, params: Value) -> u64 {
-        self.last += 1;
-        let id = self.last;
+    pub async fn begin_request(&mut self, method: &str, params: Value) -> u64 {
+        self.last_id += 1;
+        let id = self.last_id;
         self.send(&json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params })).await;
         id
     }
 
     /// Waits for the answer to a request.
-    pub async fn answer(&mut self, id: u64) -> Value {
+    pub async fn wait_for_response(&mut self, id: u64) -> Value {
         loop {
-            if let Some(answer) = self.early.remove(&id) {
+            if let Some(answer) = self.early_responses.remove(&id) {
                 return answer;
             }
             let line = within("an answer of qd mcp", self.stdout.next_line()).await.expect("it can be read");
             let message: Value =
                 serde_json::from_str(&line.expect("it has not ended")).expect("only messages on stdout");
             match message["id"].as_u64() {
-                Some(id) => drop(self.early.insert(id, message)),
-                None => self.told.push(message),
+                Some(id) => drop(self.early_responses.insert(id, message)),
+                None => self.notifications.push(message),
             }
         }
     }
 
     /// A request and its answer.
-    pub async fn ask(&mut self, method: &str, params: Value) -> Value {
-        let id = self.begin(method, params).await;
-        self.answer(id).await
+    pub async fn request(&mut self, method: &str, params: Value) -> Value {
+        let id = self.begin_request(method, params).await;
+        self.wait_for_response(id).await
     }
 
     /// Begins a call of a tool.
     pub async fn begin_call(&mut self, tool: &str, arguments: Value) -> u64 {
-        self.begin("tools/call", json!({ "name": tool, "arguments": arguments })).await
+        self.begin_request("tools/call", json!({ "name": tool, "arguments": arguments })).await
     }
 
     /// What a call came to, which must be well.
-    pub async fn result(&mut self, id: u64) -> Value {
-        let answer = self.answer(id).await;
+    pub async fn wait_for_result(&mut self, id: u64) -> Value {
+        let answer = self.wait_for_response(id).await;
         let result = &answer["result"];
         assert_ne!(result["isError"], true, "{answer}");
         let text = result["content"][0]["text"].as_str().unwrap_or_else(|| panic!("a text: {answer}"));
@@ -122,13 +122,13 @@ impl Mcp {
     /// Calls a tool, which must go well.
     pub async fn call(&mut self, tool: &str, arguments: Value) -> Value {
         let id = self.begin_call(tool, arguments).await;
-        self.result(id).await
+        self.wait_for_result(id).await
     }
 
     /// Calls a tool, which must be refused with this code; gives the message.
-    pub async fn refused(&mut self, tool: &str, arguments: Value, code: &str) -> String {
+    pub async fn call_refused(&mut self, tool: &str, arguments: Value, code: &str) -> String {
         let id = self.begin_call(tool, arguments).await;
-        let answer = self.answer(id).await;
+        let answer = self.wait_for_response(id).await;
         assert_eq!(answer["result"]["isError"], true, "{answer}");
         let error = &answer["result"]["structuredContent"]["error"];
         assert_eq!(error["code"], code, "{answer}");
@@ -136,7 +136,7 @@ impl Mcp {
     }
 
     /// Hangs up, and gives its exit code.
-    pub async fn end(mut self) -> Option<i32> {
+    pub async fn close(mut self) -> Option<i32> {
         drop(self.stdin.take());
         within("the end of qd mcp", self.child.wait()).await.expect("it ends").code()
     }

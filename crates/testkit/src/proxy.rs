@@ -10,7 +10,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 /// What becomes of connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mood {
+enum ProxyMode {
     /// They are passed on.
     Pass,
     /// They stay, and nothing gets through; new ones are taken and never answered. So looks a network that is gone.
@@ -21,28 +21,28 @@ enum Mood {
 
 /// A proxy in front of one address. It ends with its value.
 #[derive(Debug)]
-pub struct Proxy {
+pub struct TestProxy {
     address: SocketAddr,
-    mood: watch::Sender<Mood>,
+    mode: watch::Sender<ProxyMode>,
     target: watch::Sender<SocketAddr>,
     accept: JoinHandle<()>,
 }
 
-impl Proxy {
+impl TestProxy {
     /// One that passes everything on.
     pub async fn start(target: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has a free port");
         let address = listener.local_addr().expect("it is bound");
-        let (mood, moods) = watch::channel(Mood::Pass);
+        let (mood, moods) = watch::channel(ProxyMode::Pass);
         let (target, targets) = watch::channel(target);
         let accept = tokio::spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((caller, _)) = listener.accept().await {
-                connections.spawn(carry(caller, *targets.borrow(), moods.clone()));
+                connections.spawn(relay_connection(caller, *targets.borrow(), moods.clone()));
                 while connections.try_join_next().is_some() {}
             }
         });
-        Self { address, mood, target, accept }
+        Self { address, mode: mood, target, accept }
     }
 
     /// Where it listens.
@@ -51,36 +51,36 @@ impl Proxy {
     }
 
     /// From now on it leads elsewhere: a daemon that was started again may have another port.
-    pub fn lead_to(&self, target: SocketAddr) {
+    pub fn set_target(&self, target: SocketAddr) {
         self.target.send_replace(target);
     }
 
     /// Passes everything on.
     pub fn pass(&self) {
-        self.mood.send_replace(Mood::Pass);
+        self.mode.send_replace(ProxyMode::Pass);
     }
 
     /// Lets nothing through, and tells nobody.
     pub fn hold(&self) {
-        self.mood.send_replace(Mood::Hold);
+        self.mode.send_replace(ProxyMode::Hold);
     }
 
     /// Ends every connection, and every new one.
     pub fn cut(&self) {
-        self.mood.send_replace(Mood::Cut);
+        self.mode.send_replace(ProxyMode::Cut);
     }
 }
 
-impl Drop for Proxy {
+impl Drop for TestProxy {
     fn drop(&mut self) {
         self.accept.abort();
     }
 }
 
-async fn carry(caller: TcpStream, target: SocketAddr, moods: watch::Receiver<Mood>) {
+async fn relay_connection(caller: TcpStream, target: SocketAddr, moods: watch::Receiver<ProxyMode>) {
     let mut cut = moods.clone();
     let both = async {
-        passing(&mut moods.clone()).await;
+        wait_until_passing(&mut moods.clone()).await;
         let Ok(callee) = TcpStream::connect(target).await else { return };
         // Who measures nothing here still must not be slowed down by us.
         let _undelayed = (caller.set_nodelay(true), callee.set_nodelay(true));
@@ -93,7 +93,7 @@ async fn carry(caller: TcpStream, target: SocketAddr, moods: watch::Receiver<Moo
     };
     tokio::select! {
         () = both => {}
-        _ = cut.wait_for(|mood| *mood == Mood::Cut) => {}
+        _ = cut.wait_for(|mood| *mood == ProxyMode::Cut) => {}
     }
 }
 
@@ -101,14 +101,14 @@ async fn carry(caller: TcpStream, target: SocketAddr, moods: watch::Receiver<Moo
 async fn copy(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
-    mut moods: watch::Receiver<Mood>,
+    mut moods: watch::Receiver<ProxyMode>,
 ) {
     let mut piece = vec![0; 16 << 10];
     loop {
-        passing(&mut moods).await;
+        wait_until_passing(&mut moods).await;
         let Ok(read) = from.read(&mut piece).await else { break };
         // What was read while it held is held too.
-        passing(&mut moods).await;
+        wait_until_passing(&mut moods).await;
         if read == 0 || to.write_all(&piece[..read]).await.is_err() {
             break;
         }
@@ -116,8 +116,8 @@ async fn copy(
     let _closed = to.shutdown().await;
 }
 
-async fn passing(moods: &mut watch::Receiver<Mood>) {
-    if moods.wait_for(|mood| *mood == Mood::Pass).await.is_err() {
+async fn wait_until_passing(moods: &mut watch::Receiver<ProxyMode>) {
+    if moods.wait_for(|mood| *mood == ProxyMode::Pass).await.is_err() {
         // The proxy is gone, and its connections with it.
         std::future::pending::<()>().await;
     }
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     /// A server that says everything again.
-    async fn parrot() -> SocketAddr {
+    async fn echo_server() -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(async move {
@@ -144,7 +144,7 @@ mod tests {
 
     #[tokio::test]
     async fn it_passes_holds_and_cuts() {
-        let proxy = Proxy::start(parrot().await).await;
+        let proxy = TestProxy::start(echo_server().await).await;
         let mut stream = TcpStream::connect(proxy.address()).await.unwrap();
         let mut word = [0; 2];
         stream.write_all(b"hi").await.unwrap();

@@ -3,16 +3,16 @@
 
 /// A stream of numbers that its seed determines.
 #[derive(Debug, Clone)]
-pub struct Random(u64);
+pub struct SeededRandom(u64);
 
-impl Random {
+impl SeededRandom {
     /// The stream of `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
     /// The seed in `QD_SEED` if there is one, else a fresh one out of the clock.
-    pub fn seed() -> u64 {
+    pub fn choose_seed() -> u64 {
         let given = std::env::var("QD_SEED").ok();
         given.map(|text| text.parse().expect("QD_SEED is a number")).unwrap_or_else(|| {
             let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -21,7 +21,7 @@ impl Random {
     }
 
     /// The next number. SplitMix64: every seed is a good one.
-    pub fn number(&mut self) -> u64 {
+    pub fn next_number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -31,7 +31,7 @@ impl Random {
 
     /// A number below `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
-        self.number() % bound.max(1)
+        self.next_number() % bound.max(1)
     }
 
     /// One of `items`.
@@ -47,8 +47,8 @@ mod tests {
 
     #[test]
     fn the_same_seed_gives_the_same_numbers() {
-        let (mut a, mut b) = (Random::new(7), Random::new(7));
-        assert!((0..100).all(|_| a.number() == b.number()));
+        let (mut a, mut b) = (SeededRandom::new(7), SeededRandom::new(7));
+        assert!((0..100).all(|_| a.next_number() == b.next_number()));
         assert!((0..100).all(|_| a.below(10) < 10));
     }
 }

@@ -17,24 +17,24 @@ const FILE_BYTES: u64 = 256 << 20;
 /// A log that can do nothing but be durable.
 #[derive(Debug)]
 pub struct RawLog {
-    shared: Arc<Shared>,
+    shared: Arc<RawLogState>,
     writer: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct RawLogState {
     file: File,
-    waiting: Mutex<Waiting>,
-    filled: Condvar,
+    queue: Mutex<RawLogQueue>,
+    not_empty: Condvar,
     /// Where the next record goes that shares its sync with nobody.
-    alone: AtomicU64,
+    sync_offset: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct RawLogQueue {
     records: Vec<u8>,
     callers: Vec<oneshot::Sender<()>>,
-    ends: bool,
+    is_closing: bool,
 }
 
 impl RawLog {
@@ -47,14 +47,14 @@ impl RawLog {
             file.write_all_at(&zeros, at).expect("the disk has room for the log");
         }
         file.sync_all().expect("the disk can be synced");
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(RawLogState {
             file,
-            waiting: Mutex::default(),
-            filled: Condvar::new(),
-            alone: AtomicU64::new(0),
+            queue: Mutex::default(),
+            not_empty: Condvar::new(),
+            sync_offset: AtomicU64::new(0),
         });
         let for_writer = Arc::clone(&shared);
-        let writer = std::thread::spawn(move || for_writer.write());
+        let writer = std::thread::spawn(move || for_writer.run_writer());
         Self { shared, writer: Some(writer) }
     }
 
@@ -66,13 +66,13 @@ impl RawLog {
             waiting.records.extend_from_slice(record);
             waiting.callers.push(synced);
         }
-        self.shared.filled.notify_one();
+        self.shared.not_empty.notify_one();
         wait.await.expect("the writer lives as long as the log");
     }
 
     /// One record written behind the last and synced, with nobody to share the sync.
     pub fn sync_one(&self, record: &[u8]) -> Duration {
-        let at = self.shared.alone.fetch_add(record.len() as u64, Relaxed) % (FILE_BYTES / 2);
+        let at = self.shared.sync_offset.fetch_add(record.len() as u64, Relaxed) % (FILE_BYTES / 2);
         let begun = Instant::now();
         self.shared.file.write_all_at(record, at).expect("the file can be written");
         self.shared.file.sync_data().expect("the disk can be synced");
@@ -80,7 +80,7 @@ impl RawLog {
     }
 
     /// Records of so many bytes per second, of producers that each wait for one before they make the next.
-    pub async fn flood(self: &Arc<Self>, producers: usize, bytes: usize, time: Duration) -> f64 {
+    pub async fn measure_throughput(self: &Arc<Self>, producers: usize, bytes: usize, time: Duration) -> f64 {
         let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let begun = Instant::now();
         let tasks: Vec<_> = (0..producers)
@@ -106,30 +106,30 @@ impl RawLog {
 
 impl Drop for RawLog {
     fn drop(&mut self) {
-        self.shared.lock().ends = true;
-        self.shared.filled.notify_one();
+        self.shared.lock().is_closing = true;
+        self.shared.not_empty.notify_one();
         if let Some(writer) = self.writer.take() {
             let _panicked = writer.join();
         }
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+impl RawLogState {
+    fn lock(&self) -> MutexGuard<'_, RawLogQueue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) {
+    fn run_writer(&self) {
         let mut at = 0;
         loop {
             let mut waiting = self.lock();
             while waiting.callers.is_empty() {
-                if waiting.ends {
+                if waiting.is_closing {
                     return;
                 }
-                waiting = self.filled.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+                waiting = self.not_empty.wait(waiting).unwrap_or_else(PoisonError::into_inner);
             }
-            let Waiting { records, callers, .. } = &mut *waiting;
+            let RawLogQueue { records, callers, .. } = &mut *waiting;
             let (records, callers) = (std::mem::take(records), std::mem::take(callers));
             drop(waiting);
             if at + records.len() as u64 > FILE_BYTES {

@@ -29,7 +29,7 @@ pub fn sleep(ms: u64) -> Value {
 }
 
 /// Waits for longer than any test does: only a cancel, a limit or a death ends it.
-pub fn forever() -> Value {
+pub fn sleep_forever() -> Value {
     sleep(600_000)
 }
 
@@ -134,7 +134,7 @@ pub fn spawn(argv: &[&str]) -> Value {
 }
 
 /// Starts a program that leaves its parent and its session, and says `pid N`.
-pub fn spawn_away(argv: &[&str]) -> Value {
+pub fn spawn_detached(argv: &[&str]) -> Value {
     json!({ "spawn": { "argv": argv, "setsid": true, "double_fork": true } })
 }
 
@@ -149,7 +149,7 @@ pub fn count(to: u64, every_ms: u64) -> Vec<Value> {
 }
 
 /// What [`count`] says in all.
-pub fn counted(to: u64) -> String {
+pub fn counted_text(to: u64) -> String {
     (0..to).map(|n| format!("{n} ")).collect()
 }
 

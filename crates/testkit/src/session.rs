@@ -3,34 +3,34 @@
 
 use serde_json::{Value, json};
 
-use crate::client::{Answer, Client};
+use crate::client::{TestClient, TestResponse};
 use crate::script::steps;
-use crate::stream::{Event, Stream};
+use crate::stream::{TestEvent, TestEventStream};
 
 /// A project directory that the daemon knows.
 #[derive(Debug, Clone)]
-pub struct Workspace {
+pub struct TestWorkspace {
     /// Who asks.
-    pub client: Client,
+    pub client: TestClient,
     /// Its id.
     pub id: String,
 }
 
-impl Workspace {
+impl TestWorkspace {
     /// A path below it.
-    pub fn at(&self, rest: &str) -> String {
+    pub fn path(&self, rest: &str) -> String {
         format!("/v1/workspaces/{}{rest}", self.id)
     }
 
     /// A new session.
-    pub async fn session(&self, agent: &str) -> Session {
+    pub async fn session(&self, agent: &str) -> TestSession {
         self.session_with(json!({ "agent": agent })).await
     }
 
     /// A new session with settings.
-    pub async fn session_with(&self, settings: Value) -> Session {
+    pub async fn session_with(&self, settings: Value) -> TestSession {
         let session = self.try_session(settings).await.expect(201);
-        Session {
+        TestSession {
             client: self.client.clone(),
             workspace: self.id.clone(),
             id: session["id"].as_str().expect("a session has an id").to_owned(),
@@ -38,70 +38,70 @@ impl Workspace {
     }
 
     /// A new session, if it is allowed.
-    pub async fn try_session(&self, settings: Value) -> Answer {
-        self.client.post(&self.at("/sessions"), &settings).await
+    pub async fn try_session(&self, settings: Value) -> TestResponse {
+        self.client.post(&self.path("/sessions"), &settings).await
     }
 
     /// Its event stream, attached; `query` begins with `?` or is empty.
-    pub async fn stream(&self, query: &str) -> Stream {
-        self.client.stream(&self.at(&format!("/events{query}"))).await.ready().await
+    pub async fn stream(&self, query: &str) -> TestEventStream {
+        self.client.stream(&self.path(&format!("/events{query}"))).await.wait_until_ready().await
     }
 }
 
 /// A conversation.
 #[derive(Debug, Clone)]
-pub struct Session {
+pub struct TestSession {
     /// Who asks.
-    pub client: Client,
+    pub client: TestClient,
     /// Its project.
     pub workspace: String,
     /// Its id.
     pub id: String,
 }
 
-impl Session {
+impl TestSession {
     /// A path below the session.
-    pub fn at(&self, rest: &str) -> String {
+    pub fn path(&self, rest: &str) -> String {
         format!("/v1/workspaces/{}/sessions/{}{rest}", self.workspace, self.id)
     }
 
     /// A path below what its agent does.
-    pub fn agent(&self, rest: &str) -> String {
+    pub fn agent_path(&self, rest: &str) -> String {
         format!("/v1/workspaces/{}/agent/sessions/{}{rest}", self.workspace, self.id)
     }
 
     /// A path below its project.
-    pub fn project(&self, rest: &str) -> String {
+    pub fn workspace_path(&self, rest: &str) -> String {
         format!("/v1/workspaces/{}{rest}", self.workspace)
     }
 
     /// The same session, asked by another client.
     #[must_use]
-    pub fn by(&self, client: Client) -> Self {
+    pub fn with_client(&self, client: TestClient) -> Self {
         Self { client, ..self.clone() }
     }
 
     /// A new session below this one.
-    pub async fn child(&self, mut settings: Value) -> Session {
+    pub async fn create_child(&self, mut settings: Value) -> TestSession {
         settings["parent"] = json!(self.id);
-        Workspace { client: self.client.clone(), id: self.workspace.clone() }.session_with(settings).await
+        TestWorkspace { client: self.client.clone(), id: self.workspace.clone() }.session_with(settings).await
     }
 
     /// Prompts it, if it takes prompts.
-    pub async fn try_prompt(&self, prompt: &str) -> Answer {
+    pub async fn try_prompt(&self, prompt: &str) -> TestResponse {
         self.post_run(&json!({ "prompt": prompt })).await
     }
 
     /// Prompts it under a name of our own, if it takes that.
-    pub async fn try_prompt_as(&self, run: &str, prompt: &str) -> Answer {
+    pub async fn try_prompt_as(&self, run: &str, prompt: &str) -> TestResponse {
         self.post_run(&json!({ "prompt": prompt, "run_id": run })).await
     }
 
     /// Prompts it with any body but its id.
-    pub async fn post_run(&self, body: &Value) -> Answer {
+    pub async fn post_run(&self, body: &Value) -> TestResponse {
         let mut body = body.clone();
         body["session_id"] = json!(self.id);
-        self.client.post(&self.project("/agent"), &body).await
+        self.client.post(&self.workspace_path("/agent"), &body).await
     }
 
     /// Prompts it; gives the run.
@@ -111,49 +111,49 @@ impl Session {
     }
 
     /// Prompts a `script` session with steps; gives the run.
-    pub async fn script(&self, script: &[Value]) -> String {
+    pub async fn prompt_script(&self, script: &[Value]) -> String {
         self.prompt(&steps(script)).await
     }
 
     /// Prompts a `script` session with steps, under a name of our own; gives the run.
-    pub async fn script_as(&self, run: &str, script: &[Value]) -> String {
+    pub async fn prompt_script_as(&self, run: &str, script: &[Value]) -> String {
         self.try_prompt_as(run, &steps(script)).await.expect(202);
         run.to_owned()
     }
 
     /// Prompts a `script` session with steps and waits; gives the run as it ended.
-    pub async fn play(&self, script: &[Value]) -> Value {
-        self.wait(&self.script(script).await).await
+    pub async fn run_script(&self, script: &[Value]) -> Value {
+        self.wait(&self.prompt_script(script).await).await
     }
 
     /// Waits for the end of a run, and gives it.
     pub async fn wait(&self, run: &str) -> Value {
-        self.client.get(&self.project(&format!("/runs/{run}/wait?timeout_s=25"))).await.expect(200)
+        self.client.get(&self.workspace_path(&format!("/runs/{run}/wait?timeout_s=25"))).await.expect(200)
     }
 
     /// A run as it stands.
     pub async fn run(&self, run: &str) -> Value {
-        self.client.get(&self.project(&format!("/runs/{run}"))).await.expect(200)
+        self.client.get(&self.workspace_path(&format!("/runs/{run}"))).await.expect(200)
     }
 
     /// Its runs.
     pub async fn runs(&self) -> Vec<Value> {
-        self.client.get(&self.project(&format!("/runs?session={}", self.id))).await.list()
+        self.client.get(&self.workspace_path(&format!("/runs?session={}", self.id))).await.list()
     }
 
     /// Cancels what it does.
     pub async fn cancel(&self) -> Value {
-        self.client.post_nothing(&self.agent("/cancel")).await.expect(200)
+        self.client.post_empty(&self.agent_path("/cancel")).await.expect(200)
     }
 
     /// Cancels one run.
     pub async fn cancel_run(&self, run: &str) -> Value {
-        self.client.post(&self.agent("/cancel"), &json!({ "run_id": run })).await.expect(200)
+        self.client.post(&self.agent_path("/cancel"), &json!({ "run_id": run })).await.expect(200)
     }
 
     /// Tells the running turn something, if it can be told.
-    pub async fn try_steer(&self, text: &str) -> Answer {
-        self.client.post(&self.agent("/steer"), &json!({ "text": text })).await
+    pub async fn try_steer(&self, text: &str) -> TestResponse {
+        self.client.post(&self.agent_path("/steer"), &json!({ "text": text })).await
     }
 
     /// Tells the running turn something.
@@ -163,37 +163,38 @@ impl Session {
 
     /// What waits.
     pub async fn queue(&self) -> Vec<Value> {
-        self.client.get(&self.agent("/queue")).await.list()
+        self.client.get(&self.agent_path("/queue")).await.list()
     }
 
     /// The session as it stands.
     pub async fn show(&self) -> Value {
-        self.client.get(&self.at("")).await.expect(200)
+        self.client.get(&self.path("")).await.expect(200)
     }
 
     /// Changes it.
     pub async fn patch(&self, change: Value) -> Value {
-        self.client.patch(&self.at(""), &change).await.expect(200)
+        self.client.patch(&self.path(""), &change).await.expect(200)
     }
 
     /// Closes it.
     pub async fn close(&self) {
-        let answer = self.client.delete(&self.at("")).await;
+        let answer = self.client.delete(&self.path("")).await;
         assert!(matches!(answer.status, 200 | 202 | 204), "{answer}");
     }
 
     /// Its messages.
     pub async fn messages(&self) -> Vec<Value> {
-        self.client.get(&self.at("/messages")).await.list()
+        self.client.get(&self.path("/messages")).await.list()
     }
 
     /// All its events, page by page.
-    pub async fn events(&self) -> Vec<Event> {
+    pub async fn events(&self) -> Vec<TestEvent> {
         let (mut events, mut after) = (Vec::new(), 0);
         loop {
             let page =
-                self.client.get(&self.at(&format!("/events?after={after}&limit=500"))).await.expect(200);
-            let more: Vec<Event> = serde_json::from_value(page["events"].clone()).expect("a page of events");
+                self.client.get(&self.path(&format!("/events?after={after}&limit=500"))).await.expect(200);
+            let more: Vec<TestEvent> =
+                serde_json::from_value(page["events"].clone()).expect("a page of events");
             if more.is_empty() {
                 return events;
             }
@@ -203,50 +204,50 @@ impl Session {
     }
 
     /// Its events of one run.
-    pub async fn events_of(&self, run: &str) -> Vec<Event> {
+    pub async fn events_of(&self, run: &str) -> Vec<TestEvent> {
         let mut events = self.events().await;
         events.retain(|event| event.run_id.as_deref() == Some(run));
         events
     }
 
     /// Its event stream, attached; `query` begins with `&` or is empty.
-    pub async fn stream(&self, query: &str) -> Stream {
-        let path = self.project(&format!("/events?session={}{query}", self.id));
-        self.client.stream(&path).await.ready().await
+    pub async fn stream(&self, query: &str) -> TestEventStream {
+        let path = self.workspace_path(&format!("/events?session={}{query}", self.id));
+        self.client.stream(&path).await.wait_until_ready().await
     }
 
     /// Waits until an event that `wanted` holds for is in its journal, and gives it.
-    pub async fn seen(&self, what: &str, wanted: impl FnMut(&Event) -> bool) -> Event {
+    pub async fn wait_for_event(&self, what: &str, wanted: impl FnMut(&TestEvent) -> bool) -> TestEvent {
         let mut events = self.stream("&after=0").await.until(what, wanted).await;
         events.pop().expect("`until` gives at least the event it waited for")
     }
 
     /// Waits until a run has an event of this kind, and gives it.
-    pub async fn seen_of(&self, run: &str, kind: &str) -> Event {
-        self.seen(&format!("{kind} of {run}"), |event| event.is(run, kind)).await
+    pub async fn wait_for_run_event(&self, run: &str, kind: &str) -> TestEvent {
+        self.wait_for_event(&format!("{kind} of {run}"), |event| event.is_of_run(run, kind)).await
     }
 
     /// Waits until the agent has received a run's prompt.
-    pub async fn started(&self, run: &str) {
-        self.seen_of(run, "run.started").await;
+    pub async fn wait_for_start(&self, run: &str) {
+        self.wait_for_run_event(run, "run.started").await;
     }
 
     /// Waits until a run asks something, and gives the ask's id.
-    pub async fn asked(&self, run: &str) -> String {
-        ask_id(&self.seen_of(run, "ask.opened").await)
+    pub async fn wait_for_ask(&self, run: &str) -> String {
+        ask_id(&self.wait_for_run_event(run, "ask.opened").await)
     }
 
     /// Plays one step that asks, answers it, and gives the run as it ended.
-    pub async fn answer_one(&self, step: Value, answer: Value) -> Value {
-        let run = self.script(&[step]).await;
-        let ask = self.asked(&run).await;
-        self.client.answer(&ask, &answer).await.expect(200);
+    pub async fn run_with_answer(&self, step: Value, answer: Value) -> Value {
+        let run = self.prompt_script(&[step]).await;
+        let ask = self.wait_for_ask(&run).await;
+        self.client.answer_ask(&ask, &answer).await.expect(200);
         self.wait(&run).await
     }
 }
 
 /// The id of the ask that an event is about.
 #[track_caller]
-pub fn ask_id(event: &Event) -> String {
+pub fn ask_id(event: &TestEvent) -> String {
     event.data["ask_id"].as_str().or(event.data["id"].as_str()).expect("it is an event of an ask").to_owned()
 }

@@ -10,12 +10,12 @@ use hyper::body::Incoming;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::client::Connection;
+use crate::client::TestConnection;
 use crate::within;
 
 /// One record of the journal, as a client sees it.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct Event {
+pub struct TestEvent {
     /// Its place.
     pub seq: u64,
     /// When.
@@ -32,54 +32,54 @@ pub struct Event {
     pub data: Value,
 }
 
-impl Event {
+impl TestEvent {
     /// Whether it is of this run and kind.
-    pub fn is(&self, run: &str, kind: &str) -> bool {
+    pub fn is_of_run(&self, run: &str, kind: &str) -> bool {
         self.run_id.as_deref() == Some(run) && self.kind == kind
     }
 }
 
 /// What a stream can bring.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Item {
+pub enum TestStreamItem {
     /// An event.
-    Event(Event),
+    Event(TestEvent),
     /// A comment, without its colon.
     Comment(String),
 }
 
 /// An open stream.
 #[derive(Debug)]
-pub struct Stream {
+pub struct TestEventStream {
     body: Incoming,
-    rest: BytesMut,
+    unparsed: BytesMut,
     /// Came while something else was waited for.
-    waiting: VecDeque<Event>,
+    pending: VecDeque<TestEvent>,
     is_ready: bool,
-    _connection: Connection,
+    _connection: TestConnection,
 }
 
-impl Stream {
-    pub(crate) fn new(connection: Connection, response: Response<Incoming>) -> Self {
+impl TestEventStream {
+    pub(crate) fn new(connection: TestConnection, response: Response<Incoming>) -> Self {
         let kind =
             response.headers().get("content-type").and_then(|value| value.to_str().ok()).unwrap_or_default();
         assert!(kind.starts_with("text/event-stream"), "a stream is text/event-stream, not {kind:?}");
         Self {
             body: response.into_body(),
-            rest: BytesMut::new(),
-            waiting: VecDeque::new(),
+            unparsed: BytesMut::new(),
+            pending: VecDeque::new(),
             is_ready: false,
             _connection: connection,
         }
     }
 
     /// Waits for the comment `ready`; events that come before it are kept.
-    pub async fn ready(mut self) -> Self {
+    pub async fn wait_until_ready(mut self) -> Self {
         within("`: ready`", async {
             while !self.is_ready {
-                match self.item().await.expect("the stream breaks before it is ready") {
-                    Some(Item::Event(event)) => self.waiting.push_back(event),
-                    Some(Item::Comment(_)) => {}
+                match self.next_item().await.expect("the stream breaks before it is ready") {
+                    Some(TestStreamItem::Event(event)) => self.pending.push_back(event),
+                    Some(TestStreamItem::Comment(_)) => {}
                     None => panic!("the stream ends before it is ready"),
                 }
             }
@@ -89,22 +89,22 @@ impl Stream {
     }
 
     /// The next event or comment; `None` at a clean end, an error if the connection broke.
-    pub async fn item(&mut self) -> Result<Option<Item>, hyper::Error> {
+    pub async fn next_item(&mut self) -> Result<Option<TestStreamItem>, hyper::Error> {
         loop {
-            if let Some(end) = self.rest.windows(2).position(|pair| pair == b"\n\n") {
-                let frame = self.rest.split_to(end + 2);
-                let item = parse(&String::from_utf8_lossy(&frame[..end]));
-                self.is_ready |= matches!(&item, Item::Comment(text) if text.trim() == "ready");
+            if let Some(end) = self.unparsed.windows(2).position(|pair| pair == b"\n\n") {
+                let frame = self.unparsed.split_to(end + 2);
+                let item = parse_frame(&String::from_utf8_lossy(&frame[..end]));
+                self.is_ready |= matches!(&item, TestStreamItem::Comment(text) if text.trim() == "ready");
                 return Ok(Some(item));
             }
             match self.body.frame().await {
                 None => {
-                    assert!(self.rest.is_empty(), "the stream ends within a frame: {:?}", self.rest);
+                    assert!(self.unparsed.is_empty(), "the stream ends within a frame: {:?}", self.unparsed);
                     return Ok(None);
                 }
                 Some(piece) => {
                     if let Some(data) = piece?.data_ref() {
-                        self.rest.extend_from_slice(data);
+                        self.unparsed.extend_from_slice(data);
                     }
                 }
             }
@@ -112,33 +112,35 @@ impl Stream {
     }
 
     /// The next event; `None` at a clean end, an error if the connection broke.
-    pub async fn try_next(&mut self) -> Result<Option<Event>, hyper::Error> {
-        if let Some(event) = self.waiting.pop_front() {
+    pub async fn try_next(&mut self) -> Result<Option<TestEvent>, hyper::Error> {
+        if let Some(event) = self.pending.pop_front() {
             return Ok(Some(event));
         }
         loop {
-            match self.item().await? {
-                Some(Item::Event(event)) => return Ok(Some(event)),
-                Some(Item::Comment(_)) => {}
+            match self.next_item().await? {
+                Some(TestStreamItem::Event(event)) => return Ok(Some(event)),
+                Some(TestStreamItem::Comment(_)) => {}
                 None => return Ok(None),
             }
         }
     }
 
     /// The next event.
-    pub async fn next(&mut self) -> Event {
+    pub async fn next(&mut self) -> TestEvent {
         let next = within("an event", self.try_next()).await.expect("the stream does not break");
         next.expect("the stream does not end")
     }
 
     /// Everything up to the first event that `last` holds for, which is the last one given.
-    pub async fn until(&mut self, what: &str, mut last: impl FnMut(&Event) -> bool) -> Vec<Event> {
+    pub async fn until(&mut self, what: &str, mut last: impl FnMut(&TestEvent) -> bool) -> Vec<TestEvent> {
         let mut seen = Vec::new();
         loop {
-            let next = tokio::time::timeout(crate::LIMIT, self.try_next()).await;
-            let Ok(next) = next else { panic!("waited in vain for {what}; seen: {}", tell(&seen)) };
+            let next = tokio::time::timeout(crate::WAIT_LIMIT, self.try_next()).await;
+            let Ok(next) = next else {
+                panic!("waited in vain for {what}; seen: {}", summarize_events(&seen))
+            };
             match next.expect("the stream does not break") {
-                None => panic!("the stream ended before {what}; seen: {}", tell(&seen)),
+                None => panic!("the stream ended before {what}; seen: {}", summarize_events(&seen)),
                 Some(event) => {
                     let found = last(&event);
                     seen.push(event);
@@ -151,17 +153,17 @@ impl Stream {
     }
 
     /// Everything up to the first event of this run and kind.
-    pub async fn until_run(&mut self, run: &str, kind: &str) -> Vec<Event> {
-        self.until(&format!("{kind} of {run}"), |event| event.is(run, kind)).await
+    pub async fn until_run(&mut self, run: &str, kind: &str) -> Vec<TestEvent> {
+        self.until(&format!("{kind} of {run}"), |event| event.is_of_run(run, kind)).await
     }
 
     /// Everything up to the event with this seq.
-    pub async fn until_seq(&mut self, seq: u64) -> Vec<Event> {
+    pub async fn until_seq(&mut self, seq: u64) -> Vec<TestEvent> {
         self.until(&format!("seq {seq}"), |event| event.seq >= seq).await
     }
 
     /// Everything that still comes before a clean end.
-    pub async fn to_end(&mut self) -> Vec<Event> {
+    pub async fn to_end(&mut self) -> Vec<TestEvent> {
         let mut seen = Vec::new();
         while let Some(event) =
             within("the end of the stream", self.try_next()).await.expect("it ends cleanly")
@@ -173,8 +175,8 @@ impl Stream {
 }
 
 /// Events in short, for messages.
-pub fn tell(events: &[Event]) -> String {
-    let line = |e: &Event| {
+pub fn summarize_events(events: &[TestEvent]) -> String {
+    let line = |e: &TestEvent| {
         let data: String = e.data.to_string().chars().take(160).collect();
         format!("\n  {} {} {} {data}", e.seq, e.kind, e.run_id.as_deref().unwrap_or("-"))
     };
@@ -182,20 +184,20 @@ pub fn tell(events: &[Event]) -> String {
     format!("({} earlier){}", skipped.len(), shown.iter().map(line).collect::<String>())
 }
 
-fn parse(frame: &str) -> Item {
+fn parse_frame(frame: &str) -> TestStreamItem {
     if let Some(comment) = frame.strip_prefix(':') {
         assert!(!comment.contains('\n'), "a comment stands alone: {frame:?}");
-        return Item::Comment(comment.trim().to_owned());
+        return TestStreamItem::Comment(comment.trim().to_owned());
     }
     let fields: Vec<_> = frame.lines().map(|line| line.split_once(": ").unwrap_or((line, ""))).collect();
     let [("id", id), ("event", kind), ("data", data)] = fields[..] else {
         panic!("a frame is one line each of id, event and data: {frame:?}")
     };
-    let event: Event = serde_json::from_str(data).unwrap_or_else(|error| panic!("{error} in {data:?}"));
+    let event: TestEvent = serde_json::from_str(data).unwrap_or_else(|error| panic!("{error} in {data:?}"));
     assert_eq!(
         (id, kind),
         (event.seq.to_string().as_str(), event.kind.as_str()),
         "the frame and its data agree"
     );
-    Item::Event(event)
+    TestStreamItem::Event(event)
 }

@@ -15,19 +15,19 @@
 //! - [`script`]: the scripted agent, a process of its own; [`tty`]: the step before a program that wants a terminal.
 
 mod agent;
-mod below;
+mod agent_kind;
+mod agent_processes;
+mod announcement;
 mod drivers;
 mod executor;
 pub mod host;
 pub mod join;
-mod kinds;
 mod meter;
-mod record;
 mod redact;
-pub mod roots;
+pub mod root_certificates;
 pub mod script;
+mod terminal_window;
 pub mod tty;
 mod turn;
-mod window;
 
 pub use executor::executor;

@@ -6,103 +6,115 @@ mod secrets;
 
 use std::collections::BTreeMap;
 
-use qd_link::Filter;
+use qd_link::AgentOutputFilter;
 use qd_protocol::RunId;
 use qd_protocol::event::RunError;
 use qd_protocol::limits::INLINE_MAX;
-use qd_protocol::link::{AskRequest, Gone, Outcome, Said, Up};
-use qd_protocol::text::{escaped_len, head};
+use qd_protocol::link::{AgentExitReason, AgentUpdate, AskRequest, TurnOutcome, TurnUpdate};
+use qd_protocol::text::{escaped_head, escaped_len};
 use serde_json::Value;
 
-use qd_link::fit;
-use secrets::Mark;
-pub(crate) use secrets::Secrets;
+use qd_link::event_size;
+use secrets::RedactionMark;
+pub(crate) use secrets::SecretMatcher;
 
 /// What follows the output of a tool that gave out too much.
-const CUT: &str = "\n[cut: the rest of the output is left out]";
+const CUT_NOTICE: &str = "\n[cut: the rest of the output is left out]";
 
 /// The filter of one agent.
 #[derive(Debug)]
 pub(crate) struct Redactor {
-    secrets: Secrets,
+    secrets: SecretMatcher,
     /// The streams that may go on. Late words make one as well, which is over when anything else is said.
-    streams: BTreeMap<Stream, Tail>,
+    streams: BTreeMap<TextStreamKey, TextStreamTail>,
 }
 
 impl Redactor {
     /// A filter for these secrets, which may be none.
-    pub(crate) fn filter(secrets: Secrets) -> Box<dyn Filter> {
+    pub(crate) fn new_filter(secrets: SecretMatcher) -> Box<dyn AgentOutputFilter> {
         Box::new(Self { secrets, streams: BTreeMap::new() })
     }
 
-    fn stream(&mut self, stream: Stream, text: String, out: &mut Vec<Up>) {
+    fn redact_piece(&mut self, stream: TextStreamKey, text: String, out: &mut Vec<AgentUpdate>) {
         let tail = self.streams.entry(stream.clone()).or_default();
         let text = if tail.held.is_empty() { text } else { std::mem::take(&mut tail.held) + &text };
-        let found = self.secrets.clean_start(&text, tail.mark.take());
-        text[found.rest..].clone_into(&mut tail.held);
+        let found = self.secrets.redact_start(&text, tail.mark.take());
+        text[found.undecided_from..].clone_into(&mut tail.held);
         tail.mark = found.mark;
-        out.extend(tail.said(stream, found.clean));
+        out.extend(tail.next_update(stream, found.text));
     }
 
     /// Sets free what is held of the streams that are over.
-    fn end(&mut self, is_over: impl Fn(&Stream) -> bool, out: &mut Vec<Up>) {
-        let over: Vec<Stream> = self.streams.keys().filter(|stream| is_over(stream)).cloned().collect();
+    fn flush_streams(&mut self, is_over: impl Fn(&TextStreamKey) -> bool, out: &mut Vec<AgentUpdate>) {
+        let over: Vec<TextStreamKey> =
+            self.streams.keys().filter(|stream| is_over(stream)).cloned().collect();
         for stream in over {
             if let Some(mut tail) = self.streams.remove(&stream) {
-                let text = self.secrets.clean_end(&tail.held, tail.mark.take());
-                out.extend(tail.said(stream, text));
+                let text = self.secrets.redact_end(&tail.held, tail.mark.take());
+                out.extend(tail.next_update(stream, text));
             }
         }
     }
 }
 
-impl Filter for Redactor {
-    fn pass(&mut self, mut up: Up, out: &mut Vec<Up>) {
+impl AgentOutputFilter for Redactor {
+    fn filter_update(&mut self, mut up: AgentUpdate, out: &mut Vec<AgentUpdate>) {
         match &up {
-            Up::Said { run, .. } | Up::Ask { run, .. } | Up::Terminal { run, .. } => {
-                self.end(|stream| stream.run != *run, out);
+            AgentUpdate::Turn { run, .. }
+            | AgentUpdate::Ask { run, .. }
+            | AgentUpdate::Terminal { run, .. } => {
+                self.flush_streams(|stream| stream.run != *run, out);
             }
-            Up::Ready { .. } | Up::Rested | Up::Gone(_) => self.end(|_| true, out),
-            Up::AskWithdrawn { .. }
-            | Up::AskDelivered { .. }
-            | Up::SteerTaken { .. }
-            | Up::SteerMissed { .. } => {}
+            AgentUpdate::Ready { .. } | AgentUpdate::Rested | AgentUpdate::Gone(_) => {
+                self.flush_streams(|_| true, out)
+            }
+            AgentUpdate::AskWithdrawn { .. }
+            | AgentUpdate::AskDelivered { .. }
+            | AgentUpdate::SteerTaken { .. }
+            | AgentUpdate::SteerMissed { .. } => {}
         }
         match up {
-            Up::Said { run, what: Said::Text { text } } => {
-                return self.stream(Stream { run, kind: Kind::Text }, text, out);
+            AgentUpdate::Turn { run, update: TurnUpdate::Text { text } } => {
+                return self.redact_piece(TextStreamKey { run, kind: TextStreamKind::Text }, text, out);
             }
-            Up::Said { run, what: Said::Thought { text } } => {
-                return self.stream(Stream { run, kind: Kind::Thought }, text, out);
+            AgentUpdate::Turn { run, update: TurnUpdate::Thought { text } } => {
+                return self.redact_piece(TextStreamKey { run, kind: TextStreamKind::Thought }, text, out);
             }
-            Up::Said { run, what: Said::ToolOutput { mut call_id, text } } => {
-                self.secrets.hide(&mut call_id);
-                return self.stream(Stream { run, kind: Kind::ToolOutput(call_id) }, text, out);
+            AgentUpdate::Turn { run, update: TurnUpdate::ToolOutput { mut call_id, text } } => {
+                self.secrets.redact_in_place(&mut call_id);
+                return self.redact_piece(
+                    TextStreamKey { run, kind: TextStreamKind::ToolOutput(call_id) },
+                    text,
+                    out,
+                );
             }
             _ => {}
         }
-        self.secrets.hide_in(&mut up);
+        self.secrets.redact_update(&mut up);
         match &up {
-            Up::Said { what: Said::ToolFinished { call_id, .. }, .. } => {
-                self.end(|stream| matches!(&stream.kind, Kind::ToolOutput(of) if of == call_id), out);
+            AgentUpdate::Turn { update: TurnUpdate::ToolFinished { call_id, .. }, .. } => {
+                self.flush_streams(
+                    |stream| matches!(&stream.kind, TextStreamKind::ToolOutput(of) if of == call_id),
+                    out,
+                );
             }
-            Up::Terminal { .. } => self.end(|_| true, out),
+            AgentUpdate::Terminal { .. } => self.flush_streams(|_| true, out),
             _ => {}
         }
-        fit::up(&mut up);
+        event_size::fit_update(&mut up);
         out.push(up);
     }
 }
 
 /// Text that belongs together.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Stream {
+struct TextStreamKey {
     run: RunId,
-    kind: Kind,
+    kind: TextStreamKind,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
+enum TextStreamKind {
     Text,
     Thought,
     ToolOutput(String),
@@ -110,118 +122,121 @@ enum Kind {
 
 /// Where a stream has come to.
 #[derive(Debug, Default)]
-struct Tail {
+struct TextStreamTail {
     /// Its end, which may become a secret.
     held: String,
     /// The mark that it ended with before that.
-    mark: Option<Mark>,
+    mark: Option<RedactionMark>,
     /// Bytes of it, as JSON, that were passed on.
-    passed: usize,
+    passed_bytes: usize,
 }
 
-impl Tail {
+impl TextStreamTail {
     /// The next piece of the stream. Of a tool's output only as much as one event could hold: an agent that gives it
     /// out whole would be cut there as well.
-    fn said(&mut self, stream: Stream, mut text: String) -> Option<Up> {
-        if matches!(stream.kind, Kind::ToolOutput(_)) {
-            let left = INLINE_MAX.checked_sub(self.passed)?;
-            self.passed += escaped_len(&text);
-            if self.passed > INLINE_MAX {
-                text = head(&text, left).to_owned() + CUT;
+    fn next_update(&mut self, stream: TextStreamKey, mut text: String) -> Option<AgentUpdate> {
+        if matches!(stream.kind, TextStreamKind::ToolOutput(_)) {
+            let left = INLINE_MAX.checked_sub(self.passed_bytes)?;
+            self.passed_bytes += escaped_len(&text);
+            if self.passed_bytes > INLINE_MAX {
+                text = escaped_head(&text, left).to_owned() + CUT_NOTICE;
             }
         }
         if text.is_empty() {
             return None;
         }
         let what = match stream.kind {
-            Kind::Text => Said::Text { text },
-            Kind::Thought => Said::Thought { text },
-            Kind::ToolOutput(call_id) => Said::ToolOutput { call_id, text },
+            TextStreamKind::Text => TurnUpdate::Text { text },
+            TextStreamKind::Thought => TurnUpdate::Thought { text },
+            TextStreamKind::ToolOutput(call_id) => TurnUpdate::ToolOutput { call_id, text },
         };
-        let mut up = Up::Said { run: stream.run, what };
-        fit::up(&mut up);
+        let mut up = AgentUpdate::Turn { run: stream.run, update: what };
+        event_size::fit_update(&mut up);
         Some(up)
     }
 }
 
-impl Secrets {
+impl SecretMatcher {
     /// Its stderr is the agent's own words.
-    fn hide_in_error(&self, error: &mut RunError) {
-        self.hide(&mut error.message);
-        error.stderr.iter_mut().for_each(|line| self.hide(line));
+    fn redact_error(&self, error: &mut RunError) {
+        self.redact_in_place(&mut error.message);
+        error.stderr.iter_mut().for_each(|line| self.redact_in_place(line));
     }
 
-    fn hide(&self, text: &mut String) {
-        if let Some(clean) = self.clean(text) {
+    fn redact_in_place(&self, text: &mut String) {
+        if let Some(clean) = self.redact_whole(text) {
             *text = clean;
         }
     }
 
     /// Everything but the agent's own name for its conversation, which is of no use with a hole in it.
-    fn hide_in(&self, up: &mut Up) {
+    fn redact_update(&self, up: &mut AgentUpdate) {
         match up {
-            Up::Said { what, .. } => self.hide_in_said(what),
-            Up::Ask { ask, .. } => self.hide_in_ask(ask),
-            Up::Terminal { outcome, .. } => self.hide_in_outcome(outcome),
-            Up::Gone(Gone::Failed(error)) => self.hide_in_error(error),
-            Up::Ready { .. }
-            | Up::AskWithdrawn { .. }
-            | Up::AskDelivered { .. }
-            | Up::SteerTaken { .. }
-            | Up::SteerMissed { .. }
-            | Up::Rested
-            | Up::Gone(Gone::Lost | Gone::Stopped) => {}
+            AgentUpdate::Turn { update: what, .. } => self.redact_turn_update(what),
+            AgentUpdate::Ask { ask, .. } => self.redact_ask(ask),
+            AgentUpdate::Terminal { outcome, .. } => self.redact_outcome(outcome),
+            AgentUpdate::Gone(AgentExitReason::Failed(error)) => self.redact_error(error),
+            AgentUpdate::Ready { .. }
+            | AgentUpdate::AskWithdrawn { .. }
+            | AgentUpdate::AskDelivered { .. }
+            | AgentUpdate::SteerTaken { .. }
+            | AgentUpdate::SteerMissed { .. }
+            | AgentUpdate::Rested
+            | AgentUpdate::Gone(AgentExitReason::Lost | AgentExitReason::Stopped) => {}
         }
     }
 
-    fn hide_in_said(&self, said: &mut Said) {
+    fn redact_turn_update(&self, said: &mut TurnUpdate) {
         match said {
-            Said::Text { text } | Said::Thought { text } | Said::Notice { text } => self.hide(text),
-            Said::ToolOutput { call_id, text } => {
-                self.hide(call_id);
-                self.hide(text);
+            TurnUpdate::Text { text } | TurnUpdate::Thought { text } | TurnUpdate::Notice { text } => {
+                self.redact_in_place(text)
             }
-            Said::ToolStarted { call_id, name, input: value }
-            | Said::ToolFinished { call_id, name, output: value, .. } => {
-                self.hide(call_id);
-                self.hide(name);
-                self.hide_in_value(value);
+            TurnUpdate::ToolOutput { call_id, text } => {
+                self.redact_in_place(call_id);
+                self.redact_in_place(text);
             }
-            Said::Plan { entries } => entries.iter_mut().for_each(|entry| {
-                self.hide(&mut entry.content);
-                self.hide(&mut entry.status);
+            TurnUpdate::ToolStarted { call_id, name, input: value }
+            | TurnUpdate::ToolFinished { call_id, name, output: value, .. } => {
+                self.redact_in_place(call_id);
+                self.redact_in_place(name);
+                self.redact_value(value);
+            }
+            TurnUpdate::Plan { entries } => entries.iter_mut().for_each(|entry| {
+                self.redact_in_place(&mut entry.content);
+                self.redact_in_place(&mut entry.status);
             }),
-            Said::Usage { .. } | Said::Turn => {}
+            TurnUpdate::Usage { .. } | TurnUpdate::ModelCall => {}
         }
     }
 
-    fn hide_in_ask(&self, ask: &mut AskRequest) {
-        ask.tool.iter_mut().for_each(|tool| self.hide(tool));
-        self.hide_in_value(&mut ask.input);
-        self.hide(&mut ask.prompt);
-        ask.options.iter_mut().for_each(|option| self.hide(option));
+    fn redact_ask(&self, ask: &mut AskRequest) {
+        ask.tool.iter_mut().for_each(|tool| self.redact_in_place(tool));
+        self.redact_value(&mut ask.input);
+        self.redact_in_place(&mut ask.prompt);
+        ask.options.iter_mut().for_each(|option| self.redact_in_place(option));
     }
 
-    fn hide_in_outcome(&self, outcome: &mut Outcome) {
-        outcome.text.iter_mut().for_each(|text| self.hide(text));
-        outcome.error.iter_mut().for_each(|error| self.hide_in_error(error));
-        outcome.transcript.iter_mut().for_each(|message| self.hide_in_value(message));
+    fn redact_outcome(&self, outcome: &mut TurnOutcome) {
+        outcome.text.iter_mut().for_each(|text| self.redact_in_place(text));
+        outcome.error.iter_mut().for_each(|error| self.redact_error(error));
+        outcome.transcript.iter_mut().for_each(|message| self.redact_value(message));
     }
 
-    fn hide_in_value(&self, value: &mut Value) {
+    fn redact_value(&self, value: &mut Value) {
         match value {
-            Value::String(text) => self.hide(text),
-            Value::Array(items) => items.iter_mut().for_each(|item| self.hide_in_value(item)),
+            Value::String(text) => self.redact_in_place(text),
+            Value::Array(items) => items.iter_mut().for_each(|item| self.redact_value(item)),
             Value::Object(fields) => {
-                if fields.keys().any(|key| self.clean(key).is_some()) {
+                if fields.keys().any(|key| self.redact_whole(key).is_some()) {
                     let old = std::mem::take(fields);
-                    fields
-                        .extend(old.into_iter().map(|(key, field)| (self.clean(&key).unwrap_or(key), field)));
+                    fields.extend(
+                        old.into_iter().map(|(key, field)| (self.redact_whole(&key).unwrap_or(key), field)),
+                    );
                 }
-                fields.values_mut().for_each(|field| self.hide_in_value(field));
+                fields.values_mut().for_each(|field| self.redact_value(field));
             }
             Value::Number(number) => {
-                if let Some(clean) = self.clean(&number.to_string()) {
+                if let Some(clean) = self.redact_whole(&number.to_string()) {
                     *value = Value::String(clean);
                 }
             }
@@ -235,46 +250,46 @@ mod tests {
     use std::collections::BTreeMap;
 
     use proptest::prelude::*;
-    use qd_protocol::event::{PlanEntry, Usage};
+    use qd_protocol::event::{PlanEntry, TokenUsage};
     use qd_protocol::limits::{EVENT_MAX, HEAD_MAX};
-    use qd_protocol::link::Stop;
+    use qd_protocol::link::TurnStopReason;
     use serde_json::json;
 
     use super::*;
 
-    fn secrets(values: &[(&str, &str)]) -> Secrets {
+    fn matcher(values: &[(&str, &str)]) -> SecretMatcher {
         let env: BTreeMap<String, String> =
             values.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        Secrets::of(&env)
+        SecretMatcher::from_env(&env)
     }
 
-    fn run(name: &str) -> RunId {
+    fn run_id(name: &str) -> RunId {
         RunId::parse(name).unwrap()
     }
 
-    fn said(what: Said) -> Up {
-        Up::Said { run: run("r"), what }
+    fn turn_update(what: TurnUpdate) -> AgentUpdate {
+        AgentUpdate::Turn { run: run_id("r"), update: what }
     }
 
-    fn text(text: &str) -> Up {
-        said(Said::Text { text: text.to_owned() })
+    fn text_update(text: &str) -> AgentUpdate {
+        turn_update(TurnUpdate::Text { text: text.to_owned() })
     }
 
-    fn terminal() -> Up {
-        Up::Terminal { run: run("r"), outcome: Outcome::of(Stop::EndTurn) }
+    fn terminal_update() -> AgentUpdate {
+        AgentUpdate::Terminal { run: run_id("r"), outcome: TurnOutcome::of(TurnStopReason::EndTurn) }
     }
 
-    fn passed(values: &[(&str, &str)], ups: impl IntoIterator<Item = Up>) -> Vec<Up> {
-        let mut filter = Redactor::filter(secrets(values));
+    fn redact_all(values: &[(&str, &str)], ups: impl IntoIterator<Item = AgentUpdate>) -> Vec<AgentUpdate> {
+        let mut filter = Redactor::new_filter(matcher(values));
         let mut out = Vec::new();
-        ups.into_iter().for_each(|up| filter.pass(up, &mut out));
+        ups.into_iter().for_each(|up| filter.filter_update(up, &mut out));
         out
     }
 
-    fn joined(ups: &[Up]) -> String {
+    fn joined_text(ups: &[AgentUpdate]) -> String {
         ups.iter()
             .filter_map(|up| match up {
-                Up::Said { what: Said::Text { text }, .. } => Some(text.as_str()),
+                AgentUpdate::Turn { update: TurnUpdate::Text { text }, .. } => Some(text.as_str()),
                 _ => None,
             })
             .collect()
@@ -282,51 +297,62 @@ mod tests {
 
     #[test]
     fn without_a_secret_everything_passes_at_once() {
-        assert_eq!(passed(&[("PORT", "8080")], [text("80"), terminal()]), [text("80"), terminal()]);
+        assert_eq!(
+            redact_all(&[("PORT", "8080")], [text_update("80"), terminal_update()]),
+            [text_update("80"), terminal_update()]
+        );
     }
 
     #[test]
     fn a_secret_in_pieces_is_found_also_with_a_count_between_them() {
         let values = &[("KEY", "hunter2")];
-        let usage = said(Said::Usage { usage: Usage::default() });
-        let out = passed(values, [text("a hun"), usage.clone(), text("ter"), text("2 b"), terminal()]);
-        assert_eq!(out, [text("a "), usage, text("[KEY redacted] b"), terminal()]);
+        let usage = turn_update(TurnUpdate::Usage { usage: TokenUsage::default() });
+        let out = redact_all(
+            values,
+            [text_update("a hun"), usage.clone(), text_update("ter"), text_update("2 b"), terminal_update()],
+        );
+        assert_eq!(out, [text_update("a "), usage, text_update("[KEY redacted] b"), terminal_update()]);
     }
 
     #[test]
     fn what_is_held_back_is_said_when_its_stream_is_over() {
         let values = &[("KEY", "hunter2")];
-        let thought = said(Said::Thought { text: "t".to_owned() });
+        let thought = turn_update(TurnUpdate::Thought { text: "t".to_owned() });
         assert_eq!(
-            passed(values, [text("hunt"), thought.clone(), terminal()]),
-            [thought, text("hunt"), terminal()]
+            redact_all(values, [text_update("hunt"), thought.clone(), terminal_update()]),
+            [thought, text_update("hunt"), terminal_update()]
         );
-        assert_eq!(passed(values, [text("hunt"), terminal()]), [text("hunt"), terminal()]);
-        assert_eq!(passed(values, [text("hunt")]), []);
-        let gone = Up::Gone(Gone::Stopped);
-        assert_eq!(passed(values, [text("hunt"), gone.clone()]), [text("hunt"), gone]);
+        assert_eq!(
+            redact_all(values, [text_update("hunt"), terminal_update()]),
+            [text_update("hunt"), terminal_update()]
+        );
+        assert_eq!(redact_all(values, [text_update("hunt")]), []);
+        let gone = AgentUpdate::Gone(AgentExitReason::Stopped);
+        assert_eq!(redact_all(values, [text_update("hunt"), gone.clone()]), [text_update("hunt"), gone]);
     }
 
     #[test]
     fn a_secret_in_pieces_is_found_whatever_is_said_between_them() {
         let values = &[("KEY", "hunter2")];
-        let output = |text: &str| said(Said::ToolOutput { call_id: "c".into(), text: text.into() });
-        let thought = |text: &str| said(Said::Thought { text: text.into() });
-        let tool = said(Said::ToolStarted { call_id: "c".into(), name: "T".into(), input: json!({}) });
+        let output =
+            |text: &str| turn_update(TurnUpdate::ToolOutput { call_id: "c".into(), text: text.into() });
+        let thought = |text: &str| turn_update(TurnUpdate::Thought { text: text.into() });
+        let tool =
+            turn_update(TurnUpdate::ToolStarted { call_id: "c".into(), name: "T".into(), input: json!({}) });
         let pieces = [
-            text("hun"),
+            text_update("hun"),
             thought("hunt"),
             tool,
             output("hu"),
-            text("ter"),
+            text_update("ter"),
             thought("er"),
             output("nter"),
-            text("2"),
+            text_update("2"),
             thought("2"),
             output("2"),
-            terminal(),
+            terminal_update(),
         ];
-        let out = passed(values, pieces);
+        let out = redact_all(values, pieces);
         assert_eq!(out.len(), 5, "{out:?}");
         let shown = format!("{out:?}");
         assert_eq!(shown.matches("[KEY redacted]").count(), 3, "{shown}");
@@ -336,12 +362,12 @@ mod tests {
     #[test]
     fn late_words_are_joined_and_set_free_by_the_next_turn() {
         let values = &[("KEY", "hunter2")];
-        let late = passed(values, [terminal(), text("late hun"), text("ter2")]);
-        assert_eq!(late, [terminal(), text("late "), text("[KEY redacted]")]);
-        let next = Up::Said { run: run("s"), what: Said::Turn };
+        let late = redact_all(values, [terminal_update(), text_update("late hun"), text_update("ter2")]);
+        assert_eq!(late, [terminal_update(), text_update("late "), text_update("[KEY redacted]")]);
+        let next = AgentUpdate::Turn { run: run_id("s"), update: TurnUpdate::ModelCall };
         assert_eq!(
-            passed(values, [terminal(), text("late hunt"), next.clone()]),
-            [terminal(), text("late "), text("hunt"), next]
+            redact_all(values, [terminal_update(), text_update("late hunt"), next.clone()]),
+            [terminal_update(), text_update("late "), text_update("hunt"), next]
         );
     }
 
@@ -352,12 +378,16 @@ mod tests {
         let message = "m".repeat(HEAD_MAX - 70) + "hunter2hunter2" + &"y".repeat(200);
         let error = RunError { stderr: vec![message.clone()], ..RunError::new("code", message) };
         let ups = [
-            said(Said::ToolStarted { call_id: "1".into(), name: "T".into(), input: value.clone() }),
-            said(Said::Notice { text: value.as_str().unwrap().to_owned() }),
-            Up::Gone(Gone::Failed(error)),
+            turn_update(TurnUpdate::ToolStarted {
+                call_id: "1".into(),
+                name: "T".into(),
+                input: value.clone(),
+            }),
+            turn_update(TurnUpdate::Notice { text: value.as_str().unwrap().to_owned() }),
+            AgentUpdate::Gone(AgentExitReason::Failed(error)),
         ];
         for up in ups {
-            let shown = format!("{:?}", passed(values, [up]));
+            let shown = format!("{:?}", redact_all(values, [up]));
             assert!(
                 !shown.contains("hun") && shown.contains("bytes in all]"),
                 "{}",
@@ -371,59 +401,66 @@ mod tests {
         let values = &[("K", "aaaaaa"), ("L", "bcbcbc")];
         let much = "aaaaaabcbcbc".repeat(100_000);
         let ups = [
-            said(Said::ToolStarted {
+            turn_update(TurnUpdate::ToolStarted {
                 call_id: "1".into(),
                 name: "T".into(),
                 input: json!({"command": much}),
             }),
-            said(Said::Plan { entries: vec![PlanEntry { content: much.clone(), status: String::new() }] }),
-            said(Said::Notice { text: much }),
+            turn_update(TurnUpdate::Plan {
+                entries: vec![PlanEntry { content: much.clone(), status: String::new() }],
+            }),
+            turn_update(TurnUpdate::Notice { text: much }),
         ];
         for up in ups {
-            let out = passed(values, [up, terminal()]);
+            let out = redact_all(values, [up, terminal_update()]);
             assert!(serde_json::to_string(&out[0]).unwrap().len() < EVENT_MAX);
         }
-        let one = passed(values, [text(&"a".repeat(600_000)), text("aaaaaa"), terminal()]);
-        assert_eq!(one, [text("[K redacted]"), terminal()], "neighbours are one");
+        let one =
+            redact_all(values, [text_update(&"a".repeat(600_000)), text_update("aaaaaa"), terminal_update()]);
+        assert_eq!(one, [text_update("[K redacted]"), terminal_update()], "neighbours are one");
     }
 
     #[test]
     fn the_output_of_a_tool_is_cut_once_and_its_rest_is_left_out() {
-        let output = |text: String| said(Said::ToolOutput { call_id: "c".into(), text });
+        let output = |text: String| turn_update(TurnUpdate::ToolOutput { call_id: "c".into(), text });
         let piece = "\n".repeat(INLINE_MAX / 4);
-        let out = passed(&[], (0..5).map(|_| output(piece.clone())));
-        let [_, _, Up::Said { what: Said::ToolOutput { text, .. }, .. }] = &out[..] else {
+        let out = redact_all(&[], (0..5).map(|_| output(piece.clone())));
+        let [_, _, AgentUpdate::Turn { update: TurnUpdate::ToolOutput { text, .. }, .. }] = &out[..] else {
             panic!("{}", out.len())
         };
-        assert_eq!(text, CUT);
+        assert_eq!(text, CUT_NOTICE);
     }
 
     #[test]
     fn secrets_are_found_in_everything_an_agent_can_say() {
         let values = &[("KEY", "hunter2"), ("PIN", "12345678")];
-        let hidden = |up: Up| format!("{:?}", passed(values, [up, terminal()]));
+        let hidden = |up: AgentUpdate| format!("{:?}", redact_all(values, [up, terminal_update()]));
         let value = json!({"hunter2": ["x hunter2", {"deep": 12345678}], "n": 1});
         let error = RunError { stderr: vec!["hunter2".to_owned()], ..RunError::new("code", "hunter2") };
         for up in [
-            said(Said::ToolStarted { call_id: "1".into(), name: "T".into(), input: value.clone() }),
-            said(Said::ToolFinished {
+            turn_update(TurnUpdate::ToolStarted {
+                call_id: "1".into(),
+                name: "T".into(),
+                input: value.clone(),
+            }),
+            turn_update(TurnUpdate::ToolFinished {
                 call_id: "1".into(),
                 name: "T".into(),
                 output: value.clone(),
                 is_error: false,
             }),
-            said(Said::ToolOutput { call_id: "1".into(), text: "hunter2".into() }),
-            said(Said::Notice { text: "hunter2".into() }),
-            Up::Terminal {
-                run: run("r"),
-                outcome: Outcome {
+            turn_update(TurnUpdate::ToolOutput { call_id: "1".into(), text: "hunter2".into() }),
+            turn_update(TurnUpdate::Notice { text: "hunter2".into() }),
+            AgentUpdate::Terminal {
+                run: run_id("r"),
+                outcome: TurnOutcome {
                     text: Some("hunter2".into()),
                     error: Some(error.clone()),
                     transcript: vec![value],
-                    ..Outcome::of(Stop::Error)
+                    ..TurnOutcome::of(TurnStopReason::Error)
                 },
             },
-            Up::Gone(Gone::Failed(error)),
+            AgentUpdate::Gone(AgentExitReason::Failed(error)),
         ] {
             let shown = hidden(up);
             assert!(shown.contains("[KEY redacted]"), "{shown}");
@@ -449,9 +486,9 @@ mod tests {
                 cuts.iter().map(|cut| whole.floor_char_boundary(cut.index(whole.len() + 1))).collect();
             borders.extend([0, whole.len()]);
             borders.sort_unstable();
-            let pieces = borders.windows(2).map(|pair| text(&whole[pair[0]..pair[1]]));
-            let out = passed(values, pieces.chain([terminal()]));
-            prop_assert_eq!(joined(&out), secrets(values).clean(&whole).unwrap_or(whole));
+            let pieces = borders.windows(2).map(|pair| text_update(&whole[pair[0]..pair[1]]));
+            let out = redact_all(values, pieces.chain([terminal_update()]));
+            prop_assert_eq!(joined_text(&out), matcher(values).redact_whole(&whole).unwrap_or(whole));
         }
     }
 }

@@ -12,7 +12,7 @@ use std::process::{Command, ExitCode};
 use rustix::process::{getpgid, getppid, setpgid, setsid};
 
 /// The argument that makes `qd` this step.
-pub const VERB: &str = "__tty";
+pub const TTY_COMMAND: &str = "__tty";
 /// What a shell exits with if it cannot start a program.
 const NOT_STARTED: u8 = 127;
 

@@ -8,14 +8,14 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 /// A scripted agent with a session.
-struct Agent {
+struct ScriptAgentProcess {
     process: Child,
     stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
     session: Value,
 }
 
-impl Agent {
+impl ScriptAgentProcess {
     fn start() -> Self {
         let mut process = Command::new(env!("CARGO_BIN_EXE_worker-under-test"))
             .arg("__script")
@@ -77,7 +77,7 @@ impl Agent {
     }
 }
 
-impl Drop for Agent {
+impl Drop for ScriptAgentProcess {
     fn drop(&mut self) {
         drop(self.stdin.take());
         // It ends with its stdin; if it does not, the test that waits for it says so.
@@ -102,7 +102,7 @@ fn stat(pid: Pid, field: usize) -> Option<i32> {
 
 #[test]
 fn spawned_processes_leave_their_session_and_their_parent_as_they_are_told() {
-    let mut agent = Agent::start();
+    let mut agent = ScriptAgentProcess::start();
     for (leaves_session, leaves_parent) in [(false, false), (true, false), (false, true), (true, true)] {
         let pid = agent.spawn(leaves_session, leaves_parent);
         let in_its_own = session(pid).unwrap() != session(agent.pid()).unwrap();
@@ -114,7 +114,7 @@ fn spawned_processes_leave_their_session_and_their_parent_as_they_are_told() {
 
 #[test]
 fn a_program_that_does_not_exist_fails_the_turn_however_it_is_started() {
-    let mut agent = Agent::start();
+    let mut agent = ScriptAgentProcess::start();
     for (setsid, double_fork) in [(false, false), (true, false), (false, true), (true, true)] {
         agent.prompt(
             &json!([{"spawn": {"argv": ["/no/such/program"], "setsid": setsid, "double_fork": double_fork}}]),
@@ -126,7 +126,7 @@ fn a_program_that_does_not_exist_fails_the_turn_however_it_is_started() {
 
 #[test]
 fn a_process_that_ends_is_reaped_while_the_agent_lives() {
-    let mut agent = Agent::start();
+    let mut agent = ScriptAgentProcess::start();
     let pid = agent.spawn(false, false);
     kill_process(pid, Signal::KILL).unwrap();
     // The turn gives the agent something to wake up for; a zombie has a parent until it is reaped.
@@ -137,7 +137,7 @@ fn a_process_that_ends_is_reaped_while_the_agent_lives() {
 
 #[test]
 fn exit_is_the_status_of_the_process_and_comes_after_its_last_words() {
-    let mut agent = Agent::start();
+    let mut agent = ScriptAgentProcess::start();
     agent.prompt(&json!([{"say": "last words"}, {"exit": 42}]));
     assert_eq!(agent.hear()["params"]["update"]["content"]["text"], "last words");
     assert_eq!(agent.hear(), Value::Null);
@@ -146,7 +146,7 @@ fn exit_is_the_status_of_the_process_and_comes_after_its_last_words() {
 
 #[test]
 fn it_ends_with_its_stdin_also_in_the_middle_of_a_turn() {
-    let mut agent = Agent::start();
+    let mut agent = ScriptAgentProcess::start();
     agent.prompt(&json!([{"say": "x"}, {"sleep_ms": 600_000}]));
     agent.hear();
     drop(agent.stdin.take());
@@ -155,7 +155,7 @@ fn it_ends_with_its_stdin_also_in_the_middle_of_a_turn() {
 
 #[test]
 fn a_request_that_it_does_not_know_is_refused_and_the_next_one_is_answered() {
-    let mut agent = Agent::start();
+    let mut agent = ScriptAgentProcess::start();
     agent.send(&json!({"id": 7, "method": "session/dance", "params": {}}));
     assert_eq!(agent.hear()["error"]["code"], -32601);
     assert_eq!(agent.play(&json!([{"say": "fine"}])), "fine");

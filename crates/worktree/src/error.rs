@@ -4,14 +4,14 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use qd_protocol::worktree::{Conflict, WorktreeState};
+use qd_protocol::worktree::{MergeConflict, WorktreeStatus};
 
 /// What may go wrong.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type WorktreeResult<T> = std::result::Result<T, WorktreeError>;
 
 /// Why something could not be done.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum WorktreeError {
     /// There is no git.
     #[error("git could not be started ({0}); install it, or put it on the PATH of the daemon")]
     NoGit(io::Error),
@@ -23,7 +23,7 @@ pub enum Error {
     NotARepository(PathBuf),
     /// There is a repository, but no checkout.
     #[error("{0} belongs to a git repository without a checkout; use a directory that is checked out")]
-    Bare(PathBuf),
+    BareRepository(PathBuf),
     /// Nothing was ever committed.
     #[error("the repository at {0} has no commit to begin a worktree from; commit something first")]
     NoCommit(PathBuf),
@@ -43,7 +43,7 @@ pub enum Error {
     BadPath(PathBuf),
     /// Something else is where the worktree belongs.
     #[error("{path} is in the way: {why}; look at it and move it away")]
-    InTheWay {
+    PathOccupied {
         /// The place.
         path: PathBuf,
         /// What it is.
@@ -51,7 +51,7 @@ pub enum Error {
     },
     /// The session's branch is checked out somewhere else.
     #[error("the branch {branch} is checked out at {path}; check out another one there")]
-    InUse {
+    BranchInUse {
         /// The branch.
         branch: String,
         /// Where.
@@ -59,7 +59,7 @@ pub enum Error {
     },
     /// There is no worktree there.
     #[error("there is no worktree at {0}; it is made when its session's agent is first started")]
-    Missing(PathBuf),
+    NoWorktree(PathBuf),
     /// Nobody to commit in the name of.
     #[error(
         "git does not know in whose name to commit; say it with `git config --global user.name NAME` and \
@@ -71,7 +71,7 @@ pub enum Error {
         "{0} in the session's worktree is a git repository of its own, and a commit would not hold its files; \
          remove its `.git`, or commit it as a submodule"
     )]
-    Embedded(String),
+    EmbeddedRepository(String),
     /// The worktree is in the middle of something.
     #[error("{path} is in the middle of {what}; finish it there or abort it")]
     Unfinished {
@@ -95,7 +95,7 @@ pub enum Error {
     },
     /// The branch moved while we worked.
     #[error("`{branch}` has moved meanwhile, or cannot be moved: {said}; nothing was merged, try again")]
-    Moved {
+    BranchMoved {
         /// The branch.
         branch: String,
         /// In git's words.
@@ -107,7 +107,7 @@ pub enum Error {
         /// The branch.
         into: String,
         /// The files.
-        conflicts: Vec<Conflict>,
+        conflicts: Vec<MergeConflict>,
     },
     /// It holds work that is nowhere else.
     #[error("{}", unmerged(.path, *.state, *.changed_files, *.ahead))]
@@ -115,7 +115,7 @@ pub enum Error {
         /// The worktree.
         path: PathBuf,
         /// How it stands.
-        state: WorktreeState,
+        state: WorktreeStatus,
         /// Files that are not committed.
         changed_files: u64,
         /// Commits that are not merged.
@@ -123,7 +123,7 @@ pub enum Error {
     },
     /// A line of a project's file failed.
     #[error("`{line}` failed in {}: {said}", path.display())]
-    Hook {
+    HookFailed {
         /// The line.
         line: String,
         /// Where it ran.
@@ -133,7 +133,7 @@ pub enum Error {
     },
     /// A pattern of files to bring along cannot be used.
     #[error("`{pattern}` cannot be brought along: {why}")]
-    Pattern {
+    BadPattern {
         /// The pattern.
         pattern: String,
         /// Why not.
@@ -152,7 +152,7 @@ pub enum Error {
     Stopped,
     /// Git did not do it.
     #[error("`git {what}` failed: {said}")]
-    Git {
+    GitFailed {
         /// The command's name and first words.
         what: String,
         /// In git's words.
@@ -171,22 +171,22 @@ pub enum Error {
 }
 
 /// What the disk said of a path.
-pub(crate) fn io_at(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
-    move |source| Error::Io { action, path: path.to_owned(), source }
+pub(crate) fn io_error_at(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> WorktreeError {
+    move |source| WorktreeError::Io { action, path: path.to_owned(), source }
 }
 
-fn in_conflict(into: &str, conflicts: &[Conflict]) -> String {
+fn in_conflict(into: &str, conflicts: &[MergeConflict]) -> String {
     let names: Vec<&str> = conflicts.iter().map(|one| one.path.as_str()).take(5).collect();
     let more = conflicts.len().saturating_sub(names.len());
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
     format!("it conflicts with `{into}` in {}{more}", names.join(", "))
 }
 
-fn unmerged(path: &Path, state: WorktreeState, changed: u64, ahead: u64) -> String {
+fn unmerged(path: &Path, state: WorktreeStatus, changed: u64, ahead: u64) -> String {
     let path = path.display();
     match state {
-        WorktreeState::Dirty => format!("{path} has {changed} files with changes that are not committed"),
-        WorktreeState::Ahead => format!("{path} has {ahead} commits that are not merged"),
+        WorktreeStatus::Dirty => format!("{path} has {changed} files with changes that are not committed"),
+        WorktreeStatus::Ahead => format!("{path} has {ahead} commits that are not merged"),
         _ => format!("nobody can tell whether {path} holds work, because its repository does not answer"),
     }
 }

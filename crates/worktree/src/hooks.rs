@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use qd_protocol::limits::{HOOK_OUTPUT_MAX, HOOK_S};
 
-use crate::error::{Error, Result};
-use crate::process::{self, Broken, Keep, Stop};
+use crate::error::{WorktreeError, WorktreeResult};
+use crate::process::{self, OutputLimit, StopFlag, SubprocessError};
 
 /// What a line said.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told {
+pub struct HookOutput {
     /// The line.
     pub line: String,
     /// The end of its output.
@@ -20,11 +20,16 @@ pub struct Told {
 }
 
 /// Runs the lines in a directory, with these variables besides our own.
-pub fn run(lines: &[String], dir: &Path, env: &[(&str, &str)], stop: &Stop) -> Result<Vec<Told>> {
-    lines.iter().map(|line| run_one(line, dir, env, stop)).collect()
+pub fn run(
+    lines: &[String],
+    dir: &Path,
+    env: &[(&str, &str)],
+    stop: &StopFlag,
+) -> WorktreeResult<Vec<HookOutput>> {
+    lines.iter().map(|line| run_line(line, dir, env, stop)).collect()
 }
 
-fn run_one(line: &str, dir: &Path, env: &[(&str, &str)], stop: &Stop) -> Result<Told> {
+fn run_line(line: &str, dir: &Path, env: &[(&str, &str)], stop: &StopFlag) -> WorktreeResult<HookOutput> {
     let mut command = Command::new("/bin/sh");
     // What it says and where it fails is one story: both go into one pipe.
     command.args(["-c", "exec 2>&1; eval \"$1\"", "sh", line]).current_dir(dir);
@@ -34,20 +39,23 @@ fn run_one(line: &str, dir: &Path, env: &[(&str, &str)], stop: &Stop) -> Result<
         }
     }
     command.envs(env.iter().copied());
-    let failed = |said: String| Error::Hook { line: line.to_owned(), path: dir.to_owned(), said };
-    let keep = Keep::Tail(HOOK_OUTPUT_MAX);
+    let failed =
+        |said: String| WorktreeError::HookFailed { line: line.to_owned(), path: dir.to_owned(), said };
+    let keep = OutputLimit::Tail(HOOK_OUTPUT_MAX);
     match process::run(command, None, Duration::from_secs(HOOK_S), keep, stop) {
         Ok(ended) => {
-            let output = String::from_utf8_lossy(&ended.out).trim().to_owned();
+            let output = String::from_utf8_lossy(&ended.stdout).trim().to_owned();
             match ended.status.success() {
-                true => Ok(Told { line: line.to_owned(), output }),
-                false if output.is_empty() => Err(failed(ended.how())),
-                false => Err(failed(format!("{}: {output}", ended.how()))),
+                true => Ok(HookOutput { line: line.to_owned(), output }),
+                false if output.is_empty() => Err(failed(ended.describe_exit())),
+                false => Err(failed(format!("{}: {output}", ended.describe_exit()))),
             }
         }
-        Err(Broken::Stopped) => Err(Error::Stopped),
-        Err(Broken::TimedOut) => Err(Error::TimedOut { what: line.to_owned(), seconds: HOOK_S }),
-        Err(Broken::NotStarted(error)) => Err(failed(error.to_string())),
+        Err(SubprocessError::Stopped) => Err(WorktreeError::Stopped),
+        Err(SubprocessError::TimedOut) => {
+            Err(WorktreeError::TimedOut { what: line.to_owned(), seconds: HOOK_S })
+        }
+        Err(SubprocessError::NotStarted(error)) => Err(failed(error.to_string())),
     }
 }
 
@@ -62,7 +70,7 @@ mod tests {
     #[test]
     fn lines_run_in_order_in_their_directory_until_one_fails() {
         let dir = tempfile::tempdir().unwrap();
-        let stop = Stop::default();
+        let stop = StopFlag::default();
         let told =
             run(&lines(&["echo $WHO > who", "cat who; echo aside >&2"]), dir.path(), &[("WHO", "me")], &stop);
         assert_eq!(told.unwrap()[1].output, "me\naside");

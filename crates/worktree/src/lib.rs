@@ -15,20 +15,20 @@
 //!
 //! The rule above all others: what is not merged is not removed, and what fails leaves everything as it was.
 
-pub mod bring;
 pub mod changes;
 mod error;
 pub mod git;
+pub mod git_worktree;
 pub mod hooks;
+pub mod ignored_files;
 pub mod merge;
 pub mod overlap;
 pub mod process;
 pub mod remove;
 pub mod repository;
-pub mod standing;
-pub mod tree;
+pub mod summary;
 
-pub use error::{Error, Result};
-pub use process::Stop;
-pub use repository::{Origin, Repository};
-pub use tree::{Plan, Tree};
+pub use error::{WorktreeError, WorktreeResult};
+pub use git_worktree::{GitWorktree, WorktreePlan};
+pub use process::StopFlag;
+pub use repository::{Repository, WorktreeOrigin};

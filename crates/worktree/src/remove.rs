@@ -4,43 +4,43 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use qd_protocol::worktree::WorktreeState;
+use qd_protocol::worktree::WorktreeStatus;
 
-use crate::error::{Error, Result, io_at};
-use crate::process::Stop;
-use crate::repository::{branch_tip, plain};
-use crate::standing::Standing;
-use crate::tree::Tree;
+use crate::error::{WorktreeError, WorktreeResult, io_error_at};
+use crate::git_worktree::GitWorktree;
+use crate::process::StopFlag;
+use crate::repository::{branch_tip, path_text};
+use crate::summary::WorktreeSummary;
 
-impl Tree {
+impl GitWorktree {
     /// Whether it may be removed; with `force`, also if it holds work.
-    pub fn check_removal(&self, force: bool) -> Result<Standing> {
-        let standing = self.standing()?;
-        let Standing { state, changed_files, ahead } = standing;
-        if !force && !state.holds_nothing() {
-            return Err(Error::Unmerged { path: self.path.clone(), state, changed_files, ahead });
+    pub fn check_removal(&self, force: bool) -> WorktreeResult<WorktreeSummary> {
+        let standing = self.summarize()?;
+        let WorktreeSummary { state, changed_files, ahead } = standing;
+        if !force && !state.is_safe_to_remove() {
+            return Err(WorktreeError::Unmerged { path: self.path.clone(), state, changed_files, ahead });
         }
         Ok(standing)
     }
 
     /// Removes it and its branch; gives the branch, if that stays because of its commits.
-    pub fn remove(self, force: bool) -> Result<Option<String>> {
+    pub fn remove(self, force: bool) -> WorktreeResult<Option<String>> {
         self.check_removal(force)?;
-        let beside = self.git_beside();
-        let path = plain(&self.path)?.to_owned();
+        let beside = self.repository_git();
+        let path = path_text(&self.path)?.to_owned();
         // Git looks once more itself, and refuses what has changed since; but it also refuses what has submodules.
         let has_inner = self.has_submodules();
         let args: &[&str] = match force || has_inner {
             true => &["worktree", "remove", "--force", "--force", "--", &path],
             false => &["worktree", "remove", "--", &path],
         };
-        beside.bytes(args)?;
-        if let Some(tip) = branch_tip(&beside, &self.note.branch)? {
-            let full = format!("refs/heads/{}", self.note.branch);
+        beside.output(args)?;
+        if let Some(tip) = branch_tip(&beside, &self.record.branch)? {
+            let full = format!("refs/heads/{}", self.record.branch);
             if !self.is_merged(&beside, &tip)? {
-                return Ok(Some(self.note.branch));
+                return Ok(Some(self.record.branch));
             }
-            beside.bytes(&["update-ref", "-d", &full, &tip])?;
+            beside.output(&["update-ref", "-d", &full, &tip])?;
         }
         Ok(None)
     }
@@ -48,20 +48,21 @@ impl Tree {
 
 /// Removes what is at the place of a worktree and is none, or whose repository is gone: nobody can tell what it holds, so
 /// only if that is wanted. An empty directory holds nothing.
-pub fn remove_unknown(path: &Path, force: bool) -> Result<()> {
+pub fn remove_unknown(path: &Path, force: bool) -> WorktreeResult<()> {
     if fs::remove_dir(path).is_ok() {
         return Ok(());
     }
     if !force {
-        let state = WorktreeState::Unknown;
-        return Err(Error::Unmerged { path: path.to_owned(), state, changed_files: 0, ahead: 0 });
+        let state = WorktreeStatus::Unknown;
+        return Err(WorktreeError::Unmerged { path: path.to_owned(), state, changed_files: 0, ahead: 0 });
     }
-    fs::remove_dir_all(path).map_err(io_at("remove", path))
+    fs::remove_dir_all(path).map_err(io_error_at("remove", path))
 }
 
 /// The repository that a worktree says it belongs to, whether or not that is still there.
-pub fn repository_of(path: &Path, stop: &Stop) -> Option<PathBuf> {
-    let tree = Tree::open(path, stop).ok()?;
-    let top = tree.common.parent().filter(|_| tree.common.file_name().is_some_and(|name| name == ".git"));
-    Some(top.map_or(tree.common.clone(), Path::to_owned))
+pub fn repository_of(path: &Path, stop: &StopFlag) -> Option<PathBuf> {
+    let tree = GitWorktree::open(path, stop).ok()?;
+    let top =
+        tree.common_dir.parent().filter(|_| tree.common_dir.file_name().is_some_and(|name| name == ".git"));
+    Some(top.map_or(tree.common_dir.clone(), Path::to_owned))
 }

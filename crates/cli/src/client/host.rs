@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 /// An address of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Host {
+pub(crate) enum DaemonHost {
     /// A socket file of this machine.
     Unix(PathBuf),
     /// A port, with TLS or without.
@@ -18,9 +18,9 @@ pub(crate) enum Host {
     },
 }
 
-impl Host {
+impl DaemonHost {
     /// The `Host` header.
-    pub(crate) fn header(&self) -> &str {
+    pub(crate) fn host_header(&self) -> &str {
         match self {
             Self::Unix(_) => "localhost",
             Self::Tcp { authority, .. } => authority,
@@ -29,13 +29,13 @@ impl Host {
 
     /// The name without the port, as certificates have it.
     pub(crate) fn server_name(&self) -> &str {
-        let name = self.header();
+        let name = self.host_header();
         let name = name.rsplit_once(':').map_or(name, |(name, _)| name);
         name.trim_start_matches('[').trim_end_matches(']')
     }
 }
 
-impl FromStr for Host {
+impl FromStr for DaemonHost {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -63,7 +63,7 @@ impl FromStr for Host {
     }
 }
 
-impl fmt::Display for Host {
+impl fmt::Display for DaemonHost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
@@ -82,10 +82,10 @@ mod tests {
         for text in
             ["unix:/run/qd.sock", "http://127.0.0.1:7777", "https://box.example:443", "http://[::1]:80"]
         {
-            assert_eq!(text.parse::<Host>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<DaemonHost>().unwrap().to_string(), text);
         }
-        assert_eq!("http://a:1/".parse::<Host>().unwrap().to_string(), "http://a:1");
-        assert_eq!("unix:///a".parse::<Host>().unwrap(), Host::Unix("/a".into()));
+        assert_eq!("http://a:1/".parse::<DaemonHost>().unwrap().to_string(), "http://a:1");
+        assert_eq!("unix:///a".parse::<DaemonHost>().unwrap(), DaemonHost::Unix("/a".into()));
     }
 
     #[test]
@@ -101,19 +101,19 @@ mod tests {
             "http://a:1/b",
             "http://:1",
         ] {
-            assert!(text.parse::<Host>().unwrap_err().contains("unix:PATH"), "{text}");
+            assert!(text.parse::<DaemonHost>().unwrap_err().contains("unix:PATH"), "{text}");
         }
     }
 
     #[test]
     fn a_path_after_the_port_is_named() {
-        let refused = "http://localhost:7821/foo".parse::<Host>().unwrap_err();
+        let refused = "http://localhost:7821/foo".parse::<DaemonHost>().unwrap_err();
         assert!(refused.ends_with("no path after the port"), "{refused}");
     }
 
     #[test]
     fn a_certificate_is_asked_for_by_name_alone() {
-        assert_eq!("https://box.example:443".parse::<Host>().unwrap().server_name(), "box.example");
-        assert_eq!("https://[::1]:443".parse::<Host>().unwrap().server_name(), "::1");
+        assert_eq!("https://box.example:443".parse::<DaemonHost>().unwrap().server_name(), "box.example");
+        assert_eq!("https://[::1]:443".parse::<DaemonHost>().unwrap().server_name(), "::1");
     }
 }

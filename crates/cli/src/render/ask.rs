@@ -2,32 +2,32 @@
 //! what a line typed in answer means. It decides nothing; the daemon judges every answer.
 
 use qd_protocol::api::AnswerRequest;
-use qd_protocol::event::{Answer, Ask, AskKind, AskState, Decision};
+use qd_protocol::event::{Ask, AskAnswer, AskKind, AskStatus, PermissionDecision};
 use qd_protocol::policy::Risk;
 
 use super::{text, tool};
 
 /// How much of a question a line shows.
-const HEAD: usize = 200;
+const PREVIEW_CHARS: usize = 200;
 
 /// What the agent wants, in one line.
 pub(crate) fn summary(ask: &Ask) -> String {
     match ask.kind {
-        AskKind::Question => text::head(&ask.prompt, HEAD),
+        AskKind::Question => text::first_line(&ask.prompt, PREVIEW_CHARS),
         AskKind::Permission => {
-            let call = ask.tool.as_ref().map(|name| tool::call(name, &ask.input));
-            call.unwrap_or_else(|| text::head(&ask.prompt, HEAD))
+            let call = ask.tool.as_ref().map(|name| tool::summarize_call(name, &ask.input));
+            call.unwrap_or_else(|| text::first_line(&ask.prompt, PREVIEW_CHARS))
         }
     }
 }
 
 /// What the agent wants, with the id, the risk and, of a question, what it may be answered with.
-pub(crate) fn block(ask: &Ask) -> String {
+pub(crate) fn format_ask(ask: &Ask) -> String {
     let mut out = match ask.kind {
-        AskKind::Permission => format!("ask {}: {} (risk {})\n", ask.id, summary(ask), risk(ask.risk)),
+        AskKind::Permission => format!("ask {}: {} (risk {})\n", ask.id, summary(ask), risk_name(ask.risk)),
         AskKind::Question => format!("ask {}: {}\n", ask.id, summary(ask)),
     };
-    let prompt = text::clean(ask.prompt.trim());
+    let prompt = text::strip_controls(ask.prompt.trim());
     let shown_whole = ask.kind == AskKind::Question && prompt == summary(ask);
     if !prompt.is_empty() && !shown_whole && prompt != ask.tool.as_deref().unwrap_or_default() {
         for line in prompt.lines() {
@@ -35,13 +35,13 @@ pub(crate) fn block(ask: &Ask) -> String {
         }
     }
     for (at, option) in ask.options.iter().enumerate() {
-        out.push_str(&format!("    {}. {}\n", at + 1, text::clean(option)));
+        out.push_str(&format!("    {}. {}\n", at + 1, text::strip_controls(option)));
     }
     out
 }
 
 /// The commands that answer it from anywhere, one a line.
-pub(crate) fn commands(ask: &Ask) -> String {
+pub(crate) fn answer_commands(ask: &Ask) -> String {
     match ask.kind {
         AskKind::Permission => format!("    qd allow {0}\n    qd deny {0} [REASON]\n", ask.id),
         AskKind::Question => format!("    qd answer {} VALUE\n", ask.id),
@@ -49,7 +49,7 @@ pub(crate) fn commands(ask: &Ask) -> String {
 }
 
 /// The prompt line of a terminal.
-pub(crate) fn invitation(ask: &Ask) -> String {
+pub(crate) fn answer_prompt(ask: &Ask) -> String {
     match ask.kind {
         AskKind::Permission if ask.risk == Risk::High => {
             "allow? y(es once), n(o), or say why not: ".to_owned()
@@ -61,13 +61,13 @@ pub(crate) fn invitation(ask: &Ask) -> String {
 }
 
 /// What a typed line means as an answer, or what to say instead. An empty line is never one.
-pub(crate) fn reply(ask: &Ask, line: &str) -> Result<AnswerRequest, String> {
+pub(crate) fn parse_answer(ask: &Ask, line: &str) -> Result<AnswerRequest, String> {
     let line = line.trim();
     if line.is_empty() {
-        return Err(invitation(ask));
+        return Err(answer_prompt(ask));
     }
     if ask.kind == AskKind::Question {
-        let value = option(&ask.options, line)?;
+        let value = choose_option(&ask.options, line)?;
         return Ok(AnswerRequest { value: Some(value), ..AnswerRequest::default() });
     }
     let decision = |word: &str| AnswerRequest { decision: Some(word.to_owned()), ..AnswerRequest::default() };
@@ -80,24 +80,25 @@ pub(crate) fn reply(ask: &Ask, line: &str) -> Result<AnswerRequest, String> {
 }
 
 /// How an ask ended, in a few words.
-pub(crate) fn outcome(state: AskState, answer: Option<&Answer>) -> String {
+pub(crate) fn describe_outcome(state: AskStatus, answer: Option<&AskAnswer>) -> String {
     let Some(answer) = answer else {
-        return if state == AskState::Pending { "waits" } else { "withdrawn" }.to_owned();
+        return if state == AskStatus::Pending { "waits" } else { "withdrawn" }.to_owned();
     };
     let reason = answer.reason.as_deref().filter(|reason| !reason.is_empty());
     match (answer.decision, &answer.value) {
-        (Some(Decision::AllowOnce), _) => "allowed once".to_owned(),
-        (Some(Decision::AllowAlways), _) => "allowed always".to_owned(),
-        (Some(Decision::Deny), _) => {
-            reason.map_or_else(|| "denied".to_owned(), |why| format!("denied: {}", text::head(why, HEAD)))
-        }
-        (None, Some(value)) => format!("answered: {}", text::head(value, HEAD)),
+        (Some(PermissionDecision::AllowOnce), _) => "allowed once".to_owned(),
+        (Some(PermissionDecision::AllowAlways), _) => "allowed always".to_owned(),
+        (Some(PermissionDecision::Deny), _) => reason.map_or_else(
+            || "denied".to_owned(),
+            |why| format!("denied: {}", text::first_line(why, PREVIEW_CHARS)),
+        ),
+        (None, Some(value)) => format!("answered: {}", text::first_line(value, PREVIEW_CHARS)),
         (None, None) => "answered".to_owned(),
     }
 }
 
 /// The risk as it stands on the wire.
-pub(crate) fn risk(risk: Risk) -> &'static str {
+pub(crate) fn risk_name(risk: Risk) -> &'static str {
     match risk {
         Risk::Low => "low",
         Risk::Medium => "medium",
@@ -106,7 +107,7 @@ pub(crate) fn risk(risk: Risk) -> &'static str {
 }
 
 /// One of the options, named in full or by its number; anything, if there are none.
-fn option(options: &[String], line: &str) -> Result<String, String> {
+fn choose_option(options: &[String], line: &str) -> Result<String, String> {
     if options.is_empty() {
         return Ok(line.to_owned());
     }
@@ -137,7 +138,7 @@ pub(crate) mod tests {
             options: Vec::new(),
             by_call: false,
             opened_at: Millis(0),
-            state: AskState::Pending,
+            state: AskStatus::Pending,
             answer: None,
         }
     }
@@ -155,40 +156,48 @@ pub(crate) mod tests {
     #[test]
     fn an_ask_says_what_is_wanted_and_how_to_answer() {
         let ask = permission(Risk::High);
-        assert_eq!(block(&ask), "ask ask_1: Bash: git push (risk high)\n");
-        assert_eq!(commands(&ask), "    qd allow ask_1\n    qd deny ask_1 [REASON]\n");
-        assert!(!invitation(&ask).contains("always"), "high risk is never allowed for good");
-        assert_eq!(block(&question(&["red", "blue"])), "ask ask_1: Which?\n    1. red\n    2. blue\n");
+        assert_eq!(format_ask(&ask), "ask ask_1: Bash: git push (risk high)\n");
+        assert_eq!(answer_commands(&ask), "    qd allow ask_1\n    qd deny ask_1 [REASON]\n");
+        assert!(!answer_prompt(&ask).contains("always"), "high risk is never allowed for good");
+        assert_eq!(format_ask(&question(&["red", "blue"])), "ask ask_1: Which?\n    1. red\n    2. blue\n");
     }
 
     #[test]
     fn a_line_in_answer_to_a_permission_is_a_decision_or_a_reason() {
         let decide = |line| {
-            let request = reply(&permission(Risk::Medium), line).unwrap();
+            let request = parse_answer(&permission(Risk::Medium), line).unwrap();
             (request.decision.unwrap(), request.reason)
         };
         assert_eq!(decide("y"), ("allow_once".to_owned(), None));
         assert_eq!(decide(" Always "), ("allow_always".to_owned(), None));
         assert_eq!(decide("n"), ("deny".to_owned(), None));
         assert_eq!(decide("use git pull"), ("deny".to_owned(), Some("use git pull".to_owned())));
-        assert!(reply(&permission(Risk::Medium), "  ").is_err(), "an empty line is no answer");
+        assert!(parse_answer(&permission(Risk::Medium), "  ").is_err(), "an empty line is no answer");
     }
 
     #[test]
     fn a_question_takes_an_option_by_name_or_number() {
         let ask = question(&["red", "2", "blue"]);
-        assert_eq!(reply(&ask, "blue").unwrap().value.as_deref(), Some("blue"));
-        assert_eq!(reply(&ask, "1").unwrap().value.as_deref(), Some("red"));
-        assert_eq!(reply(&ask, "2").unwrap().value.as_deref(), Some("2"), "a name goes before a number");
-        assert!(reply(&ask, "0").is_err());
-        assert!(reply(&ask, "green").is_err());
-        assert_eq!(reply(&question(&[]), "anything").unwrap().value.as_deref(), Some("anything"));
+        assert_eq!(parse_answer(&ask, "blue").unwrap().value.as_deref(), Some("blue"));
+        assert_eq!(parse_answer(&ask, "1").unwrap().value.as_deref(), Some("red"));
+        assert_eq!(
+            parse_answer(&ask, "2").unwrap().value.as_deref(),
+            Some("2"),
+            "a name goes before a number"
+        );
+        assert!(parse_answer(&ask, "0").is_err());
+        assert!(parse_answer(&ask, "green").is_err());
+        assert_eq!(parse_answer(&question(&[]), "anything").unwrap().value.as_deref(), Some("anything"));
     }
 
     #[test]
     fn an_outcome_is_a_few_words() {
-        assert_eq!(outcome(AskState::Withdrawn, None), "withdrawn");
-        let deny = Answer { decision: Some(Decision::Deny), value: None, reason: Some("not now".to_owned()) };
-        assert_eq!(outcome(AskState::Answered, Some(&deny)), "denied: not now");
+        assert_eq!(describe_outcome(AskStatus::Withdrawn, None), "withdrawn");
+        let deny = AskAnswer {
+            decision: Some(PermissionDecision::Deny),
+            value: None,
+            reason: Some("not now".to_owned()),
+        };
+        assert_eq!(describe_outcome(AskStatus::Answered, Some(&deny)), "denied: not now");
     }
 }

@@ -2,25 +2,25 @@
 
 use std::collections::BTreeSet;
 
-use qd_protocol::fleet::{Action, Route, Spec, Split};
+use qd_protocol::fleet::{FanOutSplit, FleetRoute, FleetSpec, RouteAction};
 
-use super::style::Style;
+use super::style::TextStyle;
 use super::text;
 
 /// How much of a task or pattern a line shows.
-const HEAD: usize = 100;
+const PREVIEW_CHARS: usize = 100;
 
 /// All of it.
-pub(crate) fn plan(spec: &Spec, style: Style) -> String {
-    let mut out = format!("task: {}\n", text::head(&spec.task, HEAD));
+pub(crate) fn render_plan(spec: &FleetSpec, style: TextStyle) -> String {
+    let mut out = format!("task: {}\n", text::first_line(&spec.task, PREVIEW_CHARS));
     if let Some(budget) = spec.budget_usd {
-        out.push_str(&format!("budget: {}\n", text::dollars(budget)));
+        out.push_str(&format!("budget: {}\n", text::format_dollars(budget)));
     }
     if let Some(seconds) = spec.timeout_s {
         out.push_str(&format!("timeout: {seconds} s\n"));
     }
     out.push('\n');
-    let order = tree(spec);
+    let order = session_tree(spec);
     let names =
         order.iter().map(|(name, branch)| name.chars().count() + branch.chars().count()).max().unwrap_or(0);
     for (name, branch) in &order {
@@ -48,22 +48,24 @@ pub(crate) fn plan(spec: &Spec, style: Style) -> String {
         out.push_str("@NAME → NAME\n");
     }
     for route in &spec.routes {
-        out.push_str(&format!("{}\n", line(route)));
+        out.push_str(&format!("{}\n", describe_route(route)));
     }
     out
 }
 
-fn line(route: &Route) -> String {
+fn describe_route(route: &FleetRoute) -> String {
     let when: Vec<String> = route.when.iter().map(ToString::to_string).collect();
     let mut line = when.join(" + ");
     if let Some(pattern) = &route.pattern {
-        line.push_str(&format!(" matching /{}/", text::head(pattern, HEAD)));
+        line.push_str(&format!(" matching /{}/", text::first_line(pattern, PREVIEW_CHARS)));
     }
     line.push_str(&match &route.then {
-        Action::RouteTo(name) => format!(" → {name}"),
-        Action::FanOut { to, split: Split::Broadcast } => format!(" → each of {}", to.join(", ")),
-        Action::FanOut { to, split: Split::BySubtask } => format!(" → its subtasks to {}", to.join(", ")),
-        Action::CollectHuman => " → you decide".to_owned(),
+        RouteAction::RouteTo(name) => format!(" → {name}"),
+        RouteAction::FanOut { to, split: FanOutSplit::Broadcast } => format!(" → each of {}", to.join(", ")),
+        RouteAction::FanOut { to, split: FanOutSplit::BySubtask } => {
+            format!(" → its subtasks to {}", to.join(", "))
+        }
+        RouteAction::CollectHuman => " → you decide".to_owned(),
     });
     if let Some(max) = route.max {
         line.push_str(&format!(" (at most {max}×)"));
@@ -73,21 +75,21 @@ fn line(route: &Route) -> String {
 
 /// Its sessions, each below the one that first leads to it, with what is drawn before its name. Those that nothing leads
 /// to come last.
-pub(crate) fn tree(spec: &Spec) -> Vec<(String, String)> {
+pub(crate) fn session_tree(spec: &FleetSpec) -> Vec<(String, String)> {
     let mut seen: BTreeSet<&str> = BTreeSet::new();
     let mut order = Vec::new();
     let roots = spec.start.iter().chain(spec.sessions.keys());
     for root in roots {
         if seen.insert(root) {
             order.push((root.clone(), String::new()));
-            below(spec, root, "", &mut seen, &mut order);
+            add_successors(spec, root, "", &mut seen, &mut order);
         }
     }
     order
 }
 
-fn below<'a>(
-    spec: &'a Spec,
+fn add_successors<'a>(
+    spec: &'a FleetSpec,
     name: &str,
     indent: &str,
     seen: &mut BTreeSet<&'a str>,
@@ -104,7 +106,7 @@ fn below<'a>(
     for (at, target) in next.into_iter().enumerate() {
         let (branch, deeper) = if at == last { ("└─ ", "   ") } else { ("├─ ", "│  ") };
         order.push((target.clone(), format!("{indent}{branch}")));
-        below(spec, target, &format!("{indent}{deeper}"), seen, order);
+        add_successors(spec, target, &format!("{indent}{deeper}"), seen, order);
     }
 }
 
@@ -129,9 +131,9 @@ mod tests {
 
     #[test]
     fn a_plan_shows_who_takes_part_and_what_follows() {
-        let spec = qd_fleetfile::read(FILE, None).unwrap();
+        let spec = qd_fleetfile::parse_fleet_file(FILE, None).unwrap();
         assert_eq!(
-            plan(&spec, Style::new(false)),
+            render_plan(&spec, TextStyle::new(false)),
             "task: Ship it.\n\n\
              lead          claude, planner, starts\n\
              ├─ dev1       codex, retry 1\n\

@@ -6,13 +6,13 @@ use std::time::Duration;
 /// Between two pictures.
 pub(crate) const TICK: Duration = Duration::from_millis(120);
 /// Silence before the spinner appears, so that it does not flicker between words.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(400);
+pub(crate) const SHOW_AFTER: Duration = Duration::from_millis(400);
 
-const PICTURES: [char; 4] = ['|', '/', '-', '\\'];
+const FRAMES: [char; 4] = ['|', '/', '-', '\\'];
 
 /// One picture of it.
-pub(crate) fn picture(tick: usize, who: &str, does: &str, since_ms: u64) -> String {
-    format!("{} {who} {does} {}", PICTURES[tick % PICTURES.len()], super::text::span(since_ms))
+pub(crate) fn spinner_frame(tick: usize, who: &str, does: &str, since_ms: u64) -> String {
+    format!("{} {who} {does} {}", FRAMES[tick % FRAMES.len()], super::text::format_duration(since_ms))
 }
 
 #[cfg(test)]
@@ -21,6 +21,6 @@ mod tests {
 
     #[test]
     fn the_spinner_says_who_does_what_since_when() {
-        assert_eq!(picture(5, "echo", "works", 61_000), "/ echo works 1m");
+        assert_eq!(spinner_frame(5, "echo", "works", 61_000), "/ echo works 1m");
     }
 }

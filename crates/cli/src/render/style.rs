@@ -5,11 +5,11 @@ pub(crate) const RESET: &str = "\x1b[0m";
 
 /// Whether and how to colour one stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Style {
+pub(crate) struct TextStyle {
     colour: bool,
 }
 
-impl Style {
+impl TextStyle {
     /// With colour or without.
     pub(crate) fn new(colour: bool) -> Self {
         Self { colour }
@@ -56,8 +56,8 @@ mod tests {
 
     #[test]
     fn without_colour_a_style_changes_nothing() {
-        assert_eq!(Style::new(false).red("x"), "x");
-        assert_eq!(Style::new(true).red("x"), "\x1b[31mx\x1b[0m");
-        assert_eq!(Style::new(true).red(""), "");
+        assert_eq!(TextStyle::new(false).red("x"), "x");
+        assert_eq!(TextStyle::new(true).red("x"), "\x1b[31mx\x1b[0m");
+        assert_eq!(TextStyle::new(true).red(""), "");
     }
 }

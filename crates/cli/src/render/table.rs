@@ -1,7 +1,7 @@
 //! Columns, aligned. The last column is cut to the terminal's width so that a row stays a line; off a terminal
 //! nothing is cut.
 
-use super::style::Style;
+use super::style::TextStyle;
 use super::text;
 
 /// Between two columns.
@@ -9,25 +9,26 @@ const GAP: &str = "  ";
 
 /// A list for people.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct TextTable {
     titles: Vec<&'static str>,
     rows: Vec<Vec<String>>,
 }
 
-impl Table {
+impl TextTable {
     /// An empty one with these columns.
     pub(crate) fn new(titles: &[&'static str]) -> Self {
         Self { titles: titles.to_vec(), rows: Vec::new() }
     }
 
     /// One more row, with as many cells as there are columns. Cells are cleaned: a title may come from anybody.
-    pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
+    pub(crate) fn add_row<const N: usize>(&mut self, cells: [String; N]) {
         debug_assert_eq!(N, self.titles.len(), "a row has a cell for every column");
-        self.rows.push(cells.iter().map(|cell| text::clean(cell).replace(['\n', '\t'], " ")).collect());
+        self.rows
+            .push(cells.iter().map(|cell| text::strip_controls(cell).replace(['\n', '\t'], " ")).collect());
     }
 
     /// All of it, each row ending in a newline.
-    pub(crate) fn render(&self, style: Style, width: Option<usize>) -> String {
+    pub(crate) fn render(&self, style: TextStyle, width: Option<usize>) -> String {
         let mut widths: Vec<usize> = self.titles.iter().map(|title| title.len()).collect();
         for row in &self.rows {
             for (widest, cell) in widths.iter_mut().zip(row) {
@@ -36,17 +37,17 @@ impl Table {
         }
         let mut out = String::new();
         let titles: Vec<String> = self.titles.iter().map(|&title| title.to_owned()).collect();
-        out.push_str(&style.bold(&aligned(&titles, &widths, width)));
+        out.push_str(&style.bold(&align_cells(&titles, &widths, width)));
         out.push('\n');
         for row in &self.rows {
-            out.push_str(&aligned(row, &widths, width));
+            out.push_str(&align_cells(row, &widths, width));
             out.push('\n');
         }
         out
     }
 }
 
-fn aligned(cells: &[String], widths: &[usize], width: Option<usize>) -> String {
+fn align_cells(cells: &[String], widths: &[usize], width: Option<usize>) -> String {
     let mut line = String::new();
     for (at, (cell, room)) in cells.iter().zip(widths).enumerate() {
         if at > 0 {
@@ -56,7 +57,7 @@ fn aligned(cells: &[String], widths: &[usize], width: Option<usize>) -> String {
         line.extend(std::iter::repeat_n(' ', room.saturating_sub(cell.chars().count())));
     }
     let line = line.trim_end();
-    width.map_or_else(|| line.to_owned(), |width| text::cut(line, width))
+    width.map_or_else(|| line.to_owned(), |width| text::truncate(line, width))
 }
 
 #[cfg(test)]
@@ -65,10 +66,13 @@ mod tests {
 
     #[test]
     fn columns_are_aligned_and_rows_stay_lines() {
-        let mut table = Table::new(&["ID", "TITLE"]);
-        table.row(["ses_1".to_owned(), "a\nb".to_owned()]);
-        table.row(["s".to_owned(), "fix \x1b[31mit".to_owned()]);
-        assert_eq!(table.render(Style::new(false), None), "ID     TITLE\nses_1  a b\ns      fix [31mit\n");
-        assert_eq!(table.render(Style::new(false), Some(9)), "ID     T…\nses_1  a…\ns      f…\n");
+        let mut table = TextTable::new(&["ID", "TITLE"]);
+        table.add_row(["ses_1".to_owned(), "a\nb".to_owned()]);
+        table.add_row(["s".to_owned(), "fix \x1b[31mit".to_owned()]);
+        assert_eq!(
+            table.render(TextStyle::new(false), None),
+            "ID     TITLE\nses_1  a b\ns      fix [31mit\n"
+        );
+        assert_eq!(table.render(TextStyle::new(false), Some(9)), "ID     T…\nses_1  a…\ns      f…\n");
     }
 }

@@ -3,7 +3,7 @@
 use qd_protocol::Millis;
 
 /// At most `width` characters; what is cut ends in an ellipsis.
-pub(crate) fn cut(text: &str, width: usize) -> String {
+pub(crate) fn truncate(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
     }
@@ -13,19 +13,19 @@ pub(crate) fn cut(text: &str, width: usize) -> String {
 }
 
 /// The first line that is not blank, cleaned and cut: how a prompt or an output stands in a list.
-pub(crate) fn head(text: &str, width: usize) -> String {
+pub(crate) fn first_line(text: &str, width: usize) -> String {
     let line = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
-    cut(&clean(line), width)
+    truncate(&strip_controls(line), width)
 }
 
 /// Without control characters but newline and tab. What an agent says must not move the cursor, rename the window or
 /// forge the line that asks for permission.
-pub(crate) fn clean(text: &str) -> String {
+pub(crate) fn strip_controls(text: &str) -> String {
     text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
 }
 
 /// How long, in the one or two units that matter.
-pub(crate) fn span(ms: u64) -> String {
+pub(crate) fn format_duration(ms: u64) -> String {
     let s = ms / 1000;
     match s {
         0..60 => format!("{s}s"),
@@ -36,12 +36,12 @@ pub(crate) fn span(ms: u64) -> String {
 }
 
 /// How long ago.
-pub(crate) fn age(then: Millis, now: Millis) -> String {
-    span(now.since(then))
+pub(crate) fn format_age(then: Millis, now: Millis) -> String {
+    format_duration(now.since(then))
 }
 
 /// Bytes for people.
-pub(crate) fn size(bytes: u64) -> String {
+pub(crate) fn format_size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut unit = 0;
     let mut scaled = bytes;
@@ -58,7 +58,7 @@ pub(crate) fn size(bytes: u64) -> String {
 }
 
 /// Dollars; nothing if nothing was spent.
-pub(crate) fn dollars(usd: f64) -> String {
+pub(crate) fn format_dollars(usd: f64) -> String {
     if usd == 0.0 {
         "-".to_owned()
     } else if usd < 0.01 {
@@ -74,30 +74,30 @@ mod tests {
 
     #[test]
     fn a_cut_text_counts_characters_not_bytes() {
-        assert_eq!(cut("äöü", 3), "äöü");
-        assert_eq!(cut("äöüß", 3), "äö…");
-        assert_eq!(head("\n\n  first \nsecond", 20), "first");
+        assert_eq!(truncate("äöü", 3), "äöü");
+        assert_eq!(truncate("äöüß", 3), "äö…");
+        assert_eq!(first_line("\n\n  first \nsecond", 20), "first");
     }
 
     #[test]
     fn an_agent_cannot_move_the_cursor() {
-        assert_eq!(clean("a\x1b[2Kb\r\x07c\n\td"), "a[2Kbc\n\td");
+        assert_eq!(strip_controls("a\x1b[2Kb\r\x07c\n\td"), "a[2Kbc\n\td");
     }
 
     #[test]
     fn spans_sizes_and_money_are_short() {
-        assert_eq!(span(999), "0s");
-        assert_eq!(span(59_000), "59s");
-        assert_eq!(span(61_000), "1m");
-        assert_eq!(span(3_660_000), "1h01m");
-        assert_eq!(span(90_000_000), "1d01h");
-        assert_eq!(size(0), "0 B");
-        assert_eq!(size(1023), "1023 B");
-        assert_eq!(size(1536), "1.5 KiB");
-        assert_eq!(size(5 << 20), "5.0 MiB");
-        assert_eq!(size(3 << 40), "3.0 TiB");
-        assert_eq!(dollars(0.0), "-");
-        assert_eq!(dollars(0.001), "$0.0010");
-        assert_eq!(dollars(1.5), "$1.50");
+        assert_eq!(format_duration(999), "0s");
+        assert_eq!(format_duration(59_000), "59s");
+        assert_eq!(format_duration(61_000), "1m");
+        assert_eq!(format_duration(3_660_000), "1h01m");
+        assert_eq!(format_duration(90_000_000), "1d01h");
+        assert_eq!(format_size(0), "0 B");
+        assert_eq!(format_size(1023), "1023 B");
+        assert_eq!(format_size(1536), "1.5 KiB");
+        assert_eq!(format_size(5 << 20), "5.0 MiB");
+        assert_eq!(format_size(3 << 40), "3.0 TiB");
+        assert_eq!(format_dollars(0.0), "-");
+        assert_eq!(format_dollars(0.001), "$0.0010");
+        assert_eq!(format_dollars(1.5), "$1.50");
     }
 }

@@ -5,22 +5,22 @@ use serde_json::Value;
 use super::text;
 
 /// How much of an argument or an output a line shows.
-const HEAD: usize = 100;
+const PREVIEW_CHARS: usize = 100;
 /// The arguments by which people know a call, the first that is there counts.
-const MAIN: [&str; 9] =
+const MAIN_ARGUMENTS: [&str; 9] =
     ["command", "cmd", "file_path", "path", "url", "uri", "pattern", "query", "description"];
 
 /// The call in a few words: `Bash: git status`.
-pub(crate) fn call(name: &str, input: &Value) -> String {
-    let name = text::head(name, HEAD);
-    match argument(input) {
+pub(crate) fn summarize_call(name: &str, input: &Value) -> String {
+    let name = text::first_line(name, PREVIEW_CHARS);
+    match main_argument(input) {
         Some(argument) => format!("{name}: {argument}"),
         None => name,
     }
 }
 
 /// What came out, in a few words; nothing if nothing did.
-pub(crate) fn result(output: &Value) -> Option<String> {
+pub(crate) fn summarize_result(output: &Value) -> Option<String> {
     let words = match output {
         Value::Null => return None,
         Value::String(words) => words.clone(),
@@ -29,28 +29,28 @@ pub(crate) fn result(output: &Value) -> Option<String> {
     let lines = words.lines().filter(|line| !line.trim().is_empty()).count();
     match lines {
         0 => None,
-        1 => Some(text::head(&words, HEAD)),
-        _ => Some(format!("{} (+{} lines)", text::head(&words, HEAD), lines - 1)),
+        1 => Some(text::first_line(&words, PREVIEW_CHARS)),
+        _ => Some(format!("{} (+{} lines)", text::first_line(&words, PREVIEW_CHARS), lines - 1)),
     }
 }
 
 /// The argument by which people know the call, else all of them as JSON.
-fn argument(input: &Value) -> Option<String> {
+fn main_argument(input: &Value) -> Option<String> {
     match input {
         Value::Null => None,
-        Value::String(words) => Some(text::head(words, HEAD)),
+        Value::String(words) => Some(text::first_line(words, PREVIEW_CHARS)),
         Value::Object(map) if map.is_empty() => None,
         Value::Object(map) => {
-            let main = MAIN.iter().find_map(|key| map.get(*key)).and_then(|value| match value {
+            let main = MAIN_ARGUMENTS.iter().find_map(|key| map.get(*key)).and_then(|value| match value {
                 Value::String(words) => Some(words.clone()),
                 Value::Array(words) => {
                     words.iter().map(Value::as_str).collect::<Option<Vec<_>>>().map(|words| words.join(" "))
                 }
                 _ => None,
             });
-            Some(text::head(&main.unwrap_or_else(|| input.to_string()), HEAD))
+            Some(text::first_line(&main.unwrap_or_else(|| input.to_string()), PREVIEW_CHARS))
         }
-        other => Some(text::head(&other.to_string(), HEAD)),
+        other => Some(text::first_line(&other.to_string(), PREVIEW_CHARS)),
     }
 }
 
@@ -61,19 +61,22 @@ mod tests {
 
     #[test]
     fn a_call_shows_the_argument_that_matters() {
-        assert_eq!(call("Bash", &json!({"timeout": 3, "command": "git status"})), "Bash: git status");
-        assert_eq!(call("Run", &json!({"cmd": ["ls", "-l"]})), "Run: ls -l");
-        assert_eq!(call("Odd", &json!({"x": 1})), "Odd: {\"x\":1}");
-        assert_eq!(call("None", &Value::Null), "None");
-        assert_eq!(call("Bash", &json!({"command": "a\x1b[2K"})), "Bash: a[2K");
+        assert_eq!(
+            summarize_call("Bash", &json!({"timeout": 3, "command": "git status"})),
+            "Bash: git status"
+        );
+        assert_eq!(summarize_call("Run", &json!({"cmd": ["ls", "-l"]})), "Run: ls -l");
+        assert_eq!(summarize_call("Odd", &json!({"x": 1})), "Odd: {\"x\":1}");
+        assert_eq!(summarize_call("None", &Value::Null), "None");
+        assert_eq!(summarize_call("Bash", &json!({"command": "a\x1b[2K"})), "Bash: a[2K");
     }
 
     #[test]
     fn a_result_is_its_first_line_and_a_count() {
-        assert_eq!(result(&Value::Null), None);
-        assert_eq!(result(&json!("")), None);
-        assert_eq!(result(&json!("one")), Some("one".to_owned()));
-        assert_eq!(result(&json!("one\n\ntwo\nthree")), Some("one (+2 lines)".to_owned()));
-        assert_eq!(result(&json!({"ok": true})), Some("{\"ok\":true}".to_owned()));
+        assert_eq!(summarize_result(&Value::Null), None);
+        assert_eq!(summarize_result(&json!("")), None);
+        assert_eq!(summarize_result(&json!("one")), Some("one".to_owned()));
+        assert_eq!(summarize_result(&json!("one\n\ntwo\nthree")), Some("one (+2 lines)".to_owned()));
+        assert_eq!(summarize_result(&json!({"ok": true})), Some("{\"ok\":true}".to_owned()));
     }
 }

@@ -2,26 +2,26 @@
 
 use qd_protocol::api::{Agent, CostReport, JoinedWorker};
 
-use super::Context;
-use crate::failure::{Exit, Result};
-use crate::render::table::Table;
+use super::VerbContext;
+use crate::failure::{CliExitCode, Result};
+use crate::render::table::TextTable;
 
 /// Lists known agents, and in the table those of machines that have joined.
-pub(crate) async fn agents(context: &Context) -> Result<Exit> {
+pub(crate) async fn agents(context: &VerbContext) -> Result<CliExitCode> {
     let client = context.client().await?;
     let agents: Vec<Agent> = client.list("/v1/agents?versions=true").await?;
     if context.out.json {
-        context.out.value(&agents)?;
-        return Ok(Exit::Well);
+        context.out.print_json(&agents)?;
+        return Ok(CliExitCode::Success);
     }
     let joined: Vec<JoinedWorker> = client.list("/v1/workers/joined").await?;
     let table = table(agents, &joined);
-    context.out.data(&table.render(context.out.out_style(), context.out.width()))?;
-    Ok(Exit::Well)
+    context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
+    Ok(CliExitCode::Success)
 }
 
-fn table(agents: Vec<Agent>, joined: &[JoinedWorker]) -> Table {
-    let mut table = Table::new(&["NAME", "VERSION", "WHERE", "DRIVER", "CAN", "ABOUT"]);
+fn table(agents: Vec<Agent>, joined: &[JoinedWorker]) -> TextTable {
+    let mut table = TextTable::new(&["NAME", "VERSION", "WHERE", "DRIVER", "CAN", "ABOUT"]);
     for agent in agents {
         let place = if agent.available { "here" } else { "nowhere" };
         let can = abilities(&agent);
@@ -30,7 +30,7 @@ fn table(agents: Vec<Agent>, joined: &[JoinedWorker]) -> Table {
             None => agent.description,
         };
         let version = agent.version.unwrap_or_else(|| "-".to_owned());
-        table.row([agent.name, version, place.to_owned(), agent.driver, can, about]);
+        table.add_row([agent.name, version, place.to_owned(), agent.driver, can, about]);
     }
     for machine in joined.iter().filter(|machine| machine.connected) {
         for label in &machine.labels {
@@ -38,7 +38,7 @@ fn table(agents: Vec<Agent>, joined: &[JoinedWorker]) -> Table {
                 let about = "On a machine that has joined.".to_owned();
                 let none = || "-".to_owned();
                 let name = format!("{agent}@{label}");
-                table.row([name, none(), machine.name.clone(), "joined".to_owned(), none(), about]);
+                table.add_row([name, none(), machine.name.clone(), "joined".to_owned(), none(), about]);
             }
         }
     }
@@ -61,7 +61,7 @@ fn abilities(agent: &Agent) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::render::style::Style;
+    use crate::render::style::TextStyle;
     use qd_protocol::Millis;
 
     #[test]
@@ -77,7 +77,7 @@ mod tests {
             version: String::new(),
         };
         let shown = table(Vec::new(), &[machine("box", true), machine("gone", false)]);
-        let shown = shown.render(Style::new(false), None);
+        let shown = shown.render(TextStyle::new(false), None);
         assert!(shown.contains("script@gpu") && shown.contains("box") && !shown.contains("gone"), "{shown}");
     }
 }

@@ -1,55 +1,59 @@
 //! `qd allow`, `qd deny` and `qd answer`, and the one call by which anything here answers an ask.
 
-use qd_protocol::api::{AnswerRequest, Resolved};
+use qd_protocol::api::{AnswerRequest, AnswerResponse};
 use qd_protocol::event::Ask;
 
-use super::Context;
-use crate::client::Client;
-use crate::failure::{Exit, Failure, Result};
+use super::VerbContext;
+use crate::client::DaemonClient;
+use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::refs;
 use crate::render::ask;
 
 /// Lets the agent do it, this time or always.
-pub(crate) async fn allow(context: &Context, id: &str, always: bool) -> Result<Exit> {
+pub(crate) async fn allow(context: &VerbContext, id: &str, always: bool) -> Result<CliExitCode> {
     let decision = if always { "allow_always" } else { "allow_once" };
-    settle(context, id, AnswerRequest { decision: Some(decision.to_owned()), ..AnswerRequest::default() })
+    answer_ask(context, id, AnswerRequest { decision: Some(decision.to_owned()), ..AnswerRequest::default() })
         .await
 }
 
 /// Refuses it; the agent is told why.
-pub(crate) async fn deny(context: &Context, id: &str, reason: &str) -> Result<Exit> {
+pub(crate) async fn deny(context: &VerbContext, id: &str, reason: &str) -> Result<CliExitCode> {
     let reason = (!reason.is_empty()).then(|| reason.to_owned());
-    settle(context, id, AnswerRequest { decision: Some("deny".to_owned()), value: None, reason }).await
+    answer_ask(context, id, AnswerRequest { decision: Some("deny".to_owned()), value: None, reason }).await
 }
 
 /// Answers a question.
-pub(crate) async fn answer(context: &Context, id: &str, value: String) -> Result<Exit> {
-    settle(context, id, AnswerRequest { value: Some(value), ..AnswerRequest::default() }).await
+pub(crate) async fn answer(context: &VerbContext, id: &str, value: String) -> Result<CliExitCode> {
+    answer_ask(context, id, AnswerRequest { value: Some(value), ..AnswerRequest::default() }).await
 }
 
 /// Answers an ask by its whole id. Whoever is too late is told what the answer was.
-pub(super) async fn post(client: &Client, id: &str, request: &AnswerRequest) -> Result<Resolved> {
+pub(super) async fn post_answer(
+    client: &DaemonClient,
+    id: &str,
+    request: &AnswerRequest,
+) -> Result<AnswerResponse> {
     let mut answered = client.post(&format!("/v1/asks/{id}/answer"), request).await;
-    if let Err(Failure::Refused(refusal)) = &mut answered
+    if let Err(CliFailure::Refused(refusal)) = &mut answered
         && refusal.error.code == "already_resolved"
         && let Some(ask) = refusal.error.details.get("ask")
         && let Ok(ask) = serde_json::from_value::<Ask>(ask.clone())
     {
-        let outcome = ask::outcome(ask.state, ask.answer.as_ref());
+        let outcome = ask::describe_outcome(ask.state, ask.answer.as_ref());
         refusal.error.message = format!("it was answered before: {outcome}");
     }
     answered
 }
 
-async fn settle(context: &Context, id: &str, request: AnswerRequest) -> Result<Exit> {
+async fn answer_ask(context: &VerbContext, id: &str, request: AnswerRequest) -> Result<CliExitCode> {
     let client = context.client().await?;
-    let id = refs::ask(&client, id).await?;
-    let resolved = post(&client, &id, &request).await?;
+    let id = refs::resolve_ask(&client, id).await?;
+    let resolved = post_answer(&client, &id, &request).await?;
     if context.out.json {
-        context.out.value(&resolved)?;
+        context.out.print_json(&resolved)?;
     } else {
-        let outcome = ask::outcome(resolved.ask.state, resolved.ask.answer.as_ref());
-        context.out.line(&format!("{id} {outcome} ({})", ask::summary(&resolved.ask)))?;
+        let outcome = ask::describe_outcome(resolved.ask.state, resolved.ask.answer.as_ref());
+        context.out.print_line(&format!("{id} {outcome} ({})", ask::summary(&resolved.ask)))?;
     }
-    Ok(Exit::Well)
+    Ok(CliExitCode::Success)
 }

@@ -5,61 +5,61 @@ use std::collections::HashSet;
 use qd_protocol::event::{Ask, AskOpened};
 use qd_protocol::{AskId, Millis};
 
-use super::Context;
-use crate::client::Client;
-use crate::client::stream::{EventStream, Next};
-use crate::failure::{Exit, Result};
-use crate::render::table::Table;
+use super::VerbContext;
+use crate::client::DaemonClient;
+use crate::client::stream::{EventStream, EventStreamItem};
+use crate::failure::{CliExitCode, Result};
+use crate::render::table::TextTable;
 use crate::render::{ask, text};
 
-const PENDING: &str = "/v1/asks?state=pending";
-const OPENED: &str = "/v1/events?kinds=ask.opened";
+const PENDING_PATH: &str = "/v1/asks?state=pending";
+const OPENED_PATH: &str = "/v1/events?kinds=ask.opened";
 
 /// Lists open asks.
-pub(crate) async fn asks(context: &Context, follow: bool) -> Result<Exit> {
+pub(crate) async fn asks(context: &VerbContext, follow: bool) -> Result<CliExitCode> {
     let client = context.client().await?;
     if follow {
-        return go_on(context, &client).await;
+        return follow_asks(context, &client).await;
     }
-    let asks: Vec<Ask> = client.list(PENDING).await?;
+    let asks: Vec<Ask> = client.list(PENDING_PATH).await?;
     if context.out.json {
-        context.out.value(&asks)?;
-        return Ok(Exit::Well);
+        context.out.print_json(&asks)?;
+        return Ok(CliExitCode::Success);
     }
     let now = Millis::now();
-    let mut table = Table::new(&["ID", "SESSION", "RISK", "AGE", "WANTS"]);
+    let mut table = TextTable::new(&["ID", "SESSION", "RISK", "AGE", "WANTS"]);
     for ask in &asks {
-        let (id, session) = (ask.id.to_string(), of(ask));
-        table.row([
+        let (id, session) = (ask.id.to_string(), owner_id(ask));
+        table.add_row([
             id,
             session,
-            ask::risk(ask.risk).to_owned(),
-            text::age(ask.opened_at, now),
+            ask::risk_name(ask.risk).to_owned(),
+            text::format_age(ask.opened_at, now),
             ask::summary(ask),
         ]);
     }
-    context.out.data(&table.render(context.out.out_style(), context.out.width()))?;
+    context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
     if !asks.is_empty() {
-        context.out.note("`qd allow ID`, `qd deny ID [REASON]` or `qd answer ID VALUE` answers one");
+        context.out.print_note("`qd allow ID`, `qd deny ID [REASON]` or `qd answer ID VALUE` answers one");
     }
-    Ok(Exit::Well)
+    Ok(CliExitCode::Success)
 }
 
 /// The open ones, then every new one, each once.
-async fn go_on(context: &Context, client: &Client) -> Result<Exit> {
+async fn follow_asks(context: &VerbContext, client: &DaemonClient) -> Result<CliExitCode> {
     // The stream first, then the list: what is opened in between is in both, and shown once.
-    let mut stream = EventStream::from_now(client, OPENED).await?;
+    let mut stream = EventStream::from_now(client, OPENED_PATH).await?;
     let mut shown: HashSet<AskId> = HashSet::new();
-    let mut found: Vec<Ask> = client.list(PENDING).await?;
+    let mut found: Vec<Ask> = client.list(PENDING_PATH).await?;
     loop {
         for ask in found.drain(..) {
             if shown.insert(ask.id.clone()) {
-                show(context, &ask)?;
+                print_ask(context, &ask)?;
             }
         }
         match stream.next().await? {
-            Next::Gap => found = client.list(PENDING).await?,
-            Next::Event(arrived) => {
+            EventStreamItem::Gap => found = client.list(PENDING_PATH).await?,
+            EventStreamItem::Event(arrived) => {
                 let opened: AskOpened =
                     serde_json::from_value(arrived.event.data).map_err(anyhow::Error::from)?;
                 found.push(opened.ask);
@@ -68,16 +68,21 @@ async fn go_on(context: &Context, client: &Client) -> Result<Exit> {
     }
 }
 
-fn show(context: &Context, ask: &Ask) -> Result<()> {
+fn print_ask(context: &VerbContext, ask: &Ask) -> Result<()> {
     if context.out.json {
-        return context.out.value(ask);
+        return context.out.print_json(ask);
     }
-    context.out.data(&format!("{}    of {}\n{}", ask::block(ask), of(ask), ask::commands(ask)))?;
+    context.out.print_data(&format!(
+        "{}    of {}\n{}",
+        ask::format_ask(ask),
+        owner_id(ask),
+        ask::answer_commands(ask)
+    ))?;
     Ok(())
 }
 
 /// Whose it is.
-fn of(ask: &Ask) -> String {
+fn owner_id(ask: &Ask) -> String {
     let session = ask.session_id.as_ref().map(ToString::to_string);
     session.or_else(|| ask.fleet_id.as_ref().map(ToString::to_string)).unwrap_or_default()
 }

@@ -3,19 +3,19 @@
 
 use std::collections::HashSet;
 
-use qd_protocol::api::{CancelRequest, Cancelled, SteerRequest, Steered};
-use qd_protocol::event::{Ask, Body};
+use qd_protocol::api::{CancelRequest, CancelResponse, SteerReceipt, SteerRequest};
+use qd_protocol::event::{Ask, EventBody};
 use qd_protocol::{RunId, Seq};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::transcript::{Shape, Transcript, page};
-use super::typed::Typed;
-use super::{Context, answer, prompt};
-use crate::client::Client;
-use crate::client::stream::{Arrived, EventStream, Next};
-use crate::failure::{Exit, Failure, Result};
-use crate::output::Output;
-use crate::refs::{self, SessionRef};
+use super::stdin_lines::StdinLines;
+use super::transcript::{TranscriptLayout, TranscriptPrinter, read_page};
+use super::{VerbContext, answer, prompt};
+use crate::client::DaemonClient;
+use crate::client::stream::{EventStream, EventStreamItem, ReceivedEvent};
+use crate::failure::{CliExitCode, CliFailure, Result};
+use crate::output::CliOutput;
+use crate::refs::{self, ResolvedSession};
 use crate::render::ask;
 
 const HELP: &str = "\
@@ -28,30 +28,30 @@ a line is sent as a prompt, or answers the ask that is open
 ";
 
 /// Shows a session and talks to it.
-pub(crate) async fn attach(context: &Context, id: &str) -> Result<Exit> {
+pub(crate) async fn attach(context: &VerbContext, id: &str) -> Result<CliExitCode> {
     let client = context.client().await?;
-    let session = refs::session(&client, id).await?;
-    let mut attached = Attached {
+    let session = refs::resolve_session(&client, id).await?;
+    let mut attached = SessionConsole {
         out: &context.out,
         client: &client,
         session: &session,
-        transcript: Transcript::new(&context.out, &client, Shape::Whole),
-        typed: Typed::new(),
-        open: Vec::new(),
-        sent: HashSet::new(),
+        transcript: TranscriptPrinter::new(&context.out, &client, TranscriptLayout::Whole),
+        stdin: StdinLines::new(),
+        open_asks: Vec::new(),
+        sent_runs: HashSet::new(),
         closed: false,
         refused: false,
-        at_end: false,
+        stdin_ended: false,
     };
-    let cursor = attached.past().await?;
-    attached.present(cursor).await
+    let cursor = attached.show_history().await?;
+    attached.follow_live(cursor).await
 }
 
 /// What a typed line asks for.
 #[derive(Debug, PartialEq, Eq)]
-enum Said<'a> {
+enum ConsoleCommand<'a> {
     Nothing,
-    Words(&'a str),
+    Text(&'a str),
     Steer(&'a str),
     Cancel,
     Detach,
@@ -60,151 +60,151 @@ enum Said<'a> {
 }
 
 /// A session that we are attached to.
-struct Attached<'a> {
-    out: &'a Output,
-    client: &'a Client,
-    session: &'a SessionRef,
-    transcript: Transcript<'a>,
-    typed: Typed,
+struct SessionConsole<'a> {
+    out: &'a CliOutput,
+    client: &'a DaemonClient,
+    session: &'a ResolvedSession,
+    transcript: TranscriptPrinter<'a>,
+    stdin: StdinLines,
     /// Asks that nobody has answered, oldest first.
-    open: Vec<Ask>,
+    open_asks: Vec<Ask>,
     /// Runs that were sent from here and have not ended.
-    sent: HashSet<RunId>,
+    sent_runs: HashSet<RunId>,
     /// Whether the session takes no more prompts.
     closed: bool,
     /// Whether the daemon refused one of our lines.
     refused: bool,
     /// Whether there are no more lines to come.
-    at_end: bool,
+    stdin_ended: bool,
 }
 
-impl Attached<'_> {
+impl SessionConsole<'_> {
     /// Shows what happened, and gives where the present begins.
-    async fn past(&mut self) -> Result<Seq> {
+    async fn show_history(&mut self) -> Result<Seq> {
         let mut cursor = Seq(0);
         loop {
-            let (events, next) = page(self.client, self.session, cursor).await?;
+            let (events, next) = read_page(self.client, self.session, cursor).await?;
             if events.is_empty() {
                 return Ok(cursor);
             }
             cursor = next;
             for arrived in &events {
-                self.note(arrived);
+                self.track_event(arrived);
             }
             self.transcript.show(events).await?;
         }
     }
 
-    async fn present(mut self, cursor: Seq) -> Result<Exit> {
+    async fn follow_live(mut self, cursor: Seq) -> Result<CliExitCode> {
         let mut interrupts = signal(SignalKind::interrupt()).map_err(anyhow::Error::from)?;
         let mut stream = EventStream::after(self.client, &self.session.stream_path(), cursor);
-        if self.typed.tty && !self.closed {
-            self.out.note("attached; /help says what you can do");
+        if self.stdin.tty && !self.closed {
+            self.out.print_note("attached; /help says what you can do");
         }
-        for ask in &self.open {
-            self.offer(ask);
+        for ask in &self.open_asks {
+            self.show_answer_help(ask);
         }
         while !self.is_over() {
             tokio::select! {
                 next = stream.next() => {
-                    if let Next::Event(arrived) = next? {
-                        self.live(*arrived).await?;
+                    if let EventStreamItem::Event(arrived) = next? {
+                        self.handle_event(*arrived).await?;
                     }
                 }
                 _ = interrupts.recv() => break,
-                line = self.typed.next(), if !self.at_end => match line {
+                line = self.stdin.next_line(), if !self.stdin_ended => match line {
                     Some(line) => {
-                        if self.line(&line).await? {
+                        if self.handle_line(&line).await? {
                             break;
                         }
                     }
-                    None => self.at_end = true,
+                    None => self.stdin_ended = true,
                 }
             }
         }
         self.transcript.end_line()?;
-        Ok(if self.refused && !self.typed.tty { Exit::Failed } else { Exit::Well })
+        Ok(if self.refused && !self.stdin.tty { CliExitCode::Failed } else { CliExitCode::Success })
     }
 
     /// Whether there is nothing more to see or to say. A person who ends the input wants to leave; a program that
     /// does has said its last prompt and wants the answer.
     fn is_over(&self) -> bool {
-        self.closed || (self.at_end && (self.typed.tty || self.sent.is_empty()))
+        self.closed || (self.stdin_ended && (self.stdin.tty || self.sent_runs.is_empty()))
     }
 
-    async fn live(&mut self, arrived: Arrived) -> Result<()> {
-        let typed_here = self.typed.tty
+    async fn handle_event(&mut self, arrived: ReceivedEvent) -> Result<()> {
+        let typed_here = self.stdin.tty
             && arrived.event.kind == "message.created"
             && arrived.event.data["role"] == "user"
-            && arrived.event.run_id.as_ref().is_some_and(|run| self.sent.contains(run));
-        let opened = self.note(&arrived);
+            && arrived.event.run_id.as_ref().is_some_and(|run| self.sent_runs.contains(run));
+        let opened = self.track_event(&arrived);
         // What was typed here stands on the screen already.
         if !typed_here || self.out.json {
             self.transcript.show([arrived]).await?;
         }
         if let Some(ask) = opened {
-            self.offer(&ask);
+            self.show_answer_help(&ask);
         }
         Ok(())
     }
 
     /// Keeps what an event means for us; gives an ask that it opened.
-    fn note(&mut self, arrived: &Arrived) -> Option<Ask> {
+    fn track_event(&mut self, arrived: &ReceivedEvent) -> Option<Ask> {
         let event = &arrived.event;
         if !matches!(event.kind.as_str(), "ask.opened" | "ask.resolved" | "run.finished" | "session.closed") {
             return None;
         }
-        match Body::decode(&event.kind, event.data.to_string().as_bytes()).unwrap_or(None)? {
-            Body::AskOpened(opened) => {
-                self.open.push(opened.ask.clone());
+        match EventBody::decode(&event.kind, event.data.to_string().as_bytes()).unwrap_or(None)? {
+            EventBody::AskOpened(opened) => {
+                self.open_asks.push(opened.ask.clone());
                 return Some(opened.ask);
             }
-            Body::AskResolved(resolved) => self.open.retain(|ask| ask.id != resolved.ask_id),
-            Body::RunFinished(_) => {
-                event.run_id.as_ref().map(|run| self.sent.remove(run));
+            EventBody::AskResolved(resolved) => self.open_asks.retain(|ask| ask.id != resolved.ask_id),
+            EventBody::RunFinished(_) => {
+                event.run_id.as_ref().map(|run| self.sent_runs.remove(run));
             }
-            Body::SessionClosed(_) => self.closed = true,
+            EventBody::SessionClosed(_) => self.closed = true,
             _ => {}
         }
         None
     }
 
     /// Says how an ask can be answered: here, or by which command.
-    fn offer(&self, ask: &Ask) {
-        if self.typed.tty && !self.at_end {
-            self.out.aside(&ask::invitation(ask));
+    fn show_answer_help(&self, ask: &Ask) {
+        if self.stdin.tty && !self.stdin_ended {
+            self.out.print_stderr(&ask::answer_prompt(ask));
         } else {
-            self.out.aside(&ask::commands(ask));
+            self.out.print_stderr(&ask::answer_commands(ask));
         }
     }
 
     /// Does what a line says; true if it says to leave. A refusal is told and ends nothing.
-    async fn line(&mut self, line: &str) -> Result<bool> {
-        if self.typed.tty {
+    async fn handle_line(&mut self, line: &str) -> Result<bool> {
+        if self.stdin.tty {
             self.out.line_was_typed();
         }
-        let done = match said(line) {
-            Said::Nothing => Ok(()),
-            Said::Detach => return Ok(true),
-            Said::Help => {
-                self.out.aside(HELP);
+        let done = match parse_line(line) {
+            ConsoleCommand::Nothing => Ok(()),
+            ConsoleCommand::Detach => return Ok(true),
+            ConsoleCommand::Help => {
+                self.out.print_stderr(HELP);
                 Ok(())
             }
-            Said::Unknown(word) => {
-                self.out.note(&format!("there is no {word}; /help says what there is"));
+            ConsoleCommand::Unknown(word) => {
+                self.out.print_note(&format!("there is no {word}; /help says what there is"));
                 self.refused = true;
                 Ok(())
             }
-            Said::Cancel => self.cancel().await,
-            Said::Steer(text) => self.steer(text).await,
-            Said::Words(text) => match self.open.first().cloned() {
-                Some(ask) => self.answer(&ask, text).await,
-                None => self.prompt(text).await,
+            ConsoleCommand::Cancel => self.cancel().await,
+            ConsoleCommand::Steer(text) => self.steer(text).await,
+            ConsoleCommand::Text(text) => match self.open_asks.first().cloned() {
+                Some(ask) => self.send_answer(&ask, text).await,
+                None => self.send_prompt(text).await,
             },
         };
         match done {
-            Err(Failure::Refused(refusal)) => {
-                self.out.note(&refusal.error.message);
+            Err(CliFailure::Refused(refusal)) => {
+                self.out.print_note(&refusal.error.message);
                 self.refused = true;
                 Ok(false)
             }
@@ -212,56 +212,56 @@ impl Attached<'_> {
         }
     }
 
-    async fn prompt(&mut self, text: &str) -> Result<()> {
-        let receipt = prompt::post(self.client, self.session, text.to_owned()).await?;
-        self.sent.insert(receipt.run_id);
+    async fn send_prompt(&mut self, text: &str) -> Result<()> {
+        let receipt = prompt::post_prompt(self.client, self.session, text.to_owned()).await?;
+        self.sent_runs.insert(receipt.run_id);
         Ok(())
     }
 
-    async fn answer(&mut self, ask: &Ask, text: &str) -> Result<()> {
-        match ask::reply(ask, text) {
+    async fn send_answer(&mut self, ask: &Ask, text: &str) -> Result<()> {
+        match ask::parse_answer(ask, text) {
             Ok(request) => {
-                answer::post(self.client, ask.id.as_str(), &request).await?;
-                self.open.retain(|other| other.id != ask.id);
+                answer::post_answer(self.client, ask.id.as_str(), &request).await?;
+                self.open_asks.retain(|other| other.id != ask.id);
             }
-            Err(say) => self.out.aside(&say),
+            Err(say) => self.out.print_stderr(&say),
         }
         Ok(())
     }
 
     async fn steer(&self, text: &str) -> Result<()> {
         let path = format!("{}/steer", self.session.agent_path());
-        self.client.post::<Steered>(&path, &SteerRequest { text: text.to_owned() }).await?;
+        self.client.post::<SteerReceipt>(&path, &SteerRequest { text: text.to_owned() }).await?;
         Ok(())
     }
 
     async fn cancel(&self) -> Result<()> {
         let path = format!("{}/cancel", self.session.agent_path());
-        let hit: Cancelled = self.client.post(&path, &CancelRequest::default()).await?;
+        let hit: CancelResponse = self.client.post(&path, &CancelRequest::default()).await?;
         if hit.idle {
-            self.out.note("there was nothing to cancel");
+            self.out.print_note("there was nothing to cancel");
         }
         Ok(())
     }
 }
 
 /// What a typed line asks for.
-fn said(line: &str) -> Said<'_> {
+fn parse_line(line: &str) -> ConsoleCommand<'_> {
     let line = line.trim();
     if line.is_empty() {
-        return Said::Nothing;
+        return ConsoleCommand::Nothing;
     }
-    let Some(command) = line.strip_prefix('/') else { return Said::Words(line) };
+    let Some(command) = line.strip_prefix('/') else { return ConsoleCommand::Text(line) };
     if command.starts_with('/') {
-        return Said::Words(command);
+        return ConsoleCommand::Text(command);
     }
     let (word, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
     match (word, rest.trim()) {
-        ("steer", text) if !text.is_empty() => Said::Steer(text),
-        ("cancel", "") => Said::Cancel,
-        ("detach", "") => Said::Detach,
-        ("help", "") => Said::Help,
-        _ => Said::Unknown(line),
+        ("steer", text) if !text.is_empty() => ConsoleCommand::Steer(text),
+        ("cancel", "") => ConsoleCommand::Cancel,
+        ("detach", "") => ConsoleCommand::Detach,
+        ("help", "") => ConsoleCommand::Help,
+        _ => ConsoleCommand::Unknown(line),
     }
 }
 
@@ -271,19 +271,19 @@ mod tests {
 
     #[test]
     fn a_line_is_words_or_a_command() {
-        assert_eq!(said("  "), Said::Nothing);
-        assert_eq!(said(" fix it "), Said::Words("fix it"));
-        assert_eq!(said("/steer  go left "), Said::Steer("go left"));
-        assert_eq!(said("/cancel"), Said::Cancel);
-        assert_eq!(said("/detach"), Said::Detach);
-        assert_eq!(said("/help"), Said::Help);
-        assert_eq!(said("//compact"), Said::Words("/compact"));
+        assert_eq!(parse_line("  "), ConsoleCommand::Nothing);
+        assert_eq!(parse_line(" fix it "), ConsoleCommand::Text("fix it"));
+        assert_eq!(parse_line("/steer  go left "), ConsoleCommand::Steer("go left"));
+        assert_eq!(parse_line("/cancel"), ConsoleCommand::Cancel);
+        assert_eq!(parse_line("/detach"), ConsoleCommand::Detach);
+        assert_eq!(parse_line("/help"), ConsoleCommand::Help);
+        assert_eq!(parse_line("//compact"), ConsoleCommand::Text("/compact"));
     }
 
     #[test]
     fn a_slip_of_the_pen_is_never_sent_as_a_prompt() {
         for line in ["/steer", "/cancle", "/cancel now", "/"] {
-            assert_eq!(said(line), Said::Unknown(line));
+            assert_eq!(parse_line(line), ConsoleCommand::Unknown(line));
         }
     }
 }

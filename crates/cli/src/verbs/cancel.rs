@@ -1,38 +1,38 @@
 //! `qd cancel`: stops what sessions do, or single runs, and says what it hit.
 
-use qd_protocol::api::{CancelRequest, Cancelled};
+use qd_protocol::api::{CancelRequest, CancelResponse};
 use serde_json::json;
 
-use super::Context;
-use crate::failure::{Exit, Result};
+use super::VerbContext;
+use crate::failure::{CliExitCode, Result};
 use crate::refs;
 
 /// Cancels each of `ids`. All are looked up first: a wrong one among them cancels none.
-pub(crate) async fn cancel(context: &Context, ids: &[String]) -> Result<Exit> {
+pub(crate) async fn cancel(context: &VerbContext, ids: &[String]) -> Result<CliExitCode> {
     let client = context.client().await?;
     let mut targets = Vec::new();
     for id in ids {
-        targets.push(refs::target(&client, id).await?);
+        targets.push(refs::resolve_target(&client, id).await?);
     }
     let mut answers = Vec::new();
     for (id, target) in ids.iter().zip(targets) {
         let path = format!("{}/cancel", target.session().agent_path());
         let request = CancelRequest { run_id: target.run().cloned(), reason: None };
-        let hit: Cancelled = client.post(&path, &request).await?;
+        let hit: CancelResponse = client.post(&path, &request).await?;
         if context.out.json {
             let session = &target.session().id;
             answers.push(json!({ "session_id": session, "cancelled": hit.cancelled, "idle": hit.idle }));
             continue;
         }
         for run in &hit.cancelled {
-            context.out.line(&format!("{run} cancelled"))?;
+            context.out.print_line(&format!("{run} cancelled"))?;
         }
         if hit.cancelled.is_empty() {
-            context.out.note(&format!("{id} had nothing to cancel"));
+            context.out.print_note(&format!("{id} had nothing to cancel"));
         }
     }
     if context.out.json {
-        context.out.value(&answers)?;
+        context.out.print_json(&answers)?;
     }
-    Ok(Exit::Well)
+    Ok(CliExitCode::Success)
 }

@@ -2,14 +2,14 @@
 
 use clap::CommandFactory;
 
-use super::Context;
-use crate::args::Line;
-use crate::failure::{Exit, Result};
+use super::VerbContext;
+use crate::args::CommandLine;
+use crate::failure::{CliExitCode, Result};
 
 /// Prints the script.
-pub(crate) fn completions(context: &Context, shell: clap_complete::Shell) -> Result<Exit> {
+pub(crate) fn completions(context: &VerbContext, shell: clap_complete::Shell) -> Result<CliExitCode> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Line::command(), "qd", &mut script);
-    context.out.data(&String::from_utf8_lossy(&script))?;
-    Ok(Exit::Well)
+    clap_complete::generate(shell, &mut CommandLine::command(), "qd", &mut script);
+    context.out.print_data(&String::from_utf8_lossy(&script))?;
+    Ok(CliExitCode::Success)
 }

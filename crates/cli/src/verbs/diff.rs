@@ -1,47 +1,47 @@
 //! `qd diff`: what a session changed in its worktree.
 
-use qd_protocol::worktree::{Diff, DiffFile};
+use qd_protocol::worktree::{DiffFile, WorktreeDiff};
 
-use super::Context;
-use crate::failure::{Exit, Result};
+use super::VerbContext;
+use crate::failure::{CliExitCode, Result};
 use crate::refs;
-use crate::render::style::Style;
-use crate::render::table::Table;
+use crate::render::style::TextStyle;
+use crate::render::table::TextTable;
 use crate::render::text;
 
 /// Shows the changes, or with `stat` the files alone. Off a terminal the patch is as git gave it, for programs.
-pub(crate) async fn diff(context: &Context, id: &str, stat: bool) -> Result<Exit> {
+pub(crate) async fn diff(context: &VerbContext, id: &str, stat: bool) -> Result<CliExitCode> {
     let client = context.client().await?;
-    let session = refs::session(&client, id).await?;
+    let session = refs::resolve_session(&client, id).await?;
     let query = if stat { "?stat=true" } else { "" };
-    let diff: Diff = client.get(&format!("{}/diff{query}", session.path())).await?;
+    let diff: WorktreeDiff = client.get(&format!("{}/diff{query}", session.path())).await?;
     if context.out.json {
-        context.out.value(&diff)?;
-        return Ok(Exit::Well);
+        context.out.print_json(&diff)?;
+        return Ok(CliExitCode::Success);
     }
     let style = context.out.out_style();
     match (&diff.patch, context.out.out_tty) {
-        (Some(patch), true) => context.out.data(&coloured(&text::clean(patch), style))?,
-        (Some(patch), false) => context.out.data(patch)?,
-        (None, _) => context.out.data(&table(&diff.files).render(style, context.out.width()))?,
+        (Some(patch), true) => context.out.print_data(&colour_patch(&text::strip_controls(patch), style))?,
+        (Some(patch), false) => context.out.print_data(patch)?,
+        (None, _) => context.out.print_data(&table(&diff.files).render(style, context.out.width()))?,
     }
     if diff.truncated {
-        context.out.note(&format!("there is more; in the worktree: git diff {}", diff.base));
+        context.out.print_note(&format!("there is more; in the worktree: git diff {}", diff.base));
     }
-    Ok(Exit::Well)
+    Ok(CliExitCode::Success)
 }
 
-fn table(files: &[DiffFile]) -> Table {
-    let mut table = Table::new(&["ADDED", "REMOVED", "FILE"]);
+fn table(files: &[DiffFile]) -> TextTable {
+    let mut table = TextTable::new(&["ADDED", "REMOVED", "FILE"]);
     let number = |lines: Option<u64>| lines.map_or_else(|| "-".to_owned(), |lines| lines.to_string());
     for file in files {
-        table.row([number(file.added), number(file.removed), file.path.clone()]);
+        table.add_row([number(file.added), number(file.removed), file.path.clone()]);
     }
     table
 }
 
 /// A patch in the colours that everybody knows.
-pub(super) fn coloured(patch: &str, style: Style) -> String {
+pub(super) fn colour_patch(patch: &str, style: TextStyle) -> String {
     let mut out = String::with_capacity(patch.len());
     for line in patch.lines() {
         let shown = match line.as_bytes().first() {
@@ -66,14 +66,14 @@ mod tests {
     #[test]
     fn a_patch_without_colour_is_the_patch() {
         let patch = "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n";
-        assert_eq!(coloured(patch, Style::new(false)), patch);
-        assert!(coloured(patch, Style::new(true)).contains("\x1b["));
+        assert_eq!(colour_patch(patch, TextStyle::new(false)), patch);
+        assert!(colour_patch(patch, TextStyle::new(true)).contains("\x1b["));
     }
 
     #[test]
     fn a_file_that_is_not_text_has_no_lines() {
         let file = DiffFile { path: "logo.png".to_owned(), added: None, removed: None };
-        let shown = table(&[file]).render(Style::new(false), None);
+        let shown = table(&[file]).render(TextStyle::new(false), None);
         assert_eq!(
             shown.lines().nth(1).unwrap().split_whitespace().collect::<Vec<_>>(),
             ["-", "-", "logo.png"]

@@ -3,25 +3,25 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use qd_daemon::config::Config;
-use qd_daemon::home::Home;
-use qd_protocol::api::{Agent, ManifestProblem, Version};
+use qd_daemon::config::DaemonConfig;
+use qd_daemon::home::DaemonHome;
+use qd_protocol::api::{Agent, DaemonVersion, ManifestProblem};
 use qd_protocol::limits;
 use serde::Serialize;
 
-use super::Context;
-use crate::client::Client;
-use crate::failure::{Exit, Failure, Result};
-use crate::render::style::Style;
-use crate::render::text::size;
+use super::VerbContext;
+use crate::client::DaemonClient;
+use crate::failure::{CliExitCode, CliFailure, Result};
+use crate::render::style::TextStyle;
+use crate::render::text::format_size;
 
 /// Free space below which a journal of a few days may not fit.
-const ROOM: u64 = 1 << 30;
+const LOW_DISK_BYTES: u64 = 1 << 30;
 
 /// How serious it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Level {
+enum DoctorLevel {
     Ok,
     Warn,
     Bad,
@@ -29,8 +29,8 @@ enum Level {
 
 /// What one check found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-struct Finding {
-    level: Level,
+struct DoctorFinding {
+    level: DoctorLevel,
     check: &'static str,
     message: String,
     /// What to do about it.
@@ -38,157 +38,164 @@ struct Finding {
 }
 
 /// Checks everything, or makes the lists anew.
-pub(crate) async fn doctor(context: &Context, rebuild: bool) -> Result<Exit> {
+pub(crate) async fn doctor(context: &VerbContext, rebuild: bool) -> Result<CliExitCode> {
     if rebuild {
-        return make_anew(context).await;
+        return rebuild_lists(context).await;
     }
-    let home = &context.whereabouts.home;
-    let mut findings = vec![platform(), home_mode(home), settings(home), room(home.path())];
+    let home = &context.locator.home;
+    let mut findings =
+        vec![check_platform(), check_home(home), check_settings(home), check_disk(home.path())];
     match context.client().await {
         Ok(client) => {
-            findings.extend(private_file("socket", &home.socket(), 0o600));
-            findings.extend(private_file("token", &home.token_file(), 0o600));
-            findings.extend(daemon(&client).await);
+            findings.extend(check_mode("socket", &home.socket(), 0o600));
+            findings.extend(check_mode("token", &home.token_file(), 0o600));
+            findings.extend(check_daemon(&client).await);
         }
         Err(failure) => {
             let advice = "look at what it said above, and into log/ in the home";
-            findings.push(finding(Level::Bad, "daemon", failure.to_string(), advice));
+            findings.push(finding(DoctorLevel::Bad, "daemon", failure.to_string(), advice));
         }
     }
-    let worst = findings.iter().map(|finding| finding.level).max().unwrap_or(Level::Ok);
+    let worst = findings.iter().map(|finding| finding.level).max().unwrap_or(DoctorLevel::Ok);
     if context.out.json {
-        context.out.value(&serde_json::json!({ "ok": worst != Level::Bad, "checks": findings }))?;
+        context
+            .out
+            .print_json(&serde_json::json!({ "ok": worst != DoctorLevel::Bad, "checks": findings }))?;
     } else {
-        let lines: String = findings.iter().map(|finding| line(finding, context.out.out_style())).collect();
-        context.out.data(&lines)?;
+        let lines: String =
+            findings.iter().map(|finding| format_finding(finding, context.out.out_style())).collect();
+        context.out.print_data(&lines)?;
     }
-    Ok(if worst == Level::Bad { Exit::Failed } else { Exit::Well })
+    Ok(if worst == DoctorLevel::Bad { CliExitCode::Failed } else { CliExitCode::Success })
 }
 
-async fn make_anew(context: &Context) -> Result<Exit> {
-    if context.whereabouts.find(&context.out).await.is_ok() {
-        return Err(Failure::Usage("the daemon is running; `qd stop` first, then again".to_owned()));
+async fn rebuild_lists(context: &VerbContext) -> Result<CliExitCode> {
+    if context.locator.connect(&context.out).await.is_ok() {
+        return Err(CliFailure::Usage("the daemon is running; `qd stop` first, then again".to_owned()));
     }
-    let report = crate::serve::rebuild(&context.whereabouts.home)?;
+    let report = crate::serve::rebuild_lists(&context.locator.home)?;
     if context.out.json {
-        context.out.value(&report)?;
+        context.out.print_json(&report)?;
     } else {
-        context.out.line(&format!(
+        context.out.print_line(&format!(
             "made anew from {} events: {} workspaces, {} sessions, {} runs, {} asks",
             report.events, report.workspaces, report.sessions, report.runs, report.asks
         ))?;
     }
-    Ok(Exit::Well)
+    Ok(CliExitCode::Success)
 }
 
-fn platform() -> Finding {
+fn check_platform() -> DoctorFinding {
     let message = format!("qd {} on {}", env!("CARGO_PKG_VERSION"), std::env::consts::OS);
     if cfg!(target_os = "linux") {
-        good("version", message)
+        ok_finding("version", message)
     } else {
         let advice = "a process that leaves its group outlives a cancel here; Linux has no such hole";
-        finding(Level::Warn, "version", message, advice)
+        finding(DoctorLevel::Warn, "version", message, advice)
     }
 }
 
-fn home_mode(home: &Home) -> Finding {
+fn check_home(home: &DaemonHome) -> DoctorFinding {
     let path = home.path();
     if !path.exists() {
-        return good("home", format!("{} does not exist yet and is made by the first start", path.display()));
+        return ok_finding(
+            "home",
+            format!("{} does not exist yet and is made by the first start", path.display()),
+        );
     }
-    private_file("home", path, 0o700).unwrap_or_else(|| good("home", path.display().to_string()))
+    check_mode("home", path, 0o700).unwrap_or_else(|| ok_finding("home", path.display().to_string()))
 }
 
 /// Whether a file or folder has its mode; none if it is not there.
-fn private_file(check: &'static str, path: &Path, wanted: u32) -> Option<Finding> {
+fn check_mode(check: &'static str, path: &Path, wanted: u32) -> Option<DoctorFinding> {
     let mode = path.metadata().ok()?.permissions().mode() & 0o777;
     let message = format!("{} has mode {mode:04o}", path.display());
     if mode == wanted {
-        return Some(good(check, message));
+        return Some(ok_finding(check, message));
     }
     let advice = format!("chmod {wanted:04o} {}", path.display());
-    Some(finding(Level::Bad, check, message, &advice))
+    Some(finding(DoctorLevel::Bad, check, message, &advice))
 }
 
-fn settings(home: &Home) -> Finding {
-    match Config::load(home) {
-        Ok(_) => good("settings", "can be read; `qd config` shows them".to_owned()),
-        Err(error) => finding(Level::Bad, "settings", error.to_string(), "correct that line"),
+fn check_settings(home: &DaemonHome) -> DoctorFinding {
+    match DaemonConfig::load(home) {
+        Ok(_) => ok_finding("settings", "can be read; `qd config` shows them".to_owned()),
+        Err(error) => finding(DoctorLevel::Bad, "settings", error.to_string(), "correct that line"),
     }
 }
 
-fn room(home: &Path) -> Finding {
+fn check_disk(home: &Path) -> DoctorFinding {
     let there = home.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     match rustix::fs::statvfs(there) {
-        Ok(disk) => judge_room(disk.f_bavail.saturating_mul(disk.f_frsize)),
+        Ok(disk) => judge_free_space(disk.f_bavail.saturating_mul(disk.f_frsize)),
         Err(error) => {
-            finding(Level::Warn, "disk", format!("free space is not known: {error}"), "look with df")
+            finding(DoctorLevel::Warn, "disk", format!("free space is not known: {error}"), "look with df")
         }
     }
 }
 
-fn judge_room(free: u64) -> Finding {
-    let message = format!("{} free", size(free));
+fn judge_free_space(free: u64) -> DoctorFinding {
+    let message = format!("{} free", format_size(free));
     if free < 2 * limits::RESERVE_BYTES {
-        finding(Level::Bad, "disk", message, "free some space: prompts will be refused")
-    } else if free < ROOM {
-        finding(Level::Warn, "disk", message, "free some space; `qd gc` shows what could go")
+        finding(DoctorLevel::Bad, "disk", message, "free some space: prompts will be refused")
+    } else if free < LOW_DISK_BYTES {
+        finding(DoctorLevel::Warn, "disk", message, "free some space; `qd gc` shows what could go")
     } else {
-        good("disk", message)
+        ok_finding("disk", message)
     }
 }
 
-async fn daemon(client: &Client) -> Vec<Finding> {
+async fn check_daemon(client: &DaemonClient) -> Vec<DoctorFinding> {
     let mut findings = Vec::new();
-    match client.get::<Version>("/v1/version").await {
+    match client.get::<DaemonVersion>("/v1/version").await {
         Ok(version) if version.version == env!("CARGO_PKG_VERSION") => {
             let message = format!("{} answers at {} (pid {})", version.version, client.host(), version.pid);
-            findings.push(good("daemon", message));
+            findings.push(ok_finding("daemon", message));
         }
         Ok(version) => {
             let message = format!("version {} answers at {}", version.version, client.host());
             findings.push(finding(
-                Level::Warn,
+                DoctorLevel::Warn,
                 "daemon",
                 message,
                 "`qd stop`, and the next verb starts yours",
             ));
         }
-        Err(failure) => findings.push(finding(Level::Bad, "daemon", failure.to_string(), "qd stop")),
+        Err(failure) => findings.push(finding(DoctorLevel::Bad, "daemon", failure.to_string(), "qd stop")),
     }
     findings.push(match client.get::<serde_json::Value>("/v1/sessions?limit=1").await {
-        Ok(_) => good("journal", "can be read".to_owned()),
+        Ok(_) => ok_finding("journal", "can be read".to_owned()),
         Err(failure) => {
-            finding(Level::Bad, "journal", failure.to_string(), "`qd stop`, then `qd doctor --rebuild`")
+            finding(DoctorLevel::Bad, "journal", failure.to_string(), "`qd stop`, then `qd doctor --rebuild`")
         }
     });
     match client.list::<Agent>("/v1/agents?versions=true").await {
-        Ok(agents) => findings.extend(agents.into_iter().map(agent)),
-        Err(failure) => findings.push(finding(Level::Bad, "agent", failure.to_string(), "qd stop")),
+        Ok(agents) => findings.extend(agents.into_iter().map(check_agent)),
+        Err(failure) => findings.push(finding(DoctorLevel::Bad, "agent", failure.to_string(), "qd stop")),
     }
     match client.get::<Vec<ManifestProblem>>("/v1/agents/problems").await {
         Ok(problems) => findings.extend(problems.into_iter().map(|ManifestProblem { path, message }| {
-            finding(Level::Warn, "manifest", format!("{path} does not count"), &message)
+            finding(DoctorLevel::Warn, "manifest", format!("{path} does not count"), &message)
         })),
-        Err(failure) => findings.push(finding(Level::Bad, "manifest", failure.to_string(), "qd stop")),
+        Err(failure) => findings.push(finding(DoctorLevel::Bad, "manifest", failure.to_string(), "qd stop")),
     }
     findings
 }
 
-fn agent(agent: Agent) -> Finding {
+fn check_agent(agent: Agent) -> DoctorFinding {
     if agent.available {
         let version = agent.version.as_deref().map(|version| format!(" {version}")).unwrap_or_default();
         let message = format!("{}{version} can start", agent.name);
         return match (&agent.version, &agent.tested) {
             (Some(found), Some(tested)) if is_older(found, tested) => {
                 let advice = format!("it was tried with {tested}; what is older may behave otherwise");
-                finding(Level::Warn, "agent", message, &advice)
+                finding(DoctorLevel::Warn, "agent", message, &advice)
             }
-            _ => good("agent", message),
+            _ => ok_finding("agent", message),
         };
     }
     let advice = agent.install.unwrap_or_else(|| "its program is not on the PATH of the daemon".to_owned());
-    finding(Level::Warn, "agent", format!("{} cannot start here", agent.name), &advice)
+    finding(DoctorLevel::Warn, "agent", format!("{} cannot start here", agent.name), &advice)
 }
 
 /// Whether one version comes before another, by their numbers.
@@ -199,19 +206,19 @@ fn is_older(found: &str, tested: &str) -> bool {
     numbers(found) < numbers(tested)
 }
 
-fn good(check: &'static str, message: String) -> Finding {
-    Finding { level: Level::Ok, check, message, advice: None }
+fn ok_finding(check: &'static str, message: String) -> DoctorFinding {
+    DoctorFinding { level: DoctorLevel::Ok, check, message, advice: None }
 }
 
-fn finding(level: Level, check: &'static str, message: String, advice: &str) -> Finding {
-    Finding { level, check, message, advice: Some(advice.to_owned()) }
+fn finding(level: DoctorLevel, check: &'static str, message: String, advice: &str) -> DoctorFinding {
+    DoctorFinding { level, check, message, advice: Some(advice.to_owned()) }
 }
 
-fn line(finding: &Finding, style: Style) -> String {
+fn format_finding(finding: &DoctorFinding, style: TextStyle) -> String {
     let level = match finding.level {
-        Level::Ok => style.green("ok  "),
-        Level::Warn => style.yellow("warn"),
-        Level::Bad => style.red("bad "),
+        DoctorLevel::Ok => style.green("ok  "),
+        DoctorLevel::Warn => style.yellow("warn"),
+        DoctorLevel::Bad => style.red("bad "),
     };
     let advice =
         finding.advice.as_ref().map(|advice| format!("\n               {advice}")).unwrap_or_default();
@@ -224,26 +231,29 @@ mod tests {
 
     #[test]
     fn a_line_says_what_is_wrong_and_what_to_do() {
-        let bad = finding(Level::Bad, "disk", "1.0 MiB free".to_owned(), "free some space");
+        let bad = finding(DoctorLevel::Bad, "disk", "1.0 MiB free".to_owned(), "free some space");
         assert_eq!(
-            line(&bad, Style::new(false)),
+            format_finding(&bad, TextStyle::new(false)),
             "bad  disk      1.0 MiB free\n               free some space\n"
         );
-        assert_eq!(line(&good("home", "/h".to_owned()), Style::new(false)), "ok   home      /h\n");
+        assert_eq!(
+            format_finding(&ok_finding("home", "/h".to_owned()), TextStyle::new(false)),
+            "ok   home      /h\n"
+        );
     }
 
     #[test]
     fn a_mode_that_lets_others_in_is_bad() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("token");
-        assert_eq!(private_file("token", &file, 0o600), None);
+        assert_eq!(check_mode("token", &file, 0o600), None);
         std::fs::write(&file, "t").unwrap();
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
-        let found = private_file("token", &file, 0o600).unwrap();
-        assert_eq!(found.level, Level::Bad);
+        let found = check_mode("token", &file, 0o600).unwrap();
+        assert_eq!(found.level, DoctorLevel::Bad);
         assert!(found.advice.unwrap().starts_with("chmod 0600 "));
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
-        assert_eq!(private_file("token", &file, 0o600).unwrap().level, Level::Ok);
+        assert_eq!(check_mode("token", &file, 0o600).unwrap().level, DoctorLevel::Ok);
     }
 
     #[test]
@@ -252,16 +262,16 @@ mod tests {
         assert!(!is_older("2.1.325", "2.1.325") && !is_older("3.0", "2.1.325"));
         let found = |version: &str| {
             let (version, tested) = (Some(version.to_owned()), Some("2.0.0".to_owned()));
-            agent(Agent { name: "a".to_owned(), available: true, version, tested, ..Agent::default() })
+            check_agent(Agent { name: "a".to_owned(), available: true, version, tested, ..Agent::default() })
         };
-        assert_eq!((found("1.9.9").level, found("2.0.0").level), (Level::Warn, Level::Ok));
+        assert_eq!((found("1.9.9").level, found("2.0.0").level), (DoctorLevel::Warn, DoctorLevel::Ok));
         assert_eq!(found("2.0.0").message, "a 2.0.0 can start");
     }
 
     #[test]
     fn little_room_is_a_warning_and_none_is_bad() {
-        assert_eq!(judge_room(1 << 20).level, Level::Bad);
-        assert_eq!(judge_room(512 << 20).level, Level::Warn);
-        assert_eq!(judge_room(10 << 30).level, Level::Ok);
+        assert_eq!(judge_free_space(1 << 20).level, DoctorLevel::Bad);
+        assert_eq!(judge_free_space(512 << 20).level, DoctorLevel::Warn);
+        assert_eq!(judge_free_space(10 << 30).level, DoctorLevel::Ok);
     }
 }

@@ -1,23 +1,23 @@
 //! `qd ps --fleet`: the fleets, or the sessions of one.
 
-use qd_protocol::api::{Session, SessionState, Workspace};
+use qd_protocol::api::{Session, SessionStatus, Workspace};
 use qd_protocol::fleet::Fleet;
 use qd_protocol::{Millis, SessionId};
 use std::collections::HashMap;
 
-use super::Context;
-use crate::failure::{Exit, Result};
+use super::VerbContext;
+use crate::failure::{CliExitCode, Result};
 use crate::refs;
-use crate::render::table::Table;
+use crate::render::table::TextTable;
 use crate::render::text;
 
 /// How much of a task is shown.
-const TASK: usize = 60;
+const TASK_CHARS: usize = 60;
 
 /// Lists the fleets of every workspace; with a name, the sessions of one.
-pub(crate) async fn ps(context: &Context, name: &str) -> Result<Exit> {
+pub(crate) async fn list_fleets(context: &VerbContext, name: &str) -> Result<CliExitCode> {
     if !name.is_empty() {
-        return one(context, name).await;
+        return show_fleet(context, name).await;
     }
     let client = context.client().await?;
     let mut fleets: Vec<(Workspace, Fleet)> = Vec::new();
@@ -27,58 +27,63 @@ pub(crate) async fn ps(context: &Context, name: &str) -> Result<Exit> {
     }
     if context.out.json {
         let fleets: Vec<&Fleet> = fleets.iter().map(|(_, fleet)| fleet).collect();
-        context.out.value(&fleets)?;
-        return Ok(Exit::Well);
+        context.out.print_json(&fleets)?;
+        return Ok(CliExitCode::Success);
     }
     let now = Millis::now();
-    let mut table = Table::new(&["ID", "STATE", "SESSIONS", "AGE", "TASK", "WORKSPACE"]);
+    let mut table = TextTable::new(&["ID", "STATE", "SESSIONS", "AGE", "TASK", "WORKSPACE"]);
     for (workspace, fleet) in &fleets {
-        let busy = fleet.sessions.values().filter(|session| session.state != SessionState::Idle).count();
-        table.row([
+        let busy = fleet.sessions.values().filter(|session| session.state != SessionStatus::Idle).count();
+        table.add_row([
             fleet.id.to_string(),
-            word(&fleet.state),
+            wire_name(&fleet.state),
             format!("{busy}/{}", fleet.sessions.len()),
-            text::age(fleet.created_at, now),
-            text::head(&fleet.task, TASK),
+            text::format_age(fleet.created_at, now),
+            text::first_line(&fleet.task, TASK_CHARS),
             workspace.path.clone(),
         ]);
     }
-    context.out.data(&table.render(context.out.out_style(), context.out.width()))?;
-    Ok(Exit::Well)
+    context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
+    Ok(CliExitCode::Success)
 }
 
-async fn one(context: &Context, name: &str) -> Result<Exit> {
+async fn show_fleet(context: &VerbContext, name: &str) -> Result<CliExitCode> {
     let client = context.client().await?;
-    let fleet = refs::fleet(&client, name).await?;
+    let fleet = refs::resolve_fleet(&client, name).await?;
     if context.out.json {
-        context.out.value(&client.get::<serde_json::Value>(&fleet.path()).await?)?;
-        return Ok(Exit::Well);
+        context.out.print_json(&client.get::<serde_json::Value>(&fleet.path()).await?)?;
+        return Ok(CliExitCode::Success);
     }
     let view: Fleet = client.get(&fleet.path()).await?;
     let sessions: Vec<Session> = client.list(&format!("/v1/workspaces/{}/sessions", fleet.workspace)).await?;
     let sessions: HashMap<SessionId, Session> =
         sessions.into_iter().map(|session| (session.id.clone(), session)).collect();
-    let mut table = Table::new(&["NAME", "ID", "AGENT", "STATE", "COST"]);
+    let mut table = TextTable::new(&["NAME", "ID", "AGENT", "STATE", "COST"]);
     for (name, member) in &view.sessions {
         let session = sessions.get(&member.session_id);
-        table.row([
+        table.add_row([
             name.clone(),
             member.session_id.to_string(),
             session.map_or_else(|| "-".to_owned(), |session| session.agent.clone()),
-            word(&member.state),
-            session.map_or_else(|| "-".to_owned(), |session| text::dollars(session.usage.cost_usd)),
+            wire_name(&member.state),
+            session.map_or_else(|| "-".to_owned(), |session| text::format_dollars(session.usage.cost_usd)),
         ]);
     }
-    context.out.note(&format!("{} {}: {}", view.id, word(&view.state), text::head(&view.task, TASK)));
-    context.out.data(&table.render(context.out.out_style(), context.out.width()))?;
+    context.out.print_note(&format!(
+        "{} {}: {}",
+        view.id,
+        wire_name(&view.state),
+        text::first_line(&view.task, TASK_CHARS)
+    ));
+    context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
     for problem in &view.problems {
-        context.out.note(problem);
+        context.out.print_note(problem);
     }
-    Ok(Exit::Well)
+    Ok(CliExitCode::Success)
 }
 
 /// A state as it stands on the wire.
-fn word(state: &impl serde::Serialize) -> String {
+fn wire_name(state: &impl serde::Serialize) -> String {
     let word = serde_json::to_value(state).ok();
     word.and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
 }

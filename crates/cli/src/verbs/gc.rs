@@ -1,46 +1,46 @@
 //! `qd gc`: what the home holds, what could be freed, and with `--yes` the deed.
 
-use qd_protocol::api::{Gc, GcRequest};
+use qd_protocol::api::{GcReport, GcRequest};
 
-use super::Context;
-use crate::failure::{Exit, Result};
-use crate::render::text::size;
+use super::VerbContext;
+use crate::failure::{CliExitCode, Result};
+use crate::render::text::format_size;
 
 /// Sizes first, then what it would free, then the deed.
-pub(crate) async fn gc(context: &Context, older_than_days: u32, yes: bool) -> Result<Exit> {
+pub(crate) async fn gc(context: &VerbContext, older_than_days: u32, yes: bool) -> Result<CliExitCode> {
     let client = context.client().await?;
-    let before: Gc = client.get(&format!("/v1/gc?older_than_days={older_than_days}")).await?;
+    let before: GcReport = client.get(&format!("/v1/gc?older_than_days={older_than_days}")).await?;
     if !context.out.json {
-        context.out.data(&sizes(&before, older_than_days))?;
+        context.out.print_data(&sizes(&before, older_than_days))?;
     }
     if !yes {
         if context.out.json {
-            context.out.value(&before)?;
+            context.out.print_json(&before)?;
         } else {
-            context.out.note("nothing was freed; `qd gc --yes` does it");
+            context.out.print_note("nothing was freed; `qd gc --yes` does it");
         }
-        return Ok(Exit::Well);
+        return Ok(CliExitCode::Success);
     }
-    let after: Gc = client.post("/v1/gc", &GcRequest { older_than_days }).await?;
+    let after: GcReport = client.post("/v1/gc", &GcRequest { older_than_days }).await?;
     if context.out.json {
-        context.out.value(&after)?;
+        context.out.print_json(&after)?;
     } else {
-        context.out.line(&format!("freed       {}", size(after.freed_bytes)))?;
+        context.out.print_line(&format!("freed       {}", format_size(after.freed_bytes)))?;
     }
-    Ok(Exit::Well)
+    Ok(CliExitCode::Success)
 }
 
-fn sizes(gc: &Gc, days: u32) -> String {
+fn sizes(gc: &GcReport, days: u32) -> String {
     format!(
         "journal     {}\nblobs       {}\nlog         {}\n\
          would free  {} sessions closed for {days} days or more, with {} events, and {} files ({})\n",
-        size(gc.journal_bytes),
-        size(gc.blob_bytes),
-        size(gc.log_bytes),
+        format_size(gc.journal_bytes),
+        format_size(gc.blob_bytes),
+        format_size(gc.log_bytes),
         gc.closed_sessions,
         gc.closed_events,
         gc.loose_blobs,
-        size(gc.loose_blob_bytes),
+        format_size(gc.loose_blob_bytes),
     )
 }
 
@@ -50,7 +50,8 @@ mod tests {
 
     #[test]
     fn sizes_come_before_what_would_be_freed() {
-        let gc = Gc { journal_bytes: 2048, closed_sessions: 3, closed_events: 9, ..Gc::default() };
+        let gc =
+            GcReport { journal_bytes: 2048, closed_sessions: 3, closed_events: 9, ..GcReport::default() };
         let text = sizes(&gc, 7);
         assert!(text.starts_with("journal     2.0 KiB\nblobs       0 B\n"), "{text}");
         assert!(

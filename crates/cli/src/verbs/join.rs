@@ -8,41 +8,41 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use qd_catalog::Catalog;
-use qd_catalog::find::{self, Versions};
-use qd_daemon::home::Home;
+use qd_catalog::programs::{self, ProgramVersions};
+use qd_daemon::home::DaemonHome;
 use qd_protocol::worker::Secret;
-use qd_worker::join::{Dial, DialError, JoinOptions, News, Offer, Wire};
+use qd_worker::join::{AgentOffer, ByteStream, DaemonDialError, DaemonDialer, JoinStatus, WorkerJoinOptions};
 use serde_json::json;
 use tokio::net::TcpStream;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::Context;
-use crate::args::Join;
-use crate::client::host::Host;
-use crate::client::tls::{Trust, Unshaken};
-use crate::failure::{Exit, Failure, Result, whole};
+use super::VerbContext;
+use crate::args::JoinArgs;
+use crate::client::host::DaemonHost;
+use crate::client::tls::{CertificateTrust, TlsHandshakeError};
+use crate::failure::{CliExitCode, CliFailure, Result, format_error_chain};
 
 /// How long a connection may take to be made.
-const DIAL: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Works for a daemon until it is told to end.
-pub(crate) async fn join(context: &Context, flags: Join) -> Result<Exit> {
-    let Join { url, token, label, root, fingerprint, agent } = flags;
-    let host = daemon(&url)?;
-    let trust = Trust::of(fingerprint.as_deref(), "--fingerprint");
-    let trust = trust.map_err(|error| Failure::Usage(whole(&error)))?;
-    let home = &context.whereabouts.home;
+pub(crate) async fn join(context: &VerbContext, flags: JoinArgs) -> Result<CliExitCode> {
+    let JoinArgs { url, token, label, root, fingerprint, agent } = flags;
+    let host = parse_daemon_url(&url)?;
+    let trust = CertificateTrust::from_fingerprint(fingerprint.as_deref(), "--fingerprint");
+    let trust = trust.map_err(|error| CliFailure::Usage(format_error_chain(&error)))?;
+    let home = &context.locator.home;
     home.prepare().map_err(anyhow::Error::from)?;
     crate::serve::start_log(&home.log().join("joined.log"), "warn")?;
-    let offers = offered(home, &agent)?;
-    let choices = choices(&label, &offers);
-    let options = JoinOptions {
+    let offers = collect_offers(home, &agent)?;
+    let choices = describe_choices(&label, &offers);
+    let options = WorkerJoinOptions {
         token: Secret(token),
-        name: machine(),
+        name: machine_name(),
         labels: label,
         offers,
-        root: root.as_deref().map(directory).transpose()?,
-        dir: home.joined(),
+        workspace_root: root.as_deref().map(resolve_root).transpose()?,
+        spool_dir: home.joined_spools(),
     };
     let mut terminate = signal(SignalKind::terminate()).map_err(anyhow::Error::from)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(anyhow::Error::from)?;
@@ -55,34 +55,38 @@ pub(crate) async fn join(context: &Context, flags: Join) -> Result<Exit> {
     let mut joined = false;
     let tell = |news| {
         let first = !joined;
-        joined |= matches!(news, News::Joined(_));
+        joined |= matches!(news, JoinStatus::Joined(_));
         report(context, &url, news, first);
         if first && joined {
-            context.out.note(&choices);
+            context.out.print_note(&choices);
         }
     };
-    let line = Line { host, trust: Arc::new(trust) };
-    qd_worker::join::join(options, line, stop, tell).await.map_err(anyhow::Error::from)?;
-    Ok(Exit::Well)
+    let line = JoinDialler { host, trust: Arc::new(trust) };
+    qd_worker::join::join_daemon(options, line, stop, tell).await.map_err(anyhow::Error::from)?;
+    Ok(CliExitCode::Success)
 }
 
 /// Says what a person may want to know. That nobody reads it is no reason to end.
-fn report(context: &Context, url: &str, news: News, first: bool) {
+fn report(context: &VerbContext, url: &str, news: JoinStatus, first: bool) {
     let out = &context.out;
     match news {
-        News::Joined(name) if first && out.json => drop(out.value(&json!({ "joined": url, "name": name }))),
-        News::Joined(name) if first => drop(out.line(&format!("joined {url} as {name}"))),
-        News::Joined(name) => out.note(&format!("back at {url} as {name}")),
-        News::Away(why) if first => out.note(&format!("{url} is not there yet: {why}; trying again")),
-        News::Away(why) => out.note(&format!("lost {url}: {why}; trying again")),
+        JoinStatus::Joined(name) if first && out.json => {
+            drop(out.print_json(&json!({ "joined": url, "name": name })))
+        }
+        JoinStatus::Joined(name) if first => drop(out.print_line(&format!("joined {url} as {name}"))),
+        JoinStatus::Joined(name) => out.print_note(&format!("back at {url} as {name}")),
+        JoinStatus::Disconnected(why) if first => {
+            out.print_note(&format!("{url} is not there yet: {why}; trying again"))
+        }
+        JoinStatus::Disconnected(why) => out.print_note(&format!("lost {url}: {why}; trying again")),
     }
 }
 
 /// What a session has to name to run here.
-fn choices(labels: &[String], offers: &[Offer]) -> String {
+fn describe_choices(labels: &[String], offers: &[AgentOffer]) -> String {
     let each = labels
         .iter()
-        .flat_map(|label| offers.iter().map(move |offer| format!("{}@{label}", offer.about.name)));
+        .flat_map(|label| offers.iter().map(move |offer| format!("{}@{label}", offer.agent.name)));
     match labels.is_empty() {
         true => "no session can choose this machine: it has no --label".to_owned(),
         false => format!("sessions run here by: {}", each.collect::<Vec<_>>().join(", ")),
@@ -90,13 +94,13 @@ fn choices(labels: &[String], offers: &[Offer]) -> String {
 }
 
 /// Where to join. What goes over the network goes over TLS.
-fn daemon(url: &str) -> Result<Host> {
+fn parse_daemon_url(url: &str) -> Result<DaemonHost> {
     const FORMS: &str = "a daemon to join is https://HOST:PORT or wss://HOST:PORT; http:// and ws:// are for this \
                          machine alone";
     let (rest, tls) = match url.split_once("://") {
         Some(("https" | "wss", rest)) => (rest, true),
         Some(("http" | "ws", rest)) => (rest, false),
-        _ => return Err(Failure::Usage(FORMS.to_owned())),
+        _ => return Err(CliFailure::Usage(FORMS.to_owned())),
     };
     let authority = rest.trim_end_matches('/');
     let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
@@ -106,68 +110,72 @@ fn daemon(url: &str) -> Result<Host> {
         (false, false) => ":80",
     };
     let scheme = if tls { "https" } else { "http" };
-    let host: Host =
-        format!("{scheme}://{authority}{port}").parse().map_err(|_| Failure::Usage(FORMS.to_owned()))?;
+    let host: DaemonHost =
+        format!("{scheme}://{authority}{port}").parse().map_err(|_| CliFailure::Usage(FORMS.to_owned()))?;
     let name = host.server_name();
     let is_here = name == "localhost" || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    if tls || is_here { Ok(host) } else { Err(Failure::Usage(FORMS.to_owned())) }
+    if tls || is_here { Ok(host) } else { Err(CliFailure::Usage(FORMS.to_owned())) }
 }
 
 /// The agents to offer: those that were named, or all that can start here.
-fn offered(home: &Home, named: &[String]) -> Result<Vec<Offer>> {
-    let catalog = Catalog::of_user(&home.agent_folders());
+fn collect_offers(home: &DaemonHome, named: &[String]) -> Result<Vec<AgentOffer>> {
+    let catalog = Catalog::with_user_folders(&home.agent_folders());
     let names: Vec<String> =
         catalog.entries().iter().map(|entry| entry.manifest.agent.name.clone()).collect();
     let offer = |name: &String| {
         let manifest = catalog.get(name).ok_or_else(|| {
-            Failure::Usage(format!("there is no agent {name}; known are: {}", names.join(", ")))
+            CliFailure::Usage(format!("there is no agent {name}; known are: {}", names.join(", ")))
         })?;
-        let about = qd_catalog::agent(&manifest, "", &Versions::default());
-        let manifest = find::isolated(find::located(manifest), &home.isolated());
-        Ok(Offer { about, manifest })
+        let about = qd_catalog::agent_listing(&manifest, "", &ProgramVersions::default());
+        let manifest =
+            programs::with_isolation(programs::with_program_path(manifest), &home.isolated_agents());
+        Ok(AgentOffer { agent: about, manifest })
     };
-    let offers: Vec<Offer> =
+    let offers: Vec<AgentOffer> =
         if named.is_empty() { &names } else { named }.iter().map(offer).collect::<Result<_>>()?;
-    Ok(offers.into_iter().filter(|offer| !named.is_empty() || offer.about.available).collect())
+    Ok(offers.into_iter().filter(|offer| !named.is_empty() || offer.agent.available).collect())
 }
 
-fn directory(root: &Path) -> Result<PathBuf> {
+fn resolve_root(root: &Path) -> Result<PathBuf> {
     let path = root.canonicalize().with_context(|| format!("--root {} cannot be used", root.display()))?;
     match path.is_dir() {
         true => Ok(path),
-        false => Err(Failure::Usage(format!("--root {} is no directory", root.display()))),
+        false => Err(CliFailure::Usage(format!("--root {} is no directory", root.display()))),
     }
 }
 
 /// What people call this machine.
-fn machine() -> String {
+fn machine_name() -> String {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     if name.is_empty() { "worker".to_owned() } else { name }
 }
 
 /// The way to the daemon.
 #[derive(Debug, Clone)]
-struct Line {
-    host: Host,
-    trust: Arc<Trust>,
+struct JoinDialler {
+    host: DaemonHost,
+    trust: Arc<CertificateTrust>,
 }
 
-impl Dial for Line {
-    fn host(&self) -> String {
-        self.host.header().to_owned()
+impl DaemonDialer for JoinDialler {
+    fn host_header(&self) -> String {
+        self.host.host_header().to_owned()
     }
 
-    async fn dial(&self) -> Result<Box<dyn Wire>, DialError> {
-        let unreachable = || DialError::Unreachable(format!("no connection within {} s", DIAL.as_secs()));
-        tokio::time::timeout(DIAL, self.connect()).await.map_err(|_| unreachable())?
+    async fn open_stream(&self) -> Result<Box<dyn ByteStream>, DaemonDialError> {
+        let unreachable =
+            || DaemonDialError::Unreachable(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs()));
+        tokio::time::timeout(CONNECT_TIMEOUT, self.connect()).await.map_err(|_| unreachable())?
     }
 }
 
-impl Line {
-    async fn connect(&self) -> Result<Box<dyn Wire>, DialError> {
-        let unreachable = |error: anyhow::Error| DialError::Unreachable(whole(&error));
-        let Host::Tcp { authority, tls } = &self.host else {
-            return Err(DialError::Untrusted("a socket of this machine is no place to join".to_owned()));
+impl JoinDialler {
+    async fn connect(&self) -> Result<Box<dyn ByteStream>, DaemonDialError> {
+        let unreachable = |error: anyhow::Error| DaemonDialError::Unreachable(format_error_chain(&error));
+        let DaemonHost::Tcp { authority, tls } = &self.host else {
+            return Err(DaemonDialError::Untrusted(
+                "a socket of this machine is no place to join".to_owned(),
+            ));
         };
         let stream = TcpStream::connect(authority).await.map_err(|error| unreachable(error.into()))?;
         // Else every frame that follows another would wait for the acknowledgement of the one before.
@@ -175,10 +183,12 @@ impl Line {
         if !tls {
             return Ok(Box::new(stream));
         }
-        match self.trust.shake_hands(&self.host, stream).await {
+        match self.trust.handshake(&self.host, stream).await {
             Ok(stream) => Ok(Box::new(stream)),
-            Err(Unshaken::Untrusted(error)) => Err(DialError::Untrusted(whole(&error))),
-            Err(Unshaken::Failed(error)) => Err(unreachable(error)),
+            Err(TlsHandshakeError::Untrusted(error)) => {
+                Err(DaemonDialError::Untrusted(format_error_chain(&error)))
+            }
+            Err(TlsHandshakeError::Failed(error)) => Err(unreachable(error)),
         }
     }
 }
@@ -188,8 +198,8 @@ mod tests {
     use super::*;
 
     /// One in which nobody has put anything.
-    fn home() -> Home {
-        Home::resolve(Some(PathBuf::from("/nowhere")))
+    fn home() -> DaemonHome {
+        DaemonHome::resolve(Some(PathBuf::from("/nowhere")))
     }
 
     #[test]
@@ -201,7 +211,7 @@ mod tests {
             ("http://localhost:7777/", "http://localhost:7777"),
             ("http://[::1]:7777", "http://[::1]:7777"),
         ] {
-            assert_eq!(daemon(url).unwrap().to_string(), host, "{url}");
+            assert_eq!(parse_daemon_url(url).unwrap().to_string(), host, "{url}");
         }
         for url in [
             "http://deck.example:7777",
@@ -210,22 +220,25 @@ mod tests {
             "unix:/run/qd.sock",
             "https://",
         ] {
-            assert_eq!(daemon(url).unwrap_err().exit(), Exit::Usage, "{url}");
+            assert_eq!(parse_daemon_url(url).unwrap_err().exit_code(), CliExitCode::Usage, "{url}");
         }
     }
 
     #[test]
     fn a_machine_says_how_it_is_chosen() {
-        let script = offered(&home(), &["script".to_owned()]).unwrap();
+        let script = collect_offers(&home(), &["script".to_owned()]).unwrap();
         let labels = ["gpu".to_owned(), "big".to_owned()];
-        assert_eq!(choices(&labels, &script), "sessions run here by: script@gpu, script@big");
-        assert!(choices(&[], &script).contains("--label"));
+        assert_eq!(describe_choices(&labels, &script), "sessions run here by: script@gpu, script@big");
+        assert!(describe_choices(&[], &script).contains("--label"));
     }
 
     #[test]
     fn only_agents_that_there_are_can_be_offered() {
-        assert!(offered(&home(), &[]).unwrap().iter().any(|offer| offer.about.name == "echo"));
-        assert_eq!(offered(&home(), &["script".to_owned()]).unwrap().len(), 1);
-        assert_eq!(offered(&home(), &["nobody".to_owned()]).unwrap_err().exit(), Exit::Usage);
+        assert!(collect_offers(&home(), &[]).unwrap().iter().any(|offer| offer.agent.name == "echo"));
+        assert_eq!(collect_offers(&home(), &["script".to_owned()]).unwrap().len(), 1);
+        assert_eq!(
+            collect_offers(&home(), &["nobody".to_owned()]).unwrap_err().exit_code(),
+            CliExitCode::Usage
+        );
     }
 }

@@ -1,81 +1,88 @@
 //! `qd mail`: the messages of a session, or of all of them, and with `-f` what becomes of them from now on; and one more
 //! message to a session.
 
-use qd_protocol::event::Body;
-use qd_protocol::mail::{Deliver, Mail, MailKind, MailReceipt, NewMail};
+use qd_protocol::event::EventBody;
+use qd_protocol::mail::{Mail, MailDelivery, MailKind, MailReceipt, NewMail};
 use qd_protocol::{MailId, Millis};
 
-use super::{Context, prompt};
+use super::{VerbContext, prompt};
 use crate::args::MailVerb;
-use crate::client::stream::{EventStream, Next};
-use crate::client::{Client, random};
-use crate::failure::{Exit, Failure, Result};
-use crate::refs::{self, SessionRef};
-use crate::render::table::Table;
+use crate::client::stream::{EventStream, EventStreamItem};
+use crate::client::{DaemonClient, random_id};
+use crate::failure::{CliExitCode, CliFailure, Result};
+use crate::refs::{self, ResolvedSession};
+use crate::render::table::TextTable;
 use crate::render::text;
 
 /// What a stream of mail is made of.
-const KINDS: &str = "mail.sent,mail.delivered,mail.claimed,mail.acknowledged,mail.returned,mail.quarantined";
+const MAIL_EVENT_KINDS: &str =
+    "mail.sent,mail.delivered,mail.claimed,mail.acknowledged,mail.returned,mail.quarantined";
 /// How much of a message a line shows.
-const HEAD: usize = 200;
+const PREVIEW_CHARS: usize = 200;
 
 /// Lists messages.
 pub(crate) async fn mail(
-    context: &Context,
+    context: &VerbContext,
     session: Option<&str>,
     state: Option<&str>,
     follow: bool,
-) -> Result<Exit> {
+) -> Result<CliExitCode> {
     let client = context.client().await?;
     let session = match session {
-        Some(session) => Some(refs::session(&client, session).await?),
+        Some(session) => Some(refs::resolve_session(&client, session).await?),
         None => None,
     };
     if follow {
-        return go_on(context, &client, session.as_ref()).await;
+        return follow_mail(context, &client, session.as_ref()).await;
     }
     let path = session.as_ref().map_or_else(|| "/v1/mail".to_owned(), |one| format!("{}/mail", one.path()));
     let query = state.map_or(String::new(), |state| format!("?state={state}"));
     let mail: Vec<Mail> = client.list(&format!("{path}{query}")).await?;
     if context.out.json {
-        context.out.value(&mail)?;
-        return Ok(Exit::Well);
+        context.out.print_json(&mail)?;
+        return Ok(CliExitCode::Success);
     }
     let now = Millis::now();
-    let mut table = Table::new(&["ID", "FROM", "TO", "KIND", "STATE", "AGE", "TEXT"]);
+    let mut table = TextTable::new(&["ID", "FROM", "TO", "KIND", "STATE", "AGE", "TEXT"]);
     for Mail { message, state, .. } in &mail {
-        table.row([
+        table.add_row([
             message.id.to_string(),
             message.from.clone(),
             message.to.to_string(),
             message.kind.as_str().to_owned(),
             state.as_str().to_owned(),
-            text::age(message.sent_at, now),
-            text::head(&message.text, HEAD),
+            text::format_age(message.sent_at, now),
+            text::first_line(&message.text, PREVIEW_CHARS),
         ]);
     }
-    context.out.data(&table.render(context.out.out_style(), context.out.width()))?;
-    Ok(Exit::Well)
+    context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
+    Ok(CliExitCode::Success)
 }
 
 /// Whatever becomes of mail from now on.
-async fn go_on(context: &Context, client: &Client, session: Option<&SessionRef>) -> Result<Exit> {
+async fn follow_mail(
+    context: &VerbContext,
+    client: &DaemonClient,
+    session: Option<&ResolvedSession>,
+) -> Result<CliExitCode> {
     let path = match session {
-        Some(session) => format!("{}&kinds={KINDS}", session.stream_path()),
-        None => format!("/v1/events?kinds={KINDS}"),
+        Some(session) => format!("{}&kinds={MAIL_EVENT_KINDS}", session.stream_path()),
+        None => format!("/v1/events?kinds={MAIL_EVENT_KINDS}"),
     };
     let mut stream = EventStream::from_now(client, &path).await?;
     loop {
         match stream.next().await? {
-            Next::Gap => context.out.note("the connection broke; what came meanwhile is not shown here"),
-            Next::Event(arrived) if context.out.json => context.out.line(&arrived.line)?,
-            Next::Event(arrived) => {
+            EventStreamItem::Gap => {
+                context.out.print_note("the connection broke; what came meanwhile is not shown here")
+            }
+            EventStreamItem::Event(arrived) if context.out.json => context.out.print_line(&arrived.line)?,
+            EventStreamItem::Event(arrived) => {
                 let event = arrived.event;
                 let data = serde_json::to_vec(&event.data).map_err(anyhow::Error::from)?;
-                let body = Body::decode(&event.kind, &data).map_err(anyhow::Error::from)?;
+                let body = EventBody::decode(&event.kind, &data).map_err(anyhow::Error::from)?;
                 let of = event.session_id.map(|id| id.to_string()).unwrap_or_default();
-                if let Some(line) = body.and_then(|body| line(&body, &of)) {
-                    context.out.line(&line)?;
+                if let Some(line) = body.and_then(|body| describe_event(&body, &of)) {
+                    context.out.print_line(&line)?;
                 }
             }
         }
@@ -83,58 +90,59 @@ async fn go_on(context: &Context, client: &Client, session: Option<&SessionRef>)
 }
 
 /// What an event says, in a line.
-fn line(body: &Body, of: &str) -> Option<String> {
+fn describe_event(body: &EventBody, of: &str) -> Option<String> {
     let said = match body {
-        Body::MailSent(sent) => {
+        EventBody::MailSent(sent) => {
             let mail = &sent.mail;
-            let words = text::head(&mail.text, HEAD);
+            let words = text::first_line(&mail.text, PREVIEW_CHARS);
             format!("{} {} from {} to {of}: {words}", mail.id, mail.kind.as_str(), mail.from)
         }
-        Body::MailDelivered(delivered) => {
+        EventBody::MailDelivered(delivered) => {
             format!("{} delivered to {of} as a {}", delivered.id, delivered.delivered_as.as_str())
         }
-        Body::MailClaimed(claimed) => format!("{} claimed", claimed.id),
-        Body::MailAcknowledged(acknowledged) => format!("{} acknowledged", acknowledged.id),
-        Body::MailReturned(returned) => format!("{} came back: {}", returned.id, returned.reason),
-        Body::MailQuarantined(gone) => format!("{} kept from everybody: {}", gone.id, gone.reason),
+        EventBody::MailClaimed(claimed) => format!("{} claimed", claimed.id),
+        EventBody::MailAcknowledged(acknowledged) => format!("{} acknowledged", acknowledged.id),
+        EventBody::MailReturned(returned) => format!("{} came back: {}", returned.id, returned.reason),
+        EventBody::MailQuarantined(gone) => format!("{} kept from everybody: {}", gone.id, gone.reason),
         _ => return None,
     };
-    Some(text::clean(&said))
+    Some(text::strip_controls(&said))
 }
 
 /// Does what else there is to do.
-pub(crate) async fn other(context: &Context, verb: MailVerb) -> Result<Exit> {
+pub(crate) async fn run_mail_verb(context: &VerbContext, verb: MailVerb) -> Result<CliExitCode> {
     let MailVerb::Send { id, text, steer, hold, kind, reply_to } = verb;
     let deliver = match (steer, hold) {
-        (true, _) => Some(Deliver::Steer),
-        (_, true) => Some(Deliver::Hold),
+        (true, _) => Some(MailDelivery::Steer),
+        (_, true) => Some(MailDelivery::Hold),
         _ => None,
     };
-    let wrong = |_| Failure::Usage("--reply-to takes the id of a message, as `qd mail` shows it".to_owned());
+    let wrong =
+        |_| CliFailure::Usage("--reply-to takes the id of a message, as `qd mail` shows it".to_owned());
     let in_reply_to = reply_to.map(|id| MailId::parse(&id).map_err(wrong)).transpose()?;
     let reply = if in_reply_to.is_some() { MailKind::Reply } else { MailKind::Task };
     let known = |word: &str| MailKind::ALL.iter().find(|(name, _)| *name == word).map(|(_, kind)| *kind);
     let new = NewMail {
-        text: prompt::words(&text)?,
+        text: prompt::read_prompt(&text)?,
         // An id of our own, so that a request that is repeated after a broken connection is sent once.
-        id: Some(MailId::parse(&random(MailId::PREFIX)?).map_err(anyhow::Error::from)?),
+        id: Some(MailId::parse(&random_id(MailId::PREFIX)?).map_err(anyhow::Error::from)?),
         kind: Some(kind.as_deref().and_then(known).unwrap_or(reply)),
         deliver,
         in_reply_to,
         correlation_id: None,
     };
     let client = context.client().await?;
-    let session = refs::session(&client, &id).await?;
+    let session = refs::resolve_session(&client, &id).await?;
     let receipt: MailReceipt = client.post(&format!("{}/mail", session.path()), &new).await?;
     if context.out.json {
-        context.out.value(&receipt)?;
-        return Ok(Exit::Well);
+        context.out.print_json(&receipt)?;
+        return Ok(CliExitCode::Success);
     }
-    context.out.line(receipt.id.as_str())?;
-    if receipt.deliver == Deliver::Prompt && steer {
-        context.out.note("nothing runs that could be steered: it is a prompt");
+    context.out.print_line(receipt.id.as_str())?;
+    if receipt.deliver == MailDelivery::Prompt && steer {
+        context.out.print_note("nothing runs that could be steered: it is a prompt");
     }
-    Ok(Exit::Well)
+    Ok(CliExitCode::Success)
 }
 
 #[cfg(test)]
@@ -145,7 +153,7 @@ mod tests {
     #[test]
     fn what_somebody_wrote_cannot_move_the_cursor() {
         let id = MailId::parse("mail_1").unwrap();
-        let body = Body::MailReturned(MailReturned { id, reason: "\x1b[2Jno".to_owned(), returns: 1 });
-        assert_eq!(line(&body, "ses_1").unwrap(), "mail_1 came back: [2Jno");
+        let body = EventBody::MailReturned(MailReturned { id, reason: "\x1b[2Jno".to_owned(), returns: 1 });
+        assert_eq!(describe_event(&body, "ses_1").unwrap(), "mail_1 came back: [2Jno");
     }
 }

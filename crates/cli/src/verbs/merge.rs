@@ -1,81 +1,94 @@
 //! `qd merge`: the work of a session into a branch. Whoever else changed the same lines is named before; what conflicts is
 //! shown, and then nothing has changed.
 
-use qd_protocol::worktree::{Conflict, MergeRequest, Merged, Overlap, Worktree};
+use qd_protocol::worktree::{MergeConflict, MergeRequest, MergeResult, Overlap, Worktree};
 
-use super::{Context, diff};
-use crate::client::Client;
-use crate::failure::{Exit, Failure, Result};
-use crate::refs::{self, SessionRef};
+use super::{VerbContext, diff};
+use crate::client::DaemonClient;
+use crate::failure::{CliExitCode, CliFailure, Result};
+use crate::refs::{self, ResolvedSession};
 use crate::render::text;
 
 /// Places of one file that are named; more of them say no more.
-const PLACES: usize = 5;
+const MAX_LINE_RANGES: usize = 5;
 
 /// Merges.
-pub(crate) async fn merge(context: &Context, id: &str, into: Option<String>, squash: bool) -> Result<Exit> {
+pub(crate) async fn merge(
+    context: &VerbContext,
+    id: &str,
+    into: Option<String>,
+    squash: bool,
+) -> Result<CliExitCode> {
     let client = context.client().await?;
-    let session = refs::session(&client, id).await?;
+    let session = refs::resolve_session(&client, id).await?;
     if !context.out.json {
-        warn(context, &client, &session).await?;
+        warn_of_overlaps(context, &client, &session).await?;
     }
     let request = MergeRequest { into, squash };
-    let merged: Merged = match client.post(&format!("{}/merge", session.path()), &request).await {
+    let merged: MergeResult = match client.post(&format!("{}/merge", session.path()), &request).await {
         Ok(merged) => merged,
-        Err(Failure::Refused(refusal)) if refusal.error.code == "merge_conflict" => {
+        Err(CliFailure::Refused(refusal)) if refusal.error.code == "merge_conflict" => {
             let conflicts = refusal.error.details.get("conflicts").cloned().unwrap_or_default();
-            let conflicts: Vec<Conflict> = serde_json::from_value(conflicts).unwrap_or_default();
+            let conflicts: Vec<MergeConflict> = serde_json::from_value(conflicts).unwrap_or_default();
             if !context.out.json {
-                show(context, &conflicts);
+                print_conflicts(context, &conflicts);
             }
-            return Err(Failure::Refused(refusal));
+            return Err(CliFailure::Refused(refusal));
         }
         Err(failure) => return Err(failure),
     };
     if context.out.json {
-        context.out.value(&merged)?;
+        context.out.print_json(&merged)?;
     } else {
-        context.out.data(&told(&merged))?;
+        context.out.print_data(&describe_merge(&merged))?;
     }
-    Ok(Exit::Well)
+    Ok(CliExitCode::Success)
 }
 
 /// Names who else changed the same lines, before anything is merged.
-async fn warn(context: &Context, client: &Client, session: &SessionRef) -> Result<()> {
+async fn warn_of_overlaps(
+    context: &VerbContext,
+    client: &DaemonClient,
+    session: &ResolvedSession,
+) -> Result<()> {
     let all: Vec<Worktree> = client.list("/v1/worktrees").await?;
     let own = all.iter().find(|one| one.session_id == session.id);
     for overlap in own.iter().flat_map(|own| &own.overlaps) {
-        context.out.note(&format!("{} changed the same lines: {}", overlap.session_id, places(overlap)));
+        context.out.print_note(&format!(
+            "{} changed the same lines: {}",
+            overlap.session_id,
+            describe_overlap(overlap)
+        ));
     }
     Ok(())
 }
 
 /// Where two changed the same, on one line.
-pub(super) fn places(overlap: &Overlap) -> String {
+pub(super) fn describe_overlap(overlap: &Overlap) -> String {
     let of = |file: &qd_protocol::worktree::OverlapFile| {
-        let lines = file.lines.iter().take(PLACES).map(|lines| match lines.first == lines.last {
+        let lines = file.lines.iter().take(MAX_LINE_RANGES).map(|lines| match lines.first == lines.last {
             true => format!("{}", lines.first),
             false => format!("{}-{}", lines.first, lines.last),
         });
         let lines: Vec<String> = lines.collect();
-        let more = if file.lines.len() > PLACES { ", …" } else { "" };
+        let more = if file.lines.len() > MAX_LINE_RANGES { ", …" } else { "" };
         match lines.is_empty() {
             true => file.path.clone(),
             false => format!("{} {}{more}", file.path, lines.join(", ")),
         }
     };
-    text::clean(&overlap.files.iter().map(of).collect::<Vec<_>>().join("; "))
+    text::strip_controls(&overlap.files.iter().map(of).collect::<Vec<_>>().join("; "))
 }
 
-fn show(context: &Context, conflicts: &[Conflict]) {
+fn print_conflicts(context: &VerbContext, conflicts: &[MergeConflict]) {
     let style = context.out.err_style();
-    for Conflict { path, what, hunks } in conflicts {
-        context.out.aside(&format!("{} ({what})\n", style.bold(&text::clean(path))));
-        context.out.aside(&diff::coloured(&text::clean(hunks), style));
+    for MergeConflict { path, what, hunks } in conflicts {
+        context.out.print_stderr(&format!("{} ({what})\n", style.bold(&text::strip_controls(path))));
+        context.out.print_stderr(&diff::colour_patch(&text::strip_controls(hunks), style));
     }
 }
 
-fn told(merged: &Merged) -> String {
+fn describe_merge(merged: &MergeResult) -> String {
     let short = |commit: &str| commit.get(..12).unwrap_or(commit).to_owned();
     let mut out = String::new();
     if let Some(commit) = &merged.committed {
@@ -106,12 +119,12 @@ mod tests {
             OverlapFile { path: "logo.png".to_owned(), lines: Vec::new() },
         ];
         let overlap = Overlap { session_id: SessionId::parse("ses_1").unwrap(), files };
-        assert_eq!(places(&overlap), "a.rs 2, 7-9; logo.png");
+        assert_eq!(describe_overlap(&overlap), "a.rs 2, 7-9; logo.png");
     }
 
     #[test]
     fn what_was_done_is_told_in_order() {
-        let merged = Merged {
+        let merged = MergeResult {
             into: "main".to_owned(),
             commit: "0123456789abcdef".to_owned(),
             moved: true,
@@ -120,9 +133,12 @@ mod tests {
             overlaps: Vec::new(),
         };
         assert_eq!(
-            told(&merged),
+            describe_merge(&merged),
             "committed what was not: fedcba987654\nmerged into main: 0123456789ab\nmoved the checkout at /work along\n"
         );
-        assert_eq!(told(&Merged { moved: false, committed: None, ..merged }), "main has all of it already\n");
+        assert_eq!(
+            describe_merge(&MergeResult { moved: false, committed: None, ..merged }),
+            "main has all of it already\n"
+        );
     }
 }

@@ -5,56 +5,60 @@ use std::path::Path;
 use qd_protocol::WorkspaceId;
 use qd_protocol::api::Workspace;
 use qd_protocol::event::ResolvedBy;
-use qd_protocol::policy::Verdict;
-use qd_protocol::trial::{Change, Now, PolicyReport, PolicyTest, Then, Trial};
+use qd_protocol::policy::PolicyVerdict;
+use qd_protocol::policy_trial::{
+    DecisionChange, PastDecision, PolicyTestReport, PolicyTestRequest, PolicyTrial, TrialDecision,
+};
 
-use super::{Context, prompt};
+use super::{VerbContext, prompt};
 use crate::args::PolicyVerb;
-use crate::client::Client;
-use crate::failure::{Exit, Failure, Result};
+use crate::client::DaemonClient;
+use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::refs;
-use crate::render::table::Table;
+use crate::render::table::TextTable;
 use crate::render::{ask, text};
 
 /// How much of an argument a line shows.
-const HEAD: usize = 100;
+const PREVIEW_CHARS: usize = 100;
 
 /// Tries a policy.
-pub(crate) async fn policy(context: &Context, verb: PolicyVerb) -> Result<Exit> {
+pub(crate) async fn policy(context: &VerbContext, verb: PolicyVerb) -> Result<CliExitCode> {
     let PolicyVerb::Test { policy, session, workspace, limit } = verb;
-    let policy = prompt::policy(&policy)?;
+    let policy = prompt::read_policy(&policy)?;
     let client = context.client().await?;
     let session_id = match &session {
-        Some(text) => Some(refs::session(&client, text).await?.id),
+        Some(text) => Some(refs::resolve_session(&client, text).await?.id),
         None => None,
     };
     let workspace_id = match &workspace {
         Some(dir) => Some(workspace_at(&client, dir).await?),
         None => None,
     };
-    let request = PolicyTest { policy, session_id, workspace_id, limit: limit.map(|limit| limit as usize) };
-    let report: PolicyReport = client.post("/v1/policy/test", &request).await.map_err(unusable)?;
+    let request =
+        PolicyTestRequest { policy, session_id, workspace_id, limit: limit.map(|limit| limit as usize) };
+    let report: PolicyTestReport =
+        client.post("/v1/policy/test", &request).await.map_err(as_usage_failure)?;
     if context.out.json {
-        context.out.value(&report)?;
-        return Ok(Exit::Well);
+        context.out.print_json(&report)?;
+        return Ok(CliExitCode::Success);
     }
-    let changed = || report.trials.iter().filter(|trial| trial.change != Change::AsBefore);
+    let changed = || report.trials.iter().filter(|trial| trial.change != DecisionChange::AsBefore);
     if changed().next().is_some() {
-        context.out.data(&table(changed()).render(context.out.out_style(), context.out.width()))?;
+        context.out.print_data(&table(changed()).render(context.out.out_style(), context.out.width()))?;
     }
-    context.out.line(&summary(&report))?;
-    Ok(Exit::Well)
+    context.out.print_line(&summarize_report(&report))?;
+    Ok(CliExitCode::Success)
 }
 
 /// The workspace of a directory. It is not made one by being asked about.
-async fn workspace_at(client: &Client, dir: &Path) -> Result<WorkspaceId> {
+async fn workspace_at(client: &DaemonClient, dir: &Path) -> Result<WorkspaceId> {
     let path = dir
         .canonicalize()
-        .map_err(|error| Failure::Usage(format!("{} is no directory: {error}", dir.display())))?;
+        .map_err(|error| CliFailure::Usage(format!("{} is no directory: {error}", dir.display())))?;
     let known: Vec<Workspace> = client.list("/v1/workspaces").await?;
     let found = known.into_iter().find(|workspace| Path::new(&workspace.path) == path);
     found.map(|workspace| workspace.id).ok_or_else(|| {
-        Failure::NotFound(format!(
+        CliFailure::NotFound(format!(
             "nothing was ever run in {}; `qd ps -a` lists what there is",
             path.display()
         ))
@@ -62,25 +66,25 @@ async fn workspace_at(client: &Client, dir: &Path) -> Result<WorkspaceId> {
 }
 
 /// A policy that the daemon cannot use was given on the command line, so this is wrong usage.
-fn unusable(failure: Failure) -> Failure {
+fn as_usage_failure(failure: CliFailure) -> CliFailure {
     match failure.code() {
-        Some("invalid_value" | "invalid_request") => Failure::Usage(failure.to_string()),
+        Some("invalid_value" | "invalid_request") => CliFailure::Usage(failure.to_string()),
         _ => failure,
     }
 }
 
-fn table<'t>(trials: impl Iterator<Item = &'t Trial>) -> Table {
-    let mut table = Table::new(&["ASK", "SESSION", "RISK", "THEN", "NOW", "WANTS"]);
+fn table<'t>(trials: impl Iterator<Item = &'t PolicyTrial>) -> TextTable {
+    let mut table = TextTable::new(&["ASK", "SESSION", "RISK", "THEN", "NOW", "WANTS"]);
     for trial in trials {
-        let tool = text::head(&trial.tool, HEAD);
-        table.row([
+        let tool = text::first_line(&trial.tool, PREVIEW_CHARS);
+        table.add_row([
             trial.ask_id.to_string(),
             trial.session_id.to_string(),
-            ask::risk(trial.risk).to_owned(),
-            then(&trial.then),
-            now(&trial.now),
+            ask::risk_name(trial.risk).to_owned(),
+            describe_past_decision(&trial.then),
+            describe_new_decision(&trial.now),
             match &trial.argument {
-                Some(argument) => format!("{tool}: {}", text::head(argument, HEAD)),
+                Some(argument) => format!("{tool}: {}", text::first_line(argument, PREVIEW_CHARS)),
                 None => tool,
             },
         ]);
@@ -88,9 +92,9 @@ fn table<'t>(trials: impl Iterator<Item = &'t Trial>) -> Table {
     table
 }
 
-fn then(then: &Then) -> String {
+fn describe_past_decision(then: &PastDecision) -> String {
     let verdict = match then.decision {
-        Some(qd_protocol::event::Decision::Deny) => "denied",
+        Some(qd_protocol::event::PermissionDecision::Deny) => "denied",
         Some(_) => "allowed",
         None => "",
     };
@@ -104,11 +108,11 @@ fn then(then: &Then) -> String {
     }
 }
 
-fn now(now: &Now) -> String {
+fn describe_new_decision(now: &TrialDecision) -> String {
     let word = match now.decision {
-        Verdict::Allow => "allowed",
-        Verdict::Deny => "denied",
-        Verdict::Ask => "asked",
+        PolicyVerdict::Allow => "allowed",
+        PolicyVerdict::Deny => "denied",
+        PolicyVerdict::Ask => "asked",
     };
     match now.rule {
         Some(rule) => format!("{word} by rule {rule}"),
@@ -117,7 +121,7 @@ fn now(now: &Now) -> String {
 }
 
 /// The numbers in one line; what did not happen is not named, but for what stays.
-fn summary(report: &PolicyReport) -> String {
+fn summarize_report(report: &PolicyTestReport) -> String {
     let mut line = match report.asks {
         1 => "1 ask".to_owned(),
         asks => format!("{asks} asks"),
@@ -148,18 +152,23 @@ mod tests {
 
     #[test]
     fn a_summary_names_what_changed_and_what_goes_against_people() {
-        let report = PolicyReport {
+        let report = PolicyTestReport {
             asks: 128,
             as_before: 90,
             no_longer_asked: 31,
             now_denied: 7,
-            ..PolicyReport::default()
+            ..PolicyTestReport::default()
         };
-        assert_eq!(summary(&report), "128 asks: 90 as before, 31 no longer asked, 7 now denied");
-        let one = PolicyReport { asks: 1, no_longer_asked: 1, against_people: 1, ..PolicyReport::default() };
+        assert_eq!(summarize_report(&report), "128 asks: 90 as before, 31 no longer asked, 7 now denied");
+        let one = PolicyTestReport {
+            asks: 1,
+            no_longer_asked: 1,
+            against_people: 1,
+            ..PolicyTestReport::default()
+        };
         let text = "1 ask: 0 as before, 1 no longer asked; 1 goes against what a person decided";
-        assert_eq!(summary(&one), text);
-        assert_eq!(summary(&PolicyReport::default()), "0 asks: 0 as before");
+        assert_eq!(summarize_report(&one), text);
+        assert_eq!(summarize_report(&PolicyTestReport::default()), "0 asks: 0 as before");
     }
 
     #[test]
@@ -170,10 +179,10 @@ mod tests {
                 message: "Rule 2 is bad.".to_owned(),
                 details: serde_json::Map::new(),
             };
-            unusable(Failure::Refused(Box::new(crate::failure::Refusal { status, error })))
+            as_usage_failure(CliFailure::Refused(Box::new(crate::failure::DaemonRefusal { status, error })))
         };
-        assert_eq!(refused(400, "invalid_value").exit(), Exit::Usage);
+        assert_eq!(refused(400, "invalid_value").exit_code(), CliExitCode::Usage);
         assert_eq!(refused(400, "invalid_value").to_string(), "Rule 2 is bad.");
-        assert_eq!(refused(404, "not_found").exit(), Exit::NotFound);
+        assert_eq!(refused(404, "not_found").exit_code(), CliExitCode::NotFound);
     }
 }

@@ -4,17 +4,17 @@ use std::io::Read;
 
 use anyhow::Context as _;
 use qd_protocol::RunId;
-use qd_protocol::api::{NewRun, Receipt};
+use qd_protocol::api::{NewRun, PromptReceipt};
 use qd_protocol::policy::Policy;
 
-use crate::client::{Client, random};
-use crate::failure::{Failure, Result};
-use crate::refs::SessionRef;
+use crate::client::{DaemonClient, random_id};
+use crate::failure::{CliFailure, Result};
+use crate::refs::ResolvedSession;
 
 /// The words of a prompt; `-` stands for all of stdin.
-pub(crate) fn words(given: &str) -> Result<String> {
+pub(crate) fn read_prompt(given: &str) -> Result<String> {
     if given.trim().is_empty() {
-        return Err(Failure::Usage("the prompt is empty; say something".to_owned()));
+        return Err(CliFailure::Usage("the prompt is empty; say something".to_owned()));
     }
     if given != "-" {
         return Ok(given.to_owned());
@@ -22,13 +22,13 @@ pub(crate) fn words(given: &str) -> Result<String> {
     let mut text = String::new();
     std::io::stdin().read_to_string(&mut text).context("the prompt on stdin is not text")?;
     if text.trim().is_empty() {
-        return Err(Failure::Usage("stdin held no prompt".to_owned()));
+        return Err(CliFailure::Usage("stdin held no prompt".to_owned()));
     }
     Ok(text)
 }
 
 /// One word, rules in JSON, or the name of a file that holds either.
-pub(crate) fn policy(given: &str) -> Result<Policy> {
+pub(crate) fn read_policy(given: &str) -> Result<Policy> {
     let word = given.trim();
     if matches!(word, "ask" | "allow" | "deny") {
         return parse_policy(&format!("\"{word}\""));
@@ -38,44 +38,48 @@ pub(crate) fn policy(given: &str) -> Result<Policy> {
     }
     match std::fs::read_to_string(given) {
         Ok(text) => parse_policy(&text),
-        Err(error) => Err(Failure::Usage(format!(
+        Err(error) => Err(CliFailure::Usage(format!(
             "a policy is ask, allow, deny, rules in JSON or a file of them; {given} is no such file: {error}"
         ))),
     }
 }
 
 /// Gives a session one more prompt. The run is named here, so that a repeat after a broken connection is harmless.
-pub(crate) async fn post(client: &Client, session: &SessionRef, prompt: String) -> Result<Receipt> {
-    let run_id = RunId::parse(&random(RunId::PREFIX)?).map_err(anyhow::Error::from)?;
+pub(crate) async fn post_prompt(
+    client: &DaemonClient,
+    session: &ResolvedSession,
+    prompt: String,
+) -> Result<PromptReceipt> {
+    let run_id = RunId::parse(&random_id(RunId::PREFIX)?).map_err(anyhow::Error::from)?;
     let request =
         NewRun { session_id: session.id.clone(), prompt, run_id: Some(run_id), attachments: Vec::new() };
     client.post(&format!("/v1/workspaces/{}/agent", session.workspace), &request).await
 }
 
 fn parse_policy(json: &str) -> Result<Policy> {
-    serde_json::from_str(json).map_err(|error| Failure::Usage(format!("this is no policy: {error}")))
+    serde_json::from_str(json).map_err(|error| CliFailure::Usage(format!("this is no policy: {error}")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::failure::Exit;
-    use qd_protocol::policy::Verdict;
+    use crate::failure::CliExitCode;
+    use qd_protocol::policy::PolicyVerdict;
 
     #[test]
     fn a_policy_is_a_word_rules_or_a_file_of_them() {
-        assert_eq!(policy("allow").unwrap(), Policy::Always(Verdict::Allow));
+        assert_eq!(read_policy("allow").unwrap(), Policy::Always(PolicyVerdict::Allow));
         let rules = r#"[{"tool":"Bash","match":"git status*","decision":"allow"}]"#;
-        let Policy::Rules(inline) = policy(rules).unwrap() else { panic!("rules") };
+        let Policy::Rules(inline) = read_policy(rules).unwrap() else { panic!("rules") };
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), rules).unwrap();
-        assert_eq!(policy(file.path().to_str().unwrap()).unwrap(), Policy::Rules(inline));
+        assert_eq!(read_policy(file.path().to_str().unwrap()).unwrap(), Policy::Rules(inline));
     }
 
     #[test]
     fn what_is_no_policy_is_wrong_usage() {
         for bad in ["perhaps", "[{\"tool\":1}]", "/does/not/exist.json"] {
-            assert_eq!(policy(bad).unwrap_err().exit(), Exit::Usage, "{bad}");
+            assert_eq!(read_policy(bad).unwrap_err().exit_code(), CliExitCode::Usage, "{bad}");
         }
     }
 }

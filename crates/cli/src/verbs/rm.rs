@@ -2,16 +2,16 @@
 
 use serde_json::Value;
 
-use super::Context;
-use crate::failure::{Exit, Result};
+use super::VerbContext;
+use crate::failure::{CliExitCode, Result};
 use crate::refs;
 
 /// Closes each of `ids`. All are looked up first: a wrong one among them closes none.
-pub(crate) async fn rm(context: &Context, ids: &[String], purge: bool) -> Result<Exit> {
+pub(crate) async fn rm(context: &VerbContext, ids: &[String], purge: bool) -> Result<CliExitCode> {
     let client = context.client().await?;
     let mut sessions = Vec::new();
     for id in ids {
-        sessions.push(refs::session(&client, id).await?);
+        sessions.push(refs::resolve_session(&client, id).await?);
     }
     let mut answers = Vec::new();
     for session in sessions {
@@ -20,16 +20,17 @@ pub(crate) async fn rm(context: &Context, ids: &[String], purge: bool) -> Result
         if context.out.json {
             answers.push(if answer.is_null() { serde_json::json!({ "id": session.id }) } else { answer });
         } else {
-            context.out.line(session.id.as_str())?;
+            context.out.print_line(session.id.as_str())?;
             if let Some(path) = answer["worktree"].as_str() {
-                context
-                    .out
-                    .note(&format!("its worktree stays at {path} until `qd worktrees rm {}`", session.id));
+                context.out.print_note(&format!(
+                    "its worktree stays at {path} until `qd worktrees rm {}`",
+                    session.id
+                ));
             }
         }
     }
     if context.out.json {
-        context.out.value(&Value::Array(answers))?;
+        context.out.print_json(&Value::Array(answers))?;
     }
-    Ok(Exit::Well)
+    Ok(CliExitCode::Success)
 }

@@ -1,34 +1,34 @@
 //! `qd send`: one more prompt for a session, or a word to the run that is active.
 
-use qd_protocol::api::{SteerRequest, Steered};
+use qd_protocol::api::{SteerReceipt, SteerRequest};
 
-use super::{Context, prompt};
-use crate::failure::{Exit, Result};
+use super::{VerbContext, prompt};
+use crate::failure::{CliExitCode, Result};
 use crate::refs;
 
 /// Sends `text` and prints the run's id.
-pub(crate) async fn send(context: &Context, id: &str, text: &str, steer: bool) -> Result<Exit> {
-    let words = prompt::words(text)?;
+pub(crate) async fn send(context: &VerbContext, id: &str, text: &str, steer: bool) -> Result<CliExitCode> {
+    let words = prompt::read_prompt(text)?;
     let client = context.client().await?;
-    let session = refs::session(&client, id).await?;
+    let session = refs::resolve_session(&client, id).await?;
     if steer {
         let path = format!("{}/steer", session.agent_path());
-        let steered: Steered = client.post(&path, &SteerRequest { text: words }).await?;
+        let steered: SteerReceipt = client.post(&path, &SteerRequest { text: words }).await?;
         if context.out.json {
-            context.out.value(&steered)?;
+            context.out.print_json(&steered)?;
         } else {
-            context.out.line(steered.run_id.as_str())?;
+            context.out.print_line(steered.run_id.as_str())?;
         }
-        return Ok(Exit::Well);
+        return Ok(CliExitCode::Success);
     }
-    let receipt = prompt::post(&client, &session, words).await?;
+    let receipt = prompt::post_prompt(&client, &session, words).await?;
     if context.out.json {
-        context.out.value(&receipt)?;
-        return Ok(Exit::Well);
+        context.out.print_json(&receipt)?;
+        return Ok(CliExitCode::Success);
     }
-    context.out.line(receipt.run_id.as_str())?;
+    context.out.print_line(receipt.run_id.as_str())?;
     if receipt.position > 0 {
-        context.out.note(&format!("queued at {}", receipt.position));
+        context.out.print_note(&format!("queued at {}", receipt.position));
     }
-    Ok(Exit::Well)
+    Ok(CliExitCode::Success)
 }

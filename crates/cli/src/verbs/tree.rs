@@ -7,64 +7,70 @@ use qd_protocol::api::Session;
 use qd_protocol::{Millis, SessionId};
 use serde_json::{Value, json};
 
-use super::Context;
-use super::ps::{self, TITLE};
-use crate::failure::{Exit, Result};
-use crate::render::table::Table;
+use super::VerbContext;
+use super::ps::{self, TITLE_CHARS};
+use crate::failure::{CliExitCode, Result};
+use crate::render::table::TextTable;
 use crate::render::text;
 
 /// Shows the sessions as trees; the closed ones too with `all`.
-pub(crate) async fn tree(context: &Context, all: bool) -> Result<Exit> {
+pub(crate) async fn tree(context: &VerbContext, all: bool) -> Result<CliExitCode> {
     let client = context.client().await?;
     // Also those that are not shown: what they cost was spent.
     let sessions: Vec<Session> = client.list("/v1/sessions").await?;
-    let rows = rows(&sessions, all);
+    let rows = build_rows(&sessions, all);
     if context.out.json {
-        let shown: Vec<Value> =
-            rows.iter().map(Row::json).collect::<serde_json::Result<_>>().map_err(anyhow::Error::from)?;
-        context.out.value(&shown)?;
-        return Ok(Exit::Well);
+        let shown: Vec<Value> = rows
+            .iter()
+            .map(SessionTreeRow::json)
+            .collect::<serde_json::Result<_>>()
+            .map_err(anyhow::Error::from)?;
+        context.out.print_json(&shown)?;
+        return Ok(CliExitCode::Success);
     }
-    let mut table = Table::new(&["SESSION", "AGENT", "STATE", "AGE", "COST", "TREE", "TITLE"]);
+    let mut table = TextTable::new(&["SESSION", "AGENT", "STATE", "AGE", "COST", "TREE", "TITLE"]);
     for row in &rows {
         let session = row.session;
-        table.row([
+        table.add_row([
             format!("{}{}", row.branch, session.id),
             session.agent.clone(),
-            ps::state(session, 0, "held"),
-            text::age(session.created_at, Millis::now()),
-            text::dollars(session.usage.cost_usd),
-            text::dollars(row.cost),
-            session.title.as_deref().map_or_else(|| "-".to_owned(), |title| text::cut(title, TITLE)),
+            ps::describe_state(session, 0, "held"),
+            text::format_age(session.created_at, Millis::now()),
+            text::format_dollars(session.usage.cost_usd),
+            text::format_dollars(row.tree_cost),
+            session
+                .title
+                .as_deref()
+                .map_or_else(|| "-".to_owned(), |title| text::truncate(title, TITLE_CHARS)),
         ]);
     }
-    context.out.data(&table.render(context.out.out_style(), context.out.width()))?;
-    Ok(Exit::Well)
+    context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
+    Ok(CliExitCode::Success)
 }
 
 /// One session in its place.
 #[derive(Debug)]
-struct Row<'a> {
+struct SessionTreeRow<'a> {
     session: &'a Session,
     depth: usize,
     /// The lines that lead to it.
     branch: String,
     /// What it and all below it cost.
-    cost: f64,
+    tree_cost: f64,
 }
 
-impl Row<'_> {
+impl SessionTreeRow<'_> {
     fn json(&self) -> serde_json::Result<Value> {
         let mut shown = serde_json::to_value(self.session)?;
         shown["depth"] = json!(self.depth);
-        shown["tree_cost_usd"] = json!(self.cost);
+        shown["tree_cost_usd"] = json!(self.tree_cost);
         Ok(shown)
     }
 }
 
 /// The rows, each session right after the one above it and its elder siblings with all below them. A closed session is
 /// left out unless `all`, but not if something open is below it.
-fn rows(sessions: &[Session], all: bool) -> Vec<Row<'_>> {
+fn build_rows(sessions: &[Session], all: bool) -> Vec<SessionTreeRow<'_>> {
     let known: HashSet<&SessionId> = sessions.iter().map(|session| &session.id).collect();
     let mut below: BTreeMap<Option<&SessionId>, Vec<&Session>> = BTreeMap::new();
     for session in sessions {
@@ -75,37 +81,44 @@ fn rows(sessions: &[Session], all: bool) -> Vec<Row<'_>> {
     let mut rows = Vec::new();
     let roots = below.get(&None).cloned().unwrap_or_default();
     for root in roots {
-        grow(root, &below, all, "", "", 0, &mut rows);
+        add_subtree(root, &below, all, "", "", 0, &mut rows);
     }
     rows
 }
 
 /// Adds a session and all below it; gives what they cost and whether any is shown.
-fn grow<'a>(
+fn add_subtree<'a>(
     session: &'a Session,
     below: &BTreeMap<Option<&SessionId>, Vec<&'a Session>>,
     all: bool,
     branch: &str,
     trunk: &str,
     depth: usize,
-    rows: &mut Vec<Row<'a>>,
+    rows: &mut Vec<SessionTreeRow<'a>>,
 ) -> (f64, bool) {
     let at = rows.len();
-    rows.push(Row { session, depth, branch: branch.to_owned(), cost: 0.0 });
+    rows.push(SessionTreeRow { session, depth, branch: branch.to_owned(), tree_cost: 0.0 });
     let children = below.get(&Some(&session.id)).map_or(&[][..], Vec::as_slice);
-    let is_open = |session: &Session| !matches!(session.state, qd_protocol::api::SessionState::Closed);
+    let is_open = |session: &Session| !matches!(session.state, qd_protocol::api::SessionStatus::Closed);
     let mut cost = session.usage.cost_usd;
     let mut shown = all || is_open(session);
     for (place, child) in children.iter().enumerate() {
         let (joint, line) =
             if place + 1 == children.len() { ("└─ ", "   ") } else { ("├─ ", "│  ") };
-        let (spent, child_shown) =
-            grow(child, below, all, &format!("{trunk}{joint}"), &format!("{trunk}{line}"), depth + 1, rows);
+        let (spent, child_shown) = add_subtree(
+            child,
+            below,
+            all,
+            &format!("{trunk}{joint}"),
+            &format!("{trunk}{line}"),
+            depth + 1,
+            rows,
+        );
         cost += spent;
         shown |= child_shown;
     }
     if shown {
-        rows[at].cost = cost;
+        rows[at].tree_cost = cost;
     } else {
         rows.truncate(at);
     }
@@ -138,13 +151,15 @@ mod tests {
             session("ses_d", Some("ses_a"), 8.0, "idle"),
             session("ses_e", Some("ses_gone"), 32.0, "idle"),
         ];
-        let shown: Vec<String> = rows(&sessions, true)
+        let shown: Vec<String> = build_rows(&sessions, true)
             .iter()
-            .map(|row| format!("{}{} {}", row.branch, row.session.id, row.cost))
+            .map(|row| format!("{}{} {}", row.branch, row.session.id, row.tree_cost))
             .collect();
         assert_eq!(shown, ["ses_a 15", "├─ ses_b 6", "│  └─ ses_c 4", "└─ ses_d 8", "ses_x 16", "ses_e 32"]);
-        let open: Vec<String> =
-            rows(&sessions, false).iter().map(|row| format!("{} {}", row.session.id, row.cost)).collect();
+        let open: Vec<String> = build_rows(&sessions, false)
+            .iter()
+            .map(|row| format!("{} {}", row.session.id, row.tree_cost))
+            .collect();
         assert_eq!(
             open,
             ["ses_a 15", "ses_b 6", "ses_d 8", "ses_x 16", "ses_e 32"],

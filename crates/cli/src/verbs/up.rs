@@ -3,81 +3,83 @@
 
 use std::path::Path;
 
-use qd_fleetfile::Problem;
+use qd_fleetfile::FleetFileProblem;
 use qd_protocol::api::{Agent, NewFleet};
 use qd_protocol::fleet::Fleet;
 use serde_json::json;
 
-use super::Context;
-use super::crew::Crew;
+use super::VerbContext;
+use super::fleet_watcher::FleetWatcher;
 use super::workspace;
-use crate::args::Up;
+use crate::args::UpArgs;
 use crate::client::stream::EventStream;
-use crate::failure::{Exit, Failure, Result};
+use crate::failure::{CliExitCode, CliFailure, Result};
 use crate::render::plan;
 
 /// Starts a fleet, or shows what it would be.
-pub(crate) async fn up(context: &Context, flags: Up) -> Result<Exit> {
-    let text = read(&flags.file)?;
-    let spec =
-        qd_fleetfile::read(&text, flags.task.as_deref()).map_err(|problem| wrong(&flags.file, &problem))?;
+pub(crate) async fn up(context: &VerbContext, flags: UpArgs) -> Result<CliExitCode> {
+    let text = read_fleet_file(&flags.file)?;
+    let spec = qd_fleetfile::parse_fleet_file(&text, flags.task.as_deref())
+        .map_err(|problem| file_problem(&flags.file, &problem))?;
     if flags.plan {
         match context.out.json {
-            true => context.out.value(&spec)?,
-            false => context.out.data(&plan::plan(&spec, context.out.out_style()))?,
+            true => context.out.print_json(&spec)?,
+            false => context.out.print_data(&plan::render_plan(&spec, context.out.out_style()))?,
         }
-        return Ok(Exit::Well);
+        return Ok(CliExitCode::Success);
     }
     let client = context.client().await?;
-    let workspace = workspace::of(&client, flags.dir.as_deref()).await?;
+    let workspace = workspace::open_workspace(&client, flags.dir.as_deref()).await?;
     let agents: Vec<Agent> = client.list(&format!("/v1/agents?workspace={}", workspace.id)).await?;
     let names = spec.sessions.values().map(|member| member.agent.as_str());
-    let env = workspace::variables(&workspace, &agents, names);
+    let env = workspace::passed_variables(&workspace, &agents, names);
     let new = NewFleet { spec: text.into(), task: flags.task.clone(), env };
     let path = format!("/v1/workspaces/{}/fleets", workspace.id);
     if flags.detach {
-        let fleet: Fleet = client.post(&path, &new).await.map_err(|failure| named(&flags.file, failure))?;
-        return detached(context, &fleet);
+        let fleet: Fleet =
+            client.post(&path, &new).await.map_err(|failure| with_file_name(&flags.file, failure))?;
+        return print_detached(context, &fleet);
     }
     // The stream first: whatever the fleet does from its first moment on is then on it.
     let stream = EventStream::from_now(&client, &format!("/v1/workspaces/{}/events", workspace.id)).await?;
-    let fleet: Fleet = client.post(&path, &new).await.map_err(|failure| named(&flags.file, failure))?;
-    Crew::new(&context.out, &client, fleet, &spec).watch(stream).await
+    let fleet: Fleet =
+        client.post(&path, &new).await.map_err(|failure| with_file_name(&flags.file, failure))?;
+    FleetWatcher::new(&context.out, &client, fleet, &spec).watch(stream).await
 }
 
-fn read(file: &Path) -> Result<String> {
+fn read_fleet_file(file: &Path) -> Result<String> {
     if file == Path::new("-") {
         return std::io::read_to_string(std::io::stdin())
-            .map_err(|error| Failure::Usage(format!("stdin could not be read: {error}")));
+            .map_err(|error| CliFailure::Usage(format!("stdin could not be read: {error}")));
     }
     std::fs::read_to_string(file)
-        .map_err(|error| Failure::Usage(format!("{} could not be read: {error}", file.display())))
+        .map_err(|error| CliFailure::Usage(format!("{} could not be read: {error}", file.display())))
 }
 
 /// A mistake in the file, as compilers say it.
-fn wrong(file: &Path, problem: &Problem) -> Failure {
-    let (line, column) = (problem.place.line, problem.place.column);
-    Failure::Usage(format!("{}:{line}:{column}: {}", file.display(), problem.message))
+fn file_problem(file: &Path, problem: &FleetFileProblem) -> CliFailure {
+    let (line, column) = (problem.position.line, problem.position.column);
+    CliFailure::Usage(format!("{}:{line}:{column}: {}", file.display(), problem.message))
 }
 
 /// The daemon's refusal, with the file that it is about.
-fn named(file: &Path, failure: Failure) -> Failure {
+fn with_file_name(file: &Path, failure: CliFailure) -> CliFailure {
     match failure {
-        Failure::Refused(mut refusal) => {
+        CliFailure::Refused(mut refusal) => {
             refusal.error.message = format!("{}: {}", file.display(), refusal.error.message);
-            Failure::Refused(refusal)
+            CliFailure::Refused(refusal)
         }
         other => other,
     }
 }
 
-fn detached(context: &Context, fleet: &Fleet) -> Result<Exit> {
+fn print_detached(context: &VerbContext, fleet: &Fleet) -> Result<CliExitCode> {
     let id = &fleet.id;
     if context.out.json {
-        context.out.value(&json!(fleet))?;
+        context.out.print_json(&json!(fleet))?;
     } else {
-        context.out.line(id.as_str())?;
-        context.out.note(&format!("    qd ps --fleet {id}\n    qd down {id}"));
+        context.out.print_line(id.as_str())?;
+        context.out.print_note(&format!("    qd ps --fleet {id}\n    qd down {id}"));
     }
-    Ok(Exit::Well)
+    Ok(CliExitCode::Success)
 }

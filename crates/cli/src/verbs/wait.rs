@@ -4,75 +4,81 @@
 use std::time::Duration;
 
 use qd_protocol::FinishReason;
-use qd_protocol::api::{Run, RunState, Session};
+use qd_protocol::api::{Run, RunStatus, Session};
 use serde_json::json;
 use tokio::time::{Instant, timeout_at};
 
-use super::Context;
-use crate::client::Client;
-use crate::failure::{Exit, Failure, Result};
-use crate::refs::{self, SessionRef, Target};
-use crate::render::conversation::reason;
+use super::VerbContext;
+use crate::client::DaemonClient;
+use crate::failure::{CliExitCode, CliFailure, Result};
+use crate::refs::{self, ResolvedSession, SessionOrRun};
+use crate::render::conversation::finish_reason_name;
 
 /// One request waits so long at most; then it is asked again.
-const SLICE_S: u64 = 60;
+const REQUEST_WAIT_S: u64 = 60;
 
 /// Waits for all of `ids`.
-pub(crate) async fn wait(context: &Context, ids: &[String], timeout: Option<f64>) -> Result<Exit> {
+pub(crate) async fn wait(context: &VerbContext, ids: &[String], timeout: Option<f64>) -> Result<CliExitCode> {
     let client = context.client().await?;
     let mut targets = Vec::new();
     for id in ids {
-        targets.push(refs::target(&client, id).await?);
+        targets.push(refs::resolve_target(&client, id).await?);
     }
-    let all = ends(context, &client, &targets);
+    let all = wait_for_all(context, &client, &targets);
     let Some(seconds) = timeout else { return all.await };
     match timeout_at(Instant::now() + Duration::from_secs_f64(seconds), all).await {
         Ok(ended) => ended,
-        Err(_) => Err(Failure::TimedOut(format!("not all had ended within {seconds} s"))),
+        Err(_) => Err(CliFailure::TimedOut(format!("not all had ended within {seconds} s"))),
     }
 }
 
-async fn ends(context: &Context, client: &Client, targets: &[Target]) -> Result<Exit> {
-    let mut worst = Exit::Well;
+async fn wait_for_all(
+    context: &VerbContext,
+    client: &DaemonClient,
+    targets: &[SessionOrRun],
+) -> Result<CliExitCode> {
+    let mut worst = CliExitCode::Success;
     let mut answers = Vec::new();
     for target in targets {
         let (id, ended) = match target {
-            Target::Run(session, run) => {
-                let end = run_end(client, &session.run_path(run)).await?;
+            SessionOrRun::Run(session, run) => {
+                let end = wait_for_run(client, &session.run_path(run)).await?;
                 (run.to_string(), end)
             }
-            Target::Session(session) => (session.id.to_string(), session_end(client, session).await?),
+            SessionOrRun::Session(session) => {
+                (session.id.to_string(), wait_for_session(client, session).await?)
+            }
         };
-        let exit = ended.map_or(Exit::Well, Exit::of);
+        let exit = ended.map_or(CliExitCode::Success, CliExitCode::from_finish_reason);
         worst = worst.max(exit);
-        let word = ended.map(reason);
+        let word = ended.map(finish_reason_name);
         if context.out.json {
             answers.push(json!({ "id": id, "finish_reason": word, "exit_code": exit as u8 }));
         } else {
-            context.out.line(&format!("{id} {}", word.unwrap_or("idle")))?;
+            context.out.print_line(&format!("{id} {}", word.unwrap_or("idle")))?;
         }
     }
     if context.out.json {
-        context.out.value(&answers)?;
+        context.out.print_json(&answers)?;
     }
     Ok(worst)
 }
 
 /// Waits for the end of one run.
-async fn run_end(client: &Client, path: &str) -> Result<Option<FinishReason>> {
+async fn wait_for_run(client: &DaemonClient, path: &str) -> Result<Option<FinishReason>> {
     loop {
-        match client.get::<Run>(&format!("{path}/wait?timeout_s={SLICE_S}")).await {
+        match client.get::<Run>(&format!("{path}/wait?timeout_s={REQUEST_WAIT_S}")).await {
             Ok(run) => return Ok(run.finish_reason),
             Err(failure) if failure.code() == Some("wait_timeout") => {}
             // Somebody stops the daemon. The run goes on without it, and may end under the next.
-            Err(failure) if failure.code() == Some("stopping") => client.until_back().await?,
+            Err(failure) if failure.code() == Some("stopping") => client.wait_until_back().await?,
             Err(failure) => return Err(failure),
         }
     }
 }
 
 /// Waits until a session is not busy, and gives the worst end of the runs that were waited for.
-async fn session_end(client: &Client, session: &SessionRef) -> Result<Option<FinishReason>> {
+async fn wait_for_session(client: &DaemonClient, session: &ResolvedSession) -> Result<Option<FinishReason>> {
     let mut worst: Option<FinishReason> = None;
     loop {
         let busy = client.get::<Session>(&session.path()).await?.busy;
@@ -84,14 +90,14 @@ async fn session_end(client: &Client, session: &SessionRef) -> Result<Option<Fin
         if !busy {
             return Ok(runs.last().and_then(|run| run.finish_reason));
         }
-        for run in runs.iter().filter(|run| run.state != RunState::Finished) {
-            worst = worse(worst, run_end(client, &session.run_path(&run.id)).await?);
+        for run in runs.iter().filter(|run| run.state != RunStatus::Finished) {
+            worst = worse(worst, wait_for_run(client, &session.run_path(&run.id)).await?);
         }
     }
 }
 
 fn worse(one: Option<FinishReason>, other: Option<FinishReason>) -> Option<FinishReason> {
-    [one, other].into_iter().flatten().max_by_key(|&reason| Exit::of(reason))
+    [one, other].into_iter().flatten().max_by_key(|&reason| CliExitCode::from_finish_reason(reason))
 }
 
 #[cfg(test)]

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
-use qd_catalog::{Catalog, find};
-use qd_link::announce::{Announcement, record_of_this_process};
-use qd_link::{Executor, Serve, ServeError, Server, Transport};
+use qd_catalog::{Catalog, programs};
+use qd_link::announce::{LeaseAnnouncement, record_of_this_process};
+use qd_link::{Executor, ServeMode, ServerTransport, WorkerServeError, WorkerServer};
 use qd_protocol::WorkerId;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
@@ -22,20 +22,20 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-use super::Context;
+use super::VerbContext;
 use crate::args::seconds;
-use crate::failure::{Exit, Failure, Result};
+use crate::failure::{CliExitCode, CliFailure, Result};
 
 /// How long `reusable` waits for the next parent, unless it is told.
-const IDLE_S: f64 = 600.0;
+const DEFAULT_IDLE_TIMEOUT_S: f64 = 600.0;
 /// What parents have to show, kept out of the list of processes.
-const TOKEN: &str = "QD_WORKER_TOKEN";
+const TOKEN_VAR: &str = "QD_WORKER_TOKEN";
 /// Random bytes in the name of an announced worker.
 const NAME_BYTES: usize = 16;
 
 /// `qd worker --listen ADDR --agent A`.
 #[derive(Debug, Args)]
-pub(crate) struct Flags {
+pub(crate) struct WorkerArgs {
     /// Where to listen: HOST:PORT; port 0 is any free one
     #[arg(long, value_name = "ADDR", value_parser = address)]
     listen: String,
@@ -43,8 +43,8 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "A")]
     agent: String,
     /// Which connections to take
-    #[arg(long, value_enum, default_value_t = Mode::Many)]
-    serve: Mode,
+    #[arg(long, value_enum, default_value_t = WorkerServeMode::Many)]
+    serve: WorkerServeMode,
     /// With `--serve one`: give up after so many seconds without a connection, with exit code 124
     #[arg(long, value_name = "N", value_parser = seconds)]
     accept_timeout_s: Option<f64>,
@@ -67,7 +67,7 @@ pub(crate) struct Flags {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Mode {
+enum WorkerServeMode {
     /// The first, and end with it
     One,
     /// One after another, and end when idle
@@ -77,41 +77,43 @@ enum Mode {
 }
 
 /// Serves until it is done or told to end.
-pub(crate) async fn worker(context: &Context, flags: Flags) -> Result<Exit> {
-    let mode = mode(&flags)?;
-    let catalog = Catalog::of_user(&context.whereabouts.home.agent_folders());
+pub(crate) async fn worker(context: &VerbContext, flags: WorkerArgs) -> Result<CliExitCode> {
+    let mode = serve_mode(&flags)?;
+    let catalog = Catalog::with_user_folders(&context.locator.home.agent_folders());
     let Some(manifest) = catalog.get(&flags.agent) else {
         let known: Vec<&str> =
             catalog.entries().iter().map(|entry| entry.manifest.agent.name.as_str()).collect();
         let message = format!("there is no agent {}; known are: {}", flags.agent, known.join(", "));
-        return Err(Failure::Usage(message));
+        return Err(CliFailure::Usage(message));
     };
-    let executor = qd_worker::executor(find::located(manifest));
-    let server = Server::bind(flags.listen.as_str()).await;
+    let executor = qd_worker::executor(programs::with_program_path(manifest));
+    let server = WorkerServer::bind(flags.listen.as_str()).await;
     let server = server.with_context(|| flags.listen.clone())?;
     // Not by clap: a variable that counts as a flag of this verb would get in the way of `qd worker join`.
-    let token = flags.token.clone().or_else(|| std::env::var(TOKEN).ok().filter(|token| !token.is_empty()));
+    let token =
+        flags.token.clone().or_else(|| std::env::var(TOKEN_VAR).ok().filter(|token| !token.is_empty()));
     let server = match token {
-        Some(token) => server.token(token),
+        Some(token) => server.with_token(token),
         None => server,
     };
     match (&flags.tls_cert, &flags.tls_key) {
         (Some(cert), Some(key)) => {
-            serve(context, &flags, server.over(Tls::read(cert, key)?), executor, mode).await
+            serve(context, &flags, server.with_transport(WorkerTls::from_files(cert, key)?), executor, mode)
+                .await
         }
         _ => serve(context, &flags, server, executor, mode).await,
     }
 }
 
-async fn serve<T: Transport>(
-    context: &Context,
-    flags: &Flags,
-    server: Server<T>,
+async fn serve<T: ServerTransport>(
+    context: &VerbContext,
+    flags: &WorkerArgs,
+    server: WorkerServer<T>,
     executor: impl Executor,
-    mode: Serve,
-) -> Result<Exit> {
+    mode: ServeMode,
+) -> Result<CliExitCode> {
     if server.is_exposed() {
-        return Err(Failure::Usage(ServeError::Exposed(server.address()).to_string()));
+        return Err(CliFailure::Usage(WorkerServeError::Exposed(server.address()).to_string()));
     }
     let stop = CancellationToken::new();
     let (terminate, interrupt) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
@@ -121,27 +123,27 @@ async fn serve<T: Transport>(
     let _announcement =
         flags.announce.as_deref().map(|dir| announce(dir, &flags.agent, &endpoint)).transpose()?;
     match context.out.json {
-        true => context.out.value(&json!({ "listening_on": endpoint }))?,
-        false => context.out.line(&format!("listening on {endpoint}"))?,
+        true => context.out.print_json(&json!({ "listening_on": endpoint }))?,
+        false => context.out.print_line(&format!("listening on {endpoint}"))?,
     }
     // Boxed: TLS and all that is served would lie on the stack of every other verb.
-    let serving = Box::pin(server.until(stop.clone()).serve(executor, mode));
+    let serving = Box::pin(server.with_shutdown(stop.clone()).serve(executor, mode));
     let ended = tokio::select! {
-        ended = told_to_end(signals, &stop) => ended,
+        ended = wait_for_signals(signals, &stop) => ended,
         ended = serving => ended,
     };
     match ended {
-        Ok(()) => Ok(Exit::Well),
-        Err(error @ ServeError::NobodyCame(_)) => Err(Failure::TimedOut(error.to_string())),
-        Err(error) => Err(Failure::Other(error.into())),
+        Ok(()) => Ok(CliExitCode::Success),
+        Err(error @ WorkerServeError::NoConnection(_)) => Err(CliFailure::TimedOut(error.to_string())),
+        Err(error) => Err(CliFailure::Other(error.into())),
     }
 }
 
 /// The first signal ends everything politely; the second is not waited for.
-async fn told_to_end(
+async fn wait_for_signals(
     (mut terminate, mut interrupt): (Signal, Signal),
     stop: &CancellationToken,
-) -> std::result::Result<(), ServeError> {
+) -> std::result::Result<(), WorkerServeError> {
     for _ in 0..2 {
         tokio::select! {
             _ = terminate.recv() => {}
@@ -164,37 +166,39 @@ fn address(text: &str) -> std::result::Result<String, String> {
 }
 
 /// What is said of a mode that was not chosen is a mistake, and not ignored.
-fn mode(flags: &Flags) -> Result<Serve> {
-    let Flags { serve, accept_timeout_s, idle_timeout_s, .. } = flags;
-    if accept_timeout_s.is_some() && *serve != Mode::One {
-        return Err(Failure::Usage("--accept-timeout-s goes with --serve one".to_owned()));
+fn serve_mode(flags: &WorkerArgs) -> Result<ServeMode> {
+    let WorkerArgs { serve, accept_timeout_s, idle_timeout_s, .. } = flags;
+    if accept_timeout_s.is_some() && *serve != WorkerServeMode::One {
+        return Err(CliFailure::Usage("--accept-timeout-s goes with --serve one".to_owned()));
     }
-    if idle_timeout_s.is_some() && *serve != Mode::Reusable {
-        return Err(Failure::Usage("--idle-timeout-s goes with --serve reusable".to_owned()));
+    if idle_timeout_s.is_some() && *serve != WorkerServeMode::Reusable {
+        return Err(CliFailure::Usage("--idle-timeout-s goes with --serve reusable".to_owned()));
     }
     Ok(match serve {
-        Mode::One => Serve::One { accept_timeout: accept_timeout_s.map(Duration::from_secs_f64) },
-        Mode::Reusable => {
-            Serve::Reusable { idle_timeout: Duration::from_secs_f64(idle_timeout_s.unwrap_or(IDLE_S)) }
+        WorkerServeMode::One => {
+            ServeMode::One { accept_timeout: accept_timeout_s.map(Duration::from_secs_f64) }
         }
-        Mode::Many => Serve::Many,
+        WorkerServeMode::Reusable => ServeMode::Reusable {
+            idle_timeout: Duration::from_secs_f64(idle_timeout_s.unwrap_or(DEFAULT_IDLE_TIMEOUT_S)),
+        },
+        WorkerServeMode::Many => ServeMode::Many,
     })
 }
 
-fn announce(dir: &Path, agent: &str, endpoint: &str) -> Result<Announcement> {
+fn announce(dir: &Path, agent: &str, endpoint: &str) -> Result<LeaseAnnouncement> {
     let mut random = [0; NAME_BYTES];
     getrandom::fill(&mut random)
         .map_err(|error| anyhow::anyhow!("the system gives no random numbers: {error}"))?;
     let name = WorkerId::from_random(&random);
-    let announced = Announcement::begin(dir, record_of_this_process(name.as_str(), agent, endpoint));
+    let announced = LeaseAnnouncement::publish(dir, record_of_this_process(name.as_str(), agent, endpoint));
     Ok(announced.with_context(|| format!("--announce {} cannot be used", dir.display()))?)
 }
 
 /// TLS with a certificate from files.
-struct Tls(TlsAcceptor);
+struct WorkerTls(TlsAcceptor);
 
-impl Tls {
-    fn read(cert: &Path, key: &Path) -> Result<Self> {
+impl WorkerTls {
+    fn from_files(cert: &Path, key: &Path) -> Result<Self> {
         let unusable = |path: &Path| format!("{} cannot be used", path.display());
         let chain = CertificateDer::pem_file_iter(cert).and_then(Iterator::collect);
         let chain = chain.with_context(|| unusable(cert))?;
@@ -207,11 +211,11 @@ impl Tls {
     }
 }
 
-impl Transport for Tls {
-    type Wire = TlsStream<TcpStream>;
-    const PRIVATE: bool = true;
+impl ServerTransport for WorkerTls {
+    type WrappedStream = TlsStream<TcpStream>;
+    const ENCRYPTED: bool = true;
 
-    async fn wrap(&self, stream: TcpStream) -> io::Result<Self::Wire> {
+    async fn wrap(&self, stream: TcpStream) -> io::Result<Self::WrappedStream> {
         self.0.accept(stream).await
     }
 }
@@ -223,27 +227,27 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Parser)]
-    struct Line {
+    struct WorkerCommandLine {
         #[command(flatten)]
-        flags: Flags,
+        flags: WorkerArgs,
     }
 
-    fn read(more: &[&str]) -> Result<Serve> {
+    fn parse_mode(more: &[&str]) -> Result<ServeMode> {
         let line = ["worker", "--listen", "127.0.0.1:0", "--agent", "echo"].iter().chain(more);
-        mode(&Line::parse_from(line).flags)
+        serve_mode(&WorkerCommandLine::parse_from(line).flags)
     }
 
     #[test]
     fn each_mode_has_its_own_patience_and_no_other() {
-        assert_eq!(read(&[]).unwrap(), Serve::Many);
-        assert_eq!(read(&["--serve", "one"]).unwrap(), Serve::One { accept_timeout: None });
+        assert_eq!(parse_mode(&[]).unwrap(), ServeMode::Many);
+        assert_eq!(parse_mode(&["--serve", "one"]).unwrap(), ServeMode::One { accept_timeout: None });
         let half = Some(Duration::from_millis(500));
-        let timed = read(&["--serve", "one", "--accept-timeout-s", "0.5"]).unwrap();
-        assert_eq!(timed, Serve::One { accept_timeout: half });
-        let idle = Serve::Reusable { idle_timeout: Duration::from_secs(600) };
-        assert_eq!(read(&["--serve", "reusable"]).unwrap(), idle);
+        let timed = parse_mode(&["--serve", "one", "--accept-timeout-s", "0.5"]).unwrap();
+        assert_eq!(timed, ServeMode::One { accept_timeout: half });
+        let idle = ServeMode::Reusable { idle_timeout: Duration::from_secs(600) };
+        assert_eq!(parse_mode(&["--serve", "reusable"]).unwrap(), idle);
         for wrong in [&["--accept-timeout-s", "1"][..], &["--serve", "one", "--idle-timeout-s", "1"]] {
-            assert_eq!(read(wrong).unwrap_err().exit(), Exit::Usage);
+            assert_eq!(parse_mode(wrong).unwrap_err().exit_code(), CliExitCode::Usage);
         }
     }
 }

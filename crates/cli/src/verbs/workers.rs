@@ -1,89 +1,91 @@
 //! `qd workers`: the processes that hold live agents, here and on other machines, and the tokens with which others join.
 
 use qd_protocol::Millis;
-use qd_protocol::api::{JoinedWorker, MadeWorkerToken, NewWorkerToken, Worker, WorkerToken};
+use qd_protocol::api::{CreatedWorkerToken, JoinedWorker, NewWorkerToken, Worker, WorkerToken};
 
-use super::Context;
+use super::VerbContext;
 use crate::args::WorkersVerb;
-use crate::client::Client;
-use crate::failure::{Exit, Failure, Result};
-use crate::render::table::Table;
+use crate::client::DaemonClient;
+use crate::failure::{CliExitCode, CliFailure, Result};
+use crate::render::table::TextTable;
 use crate::render::text;
 
-const JOINED: &str = "/v1/workers/joined";
+const JOINED_PATH: &str = "/v1/workers/joined";
 /// Characters of a label.
-const LABEL: usize = 64;
+const LABEL_CHARS: usize = 64;
 /// Characters of a token's id that name a machine when nothing else does.
-const SHORT: usize = 6;
+const SHORT_ID_CHARS: usize = 6;
 
 /// Lists live workers, and the machines that have joined.
-pub(crate) async fn workers(context: &Context) -> Result<Exit> {
+pub(crate) async fn workers(context: &VerbContext) -> Result<CliExitCode> {
     let client = context.client().await?;
     let workers: Vec<Worker> = client.list("/v1/workers").await?;
     if context.out.json {
-        context.out.value(&workers)?;
-        return Ok(Exit::Well);
+        context.out.print_json(&workers)?;
+        return Ok(CliExitCode::Success);
     }
-    let joined: Vec<JoinedWorker> = client.list(JOINED).await?;
+    let joined: Vec<JoinedWorker> = client.list(JOINED_PATH).await?;
     if workers.is_empty() {
-        context.out.note("no agents are alive");
+        context.out.print_note("no agents are alive");
     } else {
-        show(context, &table(workers))?;
+        print_table(context, &table(workers))?;
     }
     if !joined.is_empty() {
-        context.out.line("")?;
-        show(context, &machines_table(joined))?;
+        context.out.print_line("")?;
+        print_table(context, &machines_table(joined))?;
     }
-    Ok(Exit::Well)
+    Ok(CliExitCode::Success)
 }
 
 /// Lists the machines that have joined.
-async fn machines(context: &Context, client: &Client) -> Result<Exit> {
-    let joined: Vec<JoinedWorker> = client.list(JOINED).await?;
+async fn list_machines(context: &VerbContext, client: &DaemonClient) -> Result<CliExitCode> {
+    let joined: Vec<JoinedWorker> = client.list(JOINED_PATH).await?;
     if context.out.json {
-        context.out.value(&joined)?;
+        context.out.print_json(&joined)?;
     } else if joined.is_empty() {
-        context.out.note("no machine has joined; `qd workers token` prints the line with which one does");
+        context
+            .out
+            .print_note("no machine has joined; `qd workers token` prints the line with which one does");
     } else {
-        show(context, &machines_table(joined))?;
+        print_table(context, &machines_table(joined))?;
     }
-    Ok(Exit::Well)
+    Ok(CliExitCode::Success)
 }
 
-fn show(context: &Context, table: &Table) -> Result<()> {
-    Ok(context.out.data(&table.render(context.out.out_style(), context.out.width()))?)
+fn print_table(context: &VerbContext, table: &TextTable) -> Result<()> {
+    Ok(context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?)
 }
 
-fn table(workers: Vec<Worker>) -> Table {
+fn table(workers: Vec<Worker>) -> TextTable {
     let now = Millis::now();
-    let mut table = Table::new(&["ID", "SESSION", "AGENT", "WHERE", "PID", "AGE", "PROCESSES"]);
+    let mut table = TextTable::new(&["ID", "SESSION", "AGENT", "WHERE", "PID", "AGE", "PROCESSES"]);
     for worker in workers {
         let processes: Vec<String> =
             worker.processes.iter().map(|process| format!("{}({})", process.name, process.pid)).collect();
-        table.row([
+        table.add_row([
             worker.id,
             worker.session_id.to_string(),
             worker.agent,
             worker.host.unwrap_or_else(|| "here".to_owned()),
             worker.pid.to_string(),
-            text::age(worker.started_at, now),
+            text::format_age(worker.started_at, now),
             processes.join(" "),
         ]);
     }
     table
 }
 
-fn machines_table(joined: Vec<JoinedWorker>) -> Table {
+fn machines_table(joined: Vec<JoinedWorker>) -> TextTable {
     let now = Millis::now();
-    let mut table = Table::new(&["JOINED", "LABELS", "AGENTS", "SESSIONS", "STATE", "AGE", "VERSION"]);
+    let mut table = TextTable::new(&["JOINED", "LABELS", "AGENTS", "SESSIONS", "STATE", "AGE", "VERSION"]);
     for machine in joined {
-        table.row([
+        table.add_row([
             machine.name,
             machine.labels.join(","),
             machine.agents.join(","),
             machine.sessions.len().to_string(),
             if machine.connected { "connected" } else { "away" }.to_owned(),
-            text::age(machine.joined_at, now),
+            text::format_age(machine.joined_at, now),
             machine.version,
         ]);
     }
@@ -91,50 +93,55 @@ fn machines_table(joined: Vec<JoinedWorker>) -> Table {
 }
 
 /// Lists machines; makes, lists and revokes the tokens with which they join.
-pub(crate) async fn joining(context: &Context, verb: WorkersVerb) -> Result<Exit> {
+pub(crate) async fn run_workers_verb(context: &VerbContext, verb: WorkersVerb) -> Result<CliExitCode> {
     let client = context.client().await?;
     match verb {
-        WorkersVerb::Machines => machines(context, &client).await,
-        WorkersVerb::Token { name } => make(context, &client, name).await,
-        WorkersVerb::Tokens => list(context, &client).await,
-        WorkersVerb::Revoke { id } => revoke(context, &client, &id).await,
+        WorkersVerb::Machines => list_machines(context, &client).await,
+        WorkersVerb::Token { name } => make_token(context, &client, name).await,
+        WorkersVerb::Tokens => list_tokens(context, &client).await,
+        WorkersVerb::Revoke { id } => revoke_token(context, &client, &id).await,
     }
 }
 
-async fn make(context: &Context, client: &Client, name: Option<String>) -> Result<Exit> {
-    let made: MadeWorkerToken = client.post("/v1/workers/tokens", &NewWorkerToken { name }).await?;
+async fn make_token(
+    context: &VerbContext,
+    client: &DaemonClient,
+    name: Option<String>,
+) -> Result<CliExitCode> {
+    let made: CreatedWorkerToken = client.post("/v1/workers/tokens", &NewWorkerToken { name }).await?;
     if context.out.json {
-        context.out.value(&made)?;
-        return Ok(Exit::Well);
+        context.out.print_json(&made)?;
+        return Ok(CliExitCode::Success);
     }
     let url = made.url.as_deref().unwrap_or("URL");
-    let mut line = format!("qd worker join {url} --token {} --label {}", made.token, label(&made));
+    let mut line = format!("qd worker join {url} --token {} --label {}", made.token, machine_label(&made));
     if let Some(fingerprint) = &made.fingerprint {
         line.push_str(&format!(" --fingerprint {fingerprint}"));
     }
-    context.out.line(&line)?;
+    context.out.print_line(&line)?;
     match made.url {
-        None => context.out.note(
+        None => context.out.print_note(
             "the daemon listens on no port; start it with `qd serve --listen HOST:PORT`, and `--tls self` if other \
              machines are to reach it",
         ),
         Some(url) if is_wildcard(&url) => {
-            context.out.note("put a name or an address of this machine in the place of the host");
+            context.out.print_note("put a name or an address of this machine in the place of the host");
         }
         Some(_) => {}
     }
-    Ok(Exit::Well)
+    Ok(CliExitCode::Success)
 }
 
 /// What sessions can choose the machine by: the token's name as far as a label can be that, else its id shortened.
-fn label(made: &MadeWorkerToken) -> String {
+fn machine_label(made: &CreatedWorkerToken) -> String {
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
     let name = made.name.as_deref().unwrap_or_default();
-    let label: String = name.trim().chars().map(|c| if fits(c) { c } else { '-' }).take(LABEL).collect();
+    let label: String =
+        name.trim().chars().map(|c| if fits(c) { c } else { '-' }).take(LABEL_CHARS).collect();
     if label.chars().any(|c| c.is_ascii_alphanumeric()) {
         return label;
     }
-    made.id.as_str().trim_start_matches(qd_protocol::TokenId::PREFIX).chars().take(SHORT).collect()
+    made.id.as_str().trim_start_matches(qd_protocol::TokenId::PREFIX).chars().take(SHORT_ID_CHARS).collect()
 }
 
 /// Whether the daemon listens on all addresses and so names none.
@@ -142,40 +149,40 @@ fn is_wildcard(url: &str) -> bool {
     ["://0.0.0.0:", "://[::]:"].iter().any(|host| url.contains(host))
 }
 
-async fn list(context: &Context, client: &Client) -> Result<Exit> {
+async fn list_tokens(context: &VerbContext, client: &DaemonClient) -> Result<CliExitCode> {
     let tokens: Vec<WorkerToken> = client.list("/v1/workers/tokens").await?;
     if context.out.json {
-        context.out.value(&tokens)?;
-        return Ok(Exit::Well);
+        context.out.print_json(&tokens)?;
+        return Ok(CliExitCode::Success);
     }
     let now = Millis::now();
-    let mut table = Table::new(&["ID", "NAME", "MADE", "LAST USED"]);
+    let mut table = TextTable::new(&["ID", "NAME", "MADE", "LAST USED"]);
     for token in tokens {
-        let used = token.last_used_at.map_or_else(|| "never".to_owned(), |at| text::age(at, now));
-        table.row([
+        let used = token.last_used_at.map_or_else(|| "never".to_owned(), |at| text::format_age(at, now));
+        table.add_row([
             token.id.to_string(),
             token.name.unwrap_or_default(),
-            text::age(token.created_at, now),
+            text::format_age(token.created_at, now),
             used,
         ]);
     }
-    context.out.data(&table.render(context.out.out_style(), context.out.width()))?;
-    Ok(Exit::Well)
+    context.out.print_data(&table.render(context.out.out_style(), context.out.width()))?;
+    Ok(CliExitCode::Success)
 }
 
-async fn revoke(context: &Context, client: &Client, id: &str) -> Result<Exit> {
+async fn revoke_token(context: &VerbContext, client: &DaemonClient, id: &str) -> Result<CliExitCode> {
     let tokens: Vec<WorkerToken> = client.list("/v1/workers/tokens").await?;
-    let token = meant(&tokens, id)?;
+    let token = find_token(&tokens, id)?;
     client.delete(&format!("/v1/workers/tokens/{}", token.id)).await?;
     match context.out.json {
-        true => context.out.value(token)?,
-        false => context.out.line(token.id.as_str())?,
+        true => context.out.print_json(token)?,
+        false => context.out.print_line(token.id.as_str())?,
     }
-    Ok(Exit::Well)
+    Ok(CliExitCode::Success)
 }
 
 /// The one token that an id, the beginning of one or a name means.
-fn meant<'a>(tokens: &'a [WorkerToken], given: &str) -> Result<&'a WorkerToken> {
+fn find_token<'a>(tokens: &'a [WorkerToken], given: &str) -> Result<&'a WorkerToken> {
     if let Some(exact) = tokens.iter().find(|token| token.id.as_str() == given) {
         return Ok(exact);
     }
@@ -187,8 +194,8 @@ fn meant<'a>(tokens: &'a [WorkerToken], given: &str) -> Result<&'a WorkerToken> 
     let found: Vec<&WorkerToken> = tokens.iter().filter(begins).collect();
     match found[..] {
         [one] => Ok(one),
-        [] => Err(Failure::NotFound(format!("there is no worker token {given}"))),
-        _ => Err(Failure::Usage(format!("{given} may mean several worker tokens; give more of the id"))),
+        [] => Err(CliFailure::NotFound(format!("there is no worker token {given}"))),
+        _ => Err(CliFailure::Usage(format!("{given} may mean several worker tokens; give more of the id"))),
     }
 }
 
@@ -207,16 +214,16 @@ mod tests {
     fn a_token_is_meant_by_its_id_the_beginning_of_it_or_its_name() {
         let tokens = [token("tok_ab", Some("box")), token("tok_ac", None), token("tok_abc", Some("box2"))];
         for given in ["tok_ab", "box"] {
-            assert_eq!(meant(&tokens, given).unwrap().id.as_str(), "tok_ab", "{given}");
+            assert_eq!(find_token(&tokens, given).unwrap().id.as_str(), "tok_ab", "{given}");
         }
-        assert_eq!(meant(&tokens, "ac").unwrap().id.as_str(), "tok_ac");
-        assert_eq!(meant(&tokens, "tok_a").unwrap_err().exit(), Exit::Usage);
-        assert_eq!(meant(&tokens, "x").unwrap_err().exit(), Exit::NotFound);
+        assert_eq!(find_token(&tokens, "ac").unwrap().id.as_str(), "tok_ac");
+        assert_eq!(find_token(&tokens, "tok_a").unwrap_err().exit_code(), CliExitCode::Usage);
+        assert_eq!(find_token(&tokens, "x").unwrap_err().exit_code(), CliExitCode::NotFound);
     }
 
     #[test]
     fn a_machine_joins_under_a_label_that_can_be_said() {
-        let made = |name: Option<&str>| MadeWorkerToken {
+        let made = |name: Option<&str>| CreatedWorkerToken {
             id: TokenId::parse("tok_abcdefghij").unwrap(),
             name: name.map(str::to_owned),
             created_at: Millis(0),
@@ -224,10 +231,10 @@ mod tests {
             url: None,
             fingerprint: None,
         };
-        assert_eq!(label(&made(Some("box_1.lan"))), "box_1.lan");
-        assert_eq!(label(&made(Some("my big box"))), "my-big-box");
+        assert_eq!(machine_label(&made(Some("box_1.lan"))), "box_1.lan");
+        assert_eq!(machine_label(&made(Some("my big box"))), "my-big-box");
         for name in [None, Some("  "), Some("…")] {
-            assert_eq!(label(&made(name)), "abcdef", "{name:?}");
+            assert_eq!(machine_label(&made(name)), "abcdef", "{name:?}");
         }
     }
 

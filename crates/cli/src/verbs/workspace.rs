@@ -6,23 +6,23 @@ use std::path::Path;
 
 use qd_protocol::api::{Agent, NewWorkspace, Workspace};
 
-use crate::client::Client;
-use crate::failure::{Failure, Result};
+use crate::client::DaemonClient;
+use crate::failure::{CliFailure, Result};
 
 /// The workspace of a directory; of the current one, if none is named.
-pub(super) async fn of(client: &Client, dir: Option<&Path>) -> Result<Workspace> {
+pub(super) async fn open_workspace(client: &DaemonClient, dir: Option<&Path>) -> Result<Workspace> {
     let dir = dir.unwrap_or(Path::new("."));
-    let path = dir
-        .canonicalize()
-        .map_err(|error| Failure::Usage(format!("{} is no directory to work in: {error}", dir.display())))?;
+    let path = dir.canonicalize().map_err(|error| {
+        CliFailure::Usage(format!("{} is no directory to work in: {error}", dir.display()))
+    })?;
     let path = path.into_os_string().into_string().map_err(|path| {
-        Failure::Usage(format!("{} is not UTF-8, and JSON cannot carry it", path.display()))
+        CliFailure::Usage(format!("{} is not UTF-8, and JSON cannot carry it", path.display()))
     })?;
     client.post("/v1/workspaces", &NewWorkspace { path, name: None }).await
 }
 
 /// The variables that the manifests of these agents list, from our environment.
-pub(super) fn variables<'a>(
+pub(super) fn passed_variables<'a>(
     workspace: &Workspace,
     agents: &[Agent],
     names: impl IntoIterator<Item = &'a str>,
@@ -33,15 +33,17 @@ pub(super) fn variables<'a>(
             Some(agent) => listed.extend(agent.env.iter().cloned()),
             // What only its name describes is in no list.
             None => {
-                let described = qd_catalog::described_in(name, Path::new(&workspace.path));
+                let described = qd_catalog::manifest_from_name_in(name, Path::new(&workspace.path));
                 listed.extend(described.map(|manifest| manifest.startup.pass_env).unwrap_or_default());
             }
         }
     }
-    qd_catalog::passed(&listed, texts(std::env::vars_os()))
+    qd_catalog::select_variables(&listed, utf8_variables(std::env::vars_os()))
 }
 
 /// The variables that JSON can carry.
-fn texts(vars: impl Iterator<Item = (OsString, OsString)>) -> impl Iterator<Item = (String, String)> {
+fn utf8_variables(
+    vars: impl Iterator<Item = (OsString, OsString)>,
+) -> impl Iterator<Item = (String, String)> {
     vars.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }

@@ -4,14 +4,14 @@
 use std::collections::BTreeSet;
 
 use qd_protocol::RunId;
-use qd_protocol::event::{Body, FinishReason, FleetMentioned, Given, Source};
+use qd_protocol::event::{EventBody, FinishReason, FleetMentioned, RouteAssignment, RouteSource};
 use qd_protocol::limits::FLEET_MENTIONS_MAX;
 
-use super::{Draft, Effect, Ended};
+use super::{FinishedRun, FleetEffect, FleetStepBuilder};
 
 /// The names that begin a line of a message after an `@`, each once, in their order. Of a longer word the beginning is no
 /// mention: `@dev1` does not mean `dev`.
-pub fn read(text: &str) -> Vec<&str> {
+pub fn find_mentions(text: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut seen = BTreeSet::new();
     let mut fence: Option<(char, usize)> = None;
@@ -38,38 +38,44 @@ pub fn read(text: &str) -> Vec<&str> {
     found
 }
 
-impl Draft<'_> {
+impl FleetStepBuilder<'_> {
     /// Sends a last message to those whom it mentions, where the file says so; tells whether anybody gets it. Who failed or
     /// was cancelled writes to nobody, and nobody to itself.
-    pub(super) fn mention(&mut self, name: &str, ended: &Ended) -> bool {
+    pub(super) fn send_to_mentioned(&mut self, name: &str, ended: &FinishedRun) -> bool {
         if !self.spec.mentions || self.stopping.is_some() || ended.reason != FinishReason::EndTurn {
             return false;
         }
         let known = |other: &&str| *other != name && self.spec.sessions.contains_key(*other);
-        let mut names: Vec<&str> = read(&ended.text).into_iter().filter(known).collect();
+        let mut names: Vec<&str> = find_mentions(&ended.text).into_iter().filter(known).collect();
         if names.is_empty() {
             return false;
         }
-        let left = FLEET_MENTIONS_MAX.saturating_sub(self.mentions) as usize;
+        let left = FLEET_MENTIONS_MAX.saturating_sub(self.mention_count) as usize;
         let error = (names.len() > left).then(|| {
             let refused = names.split_off(left).join(", ");
             format!(
                 "{name} mentions {refused}, and a fleet sends {FLEET_MENTIONS_MAX} messages for that at most"
             )
         });
-        let round = self.mentions + 1;
+        let round = self.mention_count + 1;
         let cause = format!("at-{round}");
-        let given = |other: &&str| Given {
+        let given = |other: &&str| RouteAssignment {
             session: (*other).to_owned(),
             runs: vec![RunId::of_fleet(&self.id, &cause, other, 0, 0)],
             subtasks: Vec::new(),
         };
-        let to: Vec<Given> = names.iter().map(given).collect();
+        let to: Vec<RouteAssignment> = names.iter().map(given).collect();
         let is_sent = !to.is_empty();
-        let from = Source { session: name.to_owned(), runs: vec![ended.run.clone()] };
-        self.emit(Body::FleetMentioned(FleetMentioned { fleet_id: self.id.clone(), round, from, to, error }));
+        let from = RouteSource { session: name.to_owned(), runs: vec![ended.run.clone()] };
+        self.emit(EventBody::FleetMentioned(FleetMentioned {
+            fleet_id: self.id.clone(),
+            round,
+            from,
+            to,
+            error,
+        }));
         if is_sent {
-            self.effect(Effect::Give);
+            self.add_effect(FleetEffect::DispatchRuns);
         }
         is_sent
     }
@@ -82,15 +88,15 @@ mod tests {
     #[test]
     fn a_mention_begins_a_line_and_is_a_whole_word() {
         assert_eq!(
-            read("@dev1: go\nask @lead too\n@dev\n@dev1 again\n@ x\n@review, please"),
+            find_mentions("@dev1: go\nask @lead too\n@dev\n@dev1 again\n@ x\n@review, please"),
             ["dev1", "dev", "review"]
         );
-        assert_eq!(read("done\r\n@a\r\n"), ["a"]);
+        assert_eq!(find_mentions("done\r\n@a\r\n"), ["a"]);
     }
 
     #[test]
     fn what_stands_in_a_fence_is_not_meant() {
-        assert_eq!(read("```\n@a\n```\n@b"), ["b"]);
-        assert_eq!(read("~~~~\n@a\n~~~\n@b\n~~~~\n@c"), ["c"]);
+        assert_eq!(find_mentions("```\n@a\n```\n@b"), ["b"]);
+        assert_eq!(find_mentions("~~~~\n@a\n~~~\n@b\n~~~~\n@c"), ["c"]);
     }
 }

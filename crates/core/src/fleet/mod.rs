@@ -9,41 +9,43 @@
 //! - `router`: what follows on an end. `settle`: when there is nothing left to follow.
 //! - [`prompt`]: what a session is told. [`subtasks`]: how a lead deals out its work. [`mentions`]: who is written to.
 
+mod completion;
 mod evolve;
 pub mod mentions;
 pub mod prompt;
 mod router;
-mod settle;
 mod state;
 pub mod subtasks;
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
 
-use qd_protocol::event::{Answer, Ask, Body, FinishReason, FleetUpdated, StopReason};
-use qd_protocol::{AskId, Millis, Number, RunId};
+use qd_protocol::event::{Ask, AskAnswer, EventBody, FinishReason, FleetStopReason, FleetUpdated};
+use qd_protocol::{AskId, EventNumber, Millis, RunId};
 
 pub use evolve::evolve;
-pub use state::{Errand, Last, Open, RouteState, Slot, State, Stopping};
+pub use state::{
+    AssignedRun, AssignmentOutcome, FleetAssignment, FleetState, FleetStop, RouteState, TriggerState,
+};
 
 /// What is true at this moment outside the journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct World {
+pub struct FleetContext {
     /// The time.
     pub now: Millis,
     /// Ids for questions, which cannot be guessed: one for each route that asks a person.
-    pub asks: Vec<AskId>,
+    pub ask_ids: Vec<AskId>,
 }
 
 /// Everything that can happen to a fleet.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Input {
+pub enum FleetInput {
     /// A client wants something.
-    Command(Command),
+    Command(FleetCommand),
     /// A run has ended. Said at least once of every run that the fleet started; others are none of its business.
-    Ended(Ended),
+    RunFinished(FinishedRun),
     /// What was to be a run was told to one that its session already had, and so will be none.
-    TakenIn(RunId),
+    RunAbsorbed(RunId),
     /// A [`deadline`] may have passed.
     Tick,
     /// We have just been rebuilt: see what is owed.
@@ -52,7 +54,7 @@ pub enum Input {
 
 /// How a run ended.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Ended {
+pub struct FinishedRun {
     /// The run.
     pub run: RunId,
     /// How.
@@ -60,12 +62,12 @@ pub struct Ended {
     /// Its last message; of one that failed without any, what went wrong.
     pub text: String,
     /// The same of the runs that [`State::wants_texts`] names.
-    pub others: BTreeMap<RunId, String>,
+    pub other_texts: BTreeMap<RunId, String>,
 }
 
 /// What a client wants.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Command {
+pub enum FleetCommand {
     /// Stop everything.
     Cancel,
     /// Answer a question.
@@ -73,44 +75,44 @@ pub enum Command {
         /// Which.
         ask: AskId,
         /// How.
-        answer: Answer,
+        answer: AskAnswer,
     },
 }
 
 /// What a step decided.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Step {
+pub struct FleetStep {
     /// To be journalled, in order.
-    pub events: Vec<Recorded>,
+    pub events: Vec<FleetEvent>,
     /// To be done once they are.
-    pub effects: Vec<Effect>,
+    pub effects: Vec<FleetEffect>,
     /// For whoever sent the command.
-    pub reply: Option<Reply>,
+    pub reply: Option<FleetReply>,
 }
 
 /// An event of a fleet, before the journal gives it a seq.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Recorded {
+pub struct FleetEvent {
     /// Its place in the fleet.
-    pub number: Number,
+    pub number: EventNumber,
     /// When it was decided.
     pub ts: Millis,
     /// What happened.
-    pub body: Body,
+    pub body: EventBody,
 }
 
 /// What the shell is to do once the events are journalled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Effect {
+pub enum FleetEffect {
     /// Give every open run to its session, if it does not have it, and say how those ended that have.
-    Give,
+    DispatchRuns,
     /// Cancel every open run that its session has, and say of the others that they have ended so.
-    Stop,
+    CancelRuns,
 }
 
 /// What became of a command.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Reply {
+pub enum FleetReply {
     /// These runs are being stopped.
     Cancelled(Vec<RunId>),
     /// An answer won.
@@ -122,90 +124,93 @@ pub enum Reply {
 }
 
 /// Judges one input. Each event is applied with [`evolve`] as it is decided; nothing else changes the state.
-pub fn step(state: &mut State, input: Input, world: World) -> Step {
-    let mut draft = Draft { state, world, step: Step::default() };
+pub fn step(state: &mut FleetState, input: FleetInput, world: FleetContext) -> FleetStep {
+    let mut draft = FleetStepBuilder { state, context: world, step: FleetStep::default() };
     match input {
-        Input::Command(Command::Cancel) => draft.cancel(),
-        Input::Command(Command::Answer { ask, answer }) => draft.answer(&ask, answer),
-        Input::Ended(ended) => draft.ended(&ended),
-        Input::TakenIn(run) => draft.taken_in(&run),
-        Input::Tick => draft.tick(),
-        Input::Wake => draft.wake(),
+        FleetInput::Command(FleetCommand::Cancel) => draft.handle_cancel(),
+        FleetInput::Command(FleetCommand::Answer { ask, answer }) => draft.answer_ask(&ask, answer),
+        FleetInput::RunFinished(ended) => draft.handle_run_finished(&ended),
+        FleetInput::RunAbsorbed(run) => draft.handle_run_absorbed(&run),
+        FleetInput::Tick => draft.handle_tick(),
+        FleetInput::Wake => draft.handle_wake(),
     }
     draft.step
 }
 
 /// When the machine wants a [`Input::Tick`].
-pub fn deadline(state: &State) -> Option<Millis> {
+pub fn deadline(state: &FleetState) -> Option<Millis> {
     let limit = state.spec.timeout_s.filter(|_| state.stopping.is_none() && state.finished.is_none())?;
-    Some(Millis(state.created_at.0.saturating_add(crate::session::milliseconds(limit))))
+    Some(Millis(state.created_at.0.saturating_add(crate::session::seconds_to_millis(limit))))
 }
 
 /// A step in the making: it can look at the state, but change it only by [`Draft::emit`].
-struct Draft<'a> {
-    state: &'a mut State,
-    world: World,
-    step: Step,
+struct FleetStepBuilder<'a> {
+    state: &'a mut FleetState,
+    context: FleetContext,
+    step: FleetStep,
 }
 
-impl Deref for Draft<'_> {
-    type Target = State;
-    fn deref(&self) -> &State {
+impl Deref for FleetStepBuilder<'_> {
+    type Target = FleetState;
+    fn deref(&self) -> &FleetState {
         self.state
     }
 }
 
-impl Draft<'_> {
+impl FleetStepBuilder<'_> {
     /// Decides an event and applies it.
-    fn emit(&mut self, body: Body) {
-        let number = Number(self.state.number.0 + 1);
-        let event = Recorded { number, ts: self.world.now, body };
+    fn emit(&mut self, body: EventBody) {
+        let number = EventNumber(self.state.number.0 + 1);
+        let event = FleetEvent { number, ts: self.context.now, body };
         evolve(self.state, &event);
         self.step.events.push(event);
     }
 
-    fn update(&mut self, change: impl FnOnce(&mut FleetUpdated)) {
+    fn emit_update(&mut self, change: impl FnOnce(&mut FleetUpdated)) {
         let mut updated = FleetUpdated::of(self.id.clone());
         change(&mut updated);
-        self.emit(Body::FleetUpdated(updated));
+        self.emit(EventBody::FleetUpdated(updated));
     }
 
-    fn effect(&mut self, effect: Effect) {
+    fn add_effect(&mut self, effect: FleetEffect) {
         if !self.step.effects.contains(&effect) {
             self.step.effects.push(effect);
         }
     }
 
     /// What is open is given again, or stopped again; what it comes to was decided before.
-    fn wake(&mut self) {
-        let effect = if self.stopping.is_some() { Effect::Stop } else { Effect::Give };
-        if !self.errands.is_empty() {
-            self.effect(effect);
+    fn handle_wake(&mut self) {
+        let effect =
+            if self.stopping.is_some() { FleetEffect::CancelRuns } else { FleetEffect::DispatchRuns };
+        if !self.assignments.is_empty() {
+            self.add_effect(effect);
         }
-        self.settle();
+        self.finish_if_done();
     }
 
-    fn tick(&mut self) {
-        if deadline(self).is_some_and(|at| at <= self.world.now) {
-            self.stop(StopReason::Timeout);
+    fn handle_tick(&mut self) {
+        if deadline(self).is_some_and(|at| at <= self.context.now) {
+            self.stop_fleet(FleetStopReason::Timeout);
         }
     }
 
-    fn cancel(&mut self) {
+    fn handle_cancel(&mut self) {
         let open = self.open_runs().map(|open| open.run.clone()).collect();
-        if self.finished.is_none() && self.stopping.is_none_or(|stopping| stopping.by != StopReason::Cancel) {
-            self.stop(StopReason::Cancel);
+        if self.finished.is_none()
+            && self.stopping.is_none_or(|stopping| stopping.by != FleetStopReason::Cancel)
+        {
+            self.stop_fleet(FleetStopReason::Cancel);
         }
-        self.step.reply = Some(Reply::Cancelled(open));
+        self.step.reply = Some(FleetReply::Cancelled(open));
     }
 
     /// A latch: nothing is routed any more, what is open is cancelled, and when that has ended so has the fleet.
-    fn stop(&mut self, by: StopReason) {
-        self.update(|updated| updated.stops = Some(by));
+    fn stop_fleet(&mut self, by: FleetStopReason) {
+        self.emit_update(|updated| updated.stops = Some(by));
         self.withdraw_asks();
-        if !self.errands.is_empty() {
-            self.effect(Effect::Stop);
+        if !self.assignments.is_empty() {
+            self.add_effect(FleetEffect::CancelRuns);
         }
-        self.settle();
+        self.finish_if_done();
     }
 }

@@ -3,20 +3,20 @@
 use qd_protocol::limits::SUBTASKS_MAX;
 
 /// What the block is called.
-const TAG: &str = "cap-subtasks";
+const BLOCK_TAG: &str = "cap-subtasks";
 
 /// Why there are none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NoSubtasks {
+pub enum SubtaskError {
     /// There is no block.
     #[error("its last message has no block ```cap-subtasks with a JSON array of strings")]
     Missing,
     /// It is not ended.
     #[error("the block ```cap-subtasks of its last message is not closed by ```")]
-    Open,
+    Unclosed,
     /// It is not what it should be.
     #[error("the block ```cap-subtasks of its last message is not a JSON array of strings: {0}")]
-    Bad(String),
+    Invalid(String),
     /// There is nothing in it, or something blank.
     #[error("the block ```cap-subtasks of its last message has an empty entry, or none")]
     Blank,
@@ -26,23 +26,23 @@ pub enum NoSubtasks {
 }
 
 /// The subtasks in a message: those of its last block, since a lead may change its mind.
-pub fn read(text: &str) -> Result<Vec<String>, NoSubtasks> {
+pub fn parse_subtasks(text: &str) -> Result<Vec<String>, SubtaskError> {
     let block = last_block(text)?;
     let entries: Vec<String> =
-        serde_json::from_str(block).map_err(|error| NoSubtasks::Bad(error.to_string()))?;
+        serde_json::from_str(block).map_err(|error| SubtaskError::Invalid(error.to_string()))?;
     if entries.is_empty() || entries.iter().any(|entry| entry.trim().is_empty()) {
-        return Err(NoSubtasks::Blank);
+        return Err(SubtaskError::Blank);
     }
     if entries.len() > SUBTASKS_MAX {
-        return Err(NoSubtasks::TooMany(entries.len()));
+        return Err(SubtaskError::TooMany(entries.len()));
     }
     Ok(entries)
 }
 
 /// Looks line by line, as Markdown does: a fence is three or more of its character at the beginning of a line, and is
 /// closed by at least as many.
-fn last_block(text: &str) -> Result<&str, NoSubtasks> {
-    let mut found = Err(NoSubtasks::Missing);
+fn last_block(text: &str) -> Result<&str, SubtaskError> {
+    let mut found = Err(SubtaskError::Missing);
     let mut fence: Option<(char, usize, Option<usize>)> = None;
     let mut at = 0;
     for line in text.split_inclusive('\n') {
@@ -53,7 +53,7 @@ fn last_block(text: &str) -> Result<&str, NoSubtasks> {
         let length = mark.map_or(0, |mark| bare.chars().take_while(|c| *c == mark).count());
         match (fence, mark) {
             (None, Some(mark)) if length >= 3 => {
-                let is_ours = bare[length..].split_whitespace().next() == Some(TAG);
+                let is_ours = bare[length..].split_whitespace().next() == Some(BLOCK_TAG);
                 fence = Some((mark, length, is_ours.then_some(end)));
             }
             (Some((open, least, begin)), Some(mark))
@@ -68,7 +68,7 @@ fn last_block(text: &str) -> Result<&str, NoSubtasks> {
         }
     }
     match fence {
-        Some((_, _, Some(_))) => Err(NoSubtasks::Open),
+        Some((_, _, Some(_))) => Err(SubtaskError::Unclosed),
         _ => found,
     }
 }
@@ -80,24 +80,24 @@ mod tests {
     #[test]
     fn the_last_block_counts_and_other_fences_do_not_hide_it() {
         let text = "Plan:\n```json\n[\"no\"]\n```\n```cap-subtasks\n[\"old\"]\n```\nBetter:\n~~~~ cap-subtasks\n[\"a\",\n \"b ``` c\"]\n~~~~\nDone.";
-        assert_eq!(read(text).unwrap(), ["a", "b ``` c"]);
+        assert_eq!(parse_subtasks(text).unwrap(), ["a", "b ``` c"]);
         let quoted = "````\n```cap-subtasks\n[\"shown, not meant\"]\n```\n````\n";
-        assert_eq!(read(quoted), Err(NoSubtasks::Missing));
-        assert_eq!(read("  ```cap-subtasks\r\n[\"a\"]\r\n  ```").unwrap(), ["a"]);
+        assert_eq!(parse_subtasks(quoted), Err(SubtaskError::Missing));
+        assert_eq!(parse_subtasks("  ```cap-subtasks\r\n[\"a\"]\r\n  ```").unwrap(), ["a"]);
     }
 
     #[test]
     fn a_missing_or_bad_block_says_why() {
-        assert_eq!(read("no block"), Err(NoSubtasks::Missing));
-        assert_eq!(read("```cap-subtasks\n[\"a\"]"), Err(NoSubtasks::Open));
-        assert!(matches!(read("```cap-subtasks\n{\"a\": 1}\n```"), Err(NoSubtasks::Bad(_))));
-        assert!(matches!(read("```cap-subtasks\n[1]\n```"), Err(NoSubtasks::Bad(_))));
-        assert_eq!(read("```cap-subtasks\n[]\n```"), Err(NoSubtasks::Blank));
-        assert_eq!(read("```cap-subtasks\n[\" \"]\n```"), Err(NoSubtasks::Blank));
+        assert_eq!(parse_subtasks("no block"), Err(SubtaskError::Missing));
+        assert_eq!(parse_subtasks("```cap-subtasks\n[\"a\"]"), Err(SubtaskError::Unclosed));
+        assert!(matches!(parse_subtasks("```cap-subtasks\n{\"a\": 1}\n```"), Err(SubtaskError::Invalid(_))));
+        assert!(matches!(parse_subtasks("```cap-subtasks\n[1]\n```"), Err(SubtaskError::Invalid(_))));
+        assert_eq!(parse_subtasks("```cap-subtasks\n[]\n```"), Err(SubtaskError::Blank));
+        assert_eq!(parse_subtasks("```cap-subtasks\n[\" \"]\n```"), Err(SubtaskError::Blank));
         let many = serde_json::to_string(&vec!["x"; SUBTASKS_MAX + 1]).unwrap();
         assert_eq!(
-            read(&format!("```cap-subtasks\n{many}\n```")),
-            Err(NoSubtasks::TooMany(SUBTASKS_MAX + 1))
+            parse_subtasks(&format!("```cap-subtasks\n{many}\n```")),
+            Err(SubtaskError::TooMany(SUBTASKS_MAX + 1))
         );
     }
 }

@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 use super::command_line;
 use super::patch;
 use super::path;
-use super::tool::{Use, purpose};
+use super::tool::{ToolPurpose, tool_purpose};
 
 /// What an argument is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ArgumentKind {
     /// A line for a shell.
     Command,
     /// A file or directory.
@@ -25,19 +25,19 @@ pub(super) enum Kind {
 
 /// One telling argument of a tool call.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Argument<'i> {
-    pub(super) kind: Kind,
+pub(super) struct ToolArgument<'i> {
+    pub(super) kind: ArgumentKind,
     pub(super) text: Cow<'i, str>,
 }
 
 /// All telling arguments, the main one first.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Arguments<'i> {
-    pub(super) list: Vec<Argument<'i>>,
+pub(super) struct ToolArguments<'i> {
+    pub(super) list: Vec<ToolArgument<'i>>,
     /// Whether one is there that we cannot read, such as a path that is not text.
     pub(super) unreadable: bool,
     /// Whether that one is a command.
-    pub(super) unreadable_line: bool,
+    pub(super) unreadable_command: bool,
     /// Where a command is to be run, if the call says so.
     pub(super) directory: Option<&'i str>,
 }
@@ -45,20 +45,24 @@ pub(super) struct Arguments<'i> {
 /// The argument that rules are tried on: the command, else the path, else the address, else what is looked for. A
 /// command given as a list of words is shown as the line that gives a shell these words.
 pub fn main_argument<'i>(tool: &str, input: &'i Value) -> Option<Cow<'i, str>> {
-    arguments(tool, input).list.into_iter().next().map(|argument| argument.text)
+    find_arguments(tool, input).list.into_iter().next().map(|argument| argument.text)
 }
 
 /// The arguments of a call of which only the main one is known, so that they are judged as the whole call would be;
 /// `None` if nothing is known of the tool, and so of its arguments either.
-pub fn from_main_argument(tool: &str, text: &str) -> Option<Value> {
-    Some(match purpose(tool)? {
-        Use::Runs => json!({ "command": text }),
-        Use::Types => json!({ "chars": text }),
-        Use::Fetches if path::is_address(text) => json!({ "url": text }),
-        Use::Fetches => json!({ "query": text }),
-        Use::Looks | Use::Writes | Use::Removes | Use::Patches | Use::Edits => json!({ "path": text }),
+pub fn input_from_main_argument(tool: &str, text: &str) -> Option<Value> {
+    Some(match tool_purpose(tool)? {
+        ToolPurpose::RunCommand => json!({ "command": text }),
+        ToolPurpose::TypeInput => json!({ "chars": text }),
+        ToolPurpose::FetchNetwork if path::is_address(text) => json!({ "url": text }),
+        ToolPurpose::FetchNetwork => json!({ "query": text }),
+        ToolPurpose::ReadFiles
+        | ToolPurpose::WriteFiles
+        | ToolPurpose::RemoveFiles
+        | ToolPurpose::ApplyPatch
+        | ToolPurpose::EditFiles => json!({ "path": text }),
         // What they are told is no path and no command, or they are not known at all.
-        Use::Quiet | Use::Acts | Use::Claims => return None,
+        ToolPurpose::AgentInternal | ToolPurpose::OtherAction | ToolPurpose::UnverifiedRead => return None,
     })
 }
 
@@ -94,98 +98,99 @@ const PATCH_KEYS: &[&str] = &["patch", "patchText", "patch_text", "input", "diff
 const ADDRESS_KEYS: &[&str] = &["url", "uri", "urls"];
 const OTHER_KEYS: &[&str] = &["pattern", "query"];
 /// What an editor's `command` may be; anything else there is a command after all.
-const EDITOR_WORDS: &[&str] = &["view", "create", "str_replace", "insert", "undo_edit", "edit"];
+const EDITOR_COMMANDS: &[&str] = &["view", "create", "str_replace", "insert", "undo_edit", "edit"];
 
 /// The telling arguments of a call.
 ///
 /// A call may bring several, and a tool reads those it knows: a `command` beside a `path` must not stand in for the
 /// path. So all of them are given, and whoever allows something has to look at every one. A tool that is known to run
 /// commands looks at nothing but the command.
-pub(super) fn arguments<'i>(tool: &str, input: &'i Value) -> Arguments<'i> {
-    let purpose = purpose(tool);
+pub(super) fn find_arguments<'i>(tool: &str, input: &'i Value) -> ToolArguments<'i> {
+    let purpose = tool_purpose(tool);
     let mut found =
-        Arguments { list: Vec::new(), unreadable: false, unreadable_line: false, directory: None };
+        ToolArguments { list: Vec::new(), unreadable: false, unreadable_command: false, directory: None };
     if let Value::String(text) = input {
         let kind = match purpose {
-            Some(Use::Runs | Use::Types) => Kind::Command,
-            Some(Use::Patches) => {
-                found.patched(text);
+            Some(ToolPurpose::RunCommand | ToolPurpose::TypeInput) => ArgumentKind::Command,
+            Some(ToolPurpose::ApplyPatch) => {
+                found.push_patched_files(text);
                 return found;
             }
-            _ if path::is_address(text) => Kind::Address,
-            _ => Kind::Other,
+            _ if path::is_address(text) => ArgumentKind::Address,
+            _ => ArgumentKind::Other,
         };
-        found.list.push(Argument { kind, text: Cow::Borrowed(text) });
+        found.list.push(ToolArgument { kind, text: Cow::Borrowed(text) });
         return found;
     }
-    if editor_word(purpose, input).is_none() {
-        found.collect(input, COMMAND_KEYS, Kind::Command);
+    if editor_command(purpose, input).is_none() {
+        found.collect(input, COMMAND_KEYS, ArgumentKind::Command);
     }
     match purpose {
-        Some(Use::Runs) => {
-            found.collect(input, SHELL_KEYS, Kind::Command);
+        Some(ToolPurpose::RunCommand) => {
+            found.collect(input, SHELL_KEYS, ArgumentKind::Command);
             found.directory = DIRECTORY_KEYS.iter().find_map(|key| input.get(key)?.as_str());
             return found;
         }
-        Some(Use::Types) => {
-            found.collect(input, TYPED_KEYS, Kind::Command);
+        Some(ToolPurpose::TypeInput) => {
+            found.collect(input, TYPED_KEYS, ArgumentKind::Command);
             return found;
         }
-        Some(Use::Patches) => found.patches(input),
-        Some(Use::Removes) => found.collect(input, MOVE_KEYS, Kind::Path),
+        Some(ToolPurpose::ApplyPatch) => found.collect_patches(input),
+        Some(ToolPurpose::RemoveFiles) => found.collect(input, MOVE_KEYS, ArgumentKind::Path),
         _ => {}
     }
-    found.collect(input, PATH_KEYS, Kind::Path);
-    found.collect(input, ADDRESS_KEYS, Kind::Address);
-    if purpose == Some(Use::Fetches) && found.list.is_empty() {
-        found.addresses_in(input);
+    found.collect(input, PATH_KEYS, ArgumentKind::Path);
+    found.collect(input, ADDRESS_KEYS, ArgumentKind::Address);
+    if purpose == Some(ToolPurpose::FetchNetwork) && found.list.is_empty() {
+        found.collect_prompt_addresses(input);
     }
     if found.list.is_empty() && !found.unreadable {
-        found.collect(input, OTHER_KEYS, Kind::Other);
+        found.collect(input, OTHER_KEYS, ArgumentKind::Other);
     }
     found
 }
 
 /// What an editor with several verbs is told to do.
-pub(super) fn editor_word(purpose: Option<Use>, input: &Value) -> Option<&str> {
+pub(super) fn editor_command(purpose: Option<ToolPurpose>, input: &Value) -> Option<&str> {
     let word = input.get("command")?.as_str()?;
-    (purpose == Some(Use::Edits) && EDITOR_WORDS.contains(&word)).then_some(word)
+    (purpose == Some(ToolPurpose::EditFiles) && EDITOR_COMMANDS.contains(&word)).then_some(word)
 }
 
-impl<'i> Arguments<'i> {
-    fn collect(&mut self, input: &'i Value, keys: &[&str], kind: Kind) {
+impl<'i> ToolArguments<'i> {
+    fn collect(&mut self, input: &'i Value, keys: &[&str], kind: ArgumentKind) {
         for value in keys.iter().filter_map(|key| input.get(key)) {
             match (kind, value) {
                 (_, Value::Null) => {}
-                (Kind::Command, Value::Array(words)) => match texts(words) {
+                (ArgumentKind::Command, Value::Array(words)) => match as_texts(words) {
                     Some(words) => {
                         let text = Cow::Owned(command_line::join(&words));
-                        self.list.push(Argument { kind, text });
+                        self.list.push(ToolArgument { kind, text });
                     }
-                    None => self.skip(kind),
+                    None => self.mark_unreadable(kind),
                 },
-                (Kind::Path | Kind::Address, Value::Array(items)) => match texts(items) {
+                (ArgumentKind::Path | ArgumentKind::Address, Value::Array(items)) => match as_texts(items) {
                     Some(items) => items.into_iter().for_each(|text| self.push(kind, text)),
-                    None => self.skip(kind),
+                    None => self.mark_unreadable(kind),
                 },
                 (kind, Value::String(text)) => self.push(kind, text),
-                _ => self.skip(kind),
+                _ => self.mark_unreadable(kind),
             }
         }
     }
 
-    fn push(&mut self, kind: Kind, text: &'i str) {
-        let kind = if kind == Kind::Path && path::is_address(text) { Kind::Address } else { kind };
-        self.list.push(Argument { kind, text: Cow::Borrowed(text) });
+    fn push(&mut self, kind: ArgumentKind, text: &'i str) {
+        let kind =
+            if kind == ArgumentKind::Path && path::is_address(text) { ArgumentKind::Address } else { kind };
+        self.list.push(ToolArgument { kind, text: Cow::Borrowed(text) });
     }
 
     /// The files of a patch, or of a list of changes.
-    fn patches(&mut self, input: &'i Value) {
+    fn collect_patches(&mut self, input: &'i Value) {
         for value in PATCH_KEYS.iter().filter_map(|key| input.get(key)) {
             match value {
                 Value::Null => {}
-                Value::String(text) => self.patched(text),
-                _ => self.skip(Kind::Path),
+                Value::String(text) => self.push_patched_files(text),
+                _ => self.mark_unreadable(ArgumentKind::Path),
             }
         }
         match input.get("changes") {
@@ -193,47 +198,47 @@ impl<'i> Arguments<'i> {
             // By path, or each with its path.
             Some(Value::Object(changes)) => {
                 for (file, change) in changes {
-                    self.push(Kind::Path, file);
-                    self.collect(change, &["move_path", "movePath"], Kind::Path);
+                    self.push(ArgumentKind::Path, file);
+                    self.collect(change, &["move_path", "movePath"], ArgumentKind::Path);
                 }
             }
             Some(Value::Array(changes)) => {
                 for change in changes {
                     if change.get("path").is_none() {
-                        self.skip(Kind::Path);
+                        self.mark_unreadable(ArgumentKind::Path);
                     }
-                    self.collect(change, &["path", "move_path", "movePath"], Kind::Path);
+                    self.collect(change, &["path", "move_path", "movePath"], ArgumentKind::Path);
                 }
             }
-            Some(_) => self.skip(Kind::Path),
+            Some(_) => self.mark_unreadable(ArgumentKind::Path),
         }
     }
 
-    fn patched(&mut self, text: &'i str) {
-        let files = patch::files(text);
+    fn push_patched_files(&mut self, text: &'i str) {
+        let files = patch::patched_files(text);
         if files.is_empty() {
-            self.skip(Kind::Path);
+            self.mark_unreadable(ArgumentKind::Path);
         }
-        files.into_iter().for_each(|file| self.push(Kind::Path, file));
+        files.into_iter().for_each(|file| self.push(ArgumentKind::Path, file));
     }
 
     /// Addresses in a prompt, for tools that take them so.
-    fn addresses_in(&mut self, input: &'i Value) {
+    fn collect_prompt_addresses(&mut self, input: &'i Value) {
         let Some(prompt) = input.get("prompt").and_then(Value::as_str) else { return };
         let edges: &[char] = &['(', ')', '<', '>', '"', '\'', '`', ',', ';', '.'];
         let words = prompt.split_whitespace().map(|word| word.trim_matches(edges));
-        words.filter(|word| path::is_address(word)).for_each(|word| self.push(Kind::Address, word));
+        words.filter(|word| path::is_address(word)).for_each(|word| self.push(ArgumentKind::Address, word));
     }
 }
 
-impl Arguments<'_> {
-    fn skip(&mut self, kind: Kind) {
+impl ToolArguments<'_> {
+    fn mark_unreadable(&mut self, kind: ArgumentKind) {
         self.unreadable = true;
-        self.unreadable_line |= kind == Kind::Command;
+        self.unreadable_command |= kind == ArgumentKind::Command;
     }
 }
 
-fn texts(values: &[Value]) -> Option<Vec<&str>> {
+fn as_texts(values: &[Value]) -> Option<Vec<&str>> {
     values.iter().map(Value::as_str).collect()
 }
 
@@ -256,10 +261,10 @@ mod tests {
             ("WebFetch", "https://x.org"),
             ("WebSearch", "weather"),
         ] {
-            let input = from_main_argument(tool, text).unwrap();
+            let input = input_from_main_argument(tool, text).unwrap();
             assert_eq!(main_argument(tool, &input).as_deref(), Some(text), "{tool}");
         }
-        assert_eq!(from_main_argument("Deploy", "prod"), None);
+        assert_eq!(input_from_main_argument("Deploy", "prod"), None);
     }
 
     #[test]

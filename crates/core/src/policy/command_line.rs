@@ -5,20 +5,20 @@
 /// A longer line is not split: what a person cannot read, a rule should not allow.
 pub(super) const LINE_MAX: usize = 64 << 10;
 /// Nor is one of more commands.
-pub(super) const PARTS_MAX: usize = 1000;
+pub(super) const COMMANDS_MAX: usize = 1000;
 
 /// One command of a line, between two separators.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Part {
+pub(super) struct ShellCommand {
     /// Its words in order, harmless redirections left out.
-    pub(super) words: Vec<Word>,
+    pub(super) words: Vec<ShellWord>,
     /// Whether it reads what the command before it writes.
     pub(super) piped: bool,
 }
 
 /// One word of a command.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Word {
+pub(super) struct ShellWord {
     /// As it was written, with its quotes; only continued lines are joined.
     pub(super) raw: String,
     /// What the command gets, variables and wildcards left as they are.
@@ -26,12 +26,12 @@ pub(super) struct Word {
     /// Whether a `$` in it will be replaced.
     expands: bool,
     /// Whether it has an unquoted `*`, `?`, `[` or brace.
-    wild: bool,
+    has_wildcard: bool,
     /// Whether an unquoted brace is open in it, so that a comma or two dots would make several words of it.
-    brace: bool,
+    has_open_brace: bool,
 }
 
-impl Part {
+impl ShellCommand {
     /// The command as rules see it: its words as written, one space between them.
     pub(super) fn text(&self) -> String {
         let words: Vec<&str> = self.words.iter().map(|word| word.raw.as_str()).collect();
@@ -40,7 +40,7 @@ impl Part {
 }
 
 /// The commands of a line, or nothing if it cannot be told for certain which commands it runs.
-pub(super) fn split(line: &str) -> Option<Vec<Part>> {
+pub(super) fn split(line: &str) -> Option<Vec<ShellCommand>> {
     if line.len() > LINE_MAX {
         return None;
     }
@@ -48,17 +48,17 @@ pub(super) fn split(line: &str) -> Option<Vec<Part>> {
     if line.chars().any(|c| c.is_control() && c != '\n' && c != '\t') {
         return None;
     }
-    let mut reader = Reader { rest: line.chars(), ..Reader::default() };
+    let mut reader = CommandLineParser { rest: line.chars(), ..CommandLineParser::default() };
     while let Some(c) = reader.rest.next() {
-        reader.take(c)?;
+        reader.take_char(c)?;
     }
-    reader.end_part(Separator::Newline)?;
-    (!reader.awaits && !reader.parts.is_empty()).then_some(reader.parts)
+    reader.end_command(CommandSeparator::Newline)?;
+    (!reader.expects_command && !reader.commands.is_empty()).then_some(reader.commands)
 }
 
 /// One line that gives a shell exactly these words.
 pub(super) fn join<S: AsRef<str>>(words: &[S]) -> String {
-    let quoted: Vec<String> = words.iter().map(|word| quote(word.as_ref())).collect();
+    let quoted: Vec<String> = words.iter().map(|word| quote_word(word.as_ref())).collect();
     quoted.join(" ")
 }
 
@@ -79,7 +79,7 @@ pub(super) fn is_assignment(word: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-fn quote(word: &str) -> String {
+fn quote_word(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_@%+=:,./-".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
         return word.to_owned();
@@ -88,7 +88,7 @@ fn quote(word: &str) -> String {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Separator {
+enum CommandSeparator {
     /// `;` or `&`.
     End,
     /// A line break, which may also come where there is no command.
@@ -101,58 +101,58 @@ enum Separator {
 
 /// A redirection whose target has not been read yet.
 #[derive(Debug, Clone, Copy)]
-struct Redirection {
+struct PendingRedirection {
     /// `>&` or `<&`: the target is a descriptor.
     duplicates: bool,
 }
 
 #[derive(Debug)]
-struct Reader<'l> {
+struct CommandLineParser<'l> {
     rest: std::str::Chars<'l>,
-    parts: Vec<Part>,
-    part: Part,
-    word: Option<Word>,
-    redirection: Option<Redirection>,
+    commands: Vec<ShellCommand>,
+    command: ShellCommand,
+    word: Option<ShellWord>,
+    redirection: Option<PendingRedirection>,
     /// After `&&`, `||` or `|` there must be a command.
-    awaits: bool,
+    expects_command: bool,
     /// After `&>` nothing more of the command may come: a plain `sh` reads it as `&` and would run what follows.
     must_end: bool,
 }
 
-impl Default for Reader<'_> {
+impl Default for CommandLineParser<'_> {
     fn default() -> Self {
         Self {
             rest: "".chars(),
-            parts: Vec::new(),
-            part: Part::default(),
+            commands: Vec::new(),
+            command: ShellCommand::default(),
             word: None,
             redirection: None,
-            awaits: false,
+            expects_command: false,
             must_end: false,
         }
     }
 }
 
-impl Reader<'_> {
+impl CommandLineParser<'_> {
     /// Takes one character outside quotes, and what belongs to it.
-    fn take(&mut self, c: char) -> Option<()> {
+    fn take_char(&mut self, c: char) -> Option<()> {
         match c {
             ' ' | '\t' => self.end_word(),
-            '\n' => self.end_part(Separator::Newline),
-            ';' => self.end_part(Separator::End),
-            '&' if self.eat('&') => self.end_part(Separator::Condition),
-            '&' if self.eat('>') => {
+            '\n' => self.end_command(CommandSeparator::Newline),
+            ';' => self.end_command(CommandSeparator::End),
+            '&' if self.take_if_next('&') => self.end_command(CommandSeparator::Condition),
+            '&' if self.take_if_next('>') => {
                 self.end_word()?;
-                self.eat('>');
+                self.take_if_next('>');
                 self.begin_redirection(false)?;
                 self.must_end = true;
                 Some(())
             }
-            '&' => self.end_part(Separator::End),
-            '|' if self.eat('|') => self.end_part(Separator::Condition),
+            '&' => self.end_command(CommandSeparator::End),
+            '|' if self.take_if_next('|') => self.end_command(CommandSeparator::Condition),
             '|' => {
-                self.eat('&');
-                self.end_part(Separator::Pipe)
+                self.take_if_next('&');
+                self.end_command(CommandSeparator::Pipe)
             }
             '#' if self.word.is_none() => {
                 while self.peek().is_some_and(|c| c != '\n') {
@@ -163,12 +163,12 @@ impl Reader<'_> {
             // Subshells, functions, arrays, substitutions.
             '(' | ')' | '`' => None,
             '<' | '>' => self.redirect(c),
-            '\'' => self.single_quotes(),
-            '"' => self.double_quotes(),
+            '\'' => self.take_single_quoted(),
+            '"' => self.take_double_quoted(),
             '\\' => match self.rest.next()? {
                 '\n' => Some(()),
                 c => {
-                    self.word().raw.push('\\');
+                    self.current_word().raw.push('\\');
                     self.push(c);
                     Some(())
                 }
@@ -177,45 +177,45 @@ impl Reader<'_> {
                 if matches!(self.peek(), Some('\'' | '"')) {
                     return None;
                 }
-                self.dollar()
+                self.take_dollar()
             }
             c => {
-                let word = self.word();
+                let word = self.current_word();
                 // `{push,--force}`: two words that no rule would see.
-                if word.brace && (c == ',' || (c == '.' && word.raw.ends_with('.'))) {
+                if word.has_open_brace && (c == ',' || (c == '.' && word.raw.ends_with('.'))) {
                     return None;
                 }
-                word.brace |= c == '{';
-                word.wild |= matches!(c, '*' | '?' | '[' | '{' | '}');
+                word.has_open_brace |= c == '{';
+                word.has_wildcard |= matches!(c, '*' | '?' | '[' | '{' | '}');
                 self.push(c);
                 Some(())
             }
         }
     }
 
-    fn single_quotes(&mut self) -> Option<()> {
-        self.word().raw.push('\'');
+    fn take_single_quoted(&mut self) -> Option<()> {
+        self.current_word().raw.push('\'');
         loop {
             match self.rest.next()? {
                 '\'' => break,
                 c => self.push(c),
             }
         }
-        self.word().raw.push('\'');
+        self.current_word().raw.push('\'');
         Some(())
     }
 
-    fn double_quotes(&mut self) -> Option<()> {
-        self.word().raw.push('"');
+    fn take_double_quoted(&mut self) -> Option<()> {
+        self.current_word().raw.push('"');
         loop {
             match self.rest.next()? {
                 '"' => break,
                 '`' => return None,
-                '$' => self.dollar()?,
+                '$' => self.take_dollar()?,
                 '\\' => match self.rest.next()? {
                     '\n' => {}
                     c @ ('$' | '`' | '"' | '\\') => {
-                        self.word().raw.push('\\');
+                        self.current_word().raw.push('\\');
                         self.push(c);
                     }
                     c => {
@@ -226,14 +226,14 @@ impl Reader<'_> {
                 c => self.push(c),
             }
         }
-        self.word().raw.push('"');
+        self.current_word().raw.push('"');
         Some(())
     }
 
     /// After a `$` that is not quoted away: a plain variable stays in the word, all that computes is refused.
-    fn dollar(&mut self) -> Option<()> {
+    fn take_dollar(&mut self) -> Option<()> {
         self.push('$');
-        self.word().expands = true;
+        self.current_word().expands = true;
         match self.peek() {
             Some('(' | '[') => None,
             // A line break here may hide one of those behind a continued line.
@@ -280,7 +280,7 @@ impl Reader<'_> {
 
     fn begin_redirection(&mut self, duplicates: bool) -> Option<()> {
         // Two arrows without a target between them.
-        self.redirection.replace(Redirection { duplicates }).is_none().then_some(())
+        self.redirection.replace(PendingRedirection { duplicates }).is_none().then_some(())
     }
 
     fn end_word(&mut self) -> Option<()> {
@@ -293,41 +293,41 @@ impl Reader<'_> {
             };
             return harmless.then_some(());
         }
-        if self.must_end || (self.part.words.is_empty() && !names_a_command(&word)) {
+        if self.must_end || (self.command.words.is_empty() && !names_a_command(&word)) {
             return None;
         }
-        self.part.words.push(word);
+        self.command.words.push(word);
         Some(())
     }
 
-    fn end_part(&mut self, separator: Separator) -> Option<()> {
+    fn end_command(&mut self, separator: CommandSeparator) -> Option<()> {
         self.end_word()?;
         if self.redirection.is_some() {
             return None;
         }
         self.must_end = false;
-        if self.part.words.is_empty() {
-            return (separator == Separator::Newline).then_some(());
+        if self.command.words.is_empty() {
+            return (separator == CommandSeparator::Newline).then_some(());
         }
-        let part = std::mem::take(&mut self.part);
+        let part = std::mem::take(&mut self.command);
         if hides_a_command(&part) {
             return None;
         }
-        if self.parts.len() == PARTS_MAX {
+        if self.commands.len() == COMMANDS_MAX {
             return None;
         }
-        self.parts.push(part);
-        self.part.piped = separator == Separator::Pipe;
-        self.awaits = matches!(separator, Separator::Condition | Separator::Pipe);
+        self.commands.push(part);
+        self.command.piped = separator == CommandSeparator::Pipe;
+        self.expects_command = matches!(separator, CommandSeparator::Condition | CommandSeparator::Pipe);
         Some(())
     }
 
-    fn word(&mut self) -> &mut Word {
+    fn current_word(&mut self) -> &mut ShellWord {
         self.word.get_or_insert_default()
     }
 
     fn push(&mut self, c: char) {
-        let word = self.word();
+        let word = self.current_word();
         word.raw.push(c);
         word.value.push(c);
     }
@@ -336,7 +336,7 @@ impl Reader<'_> {
         self.rest.clone().next()
     }
 
-    fn eat(&mut self, wanted: char) -> bool {
+    fn take_if_next(&mut self, wanted: char) -> bool {
         let found = self.peek() == Some(wanted);
         if found {
             self.rest.next();
@@ -346,16 +346,16 @@ impl Reader<'_> {
 }
 
 /// Whether the first word says by itself which command is run.
-fn names_a_command(word: &Word) -> bool {
+fn names_a_command(word: &ShellWord) -> bool {
     !word.expands
-        && (!word.wild || word.value == "[")
+        && (!word.has_wildcard || word.value == "[")
         && !word.value.is_empty()
         && !is_assignment(&word.raw)
         && !CONTROL_WORDS.contains(&word.value.as_str())
 }
 
 /// Whether the command is one that takes another as text, so that its words say nothing certain.
-fn hides_a_command(part: &Part) -> bool {
+fn hides_a_command(part: &ShellCommand) -> bool {
     let mut words = part.words.iter().map(|word| word.value.as_str());
     match words.next() {
         Some("eval" | "exec" | "source" | "." | "builtin") => true,

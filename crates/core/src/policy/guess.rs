@@ -2,21 +2,21 @@
 //! quotes. So commands are found that are none, which does no harm to those who ask for caution's sake.
 
 use super::command_line::{CONTROL_WORDS, is_assignment};
-use super::reading::{Reading, SHELLS, name};
+use super::line_analysis::{PossibleCommand, SHELLS, program_name};
 
 /// What a line may do, by a guess.
 #[derive(Debug, Default)]
-pub(super) struct Guess {
-    pub(super) commands: Vec<Reading>,
+pub(super) struct LineGuess {
+    pub(super) commands: Vec<PossibleCommand>,
     /// Files that it may write by redirection.
     pub(super) writes: Vec<String>,
     /// Whether the name of a command is computed.
-    pub(super) computed: bool,
+    pub(super) has_computed_name: bool,
 }
 
 /// Cuts a line at everything that could begin a command, heedless of quotes.
-pub(super) fn guess(line: &str, in_text: bool) -> Guess {
-    let mut found = Guess::default();
+pub(super) fn guess_commands(line: &str, in_text: bool) -> LineGuess {
+    let mut found = LineGuess::default();
     let mut words: Vec<String> = Vec::new();
     let mut word = String::new();
     let (mut piped, mut is_target) = (false, false);
@@ -28,7 +28,7 @@ pub(super) fn guess(line: &str, in_text: bool) -> Guess {
         line = line.replace(hidden, plain);
     }
     // What a shell is given by `<<<` it runs.
-    if line.contains("<<<") && line.split_whitespace().any(|word| SHELLS.contains(&name(word))) {
+    if line.contains("<<<") && line.split_whitespace().any(|word| SHELLS.contains(&program_name(word))) {
         line = line.replace("<<<", ";");
     }
     for c in line.chars().chain(['\n']) {
@@ -42,7 +42,7 @@ pub(super) fn guess(line: &str, in_text: bool) -> Guess {
         }
         let substitutes = c == '(' && word == "$" || c == '`' && word.is_empty() && !in_ticks;
         if substitutes && !goes_on && !is_target && words.iter().all(|word| precedes_a_command(word)) {
-            found.computed = true;
+            found.has_computed_name = true;
         }
         if !word.is_empty() {
             let word = std::mem::take(&mut word);
@@ -61,8 +61,8 @@ pub(super) fn guess(line: &str, in_text: bool) -> Guess {
                 let begin = words.iter().position(|word| !skipped(word)).unwrap_or(words.len());
                 let words = std::mem::take(&mut words).split_off(begin);
                 if !words.is_empty() {
-                    found.computed |= !goes_on && c != ')' && is_computed(&words[0]);
-                    found.commands.push(Reading { words, piped, in_text });
+                    found.has_computed_name |= !goes_on && c != ')' && is_computed_name(&words[0]);
+                    found.commands.push(PossibleCommand { words, piped, in_text });
                     piped = false;
                 }
                 piped |= c == '|';
@@ -82,7 +82,7 @@ fn precedes_a_command(word: &str) -> bool {
 }
 
 /// Whether the name of a command is a variable or a pattern: `$X -rf /`, `/bin/r? -rf /`.
-fn is_computed(word: &str) -> bool {
+fn is_computed_name(word: &str) -> bool {
     let of_a_path = |c: char| c.is_ascii_alphanumeric() || "_./-*?".contains(c);
     let variable = word.starts_with('$') && word.len() > 1 && !word.contains('/');
     variable || (word.contains(['*', '?']) && word.chars().all(of_a_path) && !word.starts_with('*'))

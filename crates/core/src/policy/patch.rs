@@ -5,10 +5,10 @@
 const FILES_MAX: usize = 1000;
 
 /// Every file that a patch names; empty if none could be found, or more than anybody would read.
-pub(super) fn files(patch: &str) -> Vec<&str> {
+pub(super) fn patched_files(patch: &str) -> Vec<&str> {
     let mut found = Vec::new();
     for line in patch.lines() {
-        let Some(file) = named(line.trim_end()) else { continue };
+        let Some(file) = file_in_header(line.trim_end()) else { continue };
         if found.len() == FILES_MAX {
             return Vec::new();
         }
@@ -19,7 +19,7 @@ pub(super) fn files(patch: &str) -> Vec<&str> {
     found
 }
 
-fn named(line: &str) -> Option<&str> {
+fn file_in_header(line: &str) -> Option<&str> {
     const HEADERS: &[&str] = &[
         "*** Add File: ",
         "*** Update File: ",
@@ -48,10 +48,10 @@ mod tests {
     fn every_file_of_a_patch_is_found_once() {
         let codex = "*** Begin Patch\n*** Update File: src/a.rs\n*** Move to: src/b.rs\n@@\n-x\n+y\n\
                      *** Add File: c\n+z\n*** Delete File: ../d\n*** End Patch";
-        assert_eq!(files(codex), ["src/a.rs", "src/b.rs", "c", "../d"]);
+        assert_eq!(patched_files(codex), ["src/a.rs", "src/b.rs", "c", "../d"]);
         let unified =
             "diff --git a/x b/x\n--- a/x\n+++ b/x\t2026-01-01\n@@ -1 +1 @@\n--- /dev/null\n+++ b/y\n";
-        assert_eq!(files(unified), ["x", "y"]);
-        assert_eq!(files("no patch"), Vec::<&str>::new());
+        assert_eq!(patched_files(unified), ["x", "y"]);
+        assert_eq!(patched_files("no patch"), Vec::<&str>::new());
     }
 }

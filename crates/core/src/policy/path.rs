@@ -3,15 +3,15 @@
 //! followed, since nothing is read here: a link in the workspace that leads out of it passes for inside, and a path
 //! through a link that leads into it for outside.
 
-use super::guarded::{is_secret, runs_later};
+use super::sensitive::{is_autorun_path, is_secret_path};
 
 /// Where a path leads, as far as its text tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum PathLocation {
     /// Below the directory that the agent works in, or that directory itself.
     Inside,
     /// The null device and its like, where nothing is kept.
-    Nowhere,
+    NullDevice,
     /// Perhaps inside: an absolute path where the workspace is not known, or wherever a variable says.
     Unclear,
     /// Above the working directory, in the home, or an absolute path that is not the workspace's.
@@ -40,16 +40,16 @@ pub(super) fn normalise(path: &str) -> String {
             step => kept.push(step),
         }
     }
-    finish(absolute, &kept)
+    join_steps(absolute, &kept)
 }
 
 /// A pattern for paths in the same order as the paths. Its `..` stay: a wildcard before one may be several steps.
 pub(super) fn normalise_pattern(pattern: &str) -> String {
     let kept: Vec<&str> = pattern.split('/').filter(|step| !matches!(*step, "" | ".")).collect();
-    finish(pattern.starts_with('/'), &kept)
+    join_steps(pattern.starts_with('/'), &kept)
 }
 
-fn finish(absolute: bool, steps: &[&str]) -> String {
+fn join_steps(absolute: bool, steps: &[&str]) -> String {
     match (absolute, steps) {
         (true, steps) => format!("/{}", steps.join("/")),
         (false, []) => ".".to_owned(),
@@ -85,7 +85,7 @@ pub(super) fn normalise_address(address: &str) -> Option<String> {
 }
 
 /// The host of an address, without user and port.
-pub(super) fn host(address: &str) -> &str {
+pub(super) fn address_host(address: &str) -> &str {
     let rest = address.split_once("://").map_or(address, |(_, rest)| rest);
     let place = rest.split(['/', '?', '#']).next().unwrap_or_default();
     let place = place.rsplit_once('@').map_or(place, |(_, host)| host);
@@ -96,41 +96,41 @@ pub(super) fn host(address: &str) -> &str {
 }
 
 /// Where a path leads. Of one in the workspace only the rest counts: it means the same as if it were written from there.
-pub(super) fn place(path: &str, workspace: Option<&str>) -> Place {
+pub(super) fn locate_path(path: &str, workspace: Option<&str>) -> PathLocation {
     let path = normalise(path);
-    let path = below(&path, workspace).unwrap_or(&path);
+    let path = relative_to_workspace(&path, workspace).unwrap_or(&path);
     let steps: Vec<&str> = path.split('/').filter(|step| !step.is_empty()).collect();
     let absolute = path.starts_with('/');
-    if is_secret(&steps, absolute) {
-        return Place::Secret;
+    if is_secret_path(&steps, absolute) {
+        return PathLocation::Secret;
     }
-    if runs_later(&steps) {
-        return Place::System;
+    if is_autorun_path(&steps) {
+        return PathLocation::System;
     }
     let first = steps.first().copied().unwrap_or_default();
     if !absolute {
         return match first {
-            ".." | "$HOME" | "${HOME}" => Place::Outside,
-            first if first.starts_with('~') => Place::Outside,
-            _ if path.contains('$') => Place::Unclear,
-            _ => Place::Inside,
+            ".." | "$HOME" | "${HOME}" => PathLocation::Outside,
+            first if first.starts_with('~') => PathLocation::Outside,
+            _ if path.contains('$') => PathLocation::Unclear,
+            _ => PathLocation::Inside,
         };
     }
     match steps.as_slice() {
-        ["dev", "null" | "zero" | "stdin" | "stdout" | "stderr"] => Place::Nowhere,
-        [] => Place::System,
-        ["var", "tmp" | "folders", ..] if workspace.is_none() => Place::Unclear,
-        ["var", "tmp" | "folders", ..] => Place::Outside,
-        [first, ..] if SYSTEM.contains(first) => Place::System,
-        _ if workspace.is_none() => Place::Unclear,
+        ["dev", "null" | "zero" | "stdin" | "stdout" | "stderr"] => PathLocation::NullDevice,
+        [] => PathLocation::System,
+        ["var", "tmp" | "folders", ..] if workspace.is_none() => PathLocation::Unclear,
+        ["var", "tmp" | "folders", ..] => PathLocation::Outside,
+        [first, ..] if SYSTEM_DIRECTORIES.contains(first) => PathLocation::System,
+        _ if workspace.is_none() => PathLocation::Unclear,
         // The variable may be the workspace's own path, or the beginning of it.
-        _ if first.contains('$') => Place::Unclear,
-        _ => Place::Outside,
+        _ if first.contains('$') => PathLocation::Unclear,
+        _ => PathLocation::Outside,
     }
 }
 
 /// An absolute path in order, as it would be written from the workspace; none if it is not below it.
-pub(super) fn below<'p>(path: &'p str, workspace: Option<&str>) -> Option<&'p str> {
+pub(super) fn relative_to_workspace<'p>(path: &'p str, workspace: Option<&str>) -> Option<&'p str> {
     let workspace = workspace?.trim_end_matches('/');
     // Were the whole disk the workspace, nothing would be outside, which nobody can have meant.
     if !workspace.starts_with('/') {
@@ -143,7 +143,7 @@ pub(super) fn below<'p>(path: &'p str, workspace: Option<&str>) -> Option<&'p st
 }
 
 /// Directories at the root that belong to the system.
-const SYSTEM: &[&str] = &[
+const SYSTEM_DIRECTORIES: &[&str] = &[
     "bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "opt", "proc", "root", "run", "sbin", "sys", "usr",
     "var", "System", "Library",
 ];
@@ -189,34 +189,34 @@ mod tests {
         ] {
             assert_eq!(normalise_address(address).as_deref(), expected, "{address:?}");
         }
-        assert_eq!(host("http://user@[::1]:80/x"), "::1");
-        assert_eq!(host("localhost:8080/x"), "localhost");
+        assert_eq!(address_host("http://user@[::1]:80/x"), "::1");
+        assert_eq!(address_host("localhost:8080/x"), "localhost");
     }
 
     #[test]
     fn a_place_is_told_by_the_path() {
         for (path, expected) in [
-            ("src/lib.rs", Place::Inside),
-            ("a/../b", Place::Inside),
-            ("../b", Place::Outside),
-            ("~/notes", Place::Outside),
-            ("$HOME/notes", Place::Outside),
-            ("$X/notes", Place::Unclear),
-            ("/srv/app/src", Place::Unclear),
-            ("/dev/null", Place::Nowhere),
-            ("/tmp/x", Place::Unclear),
-            ("/tmp/../etc/hosts", Place::System),
-            ("/", Place::System),
-            ("~/.bashrc", Place::System),
-            (".git/hooks/pre-commit", Place::System),
-            ("~/.ssh/id_rsa", Place::Secret),
-            ("/etc/shadow", Place::Secret),
-            ("/proc/self/environ", Place::Secret),
-            (".env", Place::Secret),
-            ("app/.env.production", Place::Secret),
-            (".env.example", Place::Inside),
+            ("src/lib.rs", PathLocation::Inside),
+            ("a/../b", PathLocation::Inside),
+            ("../b", PathLocation::Outside),
+            ("~/notes", PathLocation::Outside),
+            ("$HOME/notes", PathLocation::Outside),
+            ("$X/notes", PathLocation::Unclear),
+            ("/srv/app/src", PathLocation::Unclear),
+            ("/dev/null", PathLocation::NullDevice),
+            ("/tmp/x", PathLocation::Unclear),
+            ("/tmp/../etc/hosts", PathLocation::System),
+            ("/", PathLocation::System),
+            ("~/.bashrc", PathLocation::System),
+            (".git/hooks/pre-commit", PathLocation::System),
+            ("~/.ssh/id_rsa", PathLocation::Secret),
+            ("/etc/shadow", PathLocation::Secret),
+            ("/proc/self/environ", PathLocation::Secret),
+            (".env", PathLocation::Secret),
+            ("app/.env.production", PathLocation::Secret),
+            (".env.example", PathLocation::Inside),
         ] {
-            assert_eq!(place(path, None), expected, "{path:?}");
+            assert_eq!(locate_path(path, None), expected, "{path:?}");
         }
     }
 
@@ -224,29 +224,29 @@ mod tests {
     fn an_absolute_path_is_inside_or_outside_once_the_workspace_is_known() {
         for workspace in ["/srv/app", "/srv/app/"] {
             for (path, expected) in [
-                ("/srv/app/src/lib.rs", Place::Inside),
-                ("/srv/app", Place::Inside),
-                ("/srv/app/./a/../b", Place::Inside),
-                ("/srv/app/../app/x", Place::Inside),
-                ("/srv/app/../other", Place::Outside),
-                ("/srv/apple/x", Place::Outside),
-                ("/srv", Place::Outside),
-                ("/home/ann/x", Place::Outside),
-                ("/tmp/x", Place::Outside),
-                ("/var/tmp/x", Place::Outside),
-                ("/dev/null", Place::Nowhere),
-                ("/etc/hosts", Place::System),
-                ("/srv/app/.env", Place::Secret),
-                ("/srv/app/.git/hooks/x", Place::System),
-                ("/srv/app/$X", Place::Unclear),
-                ("src/lib.rs", Place::Inside),
-                ("../app/x", Place::Outside),
+                ("/srv/app/src/lib.rs", PathLocation::Inside),
+                ("/srv/app", PathLocation::Inside),
+                ("/srv/app/./a/../b", PathLocation::Inside),
+                ("/srv/app/../app/x", PathLocation::Inside),
+                ("/srv/app/../other", PathLocation::Outside),
+                ("/srv/apple/x", PathLocation::Outside),
+                ("/srv", PathLocation::Outside),
+                ("/home/ann/x", PathLocation::Outside),
+                ("/tmp/x", PathLocation::Outside),
+                ("/var/tmp/x", PathLocation::Outside),
+                ("/dev/null", PathLocation::NullDevice),
+                ("/etc/hosts", PathLocation::System),
+                ("/srv/app/.env", PathLocation::Secret),
+                ("/srv/app/.git/hooks/x", PathLocation::System),
+                ("/srv/app/$X", PathLocation::Unclear),
+                ("src/lib.rs", PathLocation::Inside),
+                ("../app/x", PathLocation::Outside),
             ] {
-                assert_eq!(place(path, Some(workspace)), expected, "{path:?}");
+                assert_eq!(locate_path(path, Some(workspace)), expected, "{path:?}");
             }
         }
-        assert_eq!(place("/root/app/x", Some("/root/app")), Place::Inside);
-        assert_eq!(place("/etc/hosts", Some("/")), Place::System);
-        assert_eq!(place("/srv/credentials/x", Some("/srv/credentials")), Place::Inside);
+        assert_eq!(locate_path("/root/app/x", Some("/root/app")), PathLocation::Inside);
+        assert_eq!(locate_path("/etc/hosts", Some("/")), PathLocation::System);
+        assert_eq!(locate_path("/srv/credentials/x", Some("/srv/credentials")), PathLocation::Inside);
     }
 }

@@ -8,37 +8,37 @@ mod properties;
 mod risks;
 mod workspace;
 
-use qd_protocol::policy::{Policy, Risk, Rule, Verdict};
+use qd_protocol::policy::{Policy, PolicyRule, PolicyVerdict, Risk};
 use serde_json::{Value, json};
 
-use super::{Judgement, Question, judge};
+use super::{PolicyJudgement, ProposedToolCall, judge};
 
-fn rule(tool: &str, pattern: Option<&str>, decision: Verdict) -> Rule {
-    Rule { tool: tool.to_owned(), pattern: pattern.map(str::to_owned), decision, risk: None }
+fn rule(tool: &str, pattern: Option<&str>, decision: PolicyVerdict) -> PolicyRule {
+    PolicyRule { tool: tool.to_owned(), pattern: pattern.map(str::to_owned), decision, risk: None }
 }
 
-fn rules(list: &[(&str, &str, Verdict)]) -> Policy {
+fn rules(list: &[(&str, &str, PolicyVerdict)]) -> Policy {
     Policy::Rules(list.iter().map(|(tool, pattern, decision)| rule(tool, Some(pattern), *decision)).collect())
 }
 
-fn line(command: &str) -> Value {
+fn command_input(command: &str) -> Value {
     json!({ "command": command })
 }
 
 /// A call in a workspace that is not known.
-fn question<'a>(tool: &'a str, input: &'a Value, risk: Risk) -> Question<'a> {
-    Question { tool, input, risk, workspace: None }
+fn proposed_call<'a>(tool: &'a str, input: &'a Value, risk: Risk) -> ProposedToolCall<'a> {
+    ProposedToolCall { tool, input, risk, workspace: None }
 }
 
 /// What becomes of a call of medium risk without a grant.
-fn outcome(policy: &Policy, tool: &str, input: &Value) -> Verdict {
-    verdict(&judge(policy, false, &question(tool, input, Risk::Medium)))
+fn verdict_on(policy: &Policy, tool: &str, input: &Value) -> PolicyVerdict {
+    verdict_of(&judge(policy, false, &proposed_call(tool, input, Risk::Medium)))
 }
 
-fn verdict(judgement: &Judgement) -> Verdict {
+fn verdict_of(judgement: &PolicyJudgement) -> PolicyVerdict {
     match judgement {
-        Judgement::Allow { .. } | Judgement::Granted => Verdict::Allow,
-        Judgement::Deny { .. } => Verdict::Deny,
-        Judgement::Ask => Verdict::Ask,
+        PolicyJudgement::Allow { .. } | PolicyJudgement::Granted => PolicyVerdict::Allow,
+        PolicyJudgement::Deny { .. } => PolicyVerdict::Deny,
+        PolicyJudgement::Ask => PolicyVerdict::Ask,
     }
 }

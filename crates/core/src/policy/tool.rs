@@ -4,47 +4,47 @@
 
 /// What a tool is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Use {
+pub(super) enum ToolPurpose {
     /// Looks at files.
-    Looks,
+    ReadFiles,
     /// Concerns nobody but the agent: plans, thoughts, the output of what it already runs.
-    Quiet,
+    AgentInternal,
     /// Writes files.
-    Writes,
+    WriteFiles,
     /// Removes or moves them.
-    Removes,
+    RemoveFiles,
     /// Writes the files that a patch names.
-    Patches,
+    ApplyPatch,
     /// Looks or writes, as its `command` says.
-    Edits,
+    EditFiles,
     /// Runs a command line.
-    Runs,
+    RunCommand,
     /// Types into a command that runs already.
-    Types,
+    TypeInput,
     /// Reaches the network.
-    Fetches,
+    FetchNetwork,
     /// Does something else that is more than looking: another agent, a memory.
-    Acts,
+    OtherAction,
     /// Says that it looks, and is not known.
-    Claims,
+    UnverifiedRead,
 }
 
 /// What the tool of this name is for; none if it is not known.
-pub(super) fn purpose(tool: &str) -> Option<Use> {
-    let Some(foreign) = tool.strip_prefix("mcp__") else { return known(tool) };
+pub(super) fn tool_purpose(tool: &str) -> Option<ToolPurpose> {
+    let Some(foreign) = tool.strip_prefix("mcp__") else { return known_tool_purpose(tool) };
     let name = foreign.rsplit("__").next().unwrap_or(foreign);
     let verb = name.split(['_', '-', '.']).next().unwrap_or_default().to_ascii_lowercase();
-    match known(name) {
-        Some(Use::Looks | Use::Quiet) => Some(Use::Claims),
+    match known_tool_purpose(name) {
+        Some(ToolPurpose::ReadFiles | ToolPurpose::AgentInternal) => Some(ToolPurpose::UnverifiedRead),
         Some(known) => Some(known),
         None if matches!(verb.as_str(), "read" | "get" | "list" | "search" | "find" | "view" | "query") => {
-            Some(Use::Claims)
+            Some(ToolPurpose::UnverifiedRead)
         }
         None if matches!(verb.as_str(), "write" | "create" | "update" | "edit" | "put" | "save") => {
-            Some(Use::Writes)
+            Some(ToolPurpose::WriteFiles)
         }
         None if matches!(verb.as_str(), "delete" | "remove" | "move" | "rename" | "drop") => {
-            Some(Use::Removes)
+            Some(ToolPurpose::RemoveFiles)
         }
         None => None,
     }
@@ -52,42 +52,42 @@ pub(super) fn purpose(tool: &str) -> Option<Use> {
 
 /// Whether the tool of this name finds files by a pattern for their names.
 pub(super) fn finds_files(tool: &str) -> bool {
-    matches!(plain(tool).as_str(), "glob" | "filesearch" | "findfiles" | "searchfiles")
+    matches!(normalise_tool_name(tool).as_str(), "glob" | "filesearch" | "findfiles" | "searchfiles")
 }
 
-fn known(tool: &str) -> Option<Use> {
-    Some(match plain(tool).as_str() {
+fn known_tool_purpose(tool: &str) -> Option<ToolPurpose> {
+    Some(match normalise_tool_name(tool).as_str() {
         "read" | "readfile" | "readfiles" | "readmanyfiles" | "view" | "viewfile" | "viewimage"
         | "openfile" | "notebookread" | "ls" | "list" | "listdir" | "listdirectory" | "listfiles"
         | "glob" | "grep" | "grepsearch" | "search" | "searchfiles" | "searchfilecontent" | "filesearch"
-        | "findfiles" | "codebasesearch" | "lsp" => Use::Looks,
+        | "findfiles" | "codebasesearch" | "lsp" => ToolPurpose::ReadFiles,
         "todoread" | "todowrite" | "todo" | "updateplan" | "think" | "bashoutput" | "readbash"
         | "listbash" | "taskoutput" | "askuserquestion" | "askuser" | "reportintent" | "enterplanmode"
-        | "toolsearch" => Use::Quiet,
+        | "toolsearch" => ToolPurpose::AgentInternal,
         "write" | "writefile" | "writetofile" | "edit" | "editfile" | "multiedit" | "notebookedit"
         | "strreplace" | "replace" | "replaceinfile" | "create" | "createfile" | "createdirectory"
-        | "insert" | "insertedit" => Use::Writes,
+        | "insert" | "insertedit" => ToolPurpose::WriteFiles,
         "delete" | "deletefile" | "remove" | "removefile" | "move" | "movefile" | "rename" | "renamefile" => {
-            Use::Removes
+            ToolPurpose::RemoveFiles
         }
-        "applypatch" | "patch" | "applydiff" | "filechange" => Use::Patches,
-        "strreplaceeditor" | "strreplacebasededittool" | "texteditor" => Use::Edits,
+        "applypatch" | "patch" | "applydiff" | "filechange" => ToolPurpose::ApplyPatch,
+        "strreplaceeditor" | "strreplacebasededittool" | "texteditor" => ToolPurpose::EditFiles,
         "bash" | "shell" | "sh" | "zsh" | "terminal" | "execute" | "exec" | "runcommand"
         | "executecommand" | "execcommand" | "runshellcommand" | "shellcommand" | "runterminalcmd"
         | "runterminalcommand" | "runinterminal" | "localshell" | "executebash" | "commandexecution"
-        | "powershell" => Use::Runs,
-        "writestdin" | "writebash" | "sendinput" => Use::Types,
+        | "powershell" => ToolPurpose::RunCommand,
+        "writestdin" | "writebash" | "sendinput" => ToolPurpose::TypeInput,
         "webfetch" | "websearch" | "fetch" | "fetchurl" | "googlewebsearch" | "openurl" | "browse" => {
-            Use::Fetches
+            ToolPurpose::FetchNetwork
         }
         "task" | "agent" | "savememory" | "storememory" | "memory" | "exitplanmode" | "killshell"
-        | "killbash" | "stopbash" | "skill" | "slashcommand" => Use::Acts,
+        | "killbash" | "stopbash" | "skill" | "slashcommand" => ToolPurpose::OtherAction,
         _ => return None,
     })
 }
 
 /// The name without what agents vary: case, underscores, dashes.
-fn plain(tool: &str) -> String {
+fn normalise_tool_name(tool: &str) -> String {
     tool.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect()
 }
 
@@ -109,23 +109,23 @@ mod tests {
             "Bash Read Edit Delete Move Search WebFetch Think",
         ];
         for tool in agents.iter().flat_map(|names| names.split_whitespace()) {
-            assert!(purpose(tool).is_some(), "{tool}");
+            assert!(tool_purpose(tool).is_some(), "{tool}");
         }
     }
 
     #[test]
     fn the_name_of_a_foreign_tool_is_believed_only_where_it_admits_to_something() {
         for (tool, expected) in [
-            ("mcp__files__read_file", Some(Use::Claims)),
-            ("mcp__github__get_issue", Some(Use::Claims)),
-            ("mcp__files__write_file", Some(Use::Writes)),
-            ("mcp__github__create_issue", Some(Use::Writes)),
-            ("mcp__db__drop_table", Some(Use::Removes)),
-            ("mcp__shell__exec", Some(Use::Runs)),
+            ("mcp__files__read_file", Some(ToolPurpose::UnverifiedRead)),
+            ("mcp__github__get_issue", Some(ToolPurpose::UnverifiedRead)),
+            ("mcp__files__write_file", Some(ToolPurpose::WriteFiles)),
+            ("mcp__github__create_issue", Some(ToolPurpose::WriteFiles)),
+            ("mcp__db__drop_table", Some(ToolPurpose::RemoveFiles)),
+            ("mcp__shell__exec", Some(ToolPurpose::RunCommand)),
             ("mcp__x__frobnicate", None),
             ("frobnicate", None),
         ] {
-            assert_eq!(purpose(tool), expected, "{tool}");
+            assert_eq!(tool_purpose(tool), expected, "{tool}");
         }
     }
 }

@@ -2,131 +2,142 @@
 //! after a run's end are kept apart, and a terminal is one opinion among others.
 
 use qd_protocol::event::{
-    Answer, Ask, AskDelivered, AskKind, AskOpened, AskResolved, AskState, Body, Decision, Delta, Empty,
-    Notice, Plan, ResolvedBy, RunError, SessionUpdated, SteerTaken, StopCause, Tool, UsageReported,
+    Ask, AskAnswer, AskDelivered, AskKind, AskOpened, AskResolved, AskStatus, EmptyEventData, EventBody,
+    MessageDelta, NoticeShown, PermissionDecision, PlanUpdated, ResolvedBy, RunError, RunStopCause,
+    SessionUpdated, SteerTaken, ToolCallEvent, UsageReported,
 };
-use qd_protocol::link::{AskRequest, Outcome, Reply as AskReply, Said, Stop, Up, UpNumber};
-use qd_protocol::mail::Deliver;
-use qd_protocol::policy::{Risk, Rule};
-use qd_protocol::{AskId, FinishReason, MessageId, Number, RunId};
+use qd_protocol::link::{
+    AgentUpdate, AskRequest, AskResolution as AskReply, TurnOutcome, TurnStopReason, TurnUpdate, UpdateNumber,
+};
+use qd_protocol::mail::MailDelivery;
+use qd_protocol::policy::{PolicyRule, Risk};
+use qd_protocol::{AskId, EventNumber, FinishReason, MessageId, RunId};
 
-use super::draft::Draft;
-use super::finish::Ending;
-use super::{AskEntry, Effect, Link};
-use crate::policy::{self, Judgement};
+use super::finish::RunEnding;
+use super::step_builder::SessionStepBuilder;
+use super::{AgentAvailability, AskEntry, SessionEffect};
+use crate::policy::{self, PolicyJudgement};
 
 /// Dollars that one report may claim.
 const COST_MAX: f64 = 1e9;
 
-impl Draft<'_> {
+impl SessionStepBuilder<'_> {
     /// Something that was heard before makes nothing: delivery is at least once, the journal makes it exactly once.
-    pub(super) fn heard(&mut self, number: UpNumber, up: Up) {
-        if number <= self.taken || self.closed {
+    pub(super) fn handle_link_message(&mut self, number: UpdateNumber, up: AgentUpdate) {
+        if number <= self.last_link_number || self.closed {
             return;
         }
-        self.hearing(number);
+        self.set_link_number(number);
         match up {
-            Up::Ready { agent_session_id, .. } => {
+            AgentUpdate::Ready { agent_session_id, .. } => {
                 if agent_session_id.is_some() && agent_session_id != self.agent_session_id {
-                    self.update(SessionUpdated { agent_session_id, ..Default::default() });
+                    self.emit_update(SessionUpdated { agent_session_id, ..Default::default() });
                 }
                 self.advance();
             }
-            Up::Said { run, what } => self.said(run, what),
-            Up::Ask { run, ask } => self.asked(run, ask),
-            Up::AskWithdrawn { ask } => self.withdraw_one(&ask, ResolvedBy::Agent),
-            Up::AskDelivered { ask } => {
+            AgentUpdate::Turn { run, update: what } => self.record_agent_output(run, what),
+            AgentUpdate::Ask { run, ask } => self.handle_ask_request(run, ask),
+            AgentUpdate::AskWithdrawn { ask } => self.withdraw_ask(&ask, ResolvedBy::Agent),
+            AgentUpdate::AskDelivered { ask } => {
                 if let Some(AskEntry::Answered { run, .. }) = self.asks.get(&ask) {
                     let run = run.clone();
-                    self.emit(run, Body::AskDelivered(AskDelivered { ask_id: ask }));
+                    self.emit(run, EventBody::AskDelivered(AskDelivered { ask_id: ask }));
                 }
             }
-            Up::SteerTaken { steer } => {
-                if let Some((run, steer)) = self.sent_steer(steer) {
+            AgentUpdate::SteerTaken { steer } => {
+                if let Some((run, steer)) = self.find_sent_steer(steer) {
                     let mail = self.mail_of_steer(&run, steer);
-                    self.emit(Some(run.clone()), Body::SteerTaken(SteerTaken { steer }));
+                    self.emit(Some(run.clone()), EventBody::SteerTaken(SteerTaken { steer }));
                     if let Some(mail) = mail {
-                        self.delivered(mail, Deliver::Steer, &run);
+                        self.record_mail_delivery(mail, MailDelivery::Steer, &run);
                     }
                 }
             }
-            Up::SteerMissed { steer } => {
-                if let Some((run, steer)) = self.sent_steer(steer) {
-                    self.miss(&run, steer);
+            AgentUpdate::SteerMissed { steer } => {
+                if let Some((run, steer)) = self.find_sent_steer(steer) {
+                    self.requeue_missed_steer(&run, steer);
                 }
             }
-            Up::Terminal { run, outcome } => self.terminal(&run, outcome),
-            Up::Rested => self.advance(),
-            Up::Gone(gone) => self.gone(gone),
+            AgentUpdate::Terminal { run, outcome } => self.handle_turn_end(&run, outcome),
+            AgentUpdate::Rested => self.advance(),
+            AgentUpdate::Gone(gone) => self.handle_worker_gone(gone),
         }
     }
 
     /// The steer of the active run that went down under this number.
-    fn sent_steer(&self, sent: Number) -> Option<(RunId, Number)> {
-        let (run, _) = self.active()?;
+    fn find_sent_steer(&self, sent: EventNumber) -> Option<(RunId, EventNumber)> {
+        let (run, _) = self.active_run()?;
         let steer = run.steers.iter().find(|steer| steer.sent == Some(sent))?;
         Some((run.id.clone(), steer.accepted))
     }
 
     fn is_active(&self, run: &RunId) -> bool {
-        self.active().is_some_and(|(active, _)| active.id == *run)
+        self.active_run().is_some_and(|(active, _)| active.id == *run)
     }
 
-    fn said(&mut self, run: RunId, what: Said) {
+    fn record_agent_output(&mut self, run: RunId, what: TurnUpdate) {
         let live = self.is_active(&run);
         let message_id = live.then(|| MessageId::assistant(&run));
         let after_run = (!live).then(|| run.clone());
-        let tool = |call_id, after_run| Tool {
+        let tool = |call_id, after_run| ToolCallEvent {
             message_id: message_id.clone(),
             call_id,
             after_run,
-            ..Tool::default()
+            ..ToolCallEvent::default()
         };
-        let spends = matches!(what, Said::Usage { .. });
+        let spends = matches!(what, TurnUpdate::Usage { .. });
         let body = match what {
-            Said::Text { text } => Body::TextDelta(Delta { message_id, text, after_run }),
-            Said::Thought { text } => Body::ThoughtDelta(Delta { message_id, text, after_run }),
-            Said::ToolStarted { call_id, name, input } => {
-                Body::ToolStarted(Tool { name: Some(name), input: Some(input), ..tool(call_id, after_run) })
+            TurnUpdate::Text { text } => EventBody::TextDelta(MessageDelta { message_id, text, after_run }),
+            TurnUpdate::Thought { text } => {
+                EventBody::ThoughtDelta(MessageDelta { message_id, text, after_run })
             }
-            Said::ToolOutput { call_id, text } => {
-                Body::ToolOutput(Tool { text: Some(text), ..tool(call_id, after_run) })
-            }
-            Said::ToolFinished { call_id, name, output, is_error } => Body::ToolFinished(Tool {
+            TurnUpdate::ToolStarted { call_id, name, input } => EventBody::ToolStarted(ToolCallEvent {
                 name: Some(name),
-                output: Some(output),
-                is_error: Some(is_error),
+                input: Some(input),
                 ..tool(call_id, after_run)
             }),
-            Said::Plan { entries } => Body::PlanUpdated(Plan { message_id, entries, after_run }),
-            Said::Notice { text } => Body::NoticeShown(Notice { text, after_run }),
-            Said::Usage { usage } => Body::UsageReported(UsageReported {
+            TurnUpdate::ToolOutput { call_id, text } => {
+                EventBody::ToolOutput(ToolCallEvent { text: Some(text), ..tool(call_id, after_run) })
+            }
+            TurnUpdate::ToolFinished { call_id, name, output, is_error } => {
+                EventBody::ToolFinished(ToolCallEvent {
+                    name: Some(name),
+                    output: Some(output),
+                    is_error: Some(is_error),
+                    ..tool(call_id, after_run)
+                })
+            }
+            TurnUpdate::Plan { entries } => {
+                EventBody::PlanUpdated(PlanUpdated { message_id, entries, after_run })
+            }
+            TurnUpdate::Notice { text } => EventBody::NoticeShown(NoticeShown { text, after_run }),
+            TurnUpdate::Usage { usage } => EventBody::UsageReported(UsageReported {
                 input_tokens: usage.input_tokens,
                 output_tokens: usage.output_tokens,
                 // JSON has no number for what is none, and sums of such would be lost for good.
                 cost_usd: if usage.cost_usd.is_finite() { usage.cost_usd.clamp(0.0, COST_MAX) } else { 0.0 },
                 after_run,
             }),
-            Said::Turn if live => Body::TurnStarted(Empty {}),
-            Said::Turn => return,
+            TurnUpdate::ModelCall if live => EventBody::TurnStarted(EmptyEventData {}),
+            TurnUpdate::ModelCall => return,
         };
         self.emit(live.then_some(run), body);
         if spends {
-            self.effect(Effect::CheckBudget);
+            self.add_effect(SessionEffect::CheckBudget);
         }
-        let turns = self.turn().map_or(0, |(_, started)| started.turns);
+        let turns = self.current_turn().map_or(0, |(_, started)| started.turns);
         if live && self.settings.limits.max_turns.is_some_and(|max| turns > max) {
-            self.stop_active(StopCause::MaxTurns, None);
+            self.stop_active_run(RunStopCause::MaxTurns, None);
         }
     }
 
-    fn asked(&mut self, run: RunId, request: AskRequest) {
+    fn handle_ask_request(&mut self, run: RunId, request: AskRequest) {
         if self.asks.contains_key(&request.id) {
             return;
         }
-        let AskRequest { id, kind, tool, input, risk, prompt, options, unasked } = request;
+        let AskRequest { id, kind, tool, input, risk, prompt, options, implicit: unasked } = request;
         let directory = self.settings.directory.as_deref();
-        let risk = policy::assess(tool.as_deref().unwrap_or_default(), &input, risk, directory);
+        let risk = policy::assess_risk(tool.as_deref().unwrap_or_default(), &input, risk, directory);
         let ask = Ask {
             id,
             session_id: Some(self.id.clone()),
@@ -139,104 +150,111 @@ impl Draft<'_> {
             prompt,
             options,
             by_call: false,
-            opened_at: self.world.now,
-            state: AskState::Pending,
+            opened_at: self.context.now,
+            state: AskStatus::Pending,
             answer: None,
         };
-        let stopping = match self.turn() {
+        let stopping = match self.current_turn() {
             Some((active, started)) if active.id == run => started.stop.is_some(),
-            _ => return self.turn_away(ask, None, ResolvedBy::End),
+            _ => return self.open_withdrawn_ask(ask, None, ResolvedBy::End),
         };
         if stopping {
-            return self.turn_away(ask, Some(run), ResolvedBy::Cancel);
+            return self.open_withdrawn_ask(ask, Some(run), ResolvedBy::Cancel);
         }
-        match self.judge(&ask) {
+        match self.judge_ask(&ask) {
             // People are asked what the agent asks, and not about every file that it looks at.
-            Judgement::Ask if unasked && ask.risk == Risk::Low => {
-                self.decide(ask, Decision::AllowOnce, None, None, false);
+            PolicyJudgement::Ask if unasked && ask.risk == Risk::Low => {
+                self.answer_by_policy(ask, PermissionDecision::AllowOnce, None, None, false);
             }
-            Judgement::Ask => {
+            PolicyJudgement::Ask => {
                 let ask_id = ask.id.clone();
-                self.emit(Some(run), Body::AskOpened(AskOpened { ask_id, ask }));
+                self.emit(Some(run), EventBody::AskOpened(AskOpened { ask_id, ask }));
             }
-            Judgement::Allow { rule } => self.decide(ask, Decision::AllowOnce, None, rule, false),
-            Judgement::Granted => self.decide(ask, Decision::AllowOnce, None, None, true),
-            Judgement::Deny { rule, reason } => self.decide(ask, Decision::Deny, Some(reason), rule, false),
+            PolicyJudgement::Allow { rule } => {
+                self.answer_by_policy(ask, PermissionDecision::AllowOnce, None, rule, false)
+            }
+            PolicyJudgement::Granted => {
+                self.answer_by_policy(ask, PermissionDecision::AllowOnce, None, None, true)
+            }
+            PolicyJudgement::Deny { rule, reason } => {
+                self.answer_by_policy(ask, PermissionDecision::Deny, Some(reason), rule, false)
+            }
         }
     }
 
-    fn judge(&self, ask: &Ask) -> Judgement {
+    fn judge_ask(&self, ask: &Ask) -> PolicyJudgement {
         match (&ask.kind, &ask.tool) {
             (AskKind::Permission, Some(tool)) => {
                 let workspace = self.settings.directory.as_deref();
-                let question = policy::Question { tool, input: &ask.input, risk: ask.risk, workspace };
+                let question =
+                    policy::ProposedToolCall { tool, input: &ask.input, risk: ask.risk, workspace };
                 policy::judge(&self.settings.policy, self.grants.contains(tool), &question)
             }
-            _ => Judgement::Ask,
+            _ => PolicyJudgement::Ask,
         }
     }
 
     /// Answers in the policy's name; `granted`: because a person had allowed the tool for the rest of the session.
-    fn decide(
+    fn answer_by_policy(
         &mut self,
         mut ask: Ask,
-        decision: Decision,
+        decision: PermissionDecision,
         reason: Option<String>,
-        rule: Option<Rule>,
+        rule: Option<PolicyRule>,
         granted: bool,
     ) {
-        ask.state = AskState::Answered;
-        ask.answer = Some(Answer { decision: Some(decision), value: None, reason });
-        self.resolve(AskResolved { rule, granted, ..AskResolved::new(ask, ResolvedBy::Policy) });
+        ask.state = AskStatus::Answered;
+        ask.answer = Some(AskAnswer { decision: Some(decision), value: None, reason });
+        self.resolve_ask(AskResolved { rule, granted, ..AskResolved::new(ask, ResolvedBy::Policy) });
     }
 
     /// Journals an answer and sends it down. What the agent is told is what `evolve` made of it: once, never always.
-    pub(super) fn resolve(&mut self, resolved: AskResolved) {
+    pub(super) fn resolve_ask(&mut self, resolved: AskResolved) {
         let (id, run) = (resolved.ask_id.clone(), resolved.ask.run_id.clone());
-        let number = self.emit(run, Body::AskResolved(resolved));
+        let number = self.emit(run, EventBody::AskResolved(resolved));
         if let Some(AskEntry::Answered { reply, by_call: false, .. }) = self.asks.get(&id) {
             let reply = reply.clone();
-            self.effect(Effect::Answer { number, ask: id, reply });
+            self.add_effect(SessionEffect::SendAnswer { number, ask: id, reply });
         }
     }
 
     /// An ask that nobody will answer, since its run is being stopped or is over: opened and withdrawn at once, so
     /// that readers see what the agent wanted.
-    fn turn_away(&mut self, mut ask: Ask, run: Option<RunId>, by: ResolvedBy) {
+    fn open_withdrawn_ask(&mut self, mut ask: Ask, run: Option<RunId>, by: ResolvedBy) {
         let id: AskId = ask.id.clone();
-        self.emit(run.clone(), Body::AskOpened(AskOpened { ask_id: id.clone(), ask: ask.clone() }));
-        ask.state = AskState::Withdrawn;
-        let number = self.emit(run, Body::AskResolved(AskResolved::new(ask, by)));
-        self.effect(Effect::Answer { number, ask: id, reply: AskReply::Withdrawn });
+        self.emit(run.clone(), EventBody::AskOpened(AskOpened { ask_id: id.clone(), ask: ask.clone() }));
+        ask.state = AskStatus::Withdrawn;
+        let number = self.emit(run, EventBody::AskResolved(AskResolved::new(ask, by)));
+        self.add_effect(SessionEffect::SendAnswer { number, ask: id, reply: AskReply::Withdrawn });
     }
 
-    fn terminal(&mut self, run: &RunId, outcome: Outcome) {
-        let turn = self.turn().filter(|(turn, _)| turn.id == *run);
+    fn handle_turn_end(&mut self, run: &RunId, outcome: TurnOutcome) {
+        let turn = self.current_turn().filter(|(turn, _)| turn.id == *run);
         let Some(stopping) = turn.map(|(_, started)| started.stop.is_some()) else { return };
-        let Outcome { stop, text, error, processes, transcript, agent_ends } = outcome;
+        let TurnOutcome { stop, text, error, processes, transcript, agent_ends } = outcome;
         if agent_ends {
             // It is there for a moment still, and the next prompt is not for it.
-            self.world.link = Link::Starting;
+            self.context.agent = AgentAvailability::Starting;
         }
         let reason = match stop {
-            Stop::EndTurn => FinishReason::EndTurn,
-            Stop::Cancelled => FinishReason::Cancelled,
-            Stop::MaxTokens => FinishReason::MaxTokens,
-            Stop::MaxTurns => FinishReason::MaxTurns,
-            Stop::Refused => FinishReason::Refused,
-            Stop::Timeout => FinishReason::Timeout,
-            Stop::BudgetExceeded => FinishReason::BudgetExceeded,
-            Stop::Error => FinishReason::Error,
-            Stop::Suspended if !stopping => {
-                self.suspend(run, transcript);
+            TurnStopReason::EndTurn => FinishReason::EndTurn,
+            TurnStopReason::Cancelled => FinishReason::Cancelled,
+            TurnStopReason::MaxTokens => FinishReason::MaxTokens,
+            TurnStopReason::MaxTurns => FinishReason::MaxTurns,
+            TurnStopReason::Refused => FinishReason::Refused,
+            TurnStopReason::Timeout => FinishReason::Timeout,
+            TurnStopReason::BudgetExceeded => FinishReason::BudgetExceeded,
+            TurnStopReason::Error => FinishReason::Error,
+            TurnStopReason::Suspended if !stopping => {
+                self.suspend_run(run, transcript);
                 return self.advance();
             }
             // Somebody wants it stopped, and it has: there is nothing to wait for.
-            Stop::Suspended => FinishReason::Cancelled,
+            TurnStopReason::Suspended => FinishReason::Cancelled,
         };
         let failed = || RunError::new("agent_error", "the agent failed");
-        let error = (stop == Stop::Error).then(|| error.unwrap_or_else(failed));
-        self.end(run, Ending { reason, text, error, processes });
+        let error = (stop == TurnStopReason::Error).then(|| error.unwrap_or_else(failed));
+        self.finish_run_with(run, RunEnding { reason, text, error, processes });
         self.advance();
     }
 }

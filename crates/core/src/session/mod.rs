@@ -5,36 +5,39 @@
 //! whether a halt is set and whether a budget is spent are facts of the moment; they come with each input as the
 //! [`World`].
 
+mod advance;
 mod agent;
-mod calls;
 mod commands;
-mod draft;
 mod evolve;
 mod finish;
 mod mail;
-mod next;
 mod state;
+mod step_builder;
 mod suspend;
 mod timers;
+mod tool_questions;
 mod worker;
 
-use qd_protocol::event::{Answer, Ask, Attachment, Body, ChildResult, Limits, StopCause};
-use qd_protocol::link::{Gone, Reply as AskReply, Up, UpNumber};
-use qd_protocol::mail::{Deliver, MailKind};
+use qd_protocol::event::{Ask, AskAnswer, Attachment, ChildResult, EventBody, RunStopCause, SessionLimits};
+use qd_protocol::link::{AgentExitReason, AgentUpdate, AskResolution as AskReply, UpdateNumber};
+use qd_protocol::mail::{MailDelivery, MailKind};
 use qd_protocol::policy::Policy;
-use qd_protocol::{AskId, MailId, Millis, Number, RunId, SessionId, Text, WorkerId};
+use qd_protocol::{AskId, EventNumber, LongText, MailId, Millis, RunId, SessionId, WorkerId};
 
-pub(crate) use commands::fits;
+pub(crate) use commands::validate_answer;
 pub use evolve::evolve;
-pub use state::{AskEntry, Letter, Mark, Phase, Run, Stands, Started, State, Steer, Suspended};
-pub use timers::{deadline, milliseconds};
+pub use state::{
+    AskEntry, MailDeliveryState, MailboxEntry, PendingSteer, RunExecution, RunStopRequest, RunSuspension,
+    SessionPhase, SessionState, UnfinishedRun,
+};
+pub use timers::{deadline, seconds_to_millis};
 
-use crate::rows::Row;
-use draft::Draft;
+use crate::rows::UpdatedRow;
+use step_builder::SessionStepBuilder;
 
 /// What is true at this moment outside the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct World {
+pub struct SessionContext {
     /// The time.
     pub now: Millis,
     /// Whether a halt is set: nothing starts.
@@ -42,25 +45,25 @@ pub struct World {
     /// Whether the budget of this session, or of one above it, is spent: what would start ends at once.
     pub over_budget: bool,
     /// Whether one more agent may live.
-    pub room: bool,
+    pub slot_available: bool,
     /// The agent.
-    pub link: Link,
+    pub agent: AgentAvailability,
 }
 
 /// Whether there is an agent to talk to. With a worker that is being stopped there is none, but one is on its way:
 /// [`Link::Starting`] until the worker is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Link {
+pub enum AgentAvailability {
     /// No.
     Absent,
     /// No, but a worker that holds what turns have left running.
-    Resting,
+    WorkerOnly,
     /// On its way.
     Starting,
     /// Yes.
     Ready {
         /// Whether its turns can be steered.
-        steers: bool,
+        steerable: bool,
     },
     /// It may be; the connection is broken and being mended.
     Lost,
@@ -68,26 +71,26 @@ pub enum Link {
 
 /// Everything that can happen to a session.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Input {
+pub enum SessionInput {
     /// A client, or the daemon itself, wants something.
-    Command(Command),
+    Command(SessionCommand),
     /// The agent's side said something.
-    Heard(UpNumber, Up),
+    LinkMessage(UpdateNumber, AgentUpdate),
     /// The connection broke; the agent may live on.
-    Lost,
+    LinkLost,
     /// The worker is connected; it has applied our commands up to this number.
-    Attached {
+    WorkerAttached {
         /// The last number applied.
-        applied: Number,
+        applied: EventNumber,
         /// Whether it was there before, and so has been found again.
-        again: bool,
+        reattached: bool,
         /// How long the turn under way has run, as the worker counts it.
         run_time_ms: Option<u64>,
     },
     /// There is no worker any more, as the link found out.
-    Gone(Gone),
+    WorkerGone(AgentExitReason),
     /// Something that a person should see happened on the way to an agent.
-    Noticed {
+    Notice {
         /// What.
         text: String,
     },
@@ -99,53 +102,53 @@ pub enum Input {
 
 /// What a client, or the daemon itself, wants.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Command {
+pub enum SessionCommand {
     /// Take a prompt.
-    Accept(Accept),
+    AcceptPrompt(PromptSubmission),
     /// Stop every run there is, or one.
     Cancel {
         /// This one alone.
         run: Option<RunId>,
         /// By whom.
-        by: StopCause,
+        by: RunStopCause,
         /// In the client's words.
         reason: Option<String>,
     },
     /// The session above was cancelled.
-    CancelFromAbove {
+    CancelFromParent {
         /// The number of that cancel there, by which a repeat is known.
-        cause: Number,
+        cause: EventNumber,
     },
     /// All sessions below have applied this cancel.
-    BelowCancelled {
+    ChildrenCancelled {
         /// The number it bears here.
-        number: Number,
+        number: EventNumber,
     },
     /// Stop the active run because a halt says so; what waits goes on waiting.
-    CancelActive,
+    CancelActiveRun,
     /// The budget of this session or of one above is spent.
     OverBudget,
     /// Tell the running turn something.
     Steer {
         /// What.
-        text: Text,
+        text: LongText,
     },
     /// Answer an ask.
     Answer {
         /// Which.
         ask: AskId,
         /// How.
-        answer: Answer,
+        answer: AskAnswer,
     },
     /// Remove one that waits.
-    Remove {
+    RemoveQueued {
         /// Which.
         run: RunId,
     },
     /// Remove all that wait.
-    Clear,
+    ClearQueue,
     /// Change settings.
-    Update(Update),
+    UpdateSettings(SettingsUpdate),
     /// A session below is being created, in the same transaction.
     AddChild {
         /// Its id.
@@ -157,11 +160,11 @@ pub enum Command {
         purge: bool,
     },
     /// All sessions below have closed.
-    BelowClosed,
+    ChildrenClosed,
     /// A session below has nothing to do any more. Said at least once; only a run that waits for it takes note.
     ChildEnded(ChildResult),
     /// The agent asks a person something by a tool call, whose result the answer will be.
-    Question {
+    OpenQuestion {
         /// The ask, by a new id.
         ask: AskId,
         /// What it wants to know.
@@ -170,36 +173,36 @@ pub enum Command {
         options: Vec<String>,
     },
     /// The answer to such a question was given to the call.
-    AnswerTaken {
+    AnswerDelivered {
         /// Which.
         ask: AskId,
     },
     /// The call that waited for such a question is no more.
-    TakeBack {
+    WithdrawQuestion {
         /// Which.
         ask: AskId,
     },
     /// Take a message.
-    Put(Put),
+    AcceptMail(MailSubmission),
     /// Give out messages that wait.
-    Claim {
+    ClaimMail {
         /// How many at most.
         max: usize,
         /// For how long.
-        limit_ms: u64,
+        lease_ms: u64,
     },
     /// Whoever claimed a message is done with it.
-    Acknowledge {
+    AcknowledgeMail {
         /// Which.
         id: MailId,
         /// By this claim; without one, by whoever has it.
-        claim: Option<Number>,
+        claim: Option<EventNumber>,
     },
 }
 
 /// A message that was checked at the edge, under an id that no other message has.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Put {
+pub struct MailSubmission {
     /// The message.
     pub id: MailId,
     /// From whom, as the daemon says.
@@ -215,7 +218,7 @@ pub struct Put {
     /// What the sender knows the exchange by.
     pub correlation_id: Option<String>,
     /// How it is to be delivered; as the session's settings say unless given.
-    pub deliver: Option<Deliver>,
+    pub deliver: Option<MailDelivery>,
     /// The run that it becomes, where somebody waits for one; else it gets one of its own.
     pub run: Option<RunId>,
     /// What tells it apart from another message under the same id.
@@ -224,11 +227,11 @@ pub struct Put {
 
 /// A prompt that was checked at the edge.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Accept {
+pub struct PromptSubmission {
     /// Its run.
     pub run: RunId,
     /// What to do.
-    pub prompt: Text,
+    pub prompt: LongText,
     /// Files.
     pub attachments: Vec<Attachment>,
     /// What tells it apart from another prompt under the same id.
@@ -237,7 +240,7 @@ pub struct Accept {
 
 /// A change of settings that was checked at the edge. What is `None` stays.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Update {
+pub struct SettingsUpdate {
     /// The new title.
     pub title: Option<String>,
     /// The new model.
@@ -245,94 +248,94 @@ pub struct Update {
     /// The new policy.
     pub policy: Option<Policy>,
     /// The new limits, all of them.
-    pub limits: Option<Limits>,
+    pub limits: Option<SessionLimits>,
 }
 
 /// What a step decided.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Step {
+pub struct SessionStep {
     /// To be journalled, in order.
-    pub events: Vec<Recorded>,
+    pub events: Vec<SessionEvent>,
     /// What they change in the lists, in the same transaction; the last word on each row counts.
-    pub rows: Vec<Row>,
+    pub rows: Vec<UpdatedRow>,
     /// Whether they change the session's own row.
     pub session_changed: bool,
     /// To be done once they are.
-    pub effects: Vec<Effect>,
+    pub effects: Vec<SessionEffect>,
     /// For whoever sent the command.
-    pub reply: Option<Reply>,
+    pub reply: Option<CommandReply>,
     /// Texts that do not fit their event and must be kept as files before it is journalled.
-    pub large: Vec<Large>,
+    pub oversized_texts: Vec<OversizedText>,
 }
 
 /// An event of a session, before the journal gives it a seq.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Recorded {
+pub struct SessionEvent {
     /// Its place in the session.
-    pub number: Number,
+    pub number: EventNumber,
     /// When it was decided.
     pub ts: Millis,
     /// The run that it belongs to.
     pub run: Option<RunId>,
     /// What was heard and made it.
-    pub up: Option<UpNumber>,
+    pub link_number: Option<UpdateNumber>,
     /// What happened.
-    pub body: Body,
+    pub body: EventBody,
 }
 
 /// The text of a `run.finished` that is too long for it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Large {
+pub struct OversizedText {
     /// Which of the step's events.
-    pub event: usize,
+    pub event_index: usize,
     /// The text; `None`: it is the run's deltas, joined, which only the journal has.
     pub text: Option<String>,
 }
 
 /// What the shell is to do once the events are journalled.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Effect {
+pub enum SessionEffect {
     /// See that there is an agent. Nothing, if there is one or one is on its way.
-    Launch {
+    LaunchAgent {
         /// In this worker.
         worker: WorkerId,
         /// Whether the worker is new; else it is there and has no agent.
-        fresh: bool,
+        new_worker: bool,
     },
     /// Give the prompt of this run to the agent, or what a suspended run goes on with.
-    Prompt {
+    SendPrompt {
         /// The number of its `run.started`, or of its `run.resumed`.
-        number: Number,
+        number: EventNumber,
         /// The run.
         run: RunId,
     },
     /// Give a steer to the agent.
-    Steer {
+    SendSteer {
         /// The number of the event that sends it.
-        number: Number,
+        number: EventNumber,
         /// The run.
         run: RunId,
         /// The words.
-        text: Text,
+        text: LongText,
     },
     /// Ask the agent to stop.
-    Cancel {
+    CancelTurn {
         /// The number of the `run.cancel_requested`.
-        number: Number,
+        number: EventNumber,
         /// The run.
         run: RunId,
     },
     /// Stop the agent's turn whatever it takes.
-    Kill {
+    KillTurn {
         /// The number of the `run.kill_requested`.
-        number: Number,
+        number: EventNumber,
         /// The run.
         run: RunId,
     },
     /// Give an answer to the agent.
-    Answer {
+    SendAnswer {
         /// The number of the `ask.resolved`.
-        number: Number,
+        number: EventNumber,
         /// The ask.
         ask: AskId,
         /// The answer.
@@ -341,24 +344,24 @@ pub enum Effect {
     /// End the agent and its worker; then say that it is gone. Nothing, if that is under way.
     StopAgent,
     /// See which of these sessions below have ended, and say [`Command::ChildEnded`] for each of them.
-    AskChildren {
+    QueryChildren {
         /// The sessions.
         children: Vec<SessionId>,
     },
     /// Nothing is left to do here: say [`Command::ChildEnded`] to the session above.
-    TellParent,
+    NotifyParent,
     /// A run of a session in a fleet has ended: say so to the fleet, which knows whether it started it.
-    TellFleet {
+    NotifyFleet {
         /// The run.
         run: RunId,
     },
     /// Cancel the sessions below; then say [`Command::BelowCancelled`].
-    CancelBelow {
+    CancelChildren {
         /// The number that this cancel bears.
-        number: Number,
+        number: EventNumber,
     },
     /// Close the sessions below; then say [`Command::BelowClosed`].
-    CloseBelow {
+    CloseChildren {
         /// Whether their events go too.
         purge: bool,
     },
@@ -370,7 +373,7 @@ pub enum Effect {
 
 /// What became of a command.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Reply {
+pub enum CommandReply {
     /// A prompt is ours.
     Accepted {
         /// Its place in the queue; 0: it starts at once.
@@ -390,30 +393,30 @@ pub enum Reply {
     /// An answer won.
     Answered(Box<Ask>),
     /// A question is open.
-    Asked(AskId),
+    QuestionOpened(AskId),
     /// These runs left the queue.
     Removed(Vec<RunId>),
     /// A message is ours.
-    Mailed {
+    MailAccepted {
         /// Its `mail.sent` among the step's events; `None`: it was ours before.
         event: Option<usize>,
     },
     /// These messages are the caller's until then, each by its claim.
-    Claimed {
+    MailClaimed {
         /// The messages, the oldest first.
-        mail: Vec<(MailId, Number)>,
+        mail: Vec<(MailId, EventNumber)>,
         /// Until when.
         until: Millis,
     },
     /// It is so.
     Done,
     /// It is not.
-    Refused(Refusal),
+    Refused(CommandRefusal),
 }
 
 /// Why a command was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refusal {
+pub enum CommandRefusal {
     /// The session takes no more.
     Closed,
     /// Too many wait.
@@ -439,17 +442,19 @@ pub enum Refusal {
 }
 
 /// Judges one input. Each event is applied with [`evolve`] as it is decided; nothing else changes the state.
-pub fn step(state: &mut State, input: Input, world: &World) -> Step {
-    let mut draft = Draft::new(state, *world);
+pub fn step(state: &mut SessionState, input: SessionInput, world: &SessionContext) -> SessionStep {
+    let mut draft = SessionStepBuilder::new(state, *world);
     match input {
-        Input::Command(command) => draft.command(command),
-        Input::Heard(number, up) => draft.heard(number, up),
-        Input::Lost => {}
-        Input::Attached { applied, again, run_time_ms } => draft.attached(applied, again, run_time_ms),
-        Input::Gone(gone) => draft.gone(gone),
-        Input::Noticed { text } => draft.noticed(text),
-        Input::Tick => draft.tick(),
-        Input::Wake => draft.wake(),
+        SessionInput::Command(command) => draft.handle_command(command),
+        SessionInput::LinkMessage(number, up) => draft.handle_link_message(number, up),
+        SessionInput::LinkLost => {}
+        SessionInput::WorkerAttached { applied, reattached: again, run_time_ms } => {
+            draft.handle_worker_attached(applied, again, run_time_ms)
+        }
+        SessionInput::WorkerGone(gone) => draft.handle_worker_gone(gone),
+        SessionInput::Notice { text } => draft.emit_notice(text),
+        SessionInput::Tick => draft.handle_tick(),
+        SessionInput::Wake => draft.handle_wake(),
     }
-    draft.done()
+    draft.into_step()
 }

@@ -3,23 +3,24 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use qd_protocol::event::{Ask, ChildResult, Closing, SessionCreated, StopCause, Usage};
-use qd_protocol::link::{Reply, UpNumber};
-use qd_protocol::text::Blob;
-use qd_protocol::{AskId, MailId, Millis, Number, RunId, SessionId, Text, WorkerId, WorkspaceId};
+use qd_protocol::event::{Ask, ChildResult, RunStopCause, SessionCloseMode, SessionCreated, TokenUsage};
+use qd_protocol::link::{AskResolution, UpdateNumber};
+use qd_protocol::text::BlobRef;
+use qd_protocol::{AskId, EventNumber, LongText, MailId, Millis, RunId, SessionId, WorkerId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 
 /// One conversation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct State {
+pub struct SessionState {
     /// The session.
     pub id: SessionId,
     /// Its project.
     pub workspace: WorkspaceId,
     /// How many events it has.
-    pub number: Number,
+    pub number: EventNumber,
     /// The last thing heard that made an event. What is not above it was heard before.
-    pub taken: UpNumber,
+    #[serde(rename = "taken")]
+    pub last_link_number: UpdateNumber,
     /// What it was made with, as changed since.
     pub settings: SessionCreated,
     /// The agent's own name for the conversation.
@@ -32,28 +33,32 @@ pub struct State {
     pub worker_since: Millis,
     /// Since when that worker is being ended. It is given no run any more.
     #[serde(default)]
-    pub stopping: Option<Millis>,
+    #[serde(rename = "stopping")]
+    pub worker_stopping_since: Option<Millis>,
     /// When workers of late were lost or failed, oldest first: no more of them than it takes to stop starting others.
     #[serde(default)]
     pub crashes: VecDeque<Millis>,
     /// Runs that have not ended, in the order in which they are served. Only the first can have started.
-    pub runs: VecDeque<Run>,
+    pub runs: VecDeque<UnfinishedRun>,
     /// Asks that nobody has answered, and answers that the agent has not confirmed.
     pub asks: BTreeMap<AskId, AskEntry>,
     /// Tools that a person has allowed for the rest of the session.
     pub grants: BTreeSet<String>,
     /// What all its runs have used.
-    pub usage: Usage,
+    pub usage: TokenUsage,
     /// Sessions below.
     pub children: BTreeSet<SessionId>,
     /// A cancel that the sessions below have not all confirmed.
-    pub owed_cancel: Option<Number>,
+    #[serde(rename = "owed_cancel")]
+    pub pending_child_cancel: Option<EventNumber>,
     /// The last cancel of the session above that was applied here.
-    pub parent_cancel: Number,
+    #[serde(rename = "parent_cancel")]
+    pub last_parent_cancel: EventNumber,
     /// Whether it takes no more prompts.
-    pub closing: Option<Closing>,
+    pub closing: Option<SessionCloseMode>,
     /// Whether the sessions below have closed, where this one is closing.
-    pub below_closed: bool,
+    #[serde(rename = "below_closed")]
+    pub children_closed: bool,
     /// Whether it has ended.
     pub closed: bool,
     /// Since when it exists.
@@ -65,23 +70,24 @@ pub struct State {
     pub last_finished: Option<Millis>,
     /// Messages that something may still become of, in the order in which they came. Their words are in the journal.
     #[serde(default)]
-    pub mail: VecDeque<Letter>,
+    pub mail: VecDeque<MailboxEntry>,
 }
 
 /// A message that something may still become of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Letter {
+pub struct MailboxEntry {
     /// The message.
     pub id: MailId,
     /// How often it has come back.
     pub returns: u32,
     /// Where it stands.
-    pub stands: Stands,
+    #[serde(rename = "stands")]
+    pub delivery: MailDeliveryState,
 }
 
 /// Where a message stands.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Stands {
+pub enum MailDeliveryState {
     /// It waits to be claimed.
     Held,
     /// It is this run, which the agent does not have yet.
@@ -89,14 +95,16 @@ pub enum Stands {
     /// It is being told to the active run, and becomes this one if that does not take it.
     Steer {
         /// The run that it is told to.
-        told: RunId,
+        #[serde(rename = "told")]
+        target_run: RunId,
         /// The run that it becomes.
-        otherwise: RunId,
+        #[serde(rename = "otherwise")]
+        fallback_run: RunId,
     },
     /// Somebody has it.
     Claimed {
         /// The number of its `mail.claimed`.
-        claim: Number,
+        claim: EventNumber,
         /// Until when.
         until: Millis,
     },
@@ -104,7 +112,7 @@ pub enum Stands {
 
 /// A run that has not ended. Its prompt is in the journal, not here.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Run {
+pub struct UnfinishedRun {
     /// The run.
     pub id: RunId,
     /// When it was accepted.
@@ -120,27 +128,29 @@ pub struct Run {
     pub mail: Option<MailId>,
     /// Whether it waits because no more agents may live.
     #[serde(default)]
-    pub lacks_room: bool,
+    #[serde(rename = "lacks_room")]
+    pub waits_for_slot: bool,
     /// Steers that the turn has neither taken nor missed.
-    pub steers: Vec<Steer>,
+    pub steers: Vec<PendingSteer>,
     /// What there is once the agent has it.
-    pub started: Option<Started>,
+    pub started: Option<RunExecution>,
 }
 
 /// A run that the agent works on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Started {
+pub struct RunExecution {
     /// When.
-    pub at: Millis,
+    #[serde(rename = "at")]
+    pub started_at: Millis,
     /// The number of its `run.started`, or of its last `run.resumed`: what the agent was last given bears it.
-    pub number: Number,
+    pub number: EventNumber,
     /// Whether it was a `run.resumed`.
     #[serde(default)]
     pub resumed: bool,
     /// The stop that was asked for: a latch, never taken back.
-    pub stop: Option<Mark>,
+    pub stop: Option<RunStopRequest>,
     /// The kill after that.
-    pub kill: Option<Mark>,
+    pub kill: Option<RunStopRequest>,
     /// Milliseconds that it has waited for people and for sessions below, up to `waiting_since`.
     pub waited_ms: u64,
     /// Since when it waits for one of them.
@@ -150,7 +160,7 @@ pub struct Started {
     pub children: BTreeSet<SessionId>,
     /// What there is while it waits for sessions that it started. No turn is under way then.
     #[serde(default)]
-    pub suspended: Option<Suspended>,
+    pub suspended: Option<RunSuspension>,
     /// Model calls so far.
     pub turns: u32,
     /// Whether the agent itself reports them; else tool calls are counted.
@@ -160,56 +170,57 @@ pub struct Started {
     /// Bytes of all that it said.
     pub text_len: u64,
     /// What it used.
-    pub usage: Usage,
+    pub usage: TokenUsage,
 }
 
-impl Started {
+impl RunExecution {
     /// Milliseconds that it has run by now, without its waits.
     pub fn run_time(&self, now: Millis) -> u64 {
-        self.waiting_since.unwrap_or(now).since(self.at).saturating_sub(self.waited_ms)
+        self.waiting_since.unwrap_or(now).since(self.started_at).saturating_sub(self.waited_ms)
     }
 }
 
 /// What a suspended run waits for.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct Suspended {
+pub struct RunSuspension {
     /// Sessions that have not ended.
     pub waits_for: BTreeSet<SessionId>,
     /// What became of the others, in the order in which they ended.
-    pub ended: Vec<ChildResult>,
+    #[serde(rename = "ended")]
+    pub results: Vec<ChildResult>,
 }
 
 /// A moment at which something was asked of the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mark {
+pub struct RunStopRequest {
     /// The event.
-    pub number: Number,
+    pub number: EventNumber,
     /// When.
     pub at: Millis,
     /// Why.
-    pub by: StopCause,
+    pub by: RunStopCause,
 }
 
 /// A steer that is under way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Steer {
+pub struct PendingSteer {
     /// The number of its `steer.accepted`.
-    pub accepted: Number,
+    pub accepted: EventNumber,
     /// The number of the event that sent it; `None`: it waits for its run to start.
-    pub sent: Option<Number>,
+    pub sent: Option<EventNumber>,
     /// The words, or their head.
     pub text: String,
     /// The file that holds the whole.
-    pub blob: Option<Blob>,
+    pub blob: Option<BlobRef>,
     /// The message that it is.
     #[serde(default)]
     pub mail: Option<MailId>,
 }
 
-impl Steer {
+impl PendingSteer {
     /// Its words.
-    pub fn words(&self) -> Text {
-        Text { head: self.text.clone(), blob: self.blob.clone() }
+    pub fn full_text(&self) -> LongText {
+        LongText { head: self.text.clone(), blob: self.blob.clone() }
     }
 }
 
@@ -223,9 +234,9 @@ pub enum AskEntry {
         /// The run.
         run: Option<RunId>,
         /// The number of its `ask.resolved`.
-        number: Number,
+        number: EventNumber,
         /// What the agent is told.
-        reply: Reply,
+        reply: AskResolution,
         /// Whether a tool call waits for it, and nothing goes down the link.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         by_call: bool,
@@ -245,7 +256,7 @@ impl AskEntry {
 /// What a session does, as far as the journal says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Phase {
+pub enum SessionPhase {
     /// No run.
     Idle,
     /// Runs that wait until one more agent may live.
@@ -260,29 +271,29 @@ pub enum Phase {
     Closed,
 }
 
-impl State {
+impl SessionState {
     /// A session that has just been created. The event is its first.
     pub fn new(id: SessionId, workspace: WorkspaceId, created: SessionCreated, at: Millis) -> Self {
         Self {
             id,
             workspace,
-            number: Number(1),
-            taken: UpNumber(0),
+            number: EventNumber(1),
+            last_link_number: UpdateNumber(0),
             settings: created,
             agent_session_id: None,
             worker: None,
             worker_since: at,
-            stopping: None,
+            worker_stopping_since: None,
             crashes: VecDeque::new(),
             runs: VecDeque::new(),
             asks: BTreeMap::new(),
             grants: BTreeSet::new(),
-            usage: Usage::default(),
+            usage: TokenUsage::default(),
             children: BTreeSet::new(),
-            owed_cancel: None,
-            parent_cancel: Number(0),
+            pending_child_cancel: None,
+            last_parent_cancel: EventNumber(0),
             closing: None,
-            below_closed: false,
+            children_closed: false,
             closed: false,
             created_at: at,
             updated_at: at,
@@ -292,41 +303,41 @@ impl State {
     }
 
     /// True from the moment a prompt is accepted until its run has ended and nothing is queued.
-    pub fn busy(&self) -> bool {
+    pub fn is_busy(&self) -> bool {
         !self.runs.is_empty()
     }
 
     /// What it does.
-    pub fn phase(&self) -> Phase {
+    pub fn phase(&self) -> SessionPhase {
         match self.runs.front() {
-            _ if self.closed => Phase::Closed,
-            None => Phase::Idle,
-            Some(Run { started: None, lacks_room: true, .. }) => Phase::Queued,
-            Some(Run { started: None, .. }) => Phase::Unstarted,
-            Some(_) if self.suspended().is_some() => Phase::Waiting,
-            Some(_) if self.pending_asks().next().is_some() => Phase::Waiting,
-            Some(_) => Phase::Running,
+            _ if self.closed => SessionPhase::Closed,
+            None => SessionPhase::Idle,
+            Some(UnfinishedRun { started: None, waits_for_slot: true, .. }) => SessionPhase::Queued,
+            Some(UnfinishedRun { started: None, .. }) => SessionPhase::Unstarted,
+            Some(_) if self.suspension().is_some() => SessionPhase::Waiting,
+            Some(_) if self.pending_asks().next().is_some() => SessionPhase::Waiting,
+            Some(_) => SessionPhase::Running,
         }
     }
 
     /// The run that has started and not ended.
-    pub fn active(&self) -> Option<(&Run, &Started)> {
+    pub fn active_run(&self) -> Option<(&UnfinishedRun, &RunExecution)> {
         let run = self.runs.front()?;
         Some((run, run.started.as_ref()?))
     }
 
     /// The active run, if the agent is in a turn of it.
-    pub fn turn(&self) -> Option<(&Run, &Started)> {
-        self.active().filter(|(_, started)| started.suspended.is_none())
+    pub fn current_turn(&self) -> Option<(&UnfinishedRun, &RunExecution)> {
+        self.active_run().filter(|(_, started)| started.suspended.is_none())
     }
 
     /// What the active run waits for, if it is suspended.
-    pub fn suspended(&self) -> Option<&Suspended> {
-        self.active()?.1.suspended.as_ref()
+    pub fn suspension(&self) -> Option<&RunSuspension> {
+        self.active_run()?.1.suspended.as_ref()
     }
 
     /// The run of this id, if it has not ended.
-    pub fn run(&self, id: &RunId) -> Option<&Run> {
+    pub fn run(&self, id: &RunId) -> Option<&UnfinishedRun> {
         self.runs.iter().find(|run| run.id == *id)
     }
 
@@ -339,14 +350,14 @@ impl State {
     }
 
     /// The message of this id, if something may still become of it.
-    pub fn letter(&self, id: &MailId) -> Option<&Letter> {
+    pub fn mailbox_entry(&self, id: &MailId) -> Option<&MailboxEntry> {
         self.mail.iter().find(|letter| letter.id == *id)
     }
 
     /// When the first claim on a message runs out.
-    pub fn claim_expires(&self) -> Option<Millis> {
-        let until = |letter: &Letter| match letter.stands {
-            Stands::Claimed { until, .. } => Some(until),
+    pub fn next_claim_expiry(&self) -> Option<Millis> {
+        let until = |letter: &MailboxEntry| match letter.delivery {
+            MailDeliveryState::Claimed { until, .. } => Some(until),
             _ => None,
         };
         self.mail.iter().filter_map(until).min().filter(|_| !self.closed)
@@ -354,28 +365,28 @@ impl State {
 
     /// Whether it owes somebody something that only the journal remembers: another session, or whoever waits for a
     /// message to come back.
-    pub fn owes(&self) -> bool {
-        self.owed_cancel.is_some()
+    pub fn has_pending_obligations(&self) -> bool {
+        self.pending_child_cancel.is_some()
             || (self.closing.is_some() && !self.closed)
-            || self.claim_expires().is_some()
+            || self.next_claim_expiry().is_some()
     }
 
     /// Whether it is closing and nothing is left of it but, perhaps, its worker.
-    pub fn is_closing_up(&self) -> bool {
-        let below = self.children.is_empty() || self.below_closed;
-        self.closing.is_some() && !self.closed && !self.busy() && below
+    pub fn is_ready_to_close(&self) -> bool {
+        let below = self.children.is_empty() || self.children_closed;
+        self.closing.is_some() && !self.closed && !self.is_busy() && below
     }
 
     /// How many runs at the head of the list are not waiting: the one that is active or about to be.
-    pub fn serving(&self, halted: bool) -> usize {
+    pub fn serving_count(&self, halted: bool) -> usize {
         match self.runs.front() {
-            Some(run) => usize::from(run.started.is_some() || !(halted || run.lacks_room)),
+            Some(run) => usize::from(run.started.is_some() || !(halted || run.waits_for_slot)),
             None => 0,
         }
     }
 
     /// Runs that wait, with their places from 1.
-    pub fn waiting(&self, halted: bool) -> impl Iterator<Item = (u32, &Run)> {
-        (1..).zip(self.runs.iter().skip(self.serving(halted)))
+    pub fn queued_runs(&self, halted: bool) -> impl Iterator<Item = (u32, &UnfinishedRun)> {
+        (1..).zip(self.runs.iter().skip(self.serving_count(halted)))
     }
 }

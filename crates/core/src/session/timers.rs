@@ -1,91 +1,100 @@
 //! Deadlines. They are computed from the state, never set and forgotten, so a rebuilt session has the same ones.
 
 use qd_protocol::Millis;
-use qd_protocol::event::{Body, Empty, Limits, Processes, SessionUpdated, StopCause};
+use qd_protocol::event::{
+    EmptyEventData, EventBody, ProcessCleanup, RunStopCause, SessionLimits, SessionUpdated,
+};
 use qd_protocol::limits::{CANCEL_GRACE_S, KILL_S};
 
-use super::draft::Draft;
-use super::finish::Ending;
-use super::{Effect, Link, Started, State};
+use super::finish::RunEnding;
+use super::step_builder::SessionStepBuilder;
+use super::{AgentAvailability, RunExecution, SessionEffect, SessionState};
 
 /// How long a worker that was told to end, or to kill a turn, is waited for: what a killed process may take, and then some
 /// for the news to come.
-const STOP_S: u64 = KILL_S + 5;
+const STOP_WAIT_S: u64 = KILL_S + 5;
 
 /// What comes due.
-enum Due {
+enum DeadlineAction {
     Kill,
-    Abandon,
+    AbandonTurn,
     Timeout,
     Close,
 }
 
 /// When [`Input::Tick`](super::Input::Tick) has something to do, if nothing else happens before.
-pub fn deadline(state: &State, link: Link) -> Option<Millis> {
-    [next(state, link).map(|(at, _)| at), state.claim_expires()].into_iter().flatten().min()
+pub fn deadline(state: &SessionState, link: AgentAvailability) -> Option<Millis> {
+    [next_timer(state, link).map(|(at, _)| at), state.next_claim_expiry()].into_iter().flatten().min()
 }
 
-fn next(state: &State, link: Link) -> Option<(Millis, Due)> {
-    match state.active() {
-        Some((_, started)) => next_of_run(&state.settings.limits, started, link),
-        None if state.is_closing_up() => Some((state.stopping?.plus(STOP_S * 1000), Due::Close)),
+fn next_timer(state: &SessionState, link: AgentAvailability) -> Option<(Millis, DeadlineAction)> {
+    match state.active_run() {
+        Some((_, started)) => next_run_timer(&state.settings.limits, started, link),
+        None if state.is_ready_to_close() => {
+            Some((state.worker_stopping_since?.plus(STOP_WAIT_S * 1000), DeadlineAction::Close))
+        }
         None => None,
     }
 }
 
-fn next_of_run(limits: &Limits, started: &Started, link: Link) -> Option<(Millis, Due)> {
+fn next_run_timer(
+    limits: &SessionLimits,
+    started: &RunExecution,
+    link: AgentAvailability,
+) -> Option<(Millis, DeadlineAction)> {
     match (started.stop, started.kill) {
-        (_, Some(kill)) => Some((kill.at.plus(STOP_S * 1000), Due::Abandon)),
+        (_, Some(kill)) => Some((kill.at.plus(STOP_WAIT_S * 1000), DeadlineAction::AbandonTurn)),
         (Some(stop), None) => {
-            let grace = limits.cancel_grace_s.map_or(CANCEL_GRACE_S * 1000, milliseconds);
-            Some((stop.at.plus(grace), Due::Kill))
+            let grace = limits.cancel_grace_s.map_or(CANCEL_GRACE_S * 1000, seconds_to_millis);
+            Some((stop.at.plus(grace), DeadlineAction::Kill))
         }
         (None, None) if started.waiting_since.is_some() => None,
         // A worker that is out of sight holds its turn to the limit itself, and only it knows how long that has run.
-        (None, None) if link == Link::Lost => None,
+        (None, None) if link == AgentAvailability::Lost => None,
         (None, None) => {
-            let limit = milliseconds(limits.run_timeout_s?);
-            Some((started.at.plus(started.waited_ms).plus(limit), Due::Timeout))
+            let limit = seconds_to_millis(limits.run_timeout_s?);
+            Some((started.started_at.plus(started.waited_ms).plus(limit), DeadlineAction::Timeout))
         }
     }
 }
 
 /// A limit in seconds as everything else counts time.
-pub fn milliseconds(seconds: f64) -> u64 {
+pub fn seconds_to_millis(seconds: f64) -> u64 {
     (seconds * 1000.0).clamp(0.0, 1e15) as u64
 }
 
-impl Draft<'_> {
-    pub(super) fn tick(&mut self) {
-        self.return_expired();
-        let Some((_, due)) = next(self, self.world.link).filter(|(at, _)| *at <= self.world.now) else {
+impl SessionStepBuilder<'_> {
+    pub(super) fn handle_tick(&mut self) {
+        self.return_expired_claims();
+        let Some((_, due)) = next_timer(self, self.context.agent).filter(|(at, _)| *at <= self.context.now)
+        else {
             return;
         };
-        match (due, self.active()) {
-            (Due::Close, _) => self.advance(),
-            (Due::Timeout, _) => {
-                self.stop_active(StopCause::Timeout, None);
+        match (due, self.active_run()) {
+            (DeadlineAction::Close, _) => self.advance(),
+            (DeadlineAction::Timeout, _) => {
+                self.stop_active_run(RunStopCause::Timeout, None);
             }
-            (Due::Kill, Some((run, _))) => {
+            (DeadlineAction::Kill, Some((run, _))) => {
                 let run = run.id.clone();
-                let number = self.emit(Some(run.clone()), Body::RunKillRequested(Empty {}));
-                self.effect(Effect::Kill { number, run });
+                let number = self.emit(Some(run.clone()), EventBody::RunKillRequested(EmptyEventData {}));
+                self.add_effect(SessionEffect::KillTurn { number, run });
             }
-            (Due::Abandon, Some((run, started))) => {
+            (DeadlineAction::AbandonTurn, Some((run, started))) => {
                 let run = run.id.clone();
-                let reason = started.stop.map_or(StopCause::User, |stop| stop.by).finish_reason();
+                let reason = started.stop.map_or(RunStopCause::User, |stop| stop.by).finish_reason();
                 // Whoever did not let go of a killed turn is not given the next one, by no daemon to come either.
-                self.update(SessionUpdated { stops_agent: true, ..Default::default() });
-                let processes = Processes { killed: 0, survivors: 1 };
-                self.end(&run, Ending { processes, ..Ending::of(reason) });
+                self.emit_update(SessionUpdated { stops_agent: true, ..Default::default() });
+                let processes = ProcessCleanup { killed: 0, survivors: 1 };
+                self.finish_run_with(&run, RunEnding { processes, ..RunEnding::of(reason) });
                 self.advance();
             }
-            (Due::Kill | Due::Abandon, None) => {}
+            (DeadlineAction::Kill | DeadlineAction::AbandonTurn, None) => {}
         }
     }
 
     /// Whether the worker has had all the time that it gets to end.
-    pub(super) fn has_waited_for_worker(&self) -> bool {
-        self.stopping.is_some_and(|since| since.plus(STOP_S * 1000) <= self.world.now)
+    pub(super) fn worker_stop_timed_out(&self) -> bool {
+        self.worker_stopping_since.is_some_and(|since| since.plus(STOP_WAIT_S * 1000) <= self.context.now)
     }
 }

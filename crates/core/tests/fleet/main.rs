@@ -3,10 +3,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod crew;
+mod fleet_harness;
 mod mentions;
 mod properties;
 mod rules;
-mod together;
-#[path = "../world/mod.rs"]
-mod world;
+#[path = "../simulation/mod.rs"]
+mod simulation;
+mod with_sessions;

@@ -1,14 +1,14 @@
 //! Mentions: who is written to, what comes of it, and where it ends.
 
-use qd_core::fleet::Input;
-use qd_protocol::event::{Body, FinishReason};
-use qd_protocol::fleet::{FleetState, Spec};
+use qd_core::fleet::FleetInput;
+use qd_protocol::event::{EventBody, FinishReason};
+use qd_protocol::fleet::{FleetSpec, FleetStatus};
 use qd_protocol::limits::FLEET_MENTIONS_MAX;
 
-use crate::crew::{Crew, spec};
+use crate::fleet_harness::{FleetHarness, spec};
 
-fn crew(routes: &[&str]) -> Crew {
-    Crew::start(Spec { mentions: true, ..spec(&["a", "b", "c"], &["a"], routes) })
+fn crew(routes: &[&str]) -> FleetHarness {
+    FleetHarness::start(FleetSpec { mentions: true, ..spec(&["a", "b", "c"], &["a"], routes) })
 }
 
 #[test]
@@ -16,22 +16,22 @@ fn who_is_mentioned_is_given_a_run_that_counts() {
     let mut crew = crew(&["b.done -> c"]);
     crew.says("a", "done\n@b look\n@nobody too\n@a not oneself");
     assert_eq!(crew.working(), ["b"]);
-    assert!(crew.state.errands[0].mention);
+    assert!(crew.state.assignments[0].by_mention);
     crew.crash();
     crew.done("b");
     assert_eq!(crew.working(), ["c"], "its end triggers a route");
     crew.done("c");
-    assert_eq!(crew.stands(), FleetState::Done);
+    assert_eq!(crew.stands(), FleetStatus::Done);
 }
 
 #[test]
 fn without_the_key_or_without_an_end_that_is_well_nobody_is_written_to() {
-    let mut silent = Crew::start(spec(&["a", "b"], &["a"], &[]));
+    let mut silent = FleetHarness::start(spec(&["a", "b"], &["a"], &[]));
     silent.says("a", "@b look");
-    assert_eq!(silent.stands(), FleetState::Done);
+    assert_eq!(silent.stands(), FleetStatus::Done);
     let mut failing = crew(&[]);
     failing.end("a", FinishReason::Error, "@b look");
-    assert_eq!(failing.stands(), FleetState::Failed);
+    assert_eq!(failing.stands(), FleetStatus::Failed);
 }
 
 #[test]
@@ -39,10 +39,10 @@ fn what_was_told_to_a_run_that_was_there_is_waited_for_no_more() {
     let mut crew = crew(&["b.done -> c"]);
     crew.says("a", "@b look");
     let (_, run) = crew.open().remove(0);
-    crew.step(Input::TakenIn(run.clone()));
+    crew.step(FleetInput::RunAbsorbed(run.clone()));
     assert!(crew.working().is_empty(), "its end is not b's end");
-    assert_eq!(crew.stands(), FleetState::Done);
-    let step = crew.step(Input::TakenIn(run));
+    assert_eq!(crew.stands(), FleetStatus::Done);
+    let step = crew.step(FleetInput::RunAbsorbed(run));
     assert!(step.events.is_empty(), "said twice, it happened once");
     crew.crash();
 }
@@ -53,7 +53,7 @@ fn a_mention_is_followed_beside_the_routes() {
     crew.says("a", "@b look");
     assert_eq!(crew.working(), ["c", "b"]);
     crew.done("b").done("c");
-    assert_eq!(crew.stands(), FleetState::Done);
+    assert_eq!(crew.stands(), FleetStatus::Done);
 }
 
 #[test]
@@ -65,8 +65,9 @@ fn a_circle_of_mentions_ends_with_a_problem() {
         sent = crew.given.len();
     }
     assert_eq!(sent, 1 + FLEET_MENTIONS_MAX as usize, "each under a run of its own");
-    assert_eq!(crew.stands(), FleetState::Failed);
-    let refused = |body: &&Body| matches!(body, Body::FleetMentioned(mentioned) if mentioned.error.is_some());
+    assert_eq!(crew.stands(), FleetStatus::Failed);
+    let refused =
+        |body: &&EventBody| matches!(body, EventBody::FleetMentioned(mentioned) if mentioned.error.is_some());
     assert!(crew.events.iter().any(|body| refused(&body)));
     crew.crash();
 }
@@ -76,5 +77,5 @@ fn a_cancelled_fleet_writes_to_nobody() {
     let mut crew = crew(&[]);
     crew.cancel();
     crew.says("a", "@b look");
-    assert_eq!(crew.stands(), FleetState::Cancelled);
+    assert_eq!(crew.stands(), FleetStatus::Cancelled);
 }

@@ -4,44 +4,53 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use qd_protocol::RunId;
-use qd_protocol::event::{Body, FinishReason};
-use qd_protocol::fleet::{Action, Ending, FleetState, Route, Spec, Split, Trigger};
+use qd_protocol::event::{EventBody, FinishReason};
+use qd_protocol::fleet::{
+    FanOutSplit, FleetRoute, FleetSpec, FleetStatus, RouteAction, RouteTrigger, TriggerOutcome,
+};
 
-use crate::crew::{Crew, spec};
+use crate::fleet_harness::{FleetHarness, spec};
 
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 /// More steps than any of these fleets can take.
 const STEPS: usize = 4000;
 
-fn trigger() -> impl Strategy<Value = Trigger> {
-    let on = prop_oneof![4 => Just(Ending::Done), 1 => Just(Ending::Failed), 1 => Just(Ending::Cancelled)];
-    (prop::sample::select(&NAMES[..]), on).prop_map(|(name, on)| Trigger { session: name.to_owned(), on })
+fn trigger() -> impl Strategy<Value = RouteTrigger> {
+    let on = prop_oneof![4 => Just(TriggerOutcome::Done), 1 => Just(TriggerOutcome::Failed), 1 => Just(TriggerOutcome::Cancelled)];
+    (prop::sample::select(&NAMES[..]), on)
+        .prop_map(|(name, on)| RouteTrigger { session: name.to_owned(), on })
 }
 
-fn action() -> impl Strategy<Value = Action> {
+fn action() -> impl Strategy<Value = RouteAction> {
     let targets = prop::sample::subsequence(&NAMES[..], 1..=3);
     let targets = targets.prop_map(|names| names.into_iter().map(str::to_owned).collect::<Vec<_>>());
     prop_oneof![
-        3 => prop::sample::select(&NAMES[..]).prop_map(|name| Action::RouteTo(name.to_owned())),
-        2 => targets.clone().prop_map(|to| Action::FanOut { to, split: Split::Broadcast }),
-        2 => targets.prop_map(|to| Action::FanOut { to, split: Split::BySubtask }),
-        1 => Just(Action::CollectHuman),
+        3 => prop::sample::select(&NAMES[..]).prop_map(|name| RouteAction::RouteTo(name.to_owned())),
+        2 => targets.clone().prop_map(|to| RouteAction::FanOut { to, split: FanOutSplit::Broadcast }),
+        2 => targets.prop_map(|to| RouteAction::FanOut { to, split: FanOutSplit::BySubtask }),
+        1 => Just(RouteAction::CollectHuman),
     ]
 }
 
 /// Every route has a `max`, so that whatever circles there are come to an end.
-fn route() -> impl Strategy<Value = Route> {
+fn route() -> impl Strategy<Value = FleetRoute> {
     let when = prop::collection::btree_set(trigger(), 1..=3);
     (when, prop::bool::weighted(0.3), action(), 1_u32..=2).prop_map(|(when, has_pattern, then, max)| {
-        let mut when: Vec<Trigger> = when.into_iter().collect();
-        if matches!(then, Action::FanOut { split: Split::BySubtask, .. }) {
+        let mut when: Vec<RouteTrigger> = when.into_iter().collect();
+        if matches!(then, RouteAction::FanOut { split: FanOutSplit::BySubtask, .. }) {
             when.truncate(1);
         }
-        Route { when, pattern: has_pattern.then(|| "again".to_owned()), then, max: Some(max), prompt: None }
+        FleetRoute {
+            when,
+            pattern: has_pattern.then(|| "again".to_owned()),
+            then,
+            max: Some(max),
+            prompt: None,
+        }
     })
 }
 
-pub(crate) fn fleet() -> impl Strategy<Value = Spec> {
+pub(crate) fn fleet() -> impl Strategy<Value = FleetSpec> {
     let start = prop::sample::subsequence(&NAMES[..], 1..=3);
     (start, prop::collection::vec(route(), 0..=6), 0_u32..=1).prop_map(|(start, routes, retry)| {
         let mut declared = spec(&NAMES, &start, &[]);
@@ -54,7 +63,7 @@ pub(crate) fn fleet() -> impl Strategy<Value = Spec> {
 }
 
 /// What happens next: which open run, how it ends, what it says, and whether the daemon dies after it.
-type Happening = (prop::sample::Index, u8, u8, bool);
+type RandomRunEnd = (prop::sample::Index, u8, u8, bool);
 
 fn reason(which: u8) -> FinishReason {
     match which % 6 {
@@ -74,8 +83,8 @@ pub(crate) fn text(which: u8) -> &'static str {
 }
 
 /// Lives through it to the end.
-fn live(declared: Spec, happenings: &[Happening], crashes: bool) -> Crew {
-    let mut crew = Crew::start(declared);
+fn live(declared: FleetSpec, happenings: &[RandomRunEnd], crashes: bool) -> FleetHarness {
+    let mut crew = FleetHarness::start(declared);
     let mut next = happenings.iter().cycle();
     for _ in 0..STEPS {
         let Some((pick, how, what, crash)) = next.next() else { break };
@@ -98,12 +107,12 @@ fn live(declared: Spec, happenings: &[Happening], crashes: bool) -> Crew {
 }
 
 /// How often each route fired, and how often everything that it waits for can have happened by then.
-pub(crate) fn check_routes(crew: &Crew) -> Result<(), TestCaseError> {
-    let mut ends: BTreeMap<Trigger, u32> = BTreeMap::new();
+pub(crate) fn check_routes(crew: &FleetHarness) -> Result<(), TestCaseError> {
+    let mut ends: BTreeMap<RouteTrigger, u32> = BTreeMap::new();
     let mut fired: BTreeMap<u32, u32> = BTreeMap::new();
     let mut consumed: BTreeMap<(u32, RunId), u32> = BTreeMap::new();
     for body in &crew.events {
-        let Body::FleetRouted(routed) = body else { continue };
+        let EventBody::FleetRouted(routed) = body else { continue };
         let count = fired.entry(routed.route).or_default();
         *count += 1;
         prop_assert_eq!(*count, routed.round, "rounds are counted");
@@ -135,38 +144,38 @@ proptest! {
     #[test]
     fn a_fleet_ends_with_nothing_open_and_keeps_its_rules(
         declared in fleet(),
-        happenings in prop::collection::vec(any::<Happening>(), 1..40),
+        happenings in prop::collection::vec(any::<RandomRunEnd>(), 1..40),
     ) {
         let crew = live(declared, &happenings, false);
-        prop_assert!(crew.stands().is_end(), "{:?} with {:?}", crew.stands(), crew.open());
+        prop_assert!(crew.stands().is_final(), "{:?} with {:?}", crew.stands(), crew.open());
         prop_assert!(crew.open().is_empty() && crew.state.asks.is_empty());
-        let finished = crew.events.iter().filter(|body| matches!(body, Body::FleetFinished(_))).count();
+        let finished = crew.events.iter().filter(|body| matches!(body, EventBody::FleetFinished(_))).count();
         prop_assert_eq!(finished, 1);
-        prop_assert!(matches!(crew.events.last(), Some(Body::FleetFinished(_))), "and nothing after it");
-        let failed = crew.state.last.values().any(|last| last.ending == Ending::Failed && !last.routed);
-        prop_assert_eq!(crew.stands() == FleetState::Failed, failed || !crew.state.problems.is_empty());
+        prop_assert!(matches!(crew.events.last(), Some(EventBody::FleetFinished(_))), "and nothing after it");
+        let failed = crew.state.last_outcomes.values().any(|last| last.ending == TriggerOutcome::Failed && !last.routed);
+        prop_assert_eq!(crew.stands() == FleetStatus::Failed, failed || !crew.state.problems.is_empty());
         check_routes(&crew)?;
     }
 
     #[test]
     fn crashes_and_repeats_change_nothing(
         declared in fleet(),
-        happenings in prop::collection::vec(any::<Happening>(), 1..40),
+        happenings in prop::collection::vec(any::<RandomRunEnd>(), 1..40),
     ) {
         let calm = live(declared.clone(), &happenings, false);
         let rough = live(declared, &happenings, true);
         prop_assert_eq!(calm.given, rough.given);
-        prop_assert_eq!(calm.state.last, rough.state.last);
+        prop_assert_eq!(calm.state.last_outcomes, rough.state.last_outcomes);
         prop_assert_eq!(calm.state.finished, rough.state.finished);
     }
 
     #[test]
     fn a_cancel_at_any_moment_ends_it_and_gives_nothing_more(
         declared in fleet(),
-        happenings in prop::collection::vec(any::<Happening>(), 1..20),
+        happenings in prop::collection::vec(any::<RandomRunEnd>(), 1..20),
         after in 0_usize..10,
     ) {
-        let mut crew = Crew::start(declared);
+        let mut crew = FleetHarness::start(declared);
         for (pick, how, what, _) in happenings.iter().take(after) {
             let open = crew.open();
             if open.is_empty() {
@@ -175,14 +184,14 @@ proptest! {
             let (_, run) = pick.get(&open).clone();
             crew.end_run(&run, reason(*how), text(*what));
         }
-        let was_over = crew.stands().is_end();
+        let was_over = crew.stands().is_final();
         crew.cancel();
         let given = crew.given.clone();
         for (name, _) in crew.open() {
             crew.end(&name, FinishReason::EndTurn, text(1));
         }
         prop_assert_eq!(&crew.given, &given);
-        prop_assert!(crew.stands().is_end());
-        prop_assert!(was_over || crew.stands() == FleetState::Cancelled);
+        prop_assert!(crew.stands().is_final());
+        prop_assert!(was_over || crew.stands() == FleetStatus::Cancelled);
     }
 }

@@ -1,29 +1,31 @@
 //! What the machine replied, in the words of the API.
 
-use qd_core::session::{Refusal, Reply};
-use qd_protocol::api::{Cancelled, Receipt, RunState, Steered};
+use qd_core::session::{CommandRefusal, CommandReply};
+use qd_protocol::api::{CancelResponse, PromptReceipt, RunStatus, SteerReceipt};
 use qd_protocol::event::Ask;
 use qd_protocol::limits::MAIL_OPEN_MAX;
 use qd_protocol::mail::MailReceipt;
-use qd_protocol::{ApiError, AskId, Code, MailId, Millis, RunId, Seq};
+use qd_protocol::{ApiError, AskId, ErrorCode, MailId, Millis, RunId, Seq};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 /// What came of a request. It can be written down and read again, for a client that asks twice.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Answer {
+pub(crate) enum ActorReply {
     /// A prompt is ours.
-    Accepted(Receipt),
+    Accepted(PromptReceipt),
     /// A prompt or a message was ours before; its row has the first receipt.
-    Known,
+    #[serde(rename = "Known")]
+    AlreadyAccepted,
     /// What a cancel hit.
-    Cancelled(Cancelled),
+    Cancelled(CancelResponse),
     /// A steer is ours.
-    Steered(Steered),
+    Steered(SteerReceipt),
     /// An answer won.
     Answered(Box<Ask>),
     /// A question is open.
-    Asked(AskId),
+    #[serde(rename = "Asked")]
+    AskOpened(AskId),
     /// These left the queue.
     Removed(Vec<RunId>),
     /// A message is ours.
@@ -36,15 +38,15 @@ pub(crate) enum Answer {
 
 /// An answer, and what may still come of it.
 #[derive(Debug)]
-pub(crate) struct Done {
-    pub(crate) answer: Answer,
+pub(crate) struct CommandCompletion {
+    pub(crate) reply: ActorReply,
     /// The runs that a cancel hit in the sessions below, once all of them have it.
-    pub(crate) below: Option<oneshot::Receiver<Vec<RunId>>>,
+    pub(crate) cancelled_in_children: Option<oneshot::Receiver<Vec<RunId>>>,
 }
 
 /// What the events of a step say that its reply does not repeat.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Said {
+pub(super) struct ReplyDetails {
     /// The run of a prompt.
     pub(super) run: Option<RunId>,
     /// The receipt of a message, all but its place.
@@ -52,68 +54,77 @@ pub(super) struct Said {
 }
 
 /// Puts a reply into words. `seq_of` says where an event of the step came to lie.
-pub(super) fn answer(reply: &Reply, said: &Said, seq_of: impl Fn(usize) -> Seq) -> Result<Answer, ApiError> {
+pub(super) fn to_actor_reply(
+    reply: &CommandReply,
+    said: &ReplyDetails,
+    seq_of: impl Fn(usize) -> Seq,
+) -> Result<ActorReply, ApiError> {
     Ok(match reply {
-        Reply::Accepted { position, event: Some(event) } => match &said.run {
-            Some(run) => Answer::Accepted(Receipt {
+        CommandReply::Accepted { position, event: Some(event) } => match &said.run {
+            Some(run) => ActorReply::Accepted(PromptReceipt {
                 run_id: run.clone(),
-                state: if *position == 0 { RunState::Accepted } else { RunState::Queued },
+                state: if *position == 0 { RunStatus::Accepted } else { RunStatus::Queued },
                 position: *position,
                 seq: seq_of(*event),
             }),
-            None => Answer::Known,
+            None => ActorReply::AlreadyAccepted,
         },
-        Reply::Accepted { event: None, .. } => Answer::Known,
-        Reply::Cancelled(hit) => {
-            Answer::Cancelled(Cancelled { cancelled: hit.clone(), idle: hit.is_empty() })
+        CommandReply::Accepted { event: None, .. } => ActorReply::AlreadyAccepted,
+        CommandReply::Cancelled(hit) => {
+            ActorReply::Cancelled(CancelResponse { cancelled: hit.clone(), idle: hit.is_empty() })
         }
-        Reply::Steered { run, event } => {
-            Answer::Steered(Steered { run_id: run.clone(), seq: seq_of(*event) })
+        CommandReply::Steered { run, event } => {
+            ActorReply::Steered(SteerReceipt { run_id: run.clone(), seq: seq_of(*event) })
         }
-        Reply::Answered(ask) => Answer::Answered(ask.clone()),
-        Reply::Asked(ask) => Answer::Asked(ask.clone()),
-        Reply::Removed(runs) => Answer::Removed(runs.clone()),
-        Reply::Mailed { event } => match (event, &said.mail) {
-            (Some(event), Some(mail)) => Answer::Mailed(MailReceipt { seq: seq_of(*event), ..mail.clone() }),
-            _ => Answer::Known,
+        CommandReply::Answered(ask) => ActorReply::Answered(ask.clone()),
+        CommandReply::QuestionOpened(ask) => ActorReply::AskOpened(ask.clone()),
+        CommandReply::Removed(runs) => ActorReply::Removed(runs.clone()),
+        CommandReply::MailAccepted { event } => match (event, &said.mail) {
+            (Some(event), Some(mail)) => {
+                ActorReply::Mailed(MailReceipt { seq: seq_of(*event), ..mail.clone() })
+            }
+            _ => ActorReply::AlreadyAccepted,
         },
-        Reply::Claimed { mail, until } => {
-            Answer::Claimed(mail.iter().map(|(id, claim)| (id.clone(), claim.0)).collect(), *until)
+        CommandReply::MailClaimed { mail, until } => {
+            ActorReply::Claimed(mail.iter().map(|(id, claim)| (id.clone(), claim.0)).collect(), *until)
         }
-        Reply::Done => Answer::Done,
-        Reply::Refused(refusal) => return Err(refused(refusal)),
+        CommandReply::Done => ActorReply::Done,
+        CommandReply::Refused(refusal) => return Err(refusal_error(refusal)),
     })
 }
 
-fn refused(refusal: &Refusal) -> ApiError {
+fn refusal_error(refusal: &CommandRefusal) -> ApiError {
     match refusal {
-        Refusal::Closed => ApiError::new(Code::SessionClosed, "the session is closed; create another one"),
-        Refusal::QueueFull => ApiError::new(
-            Code::QueueFull,
+        CommandRefusal::Closed => {
+            ApiError::new(ErrorCode::SessionClosed, "the session is closed; create another one")
+        }
+        CommandRefusal::QueueFull => ApiError::new(
+            ErrorCode::QueueFull,
             "100 prompts wait already; retry when some have run, or clear the queue",
         ),
-        Refusal::RunIdConflict => run_id_conflict(),
-        Refusal::NotRunning => {
-            ApiError::new(Code::NotRunning, "no run is active that could be steered; send a prompt")
+        CommandRefusal::RunIdConflict => run_id_conflict(),
+        CommandRefusal::NotRunning => {
+            ApiError::new(ErrorCode::NotRunning, "no run is active that could be steered; send a prompt")
         }
-        Refusal::NoTurn => {
-            ApiError::new(Code::NotRunning, "no run is active in which a person could be asked something")
-        }
-        Refusal::SteerUnsupported => ApiError::new(
-            Code::SteerUnsupported,
+        CommandRefusal::NoTurn => ApiError::new(
+            ErrorCode::NotRunning,
+            "no run is active in which a person could be asked something",
+        ),
+        CommandRefusal::SteerUnsupported => ApiError::new(
+            ErrorCode::SteerUnsupported,
             "this agent cannot be steered; send a prompt, which waits its turn",
         ),
-        Refusal::NotQueued => {
-            ApiError::new(Code::NotQueued, "the run does not wait in the queue; to stop it, cancel it")
+        CommandRefusal::NotQueued => {
+            ApiError::new(ErrorCode::NotQueued, "the run does not wait in the queue; to stop it, cancel it")
         }
-        Refusal::AskNotOpen => ApiError::new(Code::NotFound, "no open ask has this id"),
-        Refusal::InvalidAnswer(why) => ApiError::new(Code::InvalidAnswer, why.clone()),
-        Refusal::MailboxFull => ApiError::new(
-            Code::MailboxFull,
+        CommandRefusal::AskNotOpen => ApiError::new(ErrorCode::NotFound, "no open ask has this id"),
+        CommandRefusal::InvalidAnswer(why) => ApiError::new(ErrorCode::InvalidAnswer, why.clone()),
+        CommandRefusal::MailboxFull => ApiError::new(
+            ErrorCode::MailboxFull,
             format!("{MAIL_OPEN_MAX} messages lie in this mailbox already; claim some, or retry later"),
         ),
-        Refusal::NotClaimed => ApiError::new(
-            Code::NotClaimed,
+        CommandRefusal::NotClaimed => ApiError::new(
+            ErrorCode::NotClaimed,
             "the message is not claimed by this claim; claim it, and acknowledge it in time",
         ),
     }
@@ -121,5 +132,5 @@ fn refused(refusal: &Refusal) -> ApiError {
 
 /// The run id is known, with other words.
 pub(crate) fn run_id_conflict() -> ApiError {
-    ApiError::new(Code::RunIdConflict, "this run_id was used for another prompt; choose a new one")
+    ApiError::new(ErrorCode::RunIdConflict, "this run_id was used for another prompt; choose a new one")
 }

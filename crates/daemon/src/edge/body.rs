@@ -11,10 +11,10 @@ use axum::body::Body;
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
-use qd_protocol::{ApiError, Code};
+use qd_protocol::{ApiError, ErrorCode};
 use tokio::time::Sleep;
 
-use super::serve::Limits;
+use super::serve::EdgeLimits;
 
 /// A client that is silent for so long has sent all that it wanted to send before our answer.
 const DRAIN_IDLE: Duration = Duration::from_millis(250);
@@ -22,54 +22,54 @@ const DRAIN_IDLE: Duration = Duration::from_millis(250);
 const DRAIN_FACTOR: usize = 4;
 
 /// Reads a whole body, or says why it cannot be had.
-pub async fn read_whole(body: Body) -> Result<Bytes, ApiError> {
+pub async fn read_whole_body(body: Body) -> Result<Bytes, ApiError> {
     match body.collect().await {
         Ok(whole) => Ok(whole.to_bytes()),
-        Err(error) => Err(explain(&error)),
+        Err(error) => Err(describe_body_error(&error)),
     }
 }
 
 /// Too large: the answer to a body that says so itself, and to one that turns out to be.
-pub(super) fn too_large(limit: usize) -> ApiError {
-    ApiError::new(Code::BodyTooLarge, format!("a request's body can have {limit} bytes and no more"))
-        .with("limit_bytes", limit)
+pub(super) fn body_too_large(limit: usize) -> ApiError {
+    ApiError::new(ErrorCode::BodyTooLarge, format!("a request's body can have {limit} bytes and no more"))
+        .with_detail("limit_bytes", limit)
 }
 
 /// Why a body broke off.
 #[derive(Debug, thiserror::Error)]
-enum BodyError {
+enum RequestBodyError {
     #[error("the body is larger than {0} bytes")]
     TooLarge(usize),
     #[error("the body did not arrive within {0:?}")]
-    Slow(Duration),
+    TimedOut(Duration),
     #[error("the connection broke: {0}")]
-    Broken(#[from] hyper::Error),
+    ConnectionBroken(#[from] hyper::Error),
 }
 
-fn explain(error: &(dyn std::error::Error + 'static)) -> ApiError {
+fn describe_body_error(error: &(dyn std::error::Error + 'static)) -> ApiError {
     let mut cause = Some(error);
     while let Some(error) = cause {
-        if let Some(BodyError::TooLarge(limit)) = error.downcast_ref() {
-            return too_large(*limit);
+        if let Some(RequestBodyError::TooLarge(limit)) = error.downcast_ref() {
+            return body_too_large(*limit);
         }
-        if let Some(error) = error.downcast_ref::<BodyError>() {
-            return ApiError::new(Code::InvalidRequest, error.to_string());
+        if let Some(error) = error.downcast_ref::<RequestBodyError>() {
+            return ApiError::new(ErrorCode::InvalidRequest, error.to_string());
         }
         cause = error.source();
     }
-    ApiError::new(Code::InvalidRequest, format!("the body could not be read: {error}"))
+    ApiError::new(ErrorCode::InvalidRequest, format!("the body could not be read: {error}"))
 }
 
 /// Where the rest of a body is put when its reader lets go of it.
 #[derive(Default, Clone)]
-pub(super) struct Leftover(Arc<Mutex<Option<Incoming>>>);
+pub(super) struct UnreadBody(Arc<Mutex<Option<Incoming>>>);
 
-impl Leftover {
+impl UnreadBody {
     /// Reads and throws away what is left, within limits.
-    pub(super) async fn drain(&self, limits: &Limits) {
+    pub(super) async fn drain(&self, limits: &EdgeLimits) {
         let rest = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(mut rest) = rest else { return };
-        let mut room = limits.body.saturating_mul(DRAIN_FACTOR);
+        let mut room = limits.body_bytes.saturating_mul(DRAIN_FACTOR);
         if usize::try_from(rest.size_hint().lower()).map_or(true, |coming| coming > room) {
             return;
         }
@@ -83,28 +83,41 @@ impl Leftover {
             }
         };
         // A client that is slower than this gets its answer, and then perhaps a reset.
-        drop(tokio::time::timeout(limits.read, thrown_away).await);
+        drop(tokio::time::timeout(limits.read_timeout, thrown_away).await);
     }
 }
 
 /// A body on its way in.
-pub(super) struct Intake {
+pub(super) struct LimitedBody {
     /// Gone once it is of no further use to anybody.
     incoming: Option<Incoming>,
     limit: usize,
-    taken: usize,
-    within: Duration,
+    bytes_read: usize,
+    read_timeout: Duration,
     /// Starts with the first read.
     deadline: Option<Pin<Box<Sleep>>>,
     /// Whether the client waits for a word from us before it sends anything.
-    held_back: bool,
-    leftover: Leftover,
+    awaits_continue: bool,
+    unread: UnreadBody,
 }
 
-impl Intake {
-    pub(super) fn new(incoming: Incoming, held_back: bool, limits: &Limits, leftover: Leftover) -> Self {
-        let (limit, within) = (limits.body, limits.read);
-        Self { incoming: Some(incoming), limit, taken: 0, within, deadline: None, held_back, leftover }
+impl LimitedBody {
+    pub(super) fn new(
+        incoming: Incoming,
+        awaits_continue: bool,
+        limits: &EdgeLimits,
+        unread: UnreadBody,
+    ) -> Self {
+        let (limit, read_timeout) = (limits.body_bytes, limits.read_timeout);
+        Self {
+            incoming: Some(incoming),
+            limit,
+            bytes_read: 0,
+            read_timeout,
+            deadline: None,
+            awaits_continue,
+            unread,
+        }
     }
 
     /// Whether it says itself that it is too large.
@@ -113,13 +126,13 @@ impl Intake {
     }
 }
 
-impl fmt::Debug for Intake {
+impl fmt::Debug for LimitedBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Intake").field("taken", &self.taken).finish_non_exhaustive()
+        f.debug_struct("Intake").field("taken", &self.bytes_read).finish_non_exhaustive()
     }
 }
 
-impl HttpBody for Intake {
+impl HttpBody for LimitedBody {
     type Data = Bytes;
     type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -129,12 +142,12 @@ impl HttpBody for Intake {
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let this = &mut *self;
         let Some(incoming) = this.incoming.as_mut() else { return Poll::Ready(None) };
-        this.held_back = false;
-        let within = this.within;
+        this.awaits_continue = false;
+        let within = this.read_timeout;
         let deadline = this.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep(within)));
         if deadline.as_mut().poll(cx).is_ready() {
             this.incoming = None;
-            return Poll::Ready(Some(Err(BodyError::Slow(within).into())));
+            return Poll::Ready(Some(Err(RequestBodyError::TimedOut(within).into())));
         }
         match ready!(Pin::new(incoming).poll_frame(cx)) {
             None => {
@@ -143,12 +156,12 @@ impl HttpBody for Intake {
             }
             Some(Err(error)) => {
                 this.incoming = None;
-                Poll::Ready(Some(Err(BodyError::Broken(error).into())))
+                Poll::Ready(Some(Err(RequestBodyError::ConnectionBroken(error).into())))
             }
             Some(Ok(frame)) => {
-                this.taken = this.taken.saturating_add(frame.data_ref().map_or(0, Bytes::len));
-                if this.taken > this.limit {
-                    return Poll::Ready(Some(Err(BodyError::TooLarge(this.limit).into())));
+                this.bytes_read = this.bytes_read.saturating_add(frame.data_ref().map_or(0, Bytes::len));
+                if this.bytes_read > this.limit {
+                    return Poll::Ready(Some(Err(RequestBodyError::TooLarge(this.limit).into())));
                 }
                 Poll::Ready(Some(Ok(frame)))
             }
@@ -164,11 +177,11 @@ impl HttpBody for Intake {
     }
 }
 
-impl Drop for Intake {
+impl Drop for LimitedBody {
     fn drop(&mut self) {
         let Some(incoming) = self.incoming.take() else { return };
-        if !self.held_back && !incoming.is_end_stream() {
-            *self.leftover.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(incoming);
+        if !self.awaits_continue && !incoming.is_end_stream() {
+            *self.unread.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(incoming);
         }
     }
 }

@@ -7,27 +7,27 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use qd_protocol::error::ErrorBody;
-use qd_protocol::{ApiError, Code};
+use qd_protocol::{ApiError, ErrorCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::body::read_whole;
+use super::body::read_whole_body;
 
 /// An error that answers a request.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Refusal(pub ApiError);
+pub struct HttpError(pub ApiError);
 
-impl From<ApiError> for Refusal {
+impl From<ApiError> for HttpError {
     fn from(error: ApiError) -> Self {
         Self(error)
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for HttpError {
     fn into_response(self) -> Response {
         let code = self.0.code;
         let status = StatusCode::from_u16(code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = (status, json(&ErrorBody::from(self.0))).into_response();
+        let mut response = (status, json_response(&ErrorBody::from(self.0))).into_response();
         let headers = response.headers_mut();
         match code.status() {
             401 => drop(headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))),
@@ -44,20 +44,20 @@ pub struct Json<T>(pub T);
 
 impl<T: Serialize> IntoResponse for Json<T> {
     fn into_response(self) -> Response {
-        json(&self.0)
+        json_response(&self.0)
     }
 }
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
-    type Rejection = Refusal;
+    type Rejection = HttpError;
 
-    async fn from_request(request: Request, _: &S) -> Result<Self, Refusal> {
+    async fn from_request(request: Request, _: &S) -> Result<Self, HttpError> {
         let (head, body) = request.into_parts();
-        let body = read_whole(body).await?;
+        let body = read_whole_body(body).await?;
         if body.is_empty() {
-            return Err(bad("this request needs a body in JSON"));
+            return Err(invalid_request("this request needs a body in JSON"));
         }
-        parse(&head.headers, &body).map(Self)
+        parse_json(&head.headers, &body).map(Self)
     }
 }
 
@@ -66,50 +66,52 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
 pub struct OptionalJson<T>(pub T);
 
 impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalJson<T> {
-    type Rejection = Refusal;
+    type Rejection = HttpError;
 
-    async fn from_request(request: Request, _: &S) -> Result<Self, Refusal> {
+    async fn from_request(request: Request, _: &S) -> Result<Self, HttpError> {
         let (head, body) = request.into_parts();
-        let body = read_whole(body).await?;
-        if body.is_empty() { Ok(Self(T::default())) } else { parse(&head.headers, &body).map(Self) }
+        let body = read_whole_body(body).await?;
+        if body.is_empty() { Ok(Self(T::default())) } else { parse_json(&head.headers, &body).map(Self) }
     }
 }
 
 /// A body as it came, within the same limits.
 #[derive(Debug, Clone, Default)]
-pub struct Raw(pub Bytes);
+pub struct RawBody(pub Bytes);
 
-impl<S: Send + Sync> FromRequest<S> for Raw {
-    type Rejection = Refusal;
+impl<S: Send + Sync> FromRequest<S> for RawBody {
+    type Rejection = HttpError;
 
-    async fn from_request(request: Request, _: &S) -> Result<Self, Refusal> {
-        Ok(Self(read_whole(request.into_body()).await?))
+    async fn from_request(request: Request, _: &S) -> Result<Self, HttpError> {
+        Ok(Self(read_whole_body(request.into_body()).await?))
     }
 }
 
-fn parse<T: DeserializeOwned>(headers: &HeaderMap, body: &[u8]) -> Result<T, Refusal> {
-    check_type(headers)?;
+fn parse_json<T: DeserializeOwned>(headers: &HeaderMap, body: &[u8]) -> Result<T, HttpError> {
+    check_content_type(headers)?;
     serde_json::from_slice(body)
-        .map_err(|error| bad(format!("the body is not what this route takes: {error}")))
+        .map_err(|error| invalid_request(format!("the body is not what this route takes: {error}")))
 }
 
 /// A web page can send plain text and forms to any site without asking, but not JSON that is called JSON.
-fn check_type(headers: &HeaderMap) -> Result<(), Refusal> {
+fn check_content_type(headers: &HeaderMap) -> Result<(), HttpError> {
     for value in headers.get_all(header::CONTENT_TYPE) {
         let text = value.to_str().unwrap_or_default();
         let kind = text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
         if kind != "application/json" && !(kind.starts_with("application/") && kind.ends_with("+json")) {
-            return Err(bad("the body must be JSON, with the header `Content-Type: application/json`"));
+            return Err(invalid_request(
+                "the body must be JSON, with the header `Content-Type: application/json`",
+            ));
         }
     }
     Ok(())
 }
 
-fn bad(message: impl Into<String>) -> Refusal {
-    Refusal(ApiError::new(Code::InvalidRequest, message))
+fn invalid_request(message: impl Into<String>) -> HttpError {
+    HttpError(ApiError::new(ErrorCode::InvalidRequest, message))
 }
 
-fn json(value: &impl Serialize) -> Response {
+fn json_response(value: &impl Serialize) -> Response {
     match serde_json::to_vec(value) {
         Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
         Err(error) => {
@@ -128,7 +130,7 @@ mod tests {
 
     #[derive(Debug, Default, PartialEq, Deserialize)]
     #[serde(deny_unknown_fields)]
-    struct Order {
+    struct TestJsonBody {
         #[serde(default)]
         dish: String,
     }
@@ -141,11 +143,11 @@ mod tests {
         request.body(Body::from(body.to_owned())).unwrap()
     }
 
-    async fn take(kind: Option<&str>, body: &str) -> Result<Order, ApiError> {
+    async fn extract_json(kind: Option<&str>, body: &str) -> Result<TestJsonBody, ApiError> {
         Json::from_request(request(kind, body), &())
             .await
             .map(|Json(order)| order)
-            .map_err(|Refusal(error)| error)
+            .map_err(|HttpError(error)| error)
     }
 
     #[tokio::test]
@@ -157,7 +159,7 @@ mod tests {
             Some("Application/JSON; charset=utf-8"),
             Some("application/merge-patch+json"),
         ] {
-            assert_eq!(take(kind, good).await.unwrap().dish, "soup", "{kind:?}");
+            assert_eq!(extract_json(kind, good).await.unwrap().dish, "soup", "{kind:?}");
         }
         for kind in [
             "text/plain",
@@ -166,8 +168,8 @@ mod tests {
             "multipart/form-data; boundary=x",
             "",
         ] {
-            let error = take(Some(kind), good).await.unwrap_err();
-            assert_eq!(error.code, Code::InvalidRequest, "{kind}");
+            let error = extract_json(Some(kind), good).await.unwrap_err();
+            assert_eq!(error.code, ErrorCode::InvalidRequest, "{kind}");
             assert!(error.message.contains("application/json"), "{error}");
         }
     }
@@ -181,25 +183,26 @@ mod tests {
             (r#"{"dish":7}"#, "expected a string at line 1 column 9"),
             ("[] []", "trailing"),
         ] {
-            let error = take(None, body).await.unwrap_err();
-            assert_eq!(error.code, Code::InvalidRequest);
+            let error = extract_json(None, body).await.unwrap_err();
+            assert_eq!(error.code, ErrorCode::InvalidRequest);
             assert!(error.message.contains(hint), "{error}");
         }
     }
 
     #[tokio::test]
     async fn a_body_that_may_be_left_out_may_be_left_out() {
-        let take = async |kind, body| OptionalJson::<Order>::from_request(request(kind, body), &()).await;
-        assert_eq!(take(Some("text/plain"), "").await.unwrap().0, Order::default());
+        let take =
+            async |kind, body| OptionalJson::<TestJsonBody>::from_request(request(kind, body), &()).await;
+        assert_eq!(take(Some("text/plain"), "").await.unwrap().0, TestJsonBody::default());
         assert_eq!(take(None, r#"{"dish":"soup"}"#).await.unwrap().0.dish, "soup");
-        assert_eq!(take(None, "nonsense").await.unwrap_err().0.code, Code::InvalidRequest);
+        assert_eq!(take(None, "nonsense").await.unwrap_err().0.code, ErrorCode::InvalidRequest);
     }
 
     #[tokio::test]
     async fn every_refusal_has_the_shape_of_the_contract() {
-        for code in Code::ALL {
-            let error = ApiError::new(*code, "one sentence").with("key", 1);
-            let response = Refusal(error).into_response();
+        for code in ErrorCode::ALL {
+            let error = ApiError::new(*code, "one sentence").with_detail("key", 1);
+            let response = HttpError(error).into_response();
             assert_eq!(response.status().as_u16(), code.status());
             assert_eq!(response.headers()["content-type"], "application/json");
             let again = response.headers().get("retry-after").map(|value| value.to_str().unwrap());

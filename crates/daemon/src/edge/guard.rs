@@ -8,16 +8,16 @@ use std::sync::Arc;
 
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
-use qd_protocol::{ApiError, Code, SessionId, TokenId};
+use qd_protocol::{ApiError, ErrorCode, SessionId, TokenId};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use super::listen::{Listener, is_wildcard};
-use crate::home::Token;
-use crate::workers::{Capabilities, Tokens};
+use super::listen::{BoundListener, is_wildcard};
+use crate::home::SecretToken;
+use crate::workers::{SessionTokens, WorkerTokenStore};
 
 /// The one path that needs no token, so that something that has none can see whether we live.
-const OPEN_PATH: &str = "/healthz";
+const UNAUTHENTICATED_PATH: &str = "/healthz";
 /// All that a worker token opens.
 const WORKER_PATHS: [&str; 2] = ["/v1/workers/join", "/v1/workers/link"];
 
@@ -33,7 +33,7 @@ pub(crate) fn is_tool_path(path: &str) -> bool {
 
 /// What a request proves its sender to be, beyond a person of this machine or with the token of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Bearer {
+pub(super) enum BearerIdentity {
     /// A process on another machine, by its worker token.
     Worker(TokenId),
     /// The agent of a session, by its token.
@@ -42,11 +42,11 @@ pub(super) enum Bearer {
 
 /// The session whose token a request bears. Such requests carry it as an extension.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Holder(pub(crate) SessionId);
+pub(crate) struct BearerSession(pub(crate) SessionId);
 
 /// Who is at the other end. Every request carries it as an extension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Peer {
+pub enum ConnectionPeer {
     /// A process on this machine, as the kernel knew it when it connected.
     Unix {
         /// Its process, by pid and start, unless it was gone before we could look.
@@ -67,23 +67,23 @@ pub enum Peer {
 
 /// A host as it stands in a URL: lower-case name or address.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Host {
+pub enum UrlHost {
     /// A name.
     Name(String),
     /// An address.
     Ip(IpAddr),
 }
 
-impl Host {
+impl UrlHost {
     /// Reads `HOST` or `HOST:PORT`. A name with a trailing dot is none: no client of ours writes one, and to a browser
     /// it is another site.
-    pub fn split(text: &str) -> Option<(Self, Option<u16>)> {
+    pub fn parse_host_port(text: &str) -> Option<(Self, Option<u16>)> {
         let (host, rest) = if let Some(inner) = text.strip_prefix('[') {
             let (inside, rest) = inner.split_once(']')?;
             (Self::Ip(inside.parse::<Ipv6Addr>().ok()?.into()), rest)
         } else {
             let end = text.find(':').unwrap_or(text.len());
-            (Self::name_or_v4(&text[..end])?, &text[end..])
+            (Self::parse_name_or_ipv4(&text[..end])?, &text[end..])
         };
         match rest.strip_prefix(':') {
             None if rest.is_empty() => Some((host, None)),
@@ -93,7 +93,7 @@ impl Host {
         }
     }
 
-    fn name_or_v4(text: &str) -> Option<Self> {
+    fn parse_name_or_ipv4(text: &str) -> Option<Self> {
         if let Ok(ip) = text.parse::<Ipv4Addr>() {
             return Some(Self::Ip(ip.into()));
         }
@@ -104,7 +104,7 @@ impl Host {
     }
 }
 
-impl fmt::Display for Host {
+impl fmt::Display for UrlHost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Name(name) => f.write_str(name),
@@ -120,120 +120,141 @@ impl fmt::Display for Host {
 pub struct BadHost(String);
 
 /// The hosts of `--allow-host`. A port is as good as none, for no port is compared.
-pub(super) fn allowed_hosts(texts: &[String]) -> Result<Vec<Host>, BadHost> {
-    let host = |text: &String| Host::split(text).map(|(host, _)| host).ok_or_else(|| BadHost(text.clone()));
+pub(super) fn allowed_hosts(texts: &[String]) -> Result<Vec<UrlHost>, BadHost> {
+    let host = |text: &String| {
+        UrlHost::parse_host_port(text).map(|(host, _)| host).ok_or_else(|| BadHost(text.clone()))
+    };
     texts.iter().map(host).collect()
 }
 
 /// The checks, and what they compare with.
-pub(super) struct Guard {
+pub(super) struct RequestGuard {
     /// The token's digest: comparing digests takes the same time whatever the lengths are.
     token: [u8; 32],
     /// The tokens of processes on other machines, which come and go.
-    workers: Option<Arc<Tokens>>,
+    worker_tokens: Option<Arc<WorkerTokenStore>>,
     /// The tokens of sessions, which come and go with them.
-    sessions: Option<Capabilities>,
-    hosts: HashSet<Host>,
+    session_tokens: Option<SessionTokens>,
+    hosts: HashSet<UrlHost>,
     /// Whether every address of the machine is listened on.
     wildcard: bool,
-    owner: u32,
+    owner_uid: u32,
 }
 
-impl fmt::Debug for Guard {
+impl fmt::Debug for RequestGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Guard")
             .field("hosts", &self.hosts)
-            .field("owner", &self.owner)
+            .field("owner", &self.owner_uid)
             .finish_non_exhaustive()
     }
 }
 
-impl Guard {
-    pub(super) fn new(token: &Token, listeners: &[Listener], allowed: Vec<Host>) -> Self {
+impl RequestGuard {
+    pub(super) fn new(token: &SecretToken, listeners: &[BoundListener], allowed: Vec<UrlHost>) -> Self {
         let listened = listeners.iter().filter_map(|listener| match listener {
-            Listener::Tcp(door) => Some((&door.host, door.local.ip().to_canonical())),
-            Listener::Unix(_) => None,
+            BoundListener::Tcp(door) => Some((&door.host, door.local.ip().to_canonical())),
+            BoundListener::Unix(_) => None,
         });
-        Self::of(token, listened, allowed)
+        Self::from_listened(token, listened, allowed)
     }
 
-    fn of<'a>(token: &Token, listened: impl Iterator<Item = (&'a Host, IpAddr)>, allowed: Vec<Host>) -> Self {
-        let mut hosts = HashSet::from([Host::Name("localhost".to_owned())]);
+    fn from_listened<'a>(
+        token: &SecretToken,
+        listened: impl Iterator<Item = (&'a UrlHost, IpAddr)>,
+        allowed: Vec<UrlHost>,
+    ) -> Self {
+        let mut hosts = HashSet::from([UrlHost::Name("localhost".to_owned())]);
         let mut wildcard = false;
         for (named, ip) in listened {
             if is_wildcard(ip) {
                 // A stand-in for all addresses, and no address that anybody can be at.
                 wildcard = true;
             } else {
-                hosts.extend([named.clone(), Host::Ip(ip)]);
+                hosts.extend([named.clone(), UrlHost::Ip(ip)]);
             }
             if is_wildcard(ip) || ip.is_loopback() {
-                hosts.extend([Host::Ip(Ipv4Addr::LOCALHOST.into()), Host::Ip(Ipv6Addr::LOCALHOST.into())]);
+                hosts.extend([
+                    UrlHost::Ip(Ipv4Addr::LOCALHOST.into()),
+                    UrlHost::Ip(Ipv6Addr::LOCALHOST.into()),
+                ]);
             }
         }
         hosts.extend(allowed);
-        let owner = rustix::process::geteuid().as_raw();
-        Self { token: digest(token.expose()), workers: None, sessions: None, hosts, wildcard, owner }
+        let owner_uid = rustix::process::geteuid().as_raw();
+        Self {
+            token: digest(token.expose()),
+            worker_tokens: None,
+            session_tokens: None,
+            hosts,
+            wildcard,
+            owner_uid,
+        }
     }
 
     /// The same, and those who bear one of these may come in to work.
-    pub(super) fn with_worker_tokens(self, tokens: Arc<Tokens>) -> Self {
-        Self { workers: Some(tokens), ..self }
+    pub(super) fn with_worker_tokens(self, tokens: Arc<WorkerTokenStore>) -> Self {
+        Self { worker_tokens: Some(tokens), ..self }
     }
 
     /// The same, and sessions may come in to their tools.
-    pub(super) fn with_capabilities(self, capabilities: Capabilities) -> Self {
-        Self { sessions: Some(capabilities), ..self }
+    pub(super) fn with_session_tokens(self, capabilities: SessionTokens) -> Self {
+        Self { session_tokens: Some(capabilities), ..self }
     }
 
     /// Lets a request in, or says why not; with what it proves its sender to be, if it bears a proof. Host and Origin come
     /// before the token, so that a web page learns nothing from the difference between a right and a wrong one.
-    pub(super) fn admit(&self, peer: &Peer, head: &Parts) -> Result<Option<Bearer>, ApiError> {
+    pub(super) fn admit(
+        &self,
+        peer: &ConnectionPeer,
+        head: &Parts,
+    ) -> Result<Option<BearerIdentity>, ApiError> {
         match peer {
-            Peer::Unix { uid, .. } => {
-                if *uid != self.owner {
+            ConnectionPeer::Unix { uid, .. } => {
+                if *uid != self.owner_uid {
                     return Err(ApiError::new(
-                        Code::PeerNotAllowed,
+                        ErrorCode::PeerNotAllowed,
                         "this socket serves the user who started the daemon and nobody else",
                     ));
                 }
-                if from_a_page(&head.headers) {
-                    return Err(foreign_origin("a web page has no business on this socket"));
+                if is_from_browser(&head.headers) {
+                    return Err(origin_not_allowed("a web page has no business on this socket"));
                 }
                 // No token is asked for here, but one that says for whom its bearer speaks counts.
-                match bearer(head).filter(|text| Capabilities::is_one(text)) {
-                    Some(token) => self.check_session(head, token).map(Some),
+                match bearer_token(head).filter(|text| SessionTokens::is_session_token(text)) {
+                    Some(token) => self.check_session_token(head, token).map(Some),
                     None => Ok(None),
                 }
             }
-            Peer::Tcp { local, tls, .. } => {
+            ConnectionPeer::Tcp { local, tls, .. } => {
                 let at = self.check_host(head, local.ip().to_canonical())?;
                 check_origin(&head.headers, &at, *tls)?;
-                if head.headers.contains_key(header::UPGRADE) && from_a_page(&head.headers) {
-                    return Err(foreign_origin(
+                if head.headers.contains_key(header::UPGRADE) && is_from_browser(&head.headers) {
+                    return Err(origin_not_allowed(
                         "only a worker has business with an upgrade, and no web page is one",
                     ));
                 }
-                if head.uri.path() == OPEN_PATH { Ok(None) } else { self.check_token(head) }
+                if head.uri.path() == UNAUTHENTICATED_PATH { Ok(None) } else { self.check_token(head) }
             }
         }
     }
 
     /// The one host that the request names, if it is one of ours. Any port will do: a tunnel changes it, and a page
     /// that was rebound to us cannot choose the name.
-    fn check_host(&self, head: &Parts, local: IpAddr) -> Result<(Host, Option<u16>), ApiError> {
-        let refused = |message: String| ApiError::new(Code::HostNotAllowed, message);
-        let text = only(&head.headers, header::HOST)
+    fn check_host(&self, head: &Parts, local: IpAddr) -> Result<(UrlHost, Option<u16>), ApiError> {
+        let refused = |message: String| ApiError::new(ErrorCode::HostNotAllowed, message);
+        let text = single_header(&head.headers, header::HOST)
             .ok_or_else(|| refused("a request needs exactly one Host header".to_owned()))?;
-        let at = Host::split(text).ok_or_else(|| refused("the Host header is not a host".to_owned()))?;
-        let allowed = |host: &Host| match host {
-            Host::Ip(ip) if self.wildcard && !is_wildcard(*ip) && ip.to_canonical() == local => true,
+        let at = UrlHost::parse_host_port(text)
+            .ok_or_else(|| refused("the Host header is not a host".to_owned()))?;
+        let allowed = |host: &UrlHost| match host {
+            UrlHost::Ip(ip) if self.wildcard && !is_wildcard(*ip) && ip.to_canonical() == local => true,
             host => self.hosts.contains(host),
         };
         // The target of a request can name a host too (`GET http://host/path`), and then that one counts.
         let target = match head.uri.authority() {
             None => at.clone(),
-            Some(authority) => Host::split(authority.as_str())
+            Some(authority) => UrlHost::parse_host_port(authority.as_str())
                 .ok_or_else(|| refused("the request's target names no host".to_owned()))?,
         };
         if !allowed(&at.0) || target != at {
@@ -246,42 +267,48 @@ impl Guard {
     }
 
     /// The session that a token of one speaks for.
-    fn check_session(&self, head: &Parts, token: &str) -> Result<Bearer, ApiError> {
-        match self.sessions.as_ref().and_then(|sessions| sessions.bearer(token)) {
-            Some(session) if is_tool_path(head.uri.path()) => Ok(Bearer::Session(session)),
+    fn check_session_token(&self, head: &Parts, token: &str) -> Result<BearerIdentity, ApiError> {
+        match self.session_tokens.as_ref().and_then(|sessions| sessions.session_of_token(token)) {
+            Some(session) if is_tool_path(head.uri.path()) => Ok(BearerIdentity::Session(session)),
             Some(session) => {
                 let message = format!(
                     "this is the token of {session}, with which nothing can be done but use its tools"
                 );
-                Err(ApiError::new(Code::AgentNotAllowed, message).with("session_id", session.as_str()))
+                Err(ApiError::new(ErrorCode::AgentNotAllowed, message)
+                    .with_detail("session_id", session.as_str()))
             }
             None => Err(ApiError::new(
-                Code::Unauthorized,
+                ErrorCode::Unauthorized,
                 "the token is that of no session; a session's ends when it is closed",
             )),
         }
     }
 
-    fn check_token(&self, head: &Parts) -> Result<Option<Bearer>, ApiError> {
-        let given = bearer(head);
-        let worker = |given: &[u8; 32]| self.workers.as_ref().and_then(|tokens| tokens.bearer(given));
+    fn check_token(&self, head: &Parts) -> Result<Option<BearerIdentity>, ApiError> {
+        let given = bearer_token(head);
+        let worker =
+            |given: &[u8; 32]| self.worker_tokens.as_ref().and_then(|tokens| tokens.token_of_hash(given));
         match given.map(|given| (given, digest(given))) {
             Some((_, given)) if bool::from(given.ct_eq(&self.token)) => Ok(None),
-            Some((token, _)) if Capabilities::is_one(token) => self.check_session(head, token).map(Some),
+            Some((token, _)) if SessionTokens::is_session_token(token) => {
+                self.check_session_token(head, token).map(Some)
+            }
             Some((_, given)) => match worker(&given) {
-                Some(token) if WORKER_PATHS.contains(&head.uri.path()) => Ok(Some(Bearer::Worker(token))),
+                Some(token) if WORKER_PATHS.contains(&head.uri.path()) => {
+                    Ok(Some(BearerIdentity::Worker(token)))
+                }
                 Some(_) => Err(ApiError::new(
-                    Code::WorkerNotAllowed,
+                    ErrorCode::WorkerNotAllowed,
                     "this is a worker token, with which nothing can be done but `qd worker join`",
                 )),
                 None => Err(ApiError::new(
-                    Code::Unauthorized,
+                    ErrorCode::Unauthorized,
                     "the token is wrong, or was revoked; a client's is in the file `token` of the home, a worker's is \
                      made by `qd workers token`",
                 )),
             },
             None => Err(ApiError::new(
-                Code::Unauthorized,
+                ErrorCode::Unauthorized,
                 "TCP needs the header `Authorization: Bearer TOKEN`; the token is in the file `token` of the home",
             )),
         }
@@ -289,39 +316,40 @@ impl Guard {
 }
 
 /// The token that a request bears.
-fn bearer(head: &Parts) -> Option<&str> {
-    let (scheme, token) = only(&head.headers, header::AUTHORIZATION)?.split_once(' ')?;
+fn bearer_token(head: &Parts) -> Option<&str> {
+    let (scheme, token) = single_header(&head.headers, header::AUTHORIZATION)?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
 /// A page of ours may speak to us; any other, and one whose origin the browser hides, may not.
-fn check_origin(headers: &HeaderMap, at: &(Host, Option<u16>), tls: bool) -> Result<(), ApiError> {
+fn check_origin(headers: &HeaderMap, at: &(UrlHost, Option<u16>), tls: bool) -> Result<(), ApiError> {
     // What a browser sends with requests that carry no Origin, such as images and links. `none`: typed in by a person.
     let sites = headers.get_all("sec-fetch-site").into_iter();
     if !sites.into_iter().all(|site| matches!(site.as_bytes(), b"same-origin" | b"none")) {
-        return Err(foreign_origin("the request comes from a web page of another site"));
+        return Err(origin_not_allowed("the request comes from a web page of another site"));
     }
     if !headers.contains_key(header::ORIGIN) {
         return Ok(());
     }
     let (scheme, usual) = if tls { ("https://", 443) } else { ("http://", 80) };
-    let origin = only(headers, header::ORIGIN).and_then(|text| Host::split(text.strip_prefix(scheme)?));
+    let origin = single_header(headers, header::ORIGIN)
+        .and_then(|text| UrlHost::parse_host_port(text.strip_prefix(scheme)?));
     match origin {
         Some((host, port)) if host == at.0 && port.unwrap_or(usual) == at.1.unwrap_or(usual) => Ok(()),
-        _ => Err(foreign_origin("the request comes from a web page that is not ours")),
+        _ => Err(origin_not_allowed("the request comes from a web page that is not ours")),
     }
 }
 
-fn from_a_page(headers: &HeaderMap) -> bool {
+fn is_from_browser(headers: &HeaderMap) -> bool {
     headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site")
 }
 
-fn foreign_origin(message: &str) -> ApiError {
-    ApiError::new(Code::OriginNotAllowed, message)
+fn origin_not_allowed(message: &str) -> ApiError {
+    ApiError::new(ErrorCode::OriginNotAllowed, message)
 }
 
 /// The value of a header that came exactly once.
-fn only(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
+fn single_header(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
     let mut values = headers.get_all(name).into_iter();
     let value = values.next()?;
     if values.next().is_some() { None } else { value.to_str().ok() }
@@ -338,34 +366,39 @@ mod tests {
 
     const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
-    fn token() -> Token {
+    fn token() -> SecretToken {
         let folder = tempfile::tempdir().unwrap();
-        let home = crate::home::Home::resolve(Some(folder.path().join("home")));
+        let home = crate::home::DaemonHome::resolve(Some(folder.path().join("home")));
         home.prepare().unwrap();
         std::fs::write(home.token_file(), TOKEN).unwrap();
         home.token().unwrap()
     }
 
-    fn guard(listened: &[&str], allow: &[&str]) -> Guard {
-        let listened: Vec<(Host, IpAddr)> = listened
+    fn guard(listened: &[&str], allow: &[&str]) -> RequestGuard {
+        let listened: Vec<(UrlHost, IpAddr)> = listened
             .iter()
             .map(|text| {
-                let (host, _) = Host::split(text).unwrap();
-                let Host::Ip(ip) = host else { panic!("an address") };
+                let (host, _) = UrlHost::parse_host_port(text).unwrap();
+                let UrlHost::Ip(ip) = host else { panic!("an address") };
                 (host, ip)
             })
             .collect();
         let allow: Vec<String> = allow.iter().map(|text| (*text).to_owned()).collect();
         let allowed = allowed_hosts(&allow).unwrap();
-        Guard::of(&token(), listened.iter().map(|(host, ip)| (host, *ip)), allowed)
+        RequestGuard::from_listened(&token(), listened.iter().map(|(host, ip)| (host, *ip)), allowed)
     }
 
-    fn tcp(local: &str, tls: bool) -> Peer {
-        Peer::Tcp { addr: "127.0.0.1:9".parse().unwrap(), local: local.parse().unwrap(), tls }
+    fn tcp(local: &str, tls: bool) -> ConnectionPeer {
+        ConnectionPeer::Tcp { addr: "127.0.0.1:9".parse().unwrap(), local: local.parse().unwrap(), tls }
     }
 
     /// What the guard says to a request with the right token, these headers and this target.
-    fn says(guard: &Guard, peer: &Peer, target: &str, headers: &[(&str, &str)]) -> &'static str {
+    fn check_admission(
+        guard: &RequestGuard,
+        peer: &ConnectionPeer,
+        target: &str,
+        headers: &[(&str, &str)],
+    ) -> &'static str {
         let mut request = Request::builder().uri(target).header("authorization", format!("Bearer {TOKEN}"));
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -378,7 +411,7 @@ mod tests {
     fn only_hosts_that_are_ours_are_let_in() {
         let guard = guard(&["127.0.0.1"], &["deck.test", "192.0.2.9:1"]);
         let peer = tcp("127.0.0.1:80", false);
-        let says = |host: &str| says(&guard, &peer, "/", &[("host", host)]);
+        let says = |host: &str| check_admission(&guard, &peer, "/", &[("host", host)]);
         for host in [
             "localhost",
             "LOCALHOST:8080",
@@ -429,43 +462,52 @@ mod tests {
     fn a_host_that_is_missing_or_doubled_or_contradicted_is_refused() {
         let guard = guard(&["127.0.0.1"], &[]);
         let peer = tcp("127.0.0.1:80", false);
-        assert_eq!(says(&guard, &peer, "/", &[]), "host_not_allowed");
+        assert_eq!(check_admission(&guard, &peer, "/", &[]), "host_not_allowed");
         assert_eq!(
-            says(&guard, &peer, "/", &[("host", "localhost"), ("host", "localhost")]),
+            check_admission(&guard, &peer, "/", &[("host", "localhost"), ("host", "localhost")]),
             "host_not_allowed"
         );
-        assert_eq!(says(&guard, &peer, "http://evil.test/", &[("host", "localhost")]), "host_not_allowed");
-        assert_eq!(says(&guard, &peer, "http://localhost/", &[("host", "evil.test")]), "host_not_allowed");
-        assert_eq!(says(&guard, &peer, "http://u@localhost/", &[("host", "localhost")]), "host_not_allowed");
-        assert_eq!(says(&guard, &peer, "http://localhost/", &[("host", "localhost")]), "in");
+        assert_eq!(
+            check_admission(&guard, &peer, "http://evil.test/", &[("host", "localhost")]),
+            "host_not_allowed"
+        );
+        assert_eq!(
+            check_admission(&guard, &peer, "http://localhost/", &[("host", "evil.test")]),
+            "host_not_allowed"
+        );
+        assert_eq!(
+            check_admission(&guard, &peer, "http://u@localhost/", &[("host", "localhost")]),
+            "host_not_allowed"
+        );
+        assert_eq!(check_admission(&guard, &peer, "http://localhost/", &[("host", "localhost")]), "in");
     }
 
     #[test]
     fn loopback_names_count_only_where_loopback_is_listened_on() {
         let remote = guard(&["192.0.2.7"], &[]);
         let peer = tcp("192.0.2.7:443", true);
-        assert_eq!(says(&remote, &peer, "/", &[("host", "192.0.2.7")]), "in");
-        assert_eq!(says(&remote, &peer, "/", &[("host", "127.0.0.1")]), "host_not_allowed");
-        assert_eq!(says(&remote, &peer, "/", &[("host", "192.0.2.8")]), "host_not_allowed");
+        assert_eq!(check_admission(&remote, &peer, "/", &[("host", "192.0.2.7")]), "in");
+        assert_eq!(check_admission(&remote, &peer, "/", &[("host", "127.0.0.1")]), "host_not_allowed");
+        assert_eq!(check_admission(&remote, &peer, "/", &[("host", "192.0.2.8")]), "host_not_allowed");
     }
 
     #[test]
     fn a_wildcard_answers_to_the_address_that_was_called_and_never_to_itself() {
         let all = guard(&["[::]"], &[]);
         let peer = tcp("[::ffff:192.0.2.7]:443", true);
-        assert_eq!(says(&all, &peer, "/", &[("host", "192.0.2.7")]), "in");
-        assert_eq!(says(&all, &peer, "/", &[("host", "127.0.0.1:443")]), "in");
-        assert_eq!(says(&all, &peer, "/", &[("host", "192.0.2.8")]), "host_not_allowed");
-        assert_eq!(says(&all, &peer, "/", &[("host", "[::]")]), "host_not_allowed");
-        assert_eq!(says(&all, &peer, "/", &[("host", "0.0.0.0")]), "host_not_allowed");
+        assert_eq!(check_admission(&all, &peer, "/", &[("host", "192.0.2.7")]), "in");
+        assert_eq!(check_admission(&all, &peer, "/", &[("host", "127.0.0.1:443")]), "in");
+        assert_eq!(check_admission(&all, &peer, "/", &[("host", "192.0.2.8")]), "host_not_allowed");
+        assert_eq!(check_admission(&all, &peer, "/", &[("host", "[::]")]), "host_not_allowed");
+        assert_eq!(check_admission(&all, &peer, "/", &[("host", "0.0.0.0")]), "host_not_allowed");
     }
 
     #[test]
     fn only_a_page_of_ours_may_speak_to_us() {
         let guard = guard(&["127.0.0.1"], &[]);
         let (plain, tls) = (tcp("127.0.0.1:80", false), tcp("127.0.0.1:80", true));
-        let says = |peer: &Peer, host: &str, origin: &str| {
-            says(&guard, peer, "/", &[("host", host), ("origin", origin)])
+        let says = |peer: &ConnectionPeer, host: &str, origin: &str| {
+            check_admission(&guard, peer, "/", &[("host", host), ("origin", origin)])
         };
         assert_eq!(says(&plain, "localhost:8080", "http://localhost:8080"), "in");
         assert_eq!(says(&plain, "localhost:80", "http://LOCALHOST"), "in");
@@ -494,7 +536,9 @@ mod tests {
     fn a_browser_that_says_it_comes_from_elsewhere_is_refused_without_an_origin_too() {
         let guard = guard(&["127.0.0.1"], &[]);
         let peer = tcp("127.0.0.1:80", false);
-        let says = |site: &str| says(&guard, &peer, "/", &[("host", "localhost"), ("sec-fetch-site", site)]);
+        let says = |site: &str| {
+            check_admission(&guard, &peer, "/", &[("host", "localhost"), ("sec-fetch-site", site)])
+        };
         assert_eq!((says("same-origin"), says("none")), ("in", "in"));
         assert_eq!((says("cross-site"), says("same-site")), ("origin_not_allowed", "origin_not_allowed"));
     }
@@ -502,9 +546,10 @@ mod tests {
     #[test]
     fn a_socket_serves_its_owner_and_no_page() {
         let guard = guard(&[], &[]);
-        let ours = Peer::Unix { process: Some((1, 1)), uid: guard.owner };
-        let other = Peer::Unix { process: Some((1, 1)), uid: guard.owner + 1 };
-        let says = |peer: &Peer, headers: &[(&str, &str)]| says(&guard, peer, "/", headers);
+        let ours = ConnectionPeer::Unix { process: Some((1, 1)), uid: guard.owner_uid };
+        let other = ConnectionPeer::Unix { process: Some((1, 1)), uid: guard.owner_uid + 1 };
+        let says =
+            |peer: &ConnectionPeer, headers: &[(&str, &str)]| check_admission(&guard, peer, "/", headers);
         assert_eq!(says(&ours, &[]), "in");
         assert_eq!(says(&ours, &[("host", "anything at all")]), "in");
         assert_eq!(says(&ours, &[("origin", "http://localhost")]), "origin_not_allowed");
@@ -514,14 +559,14 @@ mod tests {
     #[test]
     fn a_sessions_token_opens_its_tools_on_either_door_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
-        let home = crate::home::Home::resolve(Some(folder.path().join("home")));
+        let home = crate::home::DaemonHome::resolve(Some(folder.path().join("home")));
         home.prepare().unwrap();
-        let sessions = Capabilities::of(&home);
+        let sessions = SessionTokens::of(&home);
         let session = SessionId::from_random(&[1; 4]);
         let token = sessions.token(&session).unwrap();
-        let guard = guard(&["127.0.0.1"], &[]).with_capabilities(sessions);
-        let socket = Peer::Unix { process: Some((1, 1)), uid: guard.owner };
-        let says = |peer: &Peer, token: &str, path: &str| {
+        let guard = guard(&["127.0.0.1"], &[]).with_session_tokens(sessions);
+        let socket = ConnectionPeer::Unix { process: Some((1, 1)), uid: guard.owner_uid };
+        let says = |peer: &ConnectionPeer, token: &str, path: &str| {
             let request = Request::builder().uri(path).header("host", "localhost");
             let request = request.header("authorization", format!("Bearer {token}"));
             let (head, ()) = request.body(()).unwrap().into_parts();
@@ -529,7 +574,11 @@ mod tests {
         };
         for peer in [socket, tcp("127.0.0.1:80", false)] {
             for path in ["/mcp", "/v1/tools/wait"] {
-                assert_eq!(says(&peer, &token, path), Ok(Some(Bearer::Session(session.clone()))), "{path}");
+                assert_eq!(
+                    says(&peer, &token, path),
+                    Ok(Some(BearerIdentity::Session(session.clone()))),
+                    "{path}"
+                );
             }
             for path in ["/v1/sessions", "/mcpx", "/v1/toolsx", "/v1/asks", "/", "/v1/workers/join"] {
                 assert_eq!(says(&peer, &token, path), Err("agent_not_allowed"), "{path}");

@@ -19,8 +19,8 @@ use serde::{Serialize, Serializer};
 use tokio::net::{TcpListener, TcpSocket, UnixListener};
 use tokio_rustls::TlsAcceptor;
 
-use super::guard::Host;
-use super::tls::Tls;
+use super::guard::UrlHost;
+use super::tls::ServerCertificate;
 
 /// The longest path of a socket that the kernel takes, its final NUL left out.
 pub const SOCKET_PATH_MAX: usize = 107;
@@ -32,13 +32,13 @@ const FOLDER_LOCK_TRIES: u32 = 100;
 
 /// Where to listen: `unix:PATH` or `HOST:PORT`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Address {
+pub enum ListenAddress {
     /// A socket file.
     Unix(PathBuf),
     /// A TCP port; 0 is any free one.
     Tcp {
         /// A name or an address.
-        host: Host,
+        host: UrlHost,
         /// The port.
         port: u16,
     },
@@ -47,13 +47,13 @@ pub enum Address {
 /// Text that is no address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not an address; write unix:PATH or HOST:PORT, an IPv6 host in brackets")]
-pub struct BadAddress(String);
+pub struct BadListenAddress(String);
 
-impl FromStr for Address {
-    type Err = BadAddress;
+impl FromStr for ListenAddress {
+    type Err = BadListenAddress;
 
-    fn from_str(text: &str) -> Result<Self, BadAddress> {
-        let bad = || BadAddress(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, BadListenAddress> {
+        let bad = || BadListenAddress(text.to_owned());
         if let Some(path) = text.strip_prefix("unix:") {
             return if path.is_empty() || path.contains('\0') {
                 Err(bad())
@@ -61,12 +61,12 @@ impl FromStr for Address {
                 Ok(Self::Unix(path.into()))
             };
         }
-        let (host, port) = Host::split(text).ok_or_else(bad)?;
+        let (host, port) = UrlHost::parse_host_port(text).ok_or_else(bad)?;
         Ok(Self::Tcp { host, port: port.ok_or_else(bad)? })
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for ListenAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
@@ -75,7 +75,7 @@ impl fmt::Display for Address {
     }
 }
 
-impl Serialize for Address {
+impl Serialize for ListenAddress {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
@@ -86,7 +86,7 @@ impl Serialize for Address {
 pub enum ListenError {
     /// There was none.
     #[error("there is no address to listen on; give --listen ADDR")]
-    Nowhere,
+    NoAddress,
     /// The kernel could not even name it.
     #[error(
         "the socket path {path} is {length} bytes long and the kernel takes {SOCKET_PATH_MAX}; \
@@ -109,12 +109,12 @@ pub enum ListenError {
         "{0} can be reached from other machines and so needs TLS: \
          give --tls-cert and --tls-key, or --tls self"
     )]
-    NeedsTls(Address),
+    NeedsTls(ListenAddress),
     /// The name means nothing.
     #[error("could not find the host of {address}: {source}")]
     Unresolved {
         /// The address.
-        address: Address,
+        address: ListenAddress,
         /// Why.
         source: io::Error,
     },
@@ -122,7 +122,7 @@ pub enum ListenError {
     #[error("could not listen on {address}: {source}")]
     Io {
         /// The address.
-        address: Address,
+        address: ListenAddress,
         /// Why.
         source: io::Error,
     },
@@ -130,30 +130,30 @@ pub enum ListenError {
 
 /// An address that may be bound.
 #[derive(Debug)]
-pub(super) enum Target {
+pub(super) enum BindTarget {
     Unix(PathBuf),
-    Tcp { host: Host, at: Vec<SocketAddr> },
+    Tcp { host: UrlHost, addresses: Vec<SocketAddr> },
 }
 
 /// A bound address.
 #[derive(Debug)]
-pub(super) enum Listener {
-    Unix(UnixDoor),
-    Tcp(TcpDoor),
+pub(super) enum BoundListener {
+    Unix(BoundUnixSocket),
+    Tcp(BoundTcpPort),
 }
 
 /// A bound socket file. The file is removed before the socket closes: were it the other way round, another daemon
 /// could put its own file there in between and we would remove that one.
 #[derive(Debug)]
-pub(super) struct UnixDoor {
+pub(super) struct BoundUnixSocket {
     file: SocketFile,
     pub(super) socket: UnixListener,
 }
 
 /// A bound port.
 #[derive(Debug)]
-pub(super) struct TcpDoor {
-    pub(super) host: Host,
+pub(super) struct BoundTcpPort {
+    pub(super) host: UrlHost,
     pub(super) local: SocketAddr,
     pub(super) socket: TcpListener,
     pub(super) tls: Option<TlsAcceptorDebug>,
@@ -169,16 +169,16 @@ impl fmt::Debug for TlsAcceptorDebug {
     }
 }
 
-impl Listener {
+impl BoundListener {
     /// Where others reach it; a wildcard is no address that anybody can dial, so a name that is allowed stands for it.
-    pub(super) fn url(&self, allowed: Option<&Host>) -> Option<String> {
+    pub(super) fn url(&self, allowed: Option<&UrlHost>) -> Option<String> {
         let Self::Tcp(door) = self else { return None };
         let scheme = if door.tls.is_some() { "https" } else { "http" };
         let host = allowed.filter(|_| is_wildcard(door.local.ip())).unwrap_or(&door.host);
         Some(format!("{scheme}://{host}:{}", door.local.port()))
     }
 
-    pub(super) fn line(&self) -> String {
+    pub(super) fn announcement(&self) -> String {
         match self {
             Self::Unix(door) => format!("listening on unix:{}", door.file.path.display()),
             Self::Tcp(_) => format!("listening on {}", self.url(None).unwrap_or_default()),
@@ -187,29 +187,32 @@ impl Listener {
 }
 
 /// Refuses what can be refused without binding anything, and looks names up.
-pub(super) async fn check(addresses: &[Address], tls: bool) -> Result<Vec<Target>, ListenError> {
+pub(super) async fn check_addresses(
+    addresses: &[ListenAddress],
+    tls: bool,
+) -> Result<Vec<BindTarget>, ListenError> {
     if addresses.is_empty() {
-        return Err(ListenError::Nowhere);
+        return Err(ListenError::NoAddress);
     }
     let mut targets = Vec::new();
     for address in addresses {
         targets.push(match address {
-            Address::Unix(path) => {
+            ListenAddress::Unix(path) => {
                 let length = path.as_os_str().as_bytes().len();
                 if length > SOCKET_PATH_MAX {
                     return Err(ListenError::PathTooLong { path: path.clone(), length });
                 }
-                Target::Unix(path.clone())
+                BindTarget::Unix(path.clone())
             }
-            Address::Tcp { host, port } => {
-                let at = resolve(host, *port)
+            ListenAddress::Tcp { host, port } => {
+                let at = resolve_host(host, *port)
                     .await
                     .map_err(|source| ListenError::Unresolved { address: address.clone(), source })?;
                 // A name may mean several addresses; all of them must be fit, for we bind whichever is free.
                 if !tls && !at.iter().all(|at| at.ip().to_canonical().is_loopback()) {
                     return Err(ListenError::NeedsTls(address.clone()));
                 }
-                Target::Tcp { host: host.clone(), at }
+                BindTarget::Tcp { host: host.clone(), addresses: at }
             }
         });
     }
@@ -217,20 +220,23 @@ pub(super) async fn check(addresses: &[Address], tls: bool) -> Result<Vec<Target
 }
 
 /// Binds all of them. If one fails, those before it are closed again.
-pub(super) fn bind(targets: Vec<Target>, tls: Option<&Tls>) -> Result<Vec<Listener>, ListenError> {
+pub(super) fn bind_all(
+    targets: Vec<BindTarget>,
+    tls: Option<&ServerCertificate>,
+) -> Result<Vec<BoundListener>, ListenError> {
     targets
         .into_iter()
         .map(|target| match target {
-            Target::Unix(path) => bind_unix(path).map(Listener::Unix),
-            Target::Tcp { host, at } => bind_tcp(host, &at, tls).map(Listener::Tcp),
+            BindTarget::Unix(path) => bind_unix(path).map(BoundListener::Unix),
+            BindTarget::Tcp { host, addresses: at } => bind_tcp(host, &at, tls).map(BoundListener::Tcp),
         })
         .collect()
 }
 
-async fn resolve(host: &Host, port: u16) -> io::Result<Vec<SocketAddr>> {
+async fn resolve_host(host: &UrlHost, port: u16) -> io::Result<Vec<SocketAddr>> {
     match host {
-        Host::Ip(ip) => Ok(vec![SocketAddr::new(*ip, port)]),
-        Host::Name(name) => {
+        UrlHost::Ip(ip) => Ok(vec![SocketAddr::new(*ip, port)]),
+        UrlHost::Name(name) => {
             let mut at: Vec<SocketAddr> = tokio::net::lookup_host((name.as_str(), port)).await?.collect();
             // Where a name means both, clients of the older kind find us too.
             at.sort_by_key(|at| at.is_ipv6());
@@ -239,7 +245,11 @@ async fn resolve(host: &Host, port: u16) -> io::Result<Vec<SocketAddr>> {
     }
 }
 
-fn bind_tcp(host: Host, at: &[SocketAddr], tls: Option<&Tls>) -> Result<TcpDoor, ListenError> {
+fn bind_tcp(
+    host: UrlHost,
+    at: &[SocketAddr],
+    tls: Option<&ServerCertificate>,
+) -> Result<BoundTcpPort, ListenError> {
     let port = at.first().map_or(0, SocketAddr::port);
     let mut bound = Err(io::ErrorKind::AddrNotAvailable.into());
     for at in at {
@@ -251,9 +261,9 @@ fn bind_tcp(host: Host, at: &[SocketAddr], tls: Option<&Tls>) -> Result<TcpDoor,
     match bound {
         Ok((socket, local)) => {
             let tls = tls.map(|tls| TlsAcceptorDebug(TlsAcceptor::from(tls.config.clone())));
-            Ok(TcpDoor { host, local, socket, tls })
+            Ok(BoundTcpPort { host, local, socket, tls })
         }
-        Err(source) => Err(ListenError::Io { address: Address::Tcp { host, port }, source }),
+        Err(source) => Err(ListenError::Io { address: ListenAddress::Tcp { host, port }, source }),
     }
 }
 
@@ -267,12 +277,12 @@ fn bind_port(at: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
     Ok((socket, local))
 }
 
-fn bind_unix(path: PathBuf) -> Result<UnixDoor, ListenError> {
-    let failed = |source: io::Error| ListenError::Io { address: Address::Unix(path.clone()), source };
+fn bind_unix(path: PathBuf) -> Result<BoundUnixSocket, ListenError> {
+    let failed = |source: io::Error| ListenError::Io { address: ListenAddress::Unix(path.clone()), source };
     // Between our bind and our listen, or between the finding that a file is stale and its removal, another daemon
     // could judge or remove the wrong file. The lock is on the folder itself, so that it leaves no file behind.
     let _lock = lock_folder_of(&path).map_err(failed)?;
-    heal(&path)?;
+    remove_stale_socket(&path)?;
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
         SocketType::STREAM,
@@ -295,7 +305,7 @@ fn bind_unix(path: PathBuf) -> Result<UnixDoor, ListenError> {
     }
     rustix::net::listen(&socket, BACKLOG).map_err(|errno| failed(errno.into()))?;
     let socket = UnixListener::from_std(socket.into()).map_err(failed)?;
-    Ok(UnixDoor { file, socket })
+    Ok(BoundUnixSocket { file, socket })
 }
 
 fn lock_folder_of(path: &Path) -> io::Result<fs::File> {
@@ -314,8 +324,9 @@ fn lock_folder_of(path: &Path) -> io::Result<fs::File> {
 }
 
 /// Removes a socket file on which nobody answers.
-fn heal(path: &Path) -> Result<(), ListenError> {
-    let failed = |source: io::Error| ListenError::Io { address: Address::Unix(path.to_owned()), source };
+fn remove_stale_socket(path: &Path) -> Result<(), ListenError> {
+    let failed =
+        |source: io::Error| ListenError::Io { address: ListenAddress::Unix(path.to_owned()), source };
     match fs::symlink_metadata(path) {
         Ok(about) if about.file_type().is_socket() => {}
         Ok(_) => return Err(ListenError::NotASocket(path.to_owned())),
@@ -347,7 +358,7 @@ struct SocketFile {
     inode: u64,
 }
 
-impl UnixDoor {
+impl BoundUnixSocket {
     /// Where it is, from wherever one looks.
     pub(super) fn path(&self) -> PathBuf {
         std::path::absolute(&self.file.path).unwrap_or_else(|_| self.file.path.clone())
@@ -386,12 +397,12 @@ mod tests {
         for text in
             ["unix:/run/qd.sock", "unix:rel", "127.0.0.1:0", "[::1]:8080", "localhost:65535", "0.0.0.0:1"]
         {
-            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<ListenAddress>().unwrap().to_string(), text);
         }
         for text in
             ["", "unix:", "8080", ":8080", "localhost", "::1:8080", "[::1]", "h:65536", "h:x", "a b:1", "h:"]
         {
-            let error = text.parse::<Address>().unwrap_err();
+            let error = text.parse::<ListenAddress>().unwrap_err();
             assert!(error.to_string().contains("unix:PATH or HOST:PORT"), "{text}");
         }
     }
@@ -400,13 +411,13 @@ mod tests {
     async fn an_address_that_others_can_reach_is_refused_without_tls() {
         for text in ["0.0.0.0:0", "[::]:0", "192.0.2.1:80", "[::ffff:192.0.2.1]:80"] {
             let addresses = ["127.0.0.1:0".parse().unwrap(), text.parse().unwrap()];
-            let error = check(&addresses, false).await.unwrap_err();
+            let error = check_addresses(&addresses, false).await.unwrap_err();
             assert!(matches!(error, ListenError::NeedsTls(_)), "{error}");
             assert!(error.to_string().contains("--tls self"), "{error}");
-            check(&addresses, true).await.unwrap();
+            check_addresses(&addresses, true).await.unwrap();
         }
         for text in ["127.0.0.1:0", "127.9.9.9:0", "[::1]:0", "[::ffff:127.0.0.1]:0", "localhost:0"] {
-            check(&[text.parse().unwrap()], false).await.unwrap();
+            check_addresses(&[text.parse().unwrap()], false).await.unwrap();
         }
     }
 
@@ -416,8 +427,8 @@ mod tests {
         let room = SOCKET_PATH_MAX - folder.path().as_os_str().len() - 1;
         let longest = folder.path().join("x".repeat(room));
         drop(bind_unix(longest.clone()).unwrap());
-        let longer = Address::Unix(folder.path().join("x".repeat(room + 1)));
-        let error = check(&[longer], false).await.unwrap_err();
+        let longer = ListenAddress::Unix(folder.path().join("x".repeat(room + 1)));
+        let error = check_addresses(&[longer], false).await.unwrap_err();
         assert!(error.to_string().contains("is 108 bytes long and the kernel takes 107"), "{error}");
     }
 

@@ -13,10 +13,10 @@
 //!
 //! It knows no session and no journal.
 
-mod answer;
 mod body;
 pub mod error;
 pub mod guard;
+mod guarded_router;
 pub mod listen;
 pub mod serve;
 pub mod tls;
@@ -25,37 +25,37 @@ mod upgrade;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub use body::read_whole;
-pub use error::{Json, OptionalJson, Raw, Refusal};
-pub use guard::Peer;
-pub(crate) use guard::{Holder, is_tool_path};
-pub use listen::Address;
-pub use serve::{Limits, serve};
-pub use tls::Fingerprint;
-pub(crate) use upgrade::{Line, Upgrade};
+pub use body::read_whole_body;
+pub use error::{HttpError, Json, OptionalJson, RawBody};
+pub use guard::ConnectionPeer;
+pub(crate) use guard::{BearerSession, is_tool_path};
+pub use listen::ListenAddress;
+pub use serve::{EdgeLimits, serve};
+pub use tls::CertificateFingerprint;
+pub(crate) use upgrade::{UpgradedConnection, WebSocketRequest};
 
-use crate::home::{Home, HomeError};
-use crate::workers::{Capabilities, Door, Tokens};
-use guard::{BadHost, Guard};
-use listen::{ListenError, Listener};
+use crate::home::{DaemonHome, HomeError};
+use crate::workers::{JoinAddress, SessionTokens, WorkerTokenStore};
+use guard::{BadHost, RequestGuard};
+use listen::{BoundListener, ListenError};
 use tls::TlsError;
 
 /// What the edge is asked to be.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
+pub struct EdgeOptions {
     /// Where to listen.
-    pub listen: Vec<Address>,
+    pub listen: Vec<ListenAddress>,
     /// Names, besides ours, that a `Host` header may have.
     pub allow_host: Vec<String>,
     /// The certificate for TCP; without one only loopback addresses are listened on.
-    pub tls: Option<Certificate>,
+    pub tls: Option<CertificateSource>,
     /// How much a client may take.
-    pub limits: Limits,
+    pub limits: EdgeLimits,
 }
 
 /// Which certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Certificate {
+pub enum CertificateSource {
     /// `--tls self`: one of our own making, kept in the home.
     SelfSigned,
     /// `--tls-cert` and `--tls-key`.
@@ -86,68 +86,71 @@ pub enum EdgeError {
 
 /// Everything bound and nothing accepted yet. Dropping it closes the sockets and removes their files.
 #[derive(Debug)]
-pub struct Bound {
-    listeners: Vec<Listener>,
-    guard: Guard,
-    limits: Limits,
-    fingerprint: Option<Fingerprint>,
-    door: Option<Door>,
+pub struct BoundEdge {
+    listeners: Vec<BoundListener>,
+    guard: RequestGuard,
+    limits: EdgeLimits,
+    fingerprint: Option<CertificateFingerprint>,
+    join_address: Option<JoinAddress>,
 }
 
-impl Bound {
+impl BoundEdge {
     /// One line per address, as the contract has it: `listening on unix:PATH` or `listening on http://HOST:PORT`.
-    pub fn lines(&self) -> Vec<String> {
-        self.listeners.iter().map(Listener::line).collect()
+    pub fn announcements(&self) -> Vec<String> {
+        self.listeners.iter().map(BoundListener::announcement).collect()
     }
 
     /// Of the certificate that TCP is served with, for people to compare.
-    pub fn fingerprint(&self) -> Option<&Fingerprint> {
+    pub fn fingerprint(&self) -> Option<&CertificateFingerprint> {
         self.fingerprint.as_ref()
     }
 
     /// Where a worker on another machine would join, if it can.
-    pub(crate) fn door(&self) -> Option<Door> {
-        self.door.clone()
+    pub(crate) fn join_address(&self) -> Option<JoinAddress> {
+        self.join_address.clone()
     }
 
     /// Where somebody on this machine finds us without a certificate: a socket, or else a port.
-    pub(crate) fn host(&self) -> Option<String> {
-        let plain = |listener: &Listener| match listener {
-            Listener::Unix(door) => Some((0, format!("unix:{}", door.path().display()))),
-            Listener::Tcp(door) if door.tls.is_none() => Some((1, format!("http://{}", door.local))),
-            Listener::Tcp(_) => None,
+    pub(crate) fn local_address(&self) -> Option<String> {
+        let plain = |listener: &BoundListener| match listener {
+            BoundListener::Unix(door) => Some((0, format!("unix:{}", door.path().display()))),
+            BoundListener::Tcp(door) if door.tls.is_none() => Some((1, format!("http://{}", door.local))),
+            BoundListener::Tcp(_) => None,
         };
         self.listeners.iter().filter_map(plain).min().map(|(_, host)| host)
     }
 
     /// Lets sessions in, to their tools, which bear one of these.
-    pub(crate) fn with_capabilities(self, capabilities: Capabilities) -> Self {
-        Self { guard: self.guard.with_capabilities(capabilities), ..self }
+    pub(crate) fn with_session_tokens(self, capabilities: SessionTokens) -> Self {
+        Self { guard: self.guard.with_session_tokens(capabilities), ..self }
     }
 
     /// Lets those in, to work, who bear one of these.
-    pub(crate) fn with_worker_tokens(self, tokens: Arc<Tokens>) -> Self {
+    pub(crate) fn with_worker_tokens(self, tokens: Arc<WorkerTokenStore>) -> Self {
         Self { guard: self.guard.with_worker_tokens(tokens), ..self }
     }
 }
 
 /// Binds every address, or none: what can be refused is refused before anything is bound. The home must be prepared.
-pub async fn open(home: &Home, options: Options) -> Result<Bound, EdgeError> {
-    let Options { listen, allow_host, tls, limits } = options;
+pub async fn open(home: &DaemonHome, options: EdgeOptions) -> Result<BoundEdge, EdgeError> {
+    let EdgeOptions { listen, allow_host, tls, limits } = options;
     let allowed = guard::allowed_hosts(&allow_host)?;
-    let targets = listen::check(&listen, tls.is_some()).await?;
+    let targets = listen::check_addresses(&listen, tls.is_some()).await?;
     let token = home.token()?;
-    let self_made = tls == Some(Certificate::SelfSigned);
+    let self_made = tls == Some(CertificateSource::SelfSigned);
     let tls = match tls {
         None => None,
-        Some(Certificate::SelfSigned) => Some(tls::self_signed(home, &tls::names(&listen, &allowed))?),
-        Some(Certificate::Files { cert, key }) => Some(tls::from_files(&cert, &key)?),
+        Some(CertificateSource::SelfSigned) => {
+            Some(tls::self_signed(home, &tls::certificate_names(&listen, &allowed))?)
+        }
+        Some(CertificateSource::Files { cert, key }) => Some(tls::from_files(&cert, &key)?),
     };
-    let listeners = listen::bind(targets, tls.as_ref())?;
+    let listeners = listen::bind_all(targets, tls.as_ref())?;
     let fingerprint = tls.map(|tls| tls.fingerprint);
     let url = listeners.iter().find_map(|listener| listener.url(allowed.first()));
     let shown = fingerprint.filter(|_| self_made);
-    let door = url.map(|url| Door { url, fingerprint: shown.map(|fingerprint| fingerprint.to_string()) });
-    let guard = Guard::new(&token, &listeners, allowed);
-    Ok(Bound { listeners, guard, limits, fingerprint, door })
+    let door =
+        url.map(|url| JoinAddress { url, fingerprint: shown.map(|fingerprint| fingerprint.to_string()) });
+    let guard = RequestGuard::new(&token, &listeners, allowed);
+    Ok(BoundEdge { listeners, guard, limits, fingerprint, join_address: door })
 }

@@ -12,22 +12,22 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use sha2::{Digest, Sha256};
 
-use super::guard::Host;
-use super::listen::{Address, is_wildcard};
-use crate::home::{Home, HomeError, open_private, replace_whole};
+use super::guard::UrlHost;
+use super::listen::{ListenAddress, is_wildcard};
+use crate::home::{DaemonHome, HomeError, open_private, replace_file};
 
 /// The SHA-256 of a certificate, by which a client can know it again. Shown as `openssl` and browsers show it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fingerprint(pub [u8; 32]);
+pub struct CertificateFingerprint(pub [u8; 32]);
 
-impl Fingerprint {
+impl CertificateFingerprint {
     /// Of a certificate in DER.
     pub fn of(certificate: &[u8]) -> Self {
         Self(Sha256::digest(certificate).into())
     }
 }
 
-impl fmt::Display for Fingerprint {
+impl fmt::Display for CertificateFingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, byte) in self.0.iter().enumerate() {
             write!(f, "{}{byte:02X}", if at == 0 { "" } else { ":" })?;
@@ -65,31 +65,31 @@ pub enum TlsError {
     },
     /// Our own could not be made.
     #[error("could not make a certificate: {0}")]
-    NotMade(#[from] rcgen::Error),
+    NotGenerated(#[from] rcgen::Error),
     /// Our own could not be kept.
     #[error(transparent)]
     Home(#[from] HomeError),
 }
 
 /// A certificate ready for use.
-pub(super) struct Tls {
+pub(super) struct ServerCertificate {
     pub(super) config: Arc<ServerConfig>,
-    pub(super) fingerprint: Fingerprint,
+    pub(super) fingerprint: CertificateFingerprint,
 }
 
 /// `--tls-cert` and `--tls-key`.
-pub(super) fn from_files(cert: &Path, key: &Path) -> Result<Tls, TlsError> {
+pub(super) fn from_files(cert: &Path, key: &Path) -> Result<ServerCertificate, TlsError> {
     let read =
         |path: &Path| fs::read(path).map_err(|source| TlsError::Unreadable { path: path.to_owned(), source });
-    build(cert, &read(cert)?, key, &read(key)?)
+    build_server_certificate(cert, &read(cert)?, key, &read(key)?)
 }
 
 /// `--tls self`: the certificate in the home, made if there is none. Once made it stays, also when other names are
 /// asked for, for clients know it by its fingerprint.
-pub(super) fn self_signed(home: &Home, names: &[String]) -> Result<Tls, TlsError> {
+pub(super) fn self_signed(home: &DaemonHome, names: &[String]) -> Result<ServerCertificate, TlsError> {
     let (cert, key) = (home.tls().join("cert.pem"), home.tls().join("key.pem"));
     if !cert.exists() || !key.exists() {
-        make(&cert, &key, names)?;
+        write_self_signed(&cert, &key, names)?;
     }
     let read = |path: &Path| {
         let mut text = Vec::new();
@@ -98,29 +98,29 @@ pub(super) fn self_signed(home: &Home, names: &[String]) -> Result<Tls, TlsError
             .map_err(|source| TlsError::Unreadable { path: path.to_owned(), source })?;
         Ok::<_, TlsError>(text)
     };
-    build(&cert, &read(&cert)?, &key, &read(&key)?)
+    build_server_certificate(&cert, &read(&cert)?, &key, &read(&key)?)
 }
 
 /// What a self-made certificate is made out to.
-pub(super) fn names(listen: &[Address], allowed: &[Host]) -> Vec<String> {
+pub(super) fn certificate_names(listen: &[ListenAddress], allowed: &[UrlHost]) -> Vec<String> {
     let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
     let listened = listen.iter().filter_map(|address| match address {
-        Address::Tcp { host, .. } => Some(host),
-        Address::Unix(_) => None,
+        ListenAddress::Tcp { host, .. } => Some(host),
+        ListenAddress::Unix(_) => None,
     });
     for host in listened.chain(allowed) {
         let name = match host {
-            Host::Ip(ip) => ip.to_string(),
-            Host::Name(name) => name.clone(),
+            UrlHost::Ip(ip) => ip.to_string(),
+            UrlHost::Name(name) => name.clone(),
         };
-        if !matches!(host, Host::Ip(ip) if is_wildcard(*ip)) && !names.contains(&name) {
+        if !matches!(host, UrlHost::Ip(ip) if is_wildcard(*ip)) && !names.contains(&name) {
             names.push(name);
         }
     }
     names
 }
 
-fn make(cert: &Path, key: &Path, names: &[String]) -> Result<(), TlsError> {
+fn write_self_signed(cert: &Path, key: &Path, names: &[String]) -> Result<(), TlsError> {
     let pair = rcgen::KeyPair::generate()?;
     let mut params = rcgen::CertificateParams::new(names)?;
     params.distinguished_name.push(rcgen::DnType::CommonName, "quarterdeck");
@@ -132,18 +132,23 @@ fn make(cert: &Path, key: &Path, names: &[String]) -> Result<(), TlsError> {
         }
         _ => {}
     }
-    replace_whole(key, pair.serialize_pem().as_bytes())?;
-    replace_whole(cert, made.pem().as_bytes())?;
+    replace_file(key, pair.serialize_pem().as_bytes())?;
+    replace_file(cert, made.pem().as_bytes())?;
     Ok(())
 }
 
-fn build(cert_path: &Path, cert: &[u8], key_path: &Path, key: &[u8]) -> Result<Tls, TlsError> {
+fn build_server_certificate(
+    cert_path: &Path,
+    cert: &[u8],
+    key_path: &Path,
+    key: &[u8],
+) -> Result<ServerCertificate, TlsError> {
     let not_pem = |path: &Path, what| TlsError::NotPem { path: path.to_owned(), what };
     let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(cert)
         .collect::<Result<_, _>>()
         .map_err(|_| not_pem(cert_path, "certificate"))?;
     let leaf = chain.first().ok_or_else(|| not_pem(cert_path, "certificate"))?;
-    let fingerprint = Fingerprint::of(leaf);
+    let fingerprint = CertificateFingerprint::of(leaf);
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| not_pem(key_path, "private key"))?;
     let unusable = |source| TlsError::Unusable { path: cert_path.to_owned(), source };
     // The provider is named here and not left to a process-wide default that somebody else might set.
@@ -155,7 +160,7 @@ fn build(cert_path: &Path, cert: &[u8], key_path: &Path, key: &[u8]) -> Result<T
         .with_single_cert(chain, key)
         .map_err(unusable)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(Tls { config: Arc::new(config), fingerprint })
+    Ok(ServerCertificate { config: Arc::new(config), fingerprint })
 }
 
 #[cfg(test)]
@@ -163,9 +168,9 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    fn home() -> (tempfile::TempDir, Home) {
+    fn home() -> (tempfile::TempDir, DaemonHome) {
         let folder = tempfile::tempdir().unwrap();
-        let home = Home::resolve(Some(folder.path().join("home")));
+        let home = DaemonHome::resolve(Some(folder.path().join("home")));
         home.prepare().unwrap();
         (folder, home)
     }
@@ -173,20 +178,21 @@ mod tests {
     #[test]
     fn a_certificate_of_our_own_is_made_once_and_its_key_is_private() {
         let (_folder, home) = home();
-        let first = self_signed(&home, &names(&[], &[])).unwrap();
+        let first = self_signed(&home, &certificate_names(&[], &[])).unwrap();
         let key = home.tls().join("key.pem");
         assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o7777, 0o600);
-        let again = self_signed(&home, &names(&["example.test:1".parse().unwrap()], &[])).unwrap();
+        let again =
+            self_signed(&home, &certificate_names(&["example.test:1".parse().unwrap()], &[])).unwrap();
         assert_eq!(again.fingerprint, first.fingerprint, "it is kept for the next start");
         assert_eq!(again.config.alpn_protocols, [b"http/1.1".to_vec()]);
         fs::remove_file(&key).unwrap();
-        assert_ne!(self_signed(&home, &names(&[], &[])).unwrap().fingerprint, first.fingerprint);
+        assert_ne!(self_signed(&home, &certificate_names(&[], &[])).unwrap().fingerprint, first.fingerprint);
     }
 
     #[test]
     fn a_certificate_and_key_of_the_user_are_taken_and_bad_ones_are_named() {
         let (_folder, home) = home();
-        let made = self_signed(&home, &names(&[], &[])).unwrap();
+        let made = self_signed(&home, &certificate_names(&[], &[])).unwrap();
         let (cert, key) = (home.tls().join("cert.pem"), home.tls().join("key.pem"));
         assert_eq!(from_files(&cert, &key).unwrap().fingerprint, made.fingerprint);
         assert!(matches!(from_files(&key, &key), Err(TlsError::NotPem { what: "certificate", .. })));
@@ -200,13 +206,16 @@ mod tests {
     #[test]
     fn a_certificate_is_made_out_to_what_is_listened_on_but_not_to_a_wildcard() {
         let listen = ["unix:/x", "0.0.0.0:1", "192.0.2.7:1", "deck.test:1"].map(|text| text.parse().unwrap());
-        let made = names(&listen, &["proxy.test", "localhost"].map(|name| Host::Name(name.to_owned())));
+        let made = certificate_names(
+            &listen,
+            &["proxy.test", "localhost"].map(|name| UrlHost::Name(name.to_owned())),
+        );
         assert_eq!(made, ["localhost", "127.0.0.1", "::1", "192.0.2.7", "deck.test", "proxy.test"]);
     }
 
     #[test]
     fn a_fingerprint_reads_as_openssl_writes_it() {
-        let shown = Fingerprint::of(b"").to_string();
+        let shown = CertificateFingerprint::of(b"").to_string();
         assert!(shown.starts_with("E3:B0:C4:42:98:FC:1C:14"), "{shown}");
         assert_eq!(shown.len(), 95);
     }

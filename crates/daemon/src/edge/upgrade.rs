@@ -17,28 +17,28 @@ use axum::response::Response;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use qd_link::socket::accept_key;
-use qd_protocol::{ApiError, Code};
+use qd_protocol::{ApiError, ErrorCode};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::error::Refusal;
-use super::serve::Seat;
+use super::error::HttpError;
+use super::serve::ConnectionPermit;
 
 /// A request for a WebSocket, not answered yet.
 #[derive(Debug)]
-pub(crate) struct Upgrade {
+pub(crate) struct WebSocketRequest {
     key: HeaderValue,
     /// The subprotocols that it offers.
-    offers: Vec<String>,
-    upgraded: OnUpgrade,
-    seat: Option<Arc<Seat>>,
+    subprotocols: Vec<String>,
+    on_upgrade: OnUpgrade,
+    permit: Option<Arc<ConnectionPermit>>,
 }
 
-impl Upgrade {
+impl WebSocketRequest {
     /// The same, if it offers this subprotocol.
-    pub(crate) fn offering(self, subprotocol: &str) -> Result<Self, ApiError> {
-        match self.offers.iter().any(|offer| offer.eq_ignore_ascii_case(subprotocol)) {
+    pub(crate) fn require_subprotocol(self, subprotocol: &str) -> Result<Self, ApiError> {
+        match self.subprotocols.iter().any(|offer| offer.eq_ignore_ascii_case(subprotocol)) {
             true => Ok(self),
-            false => Err(unfit(Some(subprotocol))),
+            false => Err(websocket_required(Some(subprotocol))),
         }
     }
 
@@ -46,8 +46,8 @@ impl Upgrade {
     pub(crate) fn accept(
         self,
         subprotocol: &'static str,
-    ) -> (Response, impl Future<Output = Option<Line>> + Send + 'static) {
-        let Self { key, offers: _, upgraded, seat } = self;
+    ) -> (Response, impl Future<Output = Option<UpgradedConnection>> + Send + 'static) {
+        let Self { key, subprotocols: _, on_upgrade: upgraded, permit: seat } = self;
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
         let headers = response.headers_mut();
@@ -58,54 +58,64 @@ impl Upgrade {
         headers.insert(SEC_WEBSOCKET_ACCEPT, accepted.expect("base64 is plain ASCII"));
         let line = async move {
             let io = TokioIo::new(upgraded.await.ok()?);
-            Some(Line { io, _seat: seat })
+            Some(UpgradedConnection { io, _permit: seat })
         };
         (response, line)
     }
 }
 
-impl<S: Send + Sync> FromRequest<S> for Upgrade {
-    type Rejection = Refusal;
+impl<S: Send + Sync> FromRequest<S> for WebSocketRequest {
+    type Rejection = HttpError;
 
-    async fn from_request(mut request: Request, _: &S) -> Result<Self, Refusal> {
+    async fn from_request(mut request: Request, _: &S) -> Result<Self, HttpError> {
         let headers = request.headers();
-        let asks = lists(headers, CONNECTION, "upgrade")
-            && lists(headers, UPGRADE, "websocket")
-            && lists(headers, SEC_WEBSOCKET_VERSION, "13");
+        let asks = header_contains(headers, CONNECTION, "upgrade")
+            && header_contains(headers, UPGRADE, "websocket")
+            && header_contains(headers, SEC_WEBSOCKET_VERSION, "13");
         let key = headers.get(SEC_WEBSOCKET_KEY).filter(|_| asks).cloned();
-        let offers = words(headers, SEC_WEBSOCKET_PROTOCOL).map(str::to_owned).collect();
+        let offers = header_items(headers, SEC_WEBSOCKET_PROTOCOL).map(str::to_owned).collect();
         let upgraded = request.extensions_mut().remove::<OnUpgrade>();
-        let (Some(key), Some(upgraded)) = (key, upgraded) else { return Err(Refusal(unfit(None))) };
-        Ok(Self { key, offers, upgraded, seat: request.extensions().get().cloned() })
+        let (Some(key), Some(upgraded)) = (key, upgraded) else {
+            return Err(HttpError(websocket_required(None)));
+        };
+        Ok(Self {
+            key,
+            subprotocols: offers,
+            on_upgrade: upgraded,
+            permit: request.extensions().get().cloned(),
+        })
     }
 }
 
 /// What a route that takes only WebSockets says to anything else.
-fn unfit(subprotocol: Option<&str>) -> ApiError {
+fn websocket_required(subprotocol: Option<&str>) -> ApiError {
     let of = subprotocol.map(|name| format!(" of the subprotocol `{name}`")).unwrap_or_default();
-    ApiError::new(Code::InvalidRequest, format!("this route takes a WebSocket{of}; see `docs/workers.md`"))
+    ApiError::new(
+        ErrorCode::InvalidRequest,
+        format!("this route takes a WebSocket{of}; see `docs/workers.md`"),
+    )
 }
 
 /// Whether a header that is a list has this among its words.
-fn lists(headers: &HeaderMap, name: HeaderName, word: &str) -> bool {
-    words(headers, name).any(|one| one.eq_ignore_ascii_case(word))
+fn header_contains(headers: &HeaderMap, name: HeaderName, word: &str) -> bool {
+    header_items(headers, name).any(|one| one.eq_ignore_ascii_case(word))
 }
 
 /// The words of a header that is a list.
-fn words(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {
+fn header_items(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {
     let values = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).map(str::trim)
 }
 
 /// A connection that is no longer HTTP.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct UpgradedConnection {
     io: TokioIo<Upgraded>,
     /// Its place among the connections; free again when it is dropped.
-    _seat: Option<Arc<Seat>>,
+    _permit: Option<Arc<ConnectionPermit>>,
 }
 
-impl AsyncRead for Line {
+impl AsyncRead for UpgradedConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -115,7 +125,7 @@ impl AsyncRead for Line {
     }
 }
 
-impl AsyncWrite for Line {
+impl AsyncWrite for UpgradedConnection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.io).poll_write(cx, from)
     }

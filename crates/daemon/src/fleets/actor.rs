@@ -7,31 +7,34 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use qd_core::fleet::{Command, Effect, Input, Recorded, Reply, State, Step, World, deadline, evolve, step};
+use qd_core::fleet::{
+    FleetCommand, FleetContext, FleetEffect, FleetEvent, FleetInput, FleetReply, FleetState, FleetStep,
+    deadline, evolve, step,
+};
 use qd_core::rows::AskDoc;
-use qd_journal::{Append, AskRow, NewEvent, RowChange};
-use qd_protocol::event::{Ask, AskState, Body};
-use qd_protocol::fleet::Action;
-use qd_protocol::{ApiError, AskId, Code, Millis, RunId};
+use qd_journal::{AppendRequest, AskRow, NewEvent, RowChange};
+use qd_protocol::event::{Ask, AskStatus, EventBody};
+use qd_protocol::fleet::RouteAction;
+use qd_protocol::{ApiError, AskId, ErrorCode, Millis, RunId};
 use tokio::sync::oneshot;
 
-use super::{FleetRef, give, row};
-use crate::actor::unwritable;
+use super::{FleetAddress, delivery, fleet_row};
+use crate::actor::encode_failed;
 use crate::daemon::{Daemon, append_failed, read_failed};
 use crate::random;
-use crate::registry::Mailbox;
+use crate::registry::ActorMailbox;
 
 /// How many things are judged before others have their turn.
 const BATCH_MAX: usize = 256;
 /// How long to wait before what a session or the journal did not take is tried again.
-const RETRY: Duration = Duration::from_millis(250);
+const RETRY_DELAY: Duration = Duration::from_millis(250);
 
 /// What can be in a fleet's mailbox.
-pub(crate) enum FleetMail {
+pub(crate) enum FleetActorMessage {
     /// Somebody wants something and waits for the answer.
-    Request { command: Command, reply: oneshot::Sender<Result<Answer, ApiError>> },
+    Request { command: FleetCommand, reply: oneshot::Sender<Result<FleetActorReply, ApiError>> },
     /// A run of one of its sessions has ended.
-    Ended(RunId),
+    RunEnded(RunId),
     /// See what is owed.
     Wake,
     /// The daemon ends.
@@ -40,7 +43,7 @@ pub(crate) enum FleetMail {
 
 /// What came of a request.
 #[derive(Debug)]
-pub(crate) enum Answer {
+pub(crate) enum FleetActorReply {
     /// These runs are being stopped.
     Cancelled(Vec<RunId>),
     /// An answer won.
@@ -48,9 +51,16 @@ pub(crate) enum Answer {
 }
 
 /// Lives until the fleet has ended or the daemon does.
-pub(super) async fn live(daemon: Arc<Daemon>, fleet: Arc<FleetRef>, mailbox: Arc<Mailbox<FleetMail>>) {
-    let _grave =
-        Grave { daemon: Arc::clone(&daemon), fleet: Arc::clone(&fleet), mailbox: Arc::clone(&mailbox) };
+pub(super) async fn run_fleet_actor(
+    daemon: Arc<Daemon>,
+    fleet: Arc<FleetAddress>,
+    mailbox: Arc<ActorMailbox<FleetActorMessage>>,
+) {
+    let _grave = FleetActorGuard {
+        daemon: Arc::clone(&daemon),
+        fleet: Arc::clone(&fleet),
+        mailbox: Arc::clone(&mailbox),
+    };
     match load(&daemon, &fleet).await {
         Ok(state) => {
             let mut actor = FleetActor {
@@ -58,9 +68,9 @@ pub(super) async fn live(daemon: Arc<Daemon>, fleet: Arc<FleetRef>, mailbox: Arc
                 fleet,
                 mailbox,
                 state: Arc::new(state),
-                given: HashSet::new(),
-                told: VecDeque::new(),
-                again: false,
+                delivered: HashSet::new(),
+                ended_runs: VecDeque::new(),
+                needs_retry: false,
             };
             actor.run().await;
         }
@@ -69,35 +79,35 @@ pub(super) async fn live(daemon: Arc<Daemon>, fleet: Arc<FleetRef>, mailbox: Arc
 }
 
 /// Also if it panics: the next message must wake a new actor, not wait for a dead one.
-struct Grave {
+struct FleetActorGuard {
     daemon: Arc<Daemon>,
-    fleet: Arc<FleetRef>,
-    mailbox: Arc<Mailbox<FleetMail>>,
+    fleet: Arc<FleetAddress>,
+    mailbox: Arc<ActorMailbox<FleetActorMessage>>,
 }
 
-impl Drop for Grave {
+impl Drop for FleetActorGuard {
     fn drop(&mut self) {
-        self.daemon.fleets.bury(&self.fleet.id, &self.mailbox);
+        self.daemon.fleets.remove_dead(&self.fleet.id, &self.mailbox);
     }
 }
 
 /// A fleet read from the journal.
-async fn load(daemon: &Daemon, fleet: &FleetRef) -> Result<State, ApiError> {
+async fn load(daemon: &Daemon, fleet: &FleetAddress) -> Result<FleetState, ApiError> {
     let unreadable = |error: serde_json::Error| {
         let message =
             format!("fleet {} could not be read from the journal: {error}; see `qd doctor`", fleet.id);
-        ApiError::new(Code::Internal, message)
+        ApiError::new(ErrorCode::Internal, message)
     };
     let loaded = daemon.journal.load(fleet.key).await.map_err(read_failed)?;
-    let mut state: Option<State> = None;
+    let mut state: Option<FleetState> = None;
     for stored in &loaded.events {
         let number = stored.number.unwrap_or_default();
-        match (&mut state, Body::decode(&stored.kind, &stored.data).map_err(unreadable)?) {
-            (Some(state), Some(body)) => evolve(state, &Recorded { number, ts: stored.ts, body }),
+        match (&mut state, EventBody::decode(&stored.kind, &stored.data).map_err(unreadable)?) {
+            (Some(state), Some(body)) => evolve(state, &FleetEvent { number, ts: stored.ts, body }),
             // A kind that a later version writes still counts.
             (Some(state), None) => state.number = number,
-            (None, Some(Body::FleetStarted(started))) => {
-                state = Some(State::new(fleet.workspace.clone(), started, stored.ts));
+            (None, Some(EventBody::FleetStarted(started))) => {
+                state = Some(FleetState::new(fleet.workspace.clone(), started, stored.ts));
             }
             (None, _) => {}
         }
@@ -107,38 +117,42 @@ async fn load(daemon: &Daemon, fleet: &FleetRef) -> Result<State, ApiError> {
 
 pub(super) struct FleetActor {
     pub(super) daemon: Arc<Daemon>,
-    pub(super) fleet: Arc<FleetRef>,
-    mailbox: Arc<Mailbox<FleetMail>>,
+    pub(super) fleet: Arc<FleetAddress>,
+    mailbox: Arc<ActorMailbox<FleetActorMessage>>,
     /// Shared with what is on its way to sessions, and with nobody else: it is not copied when it changes.
-    pub(super) state: Arc<State>,
+    pub(super) state: Arc<FleetState>,
     /// Open runs that their sessions have.
-    pub(super) given: HashSet<RunId>,
+    pub(super) delivered: HashSet<RunId>,
     /// Ends that are still to be judged.
-    pub(super) told: VecDeque<RunId>,
+    pub(super) ended_runs: VecDeque<RunId>,
     /// Whether something has to be tried again.
-    pub(super) again: bool,
+    pub(super) needs_retry: bool,
 }
 
 impl FleetActor {
     async fn run(&mut self) {
-        self.judge(Input::Wake, None).await;
+        self.step_machine(FleetInput::Wake, None).await;
         loop {
-            while let Some(run) = self.told.pop_front() {
-                self.hear(&run).await;
+            while let Some(run) = self.ended_runs.pop_front() {
+                self.handle_run_end(&run).await;
             }
-            if self.state.finished.is_some() && self.daemon.fleets.sleep(&self.fleet.id, &self.mailbox) {
+            if self.state.finished.is_some() && self.daemon.fleets.try_sleep(&self.fleet.id, &self.mailbox) {
                 return;
             }
-            if self.next().await.is_break() {
+            if self.handle_next().await.is_break() {
                 return;
             }
             tokio::task::coop::consume_budget().await;
         }
     }
 
-    async fn next(&mut self) -> ControlFlow<()> {
+    async fn handle_next(&mut self) -> ControlFlow<()> {
         let due = deadline(&self.state).map(|at| Duration::from_millis(at.since(Millis::now())));
-        let pause = if self.again { due.unwrap_or(RETRY).min(RETRY) } else { due.unwrap_or(Duration::MAX) };
+        let pause = if self.needs_retry {
+            due.unwrap_or(RETRY_DELAY).min(RETRY_DELAY)
+        } else {
+            due.unwrap_or(Duration::MAX)
+        };
         let mut mail = Vec::new();
         {
             let mailbox = &self.mailbox;
@@ -150,54 +164,55 @@ impl FleetActor {
             }
         }
         if mail.is_empty() {
-            let input = if std::mem::take(&mut self.again) { Input::Wake } else { Input::Tick };
-            self.judge(input, None).await;
-            self.judge(Input::Tick, None).await;
+            let input =
+                if std::mem::take(&mut self.needs_retry) { FleetInput::Wake } else { FleetInput::Tick };
+            self.step_machine(input, None).await;
+            self.step_machine(FleetInput::Tick, None).await;
         }
         for letter in mail {
             match letter {
-                FleetMail::Request { command, reply } => {
-                    self.judge(Input::Command(command), Some(reply)).await
+                FleetActorMessage::Request { command, reply } => {
+                    self.step_machine(FleetInput::Command(command), Some(reply)).await
                 }
-                FleetMail::Ended(run) => self.hear(&run).await,
-                FleetMail::Wake => self.judge(Input::Wake, None).await,
-                FleetMail::Stop => return ControlFlow::Break(()),
+                FleetActorMessage::RunEnded(run) => self.handle_run_end(&run).await,
+                FleetActorMessage::Wake => self.step_machine(FleetInput::Wake, None).await,
+                FleetActorMessage::Stop => return ControlFlow::Break(()),
             }
         }
         ControlFlow::Continue(())
     }
 
     /// A run has ended: what it came to is in its row.
-    async fn hear(&mut self, run: &RunId) {
+    async fn handle_run_end(&mut self, run: &RunId) {
         if !self.state.open_runs().any(|open| open.run == *run) {
             return;
         }
-        match give::ended(&self.daemon, &self.state, run).await {
+        match delivery::run_end_input(&self.daemon, &self.state, run).await {
             Ok(Some(input)) => {
-                self.given.remove(run);
-                self.judge(input, None).await;
+                self.delivered.remove(run);
+                self.step_machine(input, None).await;
             }
             Ok(None) => {}
             Err(error) => {
                 tracing::warn!(fleet = %self.fleet.id, %run, %error, "the end of a run could not be read");
-                self.again = true;
+                self.needs_retry = true;
             }
         }
     }
 
     /// Judges one input, journals what came of it, answers and acts.
-    pub(super) async fn judge(
+    pub(super) async fn step_machine(
         &mut self,
-        input: Input,
-        waiter: Option<oneshot::Sender<Result<Answer, ApiError>>>,
+        input: FleetInput,
+        waiter: Option<oneshot::Sender<Result<FleetActorReply, ApiError>>>,
     ) {
-        let questions = self.state.spec.routes.iter().filter(|route| route.then == Action::CollectHuman);
+        let questions = self.state.spec.routes.iter().filter(|route| route.then == RouteAction::CollectHuman);
         let asks = questions.map(|_| AskId::from_random(&random::bytes::<26>())).collect();
-        let Step { events, effects, reply } =
-            step(Arc::make_mut(&mut self.state), input, World { now: Millis::now(), asks });
+        let FleetStep { events, effects, reply } =
+            step(Arc::make_mut(&mut self.state), input, FleetContext { now: Millis::now(), ask_ids: asks });
         if let Err(error) = self.append(&events).await {
             tracing::warn!(fleet = %self.fleet.id, %error, "a fleet's events were not taken; it is read again");
-            self.read_again().await;
+            self.reload().await;
             if let Some(waiter) = waiter {
                 // Whoever has gone away does not need the answer.
                 let _gone = waiter.send(Err(error));
@@ -205,41 +220,46 @@ impl FleetActor {
             return;
         }
         if let Some(waiter) = waiter {
-            let _gone = waiter.send(answer(reply));
+            let _gone = waiter.send(to_fleet_reply(reply));
         }
         for effect in effects {
             match effect {
-                Effect::Give => self.give().await,
-                Effect::Stop => self.stop().await,
+                FleetEffect::DispatchRuns => self.deliver_open_runs().await,
+                FleetEffect::CancelRuns => self.cancel_open_runs().await,
             }
         }
     }
 
-    async fn append(&self, events: &[Recorded]) -> Result<(), ApiError> {
+    async fn append(&self, events: &[FleetEvent]) -> Result<(), ApiError> {
         if events.is_empty() {
             return Ok(());
         }
-        let mut rows = vec![row(&self.fleet, &self.state)?];
+        let mut rows = vec![fleet_row(&self.fleet, &self.state)?];
         let mut drafts = Vec::with_capacity(events.len());
-        for Recorded { number, ts, body } in events {
+        for FleetEvent { number, ts, body } in events {
             drafts.push(NewEvent {
                 scope: Arc::clone(&self.fleet.scope),
                 number: Some(*number),
                 ts: *ts,
                 run: None,
                 kind: body.kind(),
-                data: body.encode().map_err(unwritable)?,
-                up: None,
+                data: body.encode().map_err(encode_failed)?,
+                update_number: None,
             });
             rows.extend(ask_row(&self.fleet, body)?);
         }
-        let append = Append { events: drafts, rows, remember: None, reserve: self.state.stopping.is_some() };
+        let append = AppendRequest {
+            events: drafts,
+            rows,
+            idempotency: None,
+            may_use_reserve: self.state.stopping.is_some(),
+        };
         self.daemon.journal.append(append).await.map(drop).map_err(append_failed)
     }
 
     /// Forgets what it decided and could not write down.
-    async fn read_again(&mut self) {
-        self.again = true;
+    async fn reload(&mut self) {
+        self.needs_retry = true;
         // The journal may be in trouble for longer; nothing is decided meanwhile.
         while !self.daemon.is_stopping() {
             match load(&self.daemon, &self.fleet).await {
@@ -249,33 +269,37 @@ impl FleetActor {
                 }
                 Err(error) => {
                     tracing::warn!(fleet = %self.fleet.id, %error, "a fleet could not be read again");
-                    tokio::time::sleep(RETRY).await;
+                    tokio::time::sleep(RETRY_DELAY).await;
                 }
             }
         }
     }
 }
 
-fn answer(reply: Option<Reply>) -> Result<Answer, ApiError> {
+fn to_fleet_reply(reply: Option<FleetReply>) -> Result<FleetActorReply, ApiError> {
     match reply {
-        Some(Reply::Cancelled(hit)) => Ok(Answer::Cancelled(hit)),
-        Some(Reply::Answered(ask)) => Ok(Answer::Answered(ask)),
-        Some(Reply::InvalidAnswer(why)) => Err(ApiError::new(Code::InvalidAnswer, why)),
-        Some(Reply::AskNotOpen) | None => Err(ApiError::new(Code::NotFound, "no open ask has this id")),
+        Some(FleetReply::Cancelled(hit)) => Ok(FleetActorReply::Cancelled(hit)),
+        Some(FleetReply::Answered(ask)) => Ok(FleetActorReply::Answered(ask)),
+        Some(FleetReply::InvalidAnswer(why)) => Err(ApiError::new(ErrorCode::InvalidAnswer, why)),
+        Some(FleetReply::AskNotOpen) | None => {
+            Err(ApiError::new(ErrorCode::NotFound, "no open ask has this id"))
+        }
     }
 }
 
 /// The row of a question, where an event changes it.
-pub(crate) fn ask_row(fleet: &FleetRef, body: &Body) -> Result<Option<RowChange>, ApiError> {
+pub(crate) fn ask_row(fleet: &FleetAddress, body: &EventBody) -> Result<Option<RowChange>, ApiError> {
     let doc = match body {
-        Body::AskOpened(opened) => AskDoc { ask: opened.ask.clone(), by: None, rule: None, granted: false },
-        Body::AskResolved(resolved) => AskDoc::from(resolved),
+        EventBody::AskOpened(opened) => {
+            AskDoc { ask: opened.ask.clone(), by: None, rule: None, granted: false }
+        }
+        EventBody::AskResolved(resolved) => AskDoc::from(resolved),
         _ => return Ok(None),
     };
     Ok(Some(RowChange::Ask(AskRow {
         id: doc.ask.id.clone(),
         session: fleet.key,
-        pending: doc.ask.state == AskState::Pending,
-        doc: serde_json::to_vec(&doc).map_err(unwritable)?,
+        pending: doc.ask.state == AskStatus::Pending,
+        doc: serde_json::to_vec(&doc).map_err(encode_failed)?,
     })))
 }

@@ -2,20 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use qd_core::fleet::State;
+use qd_core::fleet::FleetState;
 use qd_core::rows::SessionDoc;
 use qd_journal::{FleetRow, RowChange, SessionRow};
-use qd_protocol::api::SessionState;
-use qd_protocol::fleet::{Fleet, FleetSession, FleetState};
-use qd_protocol::{ApiError, Code, Millis, SessionId, WorkspaceId};
+use qd_protocol::api::SessionStatus;
+use qd_protocol::fleet::{Fleet, FleetSession, FleetStatus};
+use qd_protocol::{ApiError, ErrorCode, Millis, SessionId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 
-use super::FleetRef;
-use crate::actor::unwritable;
+use super::FleetAddress;
+use crate::actor::encode_failed;
 
 /// What a fleet was made with.
 #[derive(Debug, Serialize, Deserialize)]
-struct Born {
+struct FleetOriginDoc {
     workspace_id: WorkspaceId,
     task: String,
     sessions: BTreeMap<String, SessionId>,
@@ -24,32 +24,36 @@ struct Born {
 
 /// What becomes of it.
 #[derive(Debug, Serialize, Deserialize)]
-struct Doc {
-    state: FleetState,
+struct FleetStatusDoc {
+    state: FleetStatus,
     result: Option<String>,
     problems: Vec<String>,
     updated_at: Millis,
 }
 
 /// The row of a fleet that has just been made.
-pub(crate) fn first_row(fleet: &FleetRef, state: &State) -> Result<RowChange, ApiError> {
-    let born = Born {
+pub(crate) fn new_fleet_row(fleet: &FleetAddress, state: &FleetState) -> Result<RowChange, ApiError> {
+    let born = FleetOriginDoc {
         workspace_id: state.workspace.clone(),
         task: state.spec.task.clone(),
         sessions: state.sessions.clone(),
         created_at: state.created_at,
     };
-    changed(fleet, state, Some(serde_json::to_vec(&born).map_err(unwritable)?))
+    fleet_row_change(fleet, state, Some(serde_json::to_vec(&born).map_err(encode_failed)?))
 }
 
 /// The row of a fleet as it stands now.
-pub(crate) fn row(fleet: &FleetRef, state: &State) -> Result<RowChange, ApiError> {
-    changed(fleet, state, None)
+pub(crate) fn fleet_row(fleet: &FleetAddress, state: &FleetState) -> Result<RowChange, ApiError> {
+    fleet_row_change(fleet, state, None)
 }
 
-fn changed(fleet: &FleetRef, state: &State, born: Option<Vec<u8>>) -> Result<RowChange, ApiError> {
-    let doc = Doc {
-        state: state.state(),
+fn fleet_row_change(
+    fleet: &FleetAddress,
+    state: &FleetState,
+    born: Option<Vec<u8>>,
+) -> Result<RowChange, ApiError> {
+    let doc = FleetStatusDoc {
+        state: state.status(),
         result: state.result.clone(),
         problems: state.problems.clone(),
         updated_at: state.updated_at,
@@ -60,18 +64,18 @@ fn changed(fleet: &FleetRef, state: &State, born: Option<Vec<u8>>) -> Result<Row
         workspace: fleet.workspace_key,
         live: state.finished.is_none(),
         budget_usd: state.spec.budget_usd,
-        born,
-        doc: serde_json::to_vec(&doc).map_err(unwritable)?,
+        created_with: born,
+        doc: serde_json::to_vec(&doc).map_err(encode_failed)?,
     }))
 }
 
 /// A fleet that has just been made, as clients see it.
-pub(super) fn first_view(state: &State) -> Fleet {
-    let idle = |id: &SessionId| FleetSession { session_id: id.clone(), state: SessionState::Idle };
+pub(super) fn new_fleet_view(state: &FleetState) -> Fleet {
+    let idle = |id: &SessionId| FleetSession { session_id: id.clone(), state: SessionStatus::Idle };
     Fleet {
         id: state.id.clone(),
         workspace_id: state.workspace.clone(),
-        state: state.state(),
+        state: state.status(),
         sessions: state.sessions.iter().map(|(name, id)| (name.clone(), idle(id))).collect(),
         result: None,
         task: state.spec.task.clone(),
@@ -82,21 +86,22 @@ pub(super) fn first_view(state: &State) -> Fleet {
 }
 
 /// A fleet as clients see it. `state_of` says what a session does, where that is known.
-pub(super) fn view(
+pub(super) fn fleet_view(
     row: &FleetRow,
-    state_of: impl Fn(&SessionId) -> Option<SessionState>,
+    state_of: impl Fn(&SessionId) -> Option<SessionStatus>,
 ) -> Result<Fleet, ApiError> {
     let unreadable = |error: serde_json::Error| {
         let message =
             format!("fleet {} could not be read from the journal: {error}; see `qd doctor`", row.id);
-        ApiError::new(Code::Internal, message)
+        ApiError::new(ErrorCode::Internal, message)
     };
-    let born = row.born.as_deref().unwrap_or_default();
-    let Born { workspace_id, task, sessions, created_at } =
+    let born = row.created_with.as_deref().unwrap_or_default();
+    let FleetOriginDoc { workspace_id, task, sessions, created_at } =
         serde_json::from_slice(born).map_err(unreadable)?;
-    let Doc { state, result, problems, updated_at } = serde_json::from_slice(&row.doc).map_err(unreadable)?;
+    let FleetStatusDoc { state, result, problems, updated_at } =
+        serde_json::from_slice(&row.doc).map_err(unreadable)?;
     let session = |session_id: SessionId| FleetSession {
-        state: state_of(&session_id).unwrap_or(SessionState::Idle),
+        state: state_of(&session_id).unwrap_or(SessionStatus::Idle),
         session_id,
     };
     Ok(Fleet {
@@ -113,7 +118,7 @@ pub(super) fn view(
 }
 
 /// What a session does right now.
-pub(super) fn session_state(row: &SessionRow, halted: bool) -> Option<SessionState> {
+pub(super) fn session_state(row: &SessionRow, halted: bool) -> Option<SessionStatus> {
     let doc: SessionDoc = serde_json::from_slice(&row.doc).ok()?;
     Some(doc.view(halted).state)
 }

@@ -13,28 +13,28 @@ use axum::http::{HeaderMap, header};
 use axum::response::IntoResponse;
 use bytes::{Bytes, BytesMut};
 use futures_util::stream;
-use qd_journal::{Filter, Published, ReadError, Subscription, Topic};
+use qd_journal::{EventFilter, EventTopic, JournalReadError, PublishedEvent, Subscription};
 use qd_protocol::limits::HEARTBEAT_S;
-use qd_protocol::{ApiError, Code, Seq, SessionId, WorkspaceId};
+use qd_protocol::{ApiError, ErrorCode, Seq, SessionId, WorkspaceId};
 use serde::Deserialize;
 use tokio::sync::watch;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::describe::{BadQuery, Guarded, InWorkspace, Missing};
-use super::extract::{Ids, Query};
+use super::api_document::{BadQueryResponse, GuardResponses, NotFoundResponse, WorkspacePath};
+use super::extract::{PathIds, Query};
 use super::sessions;
 use crate::daemon::Daemon;
-use crate::edge::Refusal;
-use crate::invalid;
+use crate::edge::HttpError;
+use crate::invalid_value;
 
 /// The header with which a reader comes back.
 const LAST_EVENT_ID: &str = "last-event-id";
 /// Whatever is accepted after this is on the stream.
-const READY: &[u8] = b": ready\n\n";
+const READY_COMMENT: &[u8] = b": ready\n\n";
 /// Says that the stream lives.
-const QUIET: &[u8] = b": quiet\n\n";
+const HEARTBEAT_COMMENT: &[u8] = b": quiet\n\n";
 /// Frames below this are copied together, so that many go out in one write; larger ones stay shared.
 const JOIN_BELOW: usize = 4 << 10;
 /// Bytes of frames that are copied together.
@@ -56,15 +56,15 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
 }
 
 /// Reads a cursor: a seq that the journal has reached.
-pub(super) fn cursor(text: &str, head: Seq) -> Result<Seq, ApiError> {
+pub(super) fn parse_cursor(text: &str, head: Seq) -> Result<Seq, ApiError> {
     match text.parse().map(Seq) {
         Ok(seq) if seq <= head => Ok(seq),
         Ok(seq) => {
             let message = format!("the cursor {seq} is ahead of the journal, which ends at {head}");
-            Err(ApiError::new(Code::BadCursor, message))
+            Err(ApiError::new(ErrorCode::BadCursor, message))
         }
         Err(_) => {
-            Err(ApiError::new(Code::BadCursor, "a cursor is the id of an event, or 0 for the beginning"))
+            Err(ApiError::new(ErrorCode::BadCursor, "a cursor is the id of an event, or 0 for the beginning"))
         }
     }
 }
@@ -96,65 +96,67 @@ struct CursorHeader {
     (status = 200, description = "Frames of `id`, `event` and `data` (an `Event`), with no gap and no repeat; the \
         comment `: ready` once attached, a comment after every 15 s of silence", body = String,
         content_type = "text/event-stream"),
-    BadQuery, Missing, Guarded,
+    BadQueryResponse, NotFoundResponse, GuardResponses,
 ))]
 async fn stream_all(
     State(daemon): State<Arc<Daemon>>,
     Query(query): Query<StreamQuery>,
     headers: HeaderMap,
-) -> Result<impl IntoResponse, Refusal> {
+) -> Result<impl IntoResponse, HttpError> {
     let topic = match &query.session {
-        Some(text) => Topic::Session(daemon.find_session(&session_id(text)?).await?.key),
-        None => Topic::All,
+        Some(text) => EventTopic::Session(daemon.find_session(&parse_session_id(text)?).await?.key),
+        None => EventTopic::All,
     };
-    Ok(attach(&daemon, topic, &query, &headers)?)
+    Ok(open_stream(&daemon, topic, &query, &headers)?)
 }
 
 /// What happens in one workspace.
 #[utoipa::path(get, path = "/v1/workspaces/{w}/events", tag = "events",
-    params(InWorkspace, StreamQuery, CursorHeader),
+    params(WorkspacePath, StreamQuery, CursorHeader),
     responses(
         (status = 200, description = "As `/v1/events`", body = String, content_type = "text/event-stream"),
-        BadQuery, Missing, Guarded,
+        BadQueryResponse, NotFoundResponse, GuardResponses,
     )
 )]
 async fn stream_workspace(
     State(daemon): State<Arc<Daemon>>,
-    Ids(workspace): Ids<WorkspaceId>,
+    PathIds(workspace): PathIds<WorkspaceId>,
     Query(query): Query<StreamQuery>,
     headers: HeaderMap,
-) -> Result<impl IntoResponse, Refusal> {
-    let place = daemon.places.get(&workspace)?;
+) -> Result<impl IntoResponse, HttpError> {
+    let place = daemon.workspaces.get(&workspace)?;
     let topic = match &query.session {
-        Some(text) => Topic::Session(sessions::find(&daemon, &workspace, &session_id(text)?).await?.key),
-        None => Topic::Workspace(place.key),
+        Some(text) => EventTopic::Session(
+            sessions::find_session(&daemon, &workspace, &parse_session_id(text)?).await?.key,
+        ),
+        None => EventTopic::Workspace(place.key),
     };
-    Ok(attach(&daemon, topic, &query, &headers)?)
+    Ok(open_stream(&daemon, topic, &query, &headers)?)
 }
 
-fn session_id(text: &str) -> Result<SessionId, ApiError> {
+fn parse_session_id(text: &str) -> Result<SessionId, ApiError> {
     SessionId::parse(text).map_err(|_| ApiError::not_found("session", text))
 }
 
 /// Subscribes, and answers with a body that ends with the daemon or with its reader.
-fn attach(
+fn open_stream(
     daemon: &Arc<Daemon>,
-    topic: Topic,
+    topic: EventTopic,
     query: &StreamQuery,
     headers: &HeaderMap,
 ) -> Result<impl IntoResponse + use<>, ApiError> {
-    let kinds = query.kinds.as_deref().map(kinds).transpose()?;
+    let kinds = query.kinds.as_deref().map(parse_kinds).transpose()?;
     let after = match headers.get(LAST_EVENT_ID) {
         // What is not even text is not a cursor either.
         Some(id) => Some(id.to_str().unwrap_or_default()),
         None => query.after.as_deref(),
     };
-    let after = after.map(|text| cursor(text, daemon.journal.head())).transpose()?;
-    let feed = Feed {
-        news: daemon.journal.subscribe(Filter { topic, kinds }, after),
+    let after = after.map(|text| parse_cursor(text, daemon.journal.head())).transpose()?;
+    let feed = SseStream {
+        subscription: daemon.journal.subscribe(EventFilter { topic, kinds }, after),
         stop: daemon.stop_signal(),
-        chunks: VecDeque::from([Bytes::from_static(READY)]),
-        _counted: Counted::new(Arc::clone(daemon)),
+        chunks: VecDeque::from([Bytes::from_static(READY_COMMENT)]),
+        _open_stream: OpenStreamGuard::new(Arc::clone(daemon)),
     };
     let body = stream::unfold(feed, |mut feed| async {
         let chunk = feed.next().await?;
@@ -169,25 +171,25 @@ fn attach(
 }
 
 /// The kinds that a reader wants, all of which must be known: a misspelt one would never come.
-fn kinds(text: &str) -> Result<Arc<[String]>, ApiError> {
-    let known = |kind: &str| qd_protocol::Body::KINDS.contains(&kind) || LATER_KINDS.contains(&kind);
+fn parse_kinds(text: &str) -> Result<Arc<[String]>, ApiError> {
+    let known = |kind: &str| qd_protocol::EventBody::KINDS.contains(&kind) || LATER_KINDS.contains(&kind);
     let read = |kind: &str| match known(kind) {
         true => Ok(kind.to_owned()),
-        false => Err(invalid(format!("there is no kind of event called `{kind}`"))),
+        false => Err(invalid_value(format!("there is no kind of event called `{kind}`"))),
     };
     text.split(',').map(read).collect()
 }
 
 /// One reader's stream.
-struct Feed {
-    news: Subscription,
+struct SseStream {
+    subscription: Subscription,
     stop: watch::Receiver<bool>,
     /// Ready to be sent.
     chunks: VecDeque<Bytes>,
-    _counted: Counted,
+    _open_stream: OpenStreamGuard,
 }
 
-impl Feed {
+impl SseStream {
     /// The next bytes; `None` at the end. A reader that is far behind is not waited for when the daemon ends: it
     /// comes back with its cursor.
     async fn next(&mut self) -> Option<Bytes> {
@@ -195,14 +197,14 @@ impl Feed {
             let heard = tokio::select! {
                 biased;
                 _ = self.stop.wait_for(|stop| *stop) => return None,
-                heard = self.news.next() => heard,
+                heard = self.subscription.next() => heard,
                 () = tokio::time::sleep(Duration::from_secs(HEARTBEAT_S)) => {
-                    return Some(Bytes::from_static(QUIET));
+                    return Some(Bytes::from_static(HEARTBEAT_COMMENT));
                 }
             };
             match heard {
-                Ok(events) => self.chunks = chunks(&events),
-                Err(ReadError::Stopped) => return None,
+                Ok(events) => self.chunks = join_frames(&events),
+                Err(JournalReadError::Stopped) => return None,
                 Err(error) => {
                     tracing::warn!(%error, "a stream ends because the journal could not be read");
                     return None;
@@ -219,7 +221,7 @@ impl Feed {
 }
 
 /// The frames of some events, small neighbours joined.
-fn chunks(events: &[Arc<Published>]) -> VecDeque<Bytes> {
+fn join_frames(events: &[Arc<PublishedEvent>]) -> VecDeque<Bytes> {
     if let [event] = events {
         return VecDeque::from([event.frame.clone()]);
     }
@@ -243,18 +245,18 @@ fn chunks(events: &[Arc<Published>]) -> VecDeque<Bytes> {
 }
 
 /// An open stream among the daemon's numbers, for as long as it lives.
-struct Counted(Arc<Daemon>);
+struct OpenStreamGuard(Arc<Daemon>);
 
-impl Counted {
+impl OpenStreamGuard {
     fn new(daemon: Arc<Daemon>) -> Self {
-        daemon.stats.streams.fetch_add(1, Ordering::Relaxed);
+        daemon.stats.open_streams.fetch_add(1, Ordering::Relaxed);
         Self(daemon)
     }
 }
 
-impl Drop for Counted {
+impl Drop for OpenStreamGuard {
     fn drop(&mut self) {
-        self.0.stats.streams.fetch_sub(1, Ordering::Relaxed);
+        self.0.stats.open_streams.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -264,19 +266,19 @@ mod tests {
 
     #[test]
     fn a_cursor_is_a_seq_that_the_journal_has_reached() {
-        assert_eq!(cursor("0", Seq(7)), Ok(Seq(0)));
-        assert_eq!(cursor("7", Seq(7)), Ok(Seq(7)));
+        assert_eq!(parse_cursor("0", Seq(7)), Ok(Seq(0)));
+        assert_eq!(parse_cursor("7", Seq(7)), Ok(Seq(7)));
         for bad in ["8", "-1", "soon", "", "9223372036854775807", "99999999999999999999"] {
-            assert_eq!(cursor(bad, Seq(7)).unwrap_err().code, Code::BadCursor, "{bad}");
+            assert_eq!(parse_cursor(bad, Seq(7)).unwrap_err().code, ErrorCode::BadCursor, "{bad}");
         }
     }
 
     #[test]
     fn kinds_are_those_of_the_contract() {
-        assert_eq!(*kinds("run.finished,text.delta").unwrap(), ["run.finished", "text.delta"]);
-        assert!(kinds("worker.exited").is_ok(), "of the contract, though nobody writes it yet");
+        assert_eq!(*parse_kinds("run.finished,text.delta").unwrap(), ["run.finished", "text.delta"]);
+        assert!(parse_kinds("worker.exited").is_ok(), "of the contract, though nobody writes it yet");
         for bad in ["", "run.finishd", "run.finished,", "run.finished, text.delta", "*"] {
-            assert_eq!(kinds(bad).unwrap_err().code, Code::InvalidValue, "{bad}");
+            assert_eq!(parse_kinds(bad).unwrap_err().code, ErrorCode::InvalidValue, "{bad}");
         }
     }
 }

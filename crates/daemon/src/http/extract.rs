@@ -5,30 +5,30 @@ use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
 use qd_protocol::limits::IDEMPOTENCY_KEY_MAX;
-use qd_protocol::{ApiError, Code};
+use qd_protocol::{ApiError, ErrorCode};
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 
 use crate::actor::IdempotencyKey;
-use crate::edge::{Refusal, read_whole};
-use crate::invalid;
+use crate::edge::{HttpError, read_whole_body};
+use crate::invalid_value;
 
 /// The header that makes a repeat harmless.
-const KEY_HEADER: &str = "idempotency-key";
+const IDEMPOTENCY_KEY_HEADER: &str = "idempotency-key";
 
 /// The ids in a path. One that is not even an id is like one that nobody has: 404.
 #[derive(Debug)]
-pub(super) struct Ids<T>(pub(super) T);
+pub(super) struct PathIds<T>(pub(super) T);
 
-impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Ids<T> {
-    type Rejection = Refusal;
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathIds<T> {
+    type Rejection = HttpError;
 
-    async fn from_request_parts(head: &mut Parts, state: &S) -> Result<Self, Refusal> {
+    async fn from_request_parts(head: &mut Parts, state: &S) -> Result<Self, HttpError> {
         match Path::from_request_parts(head, state).await {
             Ok(Path(ids)) => Ok(Self(ids)),
             Err(_) => {
                 let message = format!("there is nothing at {}", head.uri.path());
-                Err(Refusal(ApiError::new(Code::NotFound, message)))
+                Err(HttpError(ApiError::new(ErrorCode::NotFound, message)))
             }
         }
     }
@@ -39,15 +39,15 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Ids<T> 
 pub(super) struct Query<T>(pub(super) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
-    type Rejection = Refusal;
+    type Rejection = HttpError;
 
-    async fn from_request_parts(head: &mut Parts, _: &S) -> Result<Self, Refusal> {
+    async fn from_request_parts(head: &mut Parts, _: &S) -> Result<Self, HttpError> {
         match axum::extract::Query::try_from_uri(&head.uri) {
             Ok(axum::extract::Query(query)) => Ok(Self(query)),
             Err(rejection) => {
                 let text = rejection.body_text();
                 let why = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
-                Err(Refusal(invalid(format!("the query is not what this route takes: {why}"))))
+                Err(HttpError(invalid_value(format!("the query is not what this route takes: {why}"))))
             }
         }
     }
@@ -55,40 +55,43 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
 
 /// A body, taken by `E`, with the `Idempotency-Key` that came with it.
 #[derive(Debug)]
-pub(super) struct Keyed<E>(pub(super) Option<IdempotencyKey>, pub(super) E);
+pub(super) struct KeyedBody<E>(pub(super) Option<IdempotencyKey>, pub(super) E);
 
-impl<E: FromRequest<S, Rejection = Refusal>, S: Send + Sync> FromRequest<S> for Keyed<E> {
-    type Rejection = Refusal;
+impl<E: FromRequest<S, Rejection = HttpError>, S: Send + Sync> FromRequest<S> for KeyedBody<E> {
+    type Rejection = HttpError;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
+    async fn from_request(request: Request, state: &S) -> Result<Self, HttpError> {
         let (head, body) = request.into_parts();
-        let body = read_whole(body).await?;
-        let key = key(&head, &body)?;
+        let body = read_whole_body(body).await?;
+        let key = idempotency_key(&head, &body)?;
         let taken = E::from_request(Request::from_parts(head, Body::from(body)), state).await?;
         Ok(Self(key, taken))
     }
 }
 
-fn key(head: &Parts, body: &[u8]) -> Result<Option<IdempotencyKey>, ApiError> {
-    let mut given = head.headers.get_all(KEY_HEADER).iter();
+fn idempotency_key(head: &Parts, body: &[u8]) -> Result<Option<IdempotencyKey>, ApiError> {
+    let mut given = head.headers.get_all(IDEMPOTENCY_KEY_HEADER).iter();
     let Some(first) = given.next() else { return Ok(None) };
     let text = first.to_str().ok().filter(|text| (1..=IDEMPOTENCY_KEY_MAX).contains(&text.len()));
     let (Some(text), None) = (text, given.next()) else {
         let message =
             format!("an Idempotency-Key is one header of 1 to {IDEMPOTENCY_KEY_MAX} visible characters");
-        return Err(invalid(message));
+        return Err(invalid_value(message));
     };
     let (method, path) = (head.method.as_str(), head.uri.path());
-    Ok(Some(IdempotencyKey { key: scoped(method, path, text), fingerprint: fingerprint(method, path, body) }))
+    Ok(Some(IdempotencyKey {
+        key: scoped_key(method, path, text),
+        fingerprint: request_fingerprint(method, path, body),
+    }))
 }
 
 /// A key counts for its route alone: two routes do not share their clients' names.
-fn scoped(method: &str, path: &str, key: &str) -> String {
+fn scoped_key(method: &str, path: &str, key: &str) -> String {
     format!("{method} {path} {key}")
 }
 
 /// What tells a request apart from another under the same key. Neither a method nor a path has a line's end.
-fn fingerprint(method: &str, path: &str, body: &[u8]) -> [u8; 32] {
+fn request_fingerprint(method: &str, path: &str, body: &[u8]) -> [u8; 32] {
     let hash = Sha256::new().chain_update(method).chain_update("\n").chain_update(path).chain_update("\n");
     hash.chain_update(body).finalize().into()
 }
@@ -105,7 +108,7 @@ mod tests {
 
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]
-    struct Dish {
+    struct TestKeyedBody {
         dish: String,
     }
 
@@ -118,13 +121,13 @@ mod tests {
     }
 
     async fn keyed(path: &str, keys: &[&str], body: &str) -> Result<Option<IdempotencyKey>, ApiError> {
-        let taken = Keyed::<Json<Dish>>::from_request(post(path, keys, body), &()).await;
+        let taken = KeyedBody::<Json<TestKeyedBody>>::from_request(post(path, keys, body), &()).await;
         taken
-            .map(|Keyed(key, Json(dish))| {
+            .map(|KeyedBody(key, Json(dish))| {
                 assert_eq!(dish.dish, "soup");
                 key
             })
-            .map_err(|Refusal(error)| error)
+            .map_err(|HttpError(error)| error)
     }
 
     const SOUP: &str = r#"{"dish":"soup"}"#;
@@ -139,14 +142,14 @@ mod tests {
         assert!(elsewhere.key != first.key && elsewhere.fingerprint != first.fingerprint);
         let other = keyed("/a", &["k"], r#"{ "dish": "soup" }"#).await.unwrap().unwrap();
         assert!(other.key == first.key && other.fingerprint != first.fingerprint);
-        assert_ne!(fingerprint("POST", "/a", b"b"), fingerprint("POST", "/", b"ab"));
+        assert_ne!(request_fingerprint("POST", "/a", b"b"), request_fingerprint("POST", "/", b"ab"));
     }
 
     #[tokio::test]
     async fn a_key_that_is_none_is_refused_and_so_are_two() {
         for keys in [&[""][..], &[&"k".repeat(256)], &["\u{e4}"], &["a", "b"]] {
             let error = keyed("/a", keys, SOUP).await.unwrap_err();
-            assert_eq!(error.code, Code::InvalidValue, "{keys:?}");
+            assert_eq!(error.code, ErrorCode::InvalidValue, "{keys:?}");
         }
         assert!(keyed("/a", &[&"k".repeat(255)], SOUP).await.is_ok());
     }
@@ -155,7 +158,7 @@ mod tests {
         let (mut head, ()) =
             axum::http::Request::builder().uri(format!("/x?{text}")).body(()).unwrap().into_parts();
         let taken = Query::from_request_parts(&mut head, &()).await;
-        taken.map(|Query(query)| query).map_err(|Refusal(error)| error)
+        taken.map(|Query(query)| query).map_err(|HttpError(error)| error)
     }
 
     #[tokio::test]
@@ -169,7 +172,7 @@ mod tests {
             ("limit=1&limit=2", "duplicate field `limit`"),
         ] {
             let error = query(text).await.unwrap_err();
-            assert_eq!(error.code, Code::InvalidValue, "{text}");
+            assert_eq!(error.code, ErrorCode::InvalidValue, "{text}");
             assert!(error.message.contains(hint), "{error}");
         }
     }
@@ -179,8 +182,8 @@ mod tests {
         use axum::routing::get;
         use tower::ServiceExt;
         let router: axum::Router = axum::Router::new()
-            .route("/{s}", get(async |Ids(id): Ids<SessionId>| id.to_string()))
-            .route("/{s}/{t}", get(async |Ids((_, id)): Ids<(SessionId, SessionId)>| id.to_string()));
+            .route("/{s}", get(async |PathIds(id): PathIds<SessionId>| id.to_string()))
+            .route("/{s}/{t}", get(async |PathIds((_, id)): PathIds<(SessionId, SessionId)>| id.to_string()));
         for (path, status) in [
             ("/ses_1", 200),
             ("/ses_1/ses_2", 200),

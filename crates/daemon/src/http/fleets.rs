@@ -7,25 +7,27 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request, State};
 use axum::http::{StatusCode, header};
-use qd_core::fleet::Command;
-use qd_fleetfile::Problem;
+use qd_core::fleet::FleetCommand;
+use qd_fleetfile::FleetFileProblem;
 use qd_journal::{FleetFilter, FleetRow};
-use qd_protocol::api::{Cancelled, NewFleet};
+use qd_protocol::api::{CancelResponse, NewFleet};
 use qd_protocol::error::ErrorBody;
-use qd_protocol::event::Empty;
+use qd_protocol::event::EmptyEventData;
 use qd_protocol::fleet::Fleet;
-use qd_protocol::{ApiError, Code, FleetId, WorkspaceId};
+use qd_protocol::{ApiError, ErrorCode, FleetId, WorkspaceId};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::describe::{BadBody, BadQuery, Guarded, InWorkspace, KeyHeader, Missing};
-use super::extract::{Ids, Keyed, Query};
-use super::fault;
-use super::list::{List, ListQuery, after, limit};
-use super::once::{Kept, once};
+use super::api_document::{
+    BadBodyResponses, BadQueryResponse, GuardResponses, IdempotencyKeyHeader, NotFoundResponse, WorkspacePath,
+};
+use super::extract::{KeyedBody, PathIds, Query};
+use super::idempotency::{ResponseRecording, run_once};
+use super::internal_error;
+use super::list::{ListPage, ListQuery, page_limit, parse_after};
 use crate::daemon::{Daemon, read_failed};
-use crate::edge::{Json, OptionalJson, Refusal, read_whole};
-use crate::fleets::Answer;
+use crate::edge::{HttpError, Json, OptionalJson, read_whole_body};
+use crate::fleets::FleetActorReply;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new()
@@ -36,30 +38,30 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
 
 /// A fleet's file, or JSON with it.
 #[derive(Debug)]
-struct File(NewFleet);
+struct FleetRequest(NewFleet);
 
-impl<S: Send + Sync> FromRequest<S> for File {
-    type Rejection = Refusal;
+impl<S: Send + Sync> FromRequest<S> for FleetRequest {
+    type Rejection = HttpError;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
+    async fn from_request(request: Request, state: &S) -> Result<Self, HttpError> {
         let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
         if kind.is_some_and(|kind| kind.trim().to_ascii_lowercase().starts_with("application/json")) {
             let Json(new) = Json::<NewFleet>::from_request(request, state).await?;
             return Ok(Self(new));
         }
-        let body: Bytes = read_whole(request.into_body()).await?;
+        let body: Bytes = read_whole_body(request.into_body()).await?;
         let text = String::from_utf8(body.into())
-            .map_err(|_| ApiError::new(Code::InvalidRequest, "a fleet's file is text in UTF-8"))?;
+            .map_err(|_| ApiError::new(ErrorCode::InvalidRequest, "a fleet's file is text in UTF-8"))?;
         Ok(Self(NewFleet { spec: text.into(), task: None, env: BTreeMap::new() }))
     }
 }
 
 /// Starts a fleet: everything is checked before anything starts.
-#[utoipa::path(post, path = "/v1/workspaces/{w}/fleets", tag = "fleets", params(InWorkspace, KeyHeader),
+#[utoipa::path(post, path = "/v1/workspaces/{w}/fleets", tag = "fleets", params(WorkspacePath, IdempotencyKeyHeader),
     request_body(content(("application/yaml"), (NewFleet = "application/json"))),
     responses(
         (status = 201, description = "The fleet", body = Fleet),
-        BadBody, Missing, Guarded,
+        BadBodyResponses, NotFoundResponse, GuardResponses,
         (status = 400, description = "`invalid_fleet` (with `line`, `column`, `key` and `nearest` in the details), \
             `unknown_agent`, `unsupported_setting`, `invalid_request` or `invalid_value`", body = ErrorBody),
         (status = 409, description = "`agent_unavailable` (with how to install it) or `idempotency_conflict`",
@@ -68,44 +70,44 @@ impl<S: Send + Sync> FromRequest<S> for File {
 )]
 async fn start_fleet(
     State(daemon): State<Arc<Daemon>>,
-    Ids(workspace): Ids<WorkspaceId>,
-    Keyed(key, File(new)): Keyed<File>,
-) -> Result<(StatusCode, Json<Fleet>), Refusal> {
-    let place = daemon.places.get(&workspace)?;
+    PathIds(workspace): PathIds<WorkspaceId>,
+    KeyedBody(key, FleetRequest(new)): KeyedBody<FleetRequest>,
+) -> Result<(StatusCode, Json<Fleet>), HttpError> {
+    let place = daemon.workspaces.get(&workspace)?;
     let NewFleet { spec, task, env } = new;
     let text = match spec {
         serde_json::Value::String(text) => text,
         object => object.to_string(),
     };
-    let spec = qd_fleetfile::read(&text, task.as_deref()).map_err(refused)?;
+    let spec = qd_fleetfile::parse_fleet_file(&text, task.as_deref()).map_err(invalid_fleet)?;
     let deed = |key| async {
         let started = Box::pin(daemon.start_fleet(&place, spec, &env, key)).await?;
-        Ok((started, Kept::WithEffect))
+        Ok((started, ResponseRecording::WrittenWithEffect))
     };
-    Ok((StatusCode::CREATED, Json(once(&daemon, key, deed).await?)))
+    Ok((StatusCode::CREATED, Json(run_once(&daemon, key, deed).await?)))
 }
 
-fn refused(problem: Problem) -> ApiError {
+fn invalid_fleet(problem: FleetFileProblem) -> ApiError {
     let message = problem.to_string();
-    let Problem { place, key, nearest, .. } = problem;
-    ApiError::new(Code::InvalidFleet, message)
-        .with("line", place.line)
-        .with("column", place.column)
-        .with("key", key)
-        .with("nearest", nearest)
+    let FleetFileProblem { position: place, key, suggestion: nearest, .. } = problem;
+    ApiError::new(ErrorCode::InvalidFleet, message)
+        .with_detail("line", place.line)
+        .with_detail("column", place.column)
+        .with_detail("key", key)
+        .with_detail("nearest", nearest)
 }
 
 /// The fleets of a workspace, the oldest first.
-#[utoipa::path(get, path = "/v1/workspaces/{w}/fleets", tag = "fleets", params(InWorkspace, ListQuery),
-    responses((status = 200, description = "A page of them", body = [Fleet]), BadQuery, Missing, Guarded)
+#[utoipa::path(get, path = "/v1/workspaces/{w}/fleets", tag = "fleets", params(WorkspacePath, ListQuery),
+    responses((status = 200, description = "A page of them", body = [Fleet]), BadQueryResponse, NotFoundResponse, GuardResponses)
 )]
 async fn list_fleets(
     State(daemon): State<Arc<Daemon>>,
-    Ids(workspace): Ids<WorkspaceId>,
+    PathIds(workspace): PathIds<WorkspaceId>,
     Query(query): Query<ListQuery>,
-) -> Result<List<Fleet>, Refusal> {
-    let place = daemon.places.get(&workspace)?;
-    let (limit, after) = (limit(query.limit)?, after(query.after.as_deref(), FleetId::parse)?);
+) -> Result<ListPage<Fleet>, HttpError> {
+    let place = daemon.workspaces.get(&workspace)?;
+    let (limit, after) = (page_limit(query.limit)?, parse_after(query.after.as_deref(), FleetId::parse)?);
     let filter = FleetFilter { workspace: Some(place.key), live_only: false };
     // One more than asked for tells whether there are others.
     let rows = daemon.journal.fleets(filter, after.as_ref(), limit + 1).await.map_err(read_failed)?;
@@ -113,23 +115,23 @@ async fn list_fleets(
     for row in &rows {
         found.push(daemon.view_fleet(row).await?);
     }
-    Ok(List::cut(found, limit, |fleet| fleet.id.as_str()))
+    Ok(ListPage::from_fetched(found, limit, |fleet| fleet.id.as_str()))
 }
 
 /// One fleet.
 #[utoipa::path(get, path = "/v1/workspaces/{w}/fleets/{f}", tag = "fleets",
     params(("w" = String, Path, description = "The workspace"), ("f" = String, Path, description = "The fleet")),
-    responses((status = 200, description = "It", body = Fleet), Missing, Guarded)
+    responses((status = 200, description = "It", body = Fleet), NotFoundResponse, GuardResponses)
 )]
 async fn get_fleet(
     State(daemon): State<Arc<Daemon>>,
-    Ids((workspace, id)): Ids<(WorkspaceId, FleetId)>,
-) -> Result<Json<Fleet>, Refusal> {
-    Ok(Json(daemon.view_fleet(&find(&daemon, &workspace, &id).await?).await?))
+    PathIds((workspace, id)): PathIds<(WorkspaceId, FleetId)>,
+) -> Result<Json<Fleet>, HttpError> {
+    Ok(Json(daemon.view_fleet(&find_fleet(&daemon, &workspace, &id).await?).await?))
 }
 
-async fn find(daemon: &Daemon, workspace: &WorkspaceId, id: &FleetId) -> Result<FleetRow, ApiError> {
-    let place = daemon.places.get(workspace)?;
+async fn find_fleet(daemon: &Daemon, workspace: &WorkspaceId, id: &FleetId) -> Result<FleetRow, ApiError> {
+    let place = daemon.workspaces.get(workspace)?;
     let row = daemon.journal.fleet(id).await.map_err(read_failed)?;
     row.filter(|row| row.workspace == place.key).ok_or_else(|| ApiError::not_found("fleet", id))
 }
@@ -139,25 +141,27 @@ async fn find(daemon: &Daemon, workspace: &WorkspaceId, id: &FleetId) -> Result<
     params(
         ("w" = String, Path, description = "The workspace"),
         ("f" = String, Path, description = "The fleet"),
-        KeyHeader,
+        IdempotencyKeyHeader,
     ),
     responses(
-        (status = 200, description = "What it hit, once journalled", body = Cancelled),
+        (status = 200, description = "What it hit, once journalled", body = CancelResponse),
         (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
-        BadBody, Missing, Guarded,
+        BadBodyResponses, NotFoundResponse, GuardResponses,
     )
 )]
 async fn cancel_fleet(
     State(daemon): State<Arc<Daemon>>,
-    Ids((workspace, id)): Ids<(WorkspaceId, FleetId)>,
-    Keyed(key, OptionalJson(Empty {})): Keyed<OptionalJson<Empty>>,
-) -> Result<Json<Cancelled>, Refusal> {
-    let fleet = daemon.fleet(&workspace, &id).await?;
+    PathIds((workspace, id)): PathIds<(WorkspaceId, FleetId)>,
+    KeyedBody(key, OptionalJson(EmptyEventData {})): KeyedBody<OptionalJson<EmptyEventData>>,
+) -> Result<Json<CancelResponse>, HttpError> {
+    let fleet = daemon.fleet_in_workspace(&workspace, &id).await?;
     let deed = |_| async {
-        match daemon.command_fleet(&fleet, Command::Cancel).await? {
-            Answer::Cancelled(hit) => Ok((Cancelled { idle: hit.is_empty(), cancelled: hit }, Kept::NotYet)),
-            Answer::Answered(_) => Err(fault()),
+        match daemon.send_fleet_command(&fleet, FleetCommand::Cancel).await? {
+            FleetActorReply::Cancelled(hit) => {
+                Ok((CancelResponse { idle: hit.is_empty(), cancelled: hit }, ResponseRecording::NotWritten))
+            }
+            FleetActorReply::Answered(_) => Err(internal_error()),
         }
     };
-    Ok(Json(once(&daemon, key, deed).await?))
+    Ok(Json(run_once(&daemon, key, deed).await?))
 }

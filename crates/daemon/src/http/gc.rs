@@ -6,73 +6,74 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use futures_util::{StreamExt, stream};
-use qd_core::session::Command;
-use qd_journal::{Append, RowChange, SessionKey};
-use qd_protocol::api::{Gc, GcRequest};
+use qd_core::session::SessionCommand;
+use qd_journal::{AppendRequest, RowChange, SessionKey};
+use qd_protocol::api::{GcReport, GcRequest};
 use qd_protocol::error::ErrorBody;
 use qd_protocol::{ApiError, Millis};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::describe::{BadBody, BadQuery, Guarded, KeyHeader};
-use super::extract::{Keyed, Query};
-use super::once::{Kept, once};
+use super::api_document::{BadBodyResponses, BadQueryResponse, GuardResponses, IdempotencyKeyHeader};
+use super::extract::{KeyedBody, Query};
+use super::idempotency::{ResponseRecording, run_once};
 use crate::daemon::{Daemon, append_failed, blob_failed, read_failed};
-use crate::edge::{Json, OptionalJson, Refusal};
+use crate::edge::{HttpError, Json, OptionalJson};
 
 /// Sessions that are purged at once, so that they share their syncs.
-const AT_ONCE: usize = 16;
+const PURGES_AT_ONCE: usize = 16;
 /// Pages that the journal gives back between two of its batches.
 const VACUUM_PAGES: u32 = 256;
 /// A file younger than this may belong to an event that is still on its way.
-const YOUNG_MS: u64 = 60_000;
+const YOUNG_BLOB_MS: u64 = 60_000;
 const DAY_MS: u64 = 24 * 3600 * 1000;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
-    OpenApiRouter::new().routes(routes!(look, tidy))
+    OpenApiRouter::new().routes(routes!(preview_gc, collect_garbage))
 }
 
 /// What the home holds, and what could be freed.
 #[utoipa::path(get, path = "/v1/gc", operation_id = "gc_look", tag = "daemon", params(GcRequest), responses(
-    (status = 200, description = "Sizes and counts; nothing was done", body = Gc), BadQuery, Guarded,
+    (status = 200, description = "Sizes and counts; nothing was done", body = GcReport), BadQueryResponse, GuardResponses,
 ))]
-async fn look(
+async fn preview_gc(
     State(daemon): State<Arc<Daemon>>,
     Query(request): Query<GcRequest>,
-) -> Result<Json<Gc>, Refusal> {
-    let (gc, _) = survey(&daemon, request).await?;
+) -> Result<Json<GcReport>, HttpError> {
+    let (gc, _) = survey_home(&daemon, request).await?;
     Ok(Json(gc))
 }
 
 /// Frees it: purges sessions that have been closed for long, removes files that nothing names, gives room back.
-#[utoipa::path(post, path = "/v1/gc", operation_id = "gc", tag = "daemon", params(KeyHeader),
+#[utoipa::path(post, path = "/v1/gc", operation_id = "gc", tag = "daemon", params(IdempotencyKeyHeader),
     request_body = Option<GcRequest>,
     responses(
-        (status = 200, description = "What there was, and what was freed", body = Gc),
+        (status = 200, description = "What there was, and what was freed", body = GcReport),
         (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
-        BadBody, Guarded,
+        BadBodyResponses, GuardResponses,
     )
 )]
-async fn tidy(
+async fn collect_garbage(
     State(daemon): State<Arc<Daemon>>,
-    Keyed(key, OptionalJson(request)): Keyed<OptionalJson<Option<GcRequest>>>,
-) -> Result<Json<Gc>, Refusal> {
+    KeyedBody(key, OptionalJson(request)): KeyedBody<OptionalJson<Option<GcRequest>>>,
+) -> Result<Json<GcReport>, HttpError> {
     let request = request.unwrap_or(GcRequest { older_than_days: 30 });
-    let deed = |_| async { free(&daemon, request).await.map(|gc| (gc, Kept::NotYet)) };
-    Ok(Json(once(&daemon, key, deed).await?))
+    let deed = |_| async { free_space(&daemon, request).await.map(|gc| (gc, ResponseRecording::NotWritten)) };
+    Ok(Json(run_once(&daemon, key, deed).await?))
 }
 
 /// Sizes and counts, and the sessions that could go.
-async fn survey(daemon: &Daemon, request: GcRequest) -> Result<(Gc, Vec<SessionKey>), ApiError> {
+async fn survey_home(daemon: &Daemon, request: GcRequest) -> Result<(GcReport, Vec<SessionKey>), ApiError> {
     let now = Millis::now();
     let before = Millis(now.0.saturating_sub(u64::from(request.older_than_days) * DAY_MS));
     let sizes = daemon.journal.sizes().await.map_err(read_failed)?;
     let closed = daemon.journal.closed_before(before, usize::MAX).await.map_err(read_failed)?;
-    let loose = daemon.journal.loose_blobs(old_enough(now), &closed.sessions).await.map_err(read_failed)?;
-    let gc = Gc {
+    let loose =
+        daemon.journal.loose_blobs(loose_blob_cutoff(now), &closed.sessions).await.map_err(read_failed)?;
+    let gc = GcReport {
         journal_bytes: sizes.journal + sizes.log,
         blob_bytes: sizes.blobs,
-        log_bytes: bytes_below(daemon.home.log()).await,
+        log_bytes: directory_bytes(daemon.home.log()).await,
         closed_sessions: closed.sessions.len() as u64,
         closed_events: closed.events,
         loose_blobs: loose.len() as u64,
@@ -83,18 +84,21 @@ async fn survey(daemon: &Daemon, request: GcRequest) -> Result<(Gc, Vec<SessionK
     Ok((gc, closed.sessions))
 }
 
-fn old_enough(now: Millis) -> Millis {
-    Millis(now.0.saturating_sub(YOUNG_MS))
+fn loose_blob_cutoff(now: Millis) -> Millis {
+    Millis(now.0.saturating_sub(YOUNG_BLOB_MS))
 }
 
-async fn free(daemon: &Arc<Daemon>, request: GcRequest) -> Result<Gc, ApiError> {
-    let (gc, closed) = survey(daemon, request).await?;
-    let mut purged = stream::iter(closed).map(|key| purge(daemon, key)).buffer_unordered(AT_ONCE);
+async fn free_space(daemon: &Arc<Daemon>, request: GcRequest) -> Result<GcReport, ApiError> {
+    let (gc, closed) = survey_home(daemon, request).await?;
+    let mut purged =
+        stream::iter(closed).map(|key| purge_session(daemon, key)).buffer_unordered(PURGES_AT_ONCE);
     while let Some(done) = purged.next().await {
         done?;
     }
     let mut freed = 0;
-    for file in daemon.journal.loose_blobs(old_enough(Millis::now()), &[]).await.map_err(read_failed)? {
+    for file in
+        daemon.journal.loose_blobs(loose_blob_cutoff(Millis::now()), &[]).await.map_err(read_failed)?
+    {
         if daemon.journal.blobs().remove(&file.blob.sha256).await.map_err(blob_failed)? {
             freed += file.blob.size;
         }
@@ -103,26 +107,26 @@ async fn free(daemon: &Arc<Daemon>, request: GcRequest) -> Result<Gc, ApiError> 
     while daemon.journal.vacuum(VACUUM_PAGES).await.map_err(append_failed)? >= u64::from(VACUUM_PAGES) {}
     let after = daemon.journal.sizes().await.map_err(read_failed)?.free;
     freed += before.saturating_sub(after);
-    Ok(Gc { done: true, freed_bytes: freed, ..gc })
+    Ok(GcReport { done: true, freed_bytes: freed, ..gc })
 }
 
 /// Purges a closed session: by its actor, or, if its workspace is gone and so nobody can wake it, without one.
-async fn purge(daemon: &Arc<Daemon>, key: SessionKey) -> Result<(), ApiError> {
+async fn purge_session(daemon: &Arc<Daemon>, key: SessionKey) -> Result<(), ApiError> {
     let Some(row) = daemon.journal.session_by_key(key).await.map_err(read_failed)? else { return Ok(()) };
-    if let Ok(session) = daemon.session_ref(&row) {
-        return daemon.command(&session, Command::Close { purge: true }, None).await.map(drop);
+    if let Ok(session) = daemon.session_address(&row) {
+        return daemon.send_command(&session, SessionCommand::Close { purge: true }, None).await.map(drop);
     }
-    let append = Append { rows: vec![RowChange::Purge { session: key }], ..Append::default() };
+    let append = AppendRequest { rows: vec![RowChange::Purge { session: key }], ..AppendRequest::default() };
     daemon.journal.append(append).await.map_err(append_failed)?;
-    crate::maildir::remove(&daemon.home, &row.id);
-    if let Err(error) = daemon.home.drop_env(&row.id) {
+    crate::maildir::remove_folders(&daemon.home, &row.id);
+    if let Err(error) = daemon.home.remove_session_secrets(&row.id) {
         tracing::warn!(session = %row.id, %error, "the variables of a purged session are left over");
     }
     Ok(())
 }
 
 /// Bytes of the files in a directory. What cannot be looked at counts as nothing.
-async fn bytes_below(directory: PathBuf) -> u64 {
+async fn directory_bytes(directory: PathBuf) -> u64 {
     let Ok(mut entries) = tokio::fs::read_dir(directory).await else { return 0 };
     let mut bytes = 0;
     while let Ok(Some(entry)) = entries.next_entry().await {

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use qd_protocol::api::{Halt, HaltRequest};
+use qd_protocol::api::{HaltRequest, HaltStatus};
 use qd_protocol::error::ErrorBody;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::describe::{BadBody, Guarded, KeyHeader};
-use super::extract::Keyed;
-use super::once::{Kept, once};
+use super::api_document::{BadBodyResponses, GuardResponses, IdempotencyKeyHeader};
+use super::extract::KeyedBody;
+use super::idempotency::{ResponseRecording, run_once};
 use crate::daemon::Daemon;
-use crate::edge::{Json, OptionalJson, Refusal};
-use crate::words::check_remark;
+use crate::edge::{HttpError, Json, OptionalJson};
+use crate::user_content::check_remark;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new().routes(routes!(get_halt, set_halt, lift_halt))
@@ -21,37 +21,37 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
 
 /// Whether anything may start.
 #[utoipa::path(get, path = "/v1/halt", tag = "halt", responses(
-    (status = 200, description = "The halt, set or not", body = Halt), Guarded,
+    (status = 200, description = "The halt, set or not", body = HaltStatus), GuardResponses,
 ))]
-async fn get_halt(State(daemon): State<Arc<Daemon>>) -> Json<Halt> {
-    Json(daemon.halt())
+async fn get_halt(State(daemon): State<Arc<Daemon>>) -> Json<HaltStatus> {
+    Json(daemon.halt_status())
 }
 
 /// From now on prompts are accepted and queued, but nothing starts, in any workspace, also after a restart. Live runs
 /// go on unless `cancel`.
-#[utoipa::path(post, path = "/v1/halt", tag = "halt", params(KeyHeader), request_body = Option<HaltRequest>,
+#[utoipa::path(post, path = "/v1/halt", tag = "halt", params(IdempotencyKeyHeader), request_body = Option<HaltRequest>,
     responses(
-        (status = 200, description = "It is set", body = Halt),
+        (status = 200, description = "It is set", body = HaltStatus),
         (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
-        BadBody, Guarded,
+        BadBodyResponses, GuardResponses,
     )
 )]
 async fn set_halt(
     State(daemon): State<Arc<Daemon>>,
-    Keyed(key, OptionalJson(request)): Keyed<OptionalJson<HaltRequest>>,
-) -> Result<Json<Halt>, Refusal> {
+    KeyedBody(key, OptionalJson(request)): KeyedBody<OptionalJson<HaltRequest>>,
+) -> Result<Json<HaltStatus>, HttpError> {
     check_remark("reason", request.reason.as_deref())?;
     let deed = |key| async {
-        let halt = Box::pin(daemon.set_halt_on(request, key)).await?;
-        Ok((halt, Kept::WithEffect))
+        let halt = Box::pin(daemon.apply_halt(request, key)).await?;
+        Ok((halt, ResponseRecording::WrittenWithEffect))
     };
-    Ok(Json(once(&daemon, key, deed).await?))
+    Ok(Json(run_once(&daemon, key, deed).await?))
 }
 
 /// Things start again.
 #[utoipa::path(delete, path = "/v1/halt", tag = "halt", responses(
-    (status = 200, description = "It is lifted", body = Halt), Guarded,
+    (status = 200, description = "It is lifted", body = HaltStatus), GuardResponses,
 ))]
-async fn lift_halt(State(daemon): State<Arc<Daemon>>) -> Result<Json<Halt>, Refusal> {
+async fn lift_halt(State(daemon): State<Arc<Daemon>>) -> Result<Json<HaltStatus>, HttpError> {
     Ok(Json(daemon.lift_halt().await?))
 }

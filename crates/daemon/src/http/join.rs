@@ -7,33 +7,35 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use qd_protocol::api::{JoinedWorker, MadeWorkerToken, NewWorkerToken, WorkerToken};
+use qd_protocol::api::{CreatedWorkerToken, JoinedWorker, NewWorkerToken, WorkerToken};
 use qd_protocol::error::ErrorBody;
-use qd_protocol::frame::join::SeatName;
+use qd_protocol::frame::join::SessionWorker;
 use qd_protocol::frame::v1::SUBPROTOCOL;
 use qd_protocol::limits::TITLE_MAX;
-use qd_protocol::{ApiError, Code, SessionId, TokenId, WorkerId};
+use qd_protocol::{ApiError, ErrorCode, SessionId, TokenId, WorkerId};
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::describe::{BadBody, BadQuery, Guarded, KeyHeader, Missing};
-use super::extract::{Ids, Keyed, Query};
-use super::fault;
-use super::list::{List, ListQuery};
-use super::once::{Kept, once};
-use crate::daemon::{Daemon, stopping};
-use crate::edge::{Json, OptionalJson, Refusal, Upgrade};
+use super::api_document::{
+    BadBodyResponses, BadQueryResponse, GuardResponses, IdempotencyKeyHeader, NotFoundResponse,
+};
+use super::extract::{KeyedBody, PathIds, Query};
+use super::idempotency::{ResponseRecording, run_once};
+use super::internal_error;
+use super::list::{ListPage, ListQuery};
+use crate::daemon::{Daemon, stopping_error};
+use crate::edge::{HttpError, Json, OptionalJson, WebSocketRequest};
 use crate::home::HomeError;
-use crate::invalid;
-use crate::workers::Tokens;
+use crate::invalid_value;
+use crate::workers::WorkerTokenStore;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new()
-        .routes(routes!(tokens, make_token))
+        .routes(routes!(list_worker_tokens, make_token))
         .routes(routes!(revoke_token))
-        .routes(routes!(joined))
+        .routes(routes!(list_joined_workers))
         .routes(routes!(join))
         .routes(routes!(link))
 }
@@ -41,62 +43,62 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
 /// What processes on other machines may join with. The tokens themselves are never shown again.
 #[utoipa::path(get, path = "/v1/workers/tokens", operation_id = "worker_tokens", tag = "workers", params(ListQuery),
     responses(
-        (status = 200, description = "All of them, oldest first", body = [WorkerToken]), BadQuery, Guarded,
+        (status = 200, description = "All of them, oldest first", body = [WorkerToken]), BadQueryResponse, GuardResponses,
     )
 )]
-async fn tokens(
+async fn list_worker_tokens(
     State(daemon): State<Arc<Daemon>>,
     Query(query): Query<ListQuery>,
-) -> Result<List<WorkerToken>, Refusal> {
-    Ok(List::slice(daemon.workers.tokens().list(), &query, |token| token.id.as_str())?)
+) -> Result<ListPage<WorkerToken>, HttpError> {
+    Ok(ListPage::from_complete(daemon.workers.worker_tokens().list(), &query, |token| token.id.as_str())?)
 }
 
 /// Makes a token with which a process on another machine can join, and do nothing else.
 #[utoipa::path(post, path = "/v1/workers/tokens", operation_id = "make_worker_token", tag = "workers",
-    params(KeyHeader), request_body = Option<NewWorkerToken>,
+    params(IdempotencyKeyHeader), request_body = Option<NewWorkerToken>,
     responses(
-        (status = 201, description = "The token, this once, and where to join with it", body = MadeWorkerToken),
+        (status = 201, description = "The token, this once, and where to join with it", body = CreatedWorkerToken),
         (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
-        BadBody, Guarded,
+        BadBodyResponses, GuardResponses,
     )
 )]
 async fn make_token(
     State(daemon): State<Arc<Daemon>>,
-    Keyed(key, OptionalJson(new)): Keyed<OptionalJson<NewWorkerToken>>,
-) -> Result<(StatusCode, Json<MadeWorkerToken>), Refusal> {
+    KeyedBody(key, OptionalJson(new)): KeyedBody<OptionalJson<NewWorkerToken>>,
+) -> Result<(StatusCode, Json<CreatedWorkerToken>), HttpError> {
     let NewWorkerToken { name } = new;
     let is_line = |name: &str| (1..=TITLE_MAX).contains(&name.len()) && !name.chars().any(char::is_control);
     if name.as_deref().is_some_and(|name| !is_line(name)) {
-        return Err(invalid(format!("`name` is 1 to {TITLE_MAX} bytes on one line")).into());
+        return Err(invalid_value(format!("`name` is 1 to {TITLE_MAX} bytes on one line")).into());
     }
     // What is remembered under the key is all but the token, which the journal must not hold.
     let deed = |_| async {
-        let made = with_tokens(&daemon, move |tokens| tokens.make(name)).await?;
-        Ok((made, Kept::NotYet))
+        let made = with_tokens(&daemon, move |tokens| tokens.create(name)).await?;
+        Ok((made, ResponseRecording::NotWritten))
     };
-    let WorkerToken { id, name, created_at, .. } = once(&daemon, key, deed).await?;
-    let door = daemon.workers.door().cloned();
+    let WorkerToken { id, name, created_at, .. } = run_once(&daemon, key, deed).await?;
+    let door = daemon.workers.join_address().cloned();
     let (url, fingerprint) = door.map_or((None, None), |door| (Some(door.url), door.fingerprint));
-    let token = daemon.workers.tokens().text(&id);
-    Ok((StatusCode::CREATED, Json(MadeWorkerToken { id, name, created_at, token, url, fingerprint })))
+    let token = daemon.workers.worker_tokens().derive_token(&id);
+    Ok((StatusCode::CREATED, Json(CreatedWorkerToken { id, name, created_at, token, url, fingerprint })))
 }
 
 #[derive(IntoParams)]
 #[into_params(parameter_in = Path)]
 #[expect(dead_code, reason = "it only describes what `Ids` takes")]
-struct OfToken {
+struct WorkerTokenPath {
     /// The token's name.
     id: String,
 }
 
 /// Revokes a token: whoever joined with it is cut off at once, and what it held is lost.
 #[utoipa::path(delete, path = "/v1/workers/tokens/{id}", operation_id = "revoke_worker_token", tag = "workers",
-    params(OfToken), responses((status = 204, description = "It counts no more"), Missing, Guarded)
+    params(WorkerTokenPath), responses((status = 204, description = "It counts no more"), NotFoundResponse, GuardResponses)
 )]
 async fn revoke_token(
     State(daemon): State<Arc<Daemon>>,
-    Ids(id): Ids<TokenId>,
-) -> Result<StatusCode, Refusal> {
+    PathIds(id): PathIds<TokenId>,
+) -> Result<StatusCode, HttpError> {
     let name = id.clone();
     if !with_tokens(&daemon, move |tokens| tokens.revoke(&name)).await? {
         return Err(ApiError::not_found("worker token", &id).into());
@@ -108,41 +110,41 @@ async fn revoke_token(
 /// The processes on other machines that have joined, with or without sessions.
 #[utoipa::path(get, path = "/v1/workers/joined", operation_id = "joined_workers", tag = "workers", params(ListQuery),
     responses(
-        (status = 200, description = "All of them, by name", body = [JoinedWorker]), BadQuery, Guarded,
+        (status = 200, description = "All of them, by name", body = [JoinedWorker]), BadQueryResponse, GuardResponses,
     )
 )]
-async fn joined(
+async fn list_joined_workers(
     State(daemon): State<Arc<Daemon>>,
     Query(query): Query<ListQuery>,
-) -> Result<List<JoinedWorker>, Refusal> {
-    Ok(List::slice(daemon.workers.joined().list(), &query, |joined| &joined.name)?)
+) -> Result<ListPage<JoinedWorker>, HttpError> {
+    Ok(ListPage::from_complete(daemon.workers.joined().list(), &query, |joined| &joined.name)?)
 }
 
 /// A process on another machine offers to work. A WebSocket of the subprotocol `quarterdeck.v1`, and a worker token.
 #[utoipa::path(get, path = "/v1/workers/join", operation_id = "join", tag = "workers", responses(
     (status = 101, description = "The control connection of the process"),
     (status = 400, description = "`invalid_request`: not an upgrade, or not to this subprotocol", body = ErrorBody),
-    Guarded,
+    GuardResponses,
 ))]
 async fn join(
     State(daemon): State<Arc<Daemon>>,
     token: Option<Extension<TokenId>>,
-    upgrade: Upgrade,
-) -> Result<Response, Refusal> {
-    let token = worker_token(token)?;
-    let upgrade = upgrade.offering(SUBPROTOCOL)?;
+    upgrade: WebSocketRequest,
+) -> Result<Response, HttpError> {
+    let token = require_worker_token(token)?;
+    let upgrade = upgrade.require_subprotocol(SUBPROTOCOL)?;
     if daemon.is_stopping() {
-        return Err(stopping().into());
+        return Err(stopping_error().into());
     }
     let (response, line) = upgrade.accept(SUBPROTOCOL);
     let task = Arc::clone(&daemon);
     daemon.spawn(async move {
         let Some(line) = line.await else { return };
         let used = token.clone();
-        if let Err(error) = with_tokens(&task, move |tokens| tokens.used(&used)).await {
+        if let Err(error) = with_tokens(&task, move |tokens| tokens.mark_used(&used)).await {
             tracing::warn!(%error, "when a worker token was last used is not kept");
         }
-        task.workers.joined().attend(line, token, task.stop_signal()).await;
+        task.workers.joined().serve_control(line, token, task.stop_signal()).await;
     });
     Ok(response)
 }
@@ -164,33 +166,33 @@ struct LinkQuery {
     (status = 101, description = "The connection of this session's agent"),
     (status = 400, description = "`invalid_request`: not an upgrade, or not to this subprotocol", body = ErrorBody),
     (status = 404, description = "`not_found`: this worker was not asked to dial for it", body = ErrorBody),
-    Guarded,
+    GuardResponses,
 ))]
 async fn link(
     State(daemon): State<Arc<Daemon>>,
     token: Option<Extension<TokenId>>,
     Query(query): Query<LinkQuery>,
-    upgrade: Upgrade,
-) -> Result<Response, Refusal> {
-    let token = worker_token(token)?;
-    let upgrade = upgrade.offering(SUBPROTOCOL)?;
-    let seat = SeatName { session: query.session, worker: query.worker };
-    daemon.workers.joined().expects(&seat, &token)?;
+    upgrade: WebSocketRequest,
+) -> Result<Response, HttpError> {
+    let token = require_worker_token(token)?;
+    let upgrade = upgrade.require_subprotocol(SUBPROTOCOL)?;
+    let seat = SessionWorker { session: query.session, worker: query.worker };
+    daemon.workers.joined().check_expected(&seat, &token)?;
     let (response, line) = upgrade.accept(SUBPROTOCOL);
     let task = Arc::clone(&daemon);
     daemon.spawn(async move {
         if let Some(line) = line.await {
-            task.workers.joined().meet(&seat, line);
+            task.workers.joined().accept_dial(&seat, line);
         }
     });
     Ok(response)
 }
 
 /// The owner of the home has every right, but is no worker: who works must be one who can be cut off.
-fn worker_token(token: Option<Extension<TokenId>>) -> Result<TokenId, ApiError> {
+fn require_worker_token(token: Option<Extension<TokenId>>) -> Result<TokenId, ApiError> {
     let missing = || {
         let message = "joining takes a worker token, over TCP; `qd workers token` makes one";
-        ApiError::new(Code::Unauthorized, message)
+        ApiError::new(ErrorCode::Unauthorized, message)
     };
     token.map(|Extension(token)| token).ok_or_else(missing)
 }
@@ -198,9 +200,9 @@ fn worker_token(token: Option<Extension<TokenId>>) -> Result<TokenId, ApiError> 
 /// Does something with the tokens, which wait for the disk.
 async fn with_tokens<T: Send + 'static>(
     daemon: &Daemon,
-    deed: impl FnOnce(&Tokens) -> Result<T, HomeError> + Send + 'static,
+    deed: impl FnOnce(&WorkerTokenStore) -> Result<T, HomeError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let tokens = Arc::clone(daemon.workers.tokens());
-    let done = tokio::task::spawn_blocking(move || deed(&tokens)).await.map_err(|_| fault())?;
-    done.map_err(|error| ApiError::new(Code::StorageFailed, error.to_string()))
+    let tokens = Arc::clone(daemon.workers.worker_tokens());
+    let done = tokio::task::spawn_blocking(move || deed(&tokens)).await.map_err(|_| internal_error())?;
+    done.map_err(|error| ApiError::new(ErrorCode::StorageFailed, error.to_string()))
 }

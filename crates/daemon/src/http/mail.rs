@@ -5,28 +5,32 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use qd_core::session::{Command, milliseconds};
+use qd_core::session::{SessionCommand, seconds_to_millis};
 use qd_journal::{MailFilter, MailRow, SessionKey};
 use qd_protocol::error::ErrorBody;
 use qd_protocol::limits::{HEAD_MAX, MAIL_CLAIM_MAX, MAIL_CLAIM_MAX_S, MAIL_CLAIM_S};
-use qd_protocol::mail::{AckRequest, ClaimRequest, ClaimedMail, Mail, MailReceipt, MailState, NewMail};
-use qd_protocol::text::head;
-use qd_protocol::{ApiError, Code, MailId, Number, SessionId, WorkspaceId};
+use qd_protocol::mail::{
+    ClaimedMail, Mail, MailAckRequest, MailClaimRequest, MailReceipt, MailStatus, NewMail,
+};
+use qd_protocol::text::escaped_head;
+use qd_protocol::{ApiError, ErrorCode, EventNumber, MailId, SessionId, WorkspaceId};
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::describe::{BadBody, BadQuery, Guarded, InSession, KeyHeader, Missing};
-use super::extract::{Ids, Keyed, Query};
-use super::list::{List, after, fill, limit};
-use super::once::{Kept, once};
-use super::{fault, sessions};
-use crate::actor::{Answer, Done, IdempotencyKey};
-use crate::daemon::{Daemon, SessionRef, read_failed};
-use crate::edge::{Json, OptionalJson, Refusal};
-use crate::invalid;
-use crate::mail::{Outgoing, Posted, Sender, sent, view};
+use super::api_document::{
+    BadBodyResponses, BadQueryResponse, GuardResponses, IdempotencyKeyHeader, NotFoundResponse, SessionPath,
+};
+use super::extract::{KeyedBody, PathIds, Query};
+use super::idempotency::{ResponseRecording, run_once};
+use super::list::{ListPage, page_limit, parse_after, read_filtered};
+use super::{internal_error, sessions};
+use crate::actor::{ActorReply, CommandCompletion, IdempotencyKey};
+use crate::daemon::{Daemon, SessionAddress, read_failed};
+use crate::edge::{HttpError, Json, OptionalJson};
+use crate::invalid_value;
+use crate::mail::{MailSender, OutgoingMail, PostMailOutcome, decode_sent_mail, mail_view};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new()
@@ -40,26 +44,26 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
 /// Sends a message to a session. 202 means that it is in the journal. An idle session is woken with it, a busy one gets it
 /// after its turn or as a steer, and one that is held waits until it is claimed. An id that is known with the same message
 /// gets its first receipt again.
-#[utoipa::path(post, path = "/v1/workspaces/{w}/sessions/{s}/mail", tag = "mail", params(InSession, KeyHeader),
+#[utoipa::path(post, path = "/v1/workspaces/{w}/sessions/{s}/mail", tag = "mail", params(SessionPath, IdempotencyKeyHeader),
     request_body = NewMail,
     responses(
         (status = 202, description = "It is in the mailbox", body = MailReceipt),
         (status = 409, description = "`session_closed`, `mail_id_conflict` or `idempotency_conflict`", body = ErrorBody),
         (status = 429, description = "`queue_full`, `mailbox_full` or `overloaded`", body = ErrorBody),
-        BadBody, Missing, Guarded,
+        BadBodyResponses, NotFoundResponse, GuardResponses,
     )
 )]
 async fn send_mail(
     State(daemon): State<Arc<Daemon>>,
-    Ids((workspace, id)): Ids<(WorkspaceId, SessionId)>,
-    Keyed(key, Json(new)): Keyed<Json<NewMail>>,
-) -> Result<(StatusCode, Json<MailReceipt>), Refusal> {
-    let session = daemon.session(&workspace, &id).await?;
+    PathIds((workspace, id)): PathIds<(WorkspaceId, SessionId)>,
+    KeyedBody(key, Json(new)): KeyedBody<Json<NewMail>>,
+) -> Result<(StatusCode, Json<MailReceipt>), HttpError> {
+    let session = daemon.session_in_workspace(&workspace, &id).await?;
     let NewMail { text, id, kind, deliver, in_reply_to, correlation_id } = new;
-    let mail = Outgoing {
+    let mail = OutgoingMail {
         // Agents do not come this far: see `kin`.
-        from: Sender::User,
-        id: id.or_else(|| key.as_ref().map(mail_of_key)),
+        from: MailSender::User,
+        id: id.or_else(|| key.as_ref().map(mail_id_from_key)),
         kind: kind.unwrap_or_default(),
         text,
         in_reply_to,
@@ -67,30 +71,34 @@ async fn send_mail(
         deliver,
         run: None,
     };
-    Ok((StatusCode::ACCEPTED, Json(post(&daemon, &session, mail, key).await?)))
+    Ok((StatusCode::ACCEPTED, Json(post_mail(&daemon, &session, mail, key).await?)))
 }
 
 /// Puts a message into a mailbox, once for its key.
-pub(super) async fn post(
+pub(super) async fn post_mail(
     daemon: &Arc<Daemon>,
-    session: &Arc<SessionRef>,
-    mail: Outgoing,
+    session: &Arc<SessionAddress>,
+    mail: OutgoingMail,
     key: Option<IdempotencyKey>,
 ) -> Result<MailReceipt, ApiError> {
     let deed = |key| async {
         Ok(match daemon.post_mail(session, mail, key).await? {
-            Posted::Now(receipt) => (Answer::Mailed(receipt), Kept::WithEffect),
-            Posted::Before(receipt) => (Answer::Mailed(receipt), Kept::NotYet),
+            PostMailOutcome::Accepted(receipt) => {
+                (ActorReply::Mailed(receipt), ResponseRecording::WrittenWithEffect)
+            }
+            PostMailOutcome::AlreadyAccepted(receipt) => {
+                (ActorReply::Mailed(receipt), ResponseRecording::NotWritten)
+            }
         })
     };
-    match once(daemon, key, deed).await? {
-        Answer::Mailed(receipt) => Ok(receipt),
-        _ => Err(fault()),
+    match run_once(daemon, key, deed).await? {
+        ActorReply::Mailed(receipt) => Ok(receipt),
+        _ => Err(internal_error()),
     }
 }
 
 /// The id of a message that has a key and no id.
-pub(super) fn mail_of_key(key: &IdempotencyKey) -> MailId {
+pub(super) fn mail_id_from_key(key: &IdempotencyKey) -> MailId {
     MailId::from_random(&key.digest()[..26])
 }
 
@@ -103,61 +111,65 @@ struct MailQuery {
     /// Go on after this message: what `Next-After` said.
     after: Option<String>,
     /// Only those that stand so.
-    state: Option<MailState>,
+    state: Option<MailStatus>,
 }
 
 /// The messages of a session, in the order of arrival. Long texts are cut to a head.
-#[utoipa::path(get, path = "/v1/workspaces/{w}/sessions/{s}/mail", tag = "mail", params(InSession, MailQuery),
-    responses((status = 200, description = "A page of them", body = [Mail]), BadQuery, Missing, Guarded)
+#[utoipa::path(get, path = "/v1/workspaces/{w}/sessions/{s}/mail", tag = "mail", params(SessionPath, MailQuery),
+    responses((status = 200, description = "A page of them", body = [Mail]), BadQueryResponse, NotFoundResponse, GuardResponses)
 )]
 async fn list_mail(
     State(daemon): State<Arc<Daemon>>,
-    Ids((workspace, id)): Ids<(WorkspaceId, SessionId)>,
+    PathIds((workspace, id)): PathIds<(WorkspaceId, SessionId)>,
     Query(query): Query<MailQuery>,
-) -> Result<List<Mail>, Refusal> {
-    let session = sessions::find(&daemon, &workspace, &id).await?;
-    list(&daemon, query, Some(session.key)).await
+) -> Result<ListPage<Mail>, HttpError> {
+    let session = sessions::find_session(&daemon, &workspace, &id).await?;
+    mail_page(&daemon, query, Some(session.key)).await
 }
 
 /// The messages of all sessions, in the order of arrival. Long texts are cut to a head.
 #[utoipa::path(get, path = "/v1/mail", tag = "mail", params(MailQuery), responses(
-    (status = 200, description = "A page of them", body = [Mail]), BadQuery, Guarded,
+    (status = 200, description = "A page of them", body = [Mail]), BadQueryResponse, GuardResponses,
 ))]
 async fn list_all_mail(
     State(daemon): State<Arc<Daemon>>,
     Query(query): Query<MailQuery>,
-) -> Result<List<Mail>, Refusal> {
-    list(&daemon, query, None).await
+) -> Result<ListPage<Mail>, HttpError> {
+    mail_page(&daemon, query, None).await
 }
 
-async fn list(daemon: &Daemon, query: MailQuery, session: Option<SessionKey>) -> Result<List<Mail>, Refusal> {
-    let (limit, after) = (limit(query.limit)?, after(query.after.as_deref(), MailId::parse)?);
-    let filter = MailFilter { session, open_only: query.state.is_some_and(MailState::is_open) };
+async fn mail_page(
+    daemon: &Daemon,
+    query: MailQuery,
+    session: Option<SessionKey>,
+) -> Result<ListPage<Mail>, HttpError> {
+    let (limit, after) = (page_limit(query.limit)?, parse_after(query.after.as_deref(), MailId::parse)?);
+    let filter = MailFilter { session, open_only: query.state.is_some_and(MailStatus::is_open) };
     let journal = &daemon.journal;
     let read = |after: Option<MailId>, size| async move { journal.mails(filter, after.as_ref(), size).await };
     let take = |row: MailRow| {
-        let mut mail = view(&row)?;
-        mail.message.text.truncate(head(&mail.message.text, HEAD_MAX).len());
+        let mut mail = mail_view(&row)?;
+        mail.message.text.truncate(escaped_head(&mail.message.text, HEAD_MAX).len());
         Ok(Some(mail).filter(|mail| query.state.is_none_or(|state| mail.state == state)))
     };
-    let found = fill(limit, after, read, |row| row.id.clone(), take).await?;
-    Ok(List::cut(found, limit, |mail| mail.message.id.as_str()))
+    let found = read_filtered(limit, after, read, |row| row.id.clone(), take).await?;
+    Ok(ListPage::from_fetched(found, limit, |mail| mail.message.id.as_str()))
 }
 
 /// One message, whole.
 #[utoipa::path(get, path = "/v1/workspaces/{w}/sessions/{s}/mail/{m}", tag = "mail",
-    params(InSession, ("m" = String, Path, description = "The message")),
-    responses((status = 200, description = "It", body = Mail), Missing, Guarded)
+    params(SessionPath, ("m" = String, Path, description = "The message")),
+    responses((status = 200, description = "It", body = Mail), NotFoundResponse, GuardResponses)
 )]
 async fn get_mail(
     State(daemon): State<Arc<Daemon>>,
-    Ids((workspace, session, id)): Ids<(WorkspaceId, SessionId, MailId)>,
-) -> Result<Json<Mail>, Refusal> {
-    let session = sessions::find(&daemon, &workspace, &session).await?;
-    Ok(Json(view(&find(&daemon, session.key, &id).await?)?))
+    PathIds((workspace, session, id)): PathIds<(WorkspaceId, SessionId, MailId)>,
+) -> Result<Json<Mail>, HttpError> {
+    let session = sessions::find_session(&daemon, &workspace, &session).await?;
+    Ok(Json(mail_view(&find_mail(&daemon, session.key, &id).await?)?))
 }
 
-async fn find(daemon: &Daemon, session: SessionKey, id: &MailId) -> Result<MailRow, ApiError> {
+async fn find_mail(daemon: &Daemon, session: SessionKey, id: &MailId) -> Result<MailRow, ApiError> {
     let row = daemon.journal.mail(id).await.map_err(read_failed)?;
     row.filter(|row| row.session == Some(session)).ok_or_else(|| ApiError::not_found("mail", id))
 }
@@ -165,40 +177,42 @@ async fn find(daemon: &Daemon, session: SessionKey, id: &MailId) -> Result<MailR
 /// Claims the oldest messages that wait. Each is the caller's until it is acknowledged or the limit is over; then it comes
 /// back, and after five returns nobody gets it any more.
 #[utoipa::path(post, path = "/v1/workspaces/{w}/sessions/{s}/mail/claim", tag = "mail",
-    params(InSession, KeyHeader), request_body = Option<ClaimRequest>,
+    params(SessionPath, IdempotencyKeyHeader), request_body = Option<MailClaimRequest>,
     responses(
         (status = 200, description = "The messages, none if none waits", body = [ClaimedMail]),
         (status = 409, description = "`session_closed` or `idempotency_conflict`", body = ErrorBody),
         (status = 429, description = "`overloaded`: too many requests wait for the session", body = ErrorBody),
-        BadBody, Missing, Guarded,
+        BadBodyResponses, NotFoundResponse, GuardResponses,
     )
 )]
 async fn claim_mail(
     State(daemon): State<Arc<Daemon>>,
-    Ids((workspace, id)): Ids<(WorkspaceId, SessionId)>,
-    Keyed(key, OptionalJson(request)): Keyed<OptionalJson<ClaimRequest>>,
-) -> Result<Json<Vec<ClaimedMail>>, Refusal> {
-    let session = daemon.session(&workspace, &id).await?;
+    PathIds((workspace, id)): PathIds<(WorkspaceId, SessionId)>,
+    KeyedBody(key, OptionalJson(request)): KeyedBody<OptionalJson<MailClaimRequest>>,
+) -> Result<Json<Vec<ClaimedMail>>, HttpError> {
+    let session = daemon.session_in_workspace(&workspace, &id).await?;
     let max = request.max.unwrap_or(1);
     if !(1..=MAIL_CLAIM_MAX).contains(&max) {
-        return Err(invalid(format!("`max` is from 1 to {MAIL_CLAIM_MAX}")).into());
+        return Err(invalid_value(format!("`max` is from 1 to {MAIL_CLAIM_MAX}")).into());
     }
     let limit_s = request.limit_s.unwrap_or(MAIL_CLAIM_S as f64);
     if !(limit_s > 0.0 && limit_s <= MAIL_CLAIM_MAX_S as f64) {
-        return Err(invalid(format!(
+        return Err(invalid_value(format!(
             "`limit_s` is a number of seconds above 0 and up to {MAIL_CLAIM_MAX_S}"
         ))
         .into());
     }
     let deed = |key| async {
-        let command = Command::Claim { max, limit_ms: milliseconds(limit_s).max(1) };
-        let Done { answer, .. } = daemon.command(&session, command, key).await?;
-        Ok((answer, Kept::WithEffect))
+        let command = SessionCommand::ClaimMail { max, lease_ms: seconds_to_millis(limit_s).max(1) };
+        let CommandCompletion { reply, .. } = daemon.send_command(&session, command, key).await?;
+        Ok((reply, ResponseRecording::WrittenWithEffect))
     };
-    let Answer::Claimed(claims, until) = once(&daemon, key, deed).await? else { return Err(fault().into()) };
+    let ActorReply::Claimed(claims, until) = run_once(&daemon, key, deed).await? else {
+        return Err(internal_error().into());
+    };
     let mut claimed = Vec::with_capacity(claims.len());
     for (id, claim) in claims {
-        let message = sent(&find(&daemon, session.key, &id).await?)?.mail;
+        let message = decode_sent_mail(&find_mail(&daemon, session.key, &id).await?)?.mail;
         claimed.push(ClaimedMail { message, claim, claim_expires_at: until });
     }
     Ok(Json(claimed))
@@ -206,43 +220,43 @@ async fn claim_mail(
 
 /// Acknowledges a message that was claimed: it is done with. Said again, it is so.
 #[utoipa::path(post, path = "/v1/workspaces/{w}/sessions/{s}/mail/{m}/ack", tag = "mail",
-    params(InSession, ("m" = String, Path, description = "The message"), KeyHeader),
-    request_body = Option<AckRequest>,
+    params(SessionPath, ("m" = String, Path, description = "The message"), IdempotencyKeyHeader),
+    request_body = Option<MailAckRequest>,
     responses(
         (status = 200, description = "It is acknowledged", body = Mail),
         (status = 409, description = "`not_claimed`: nobody has it, or somebody else; or `idempotency_conflict`",
             body = ErrorBody),
         (status = 429, description = "`overloaded`: too many requests wait for the session", body = ErrorBody),
-        BadBody, Missing, Guarded,
+        BadBodyResponses, NotFoundResponse, GuardResponses,
     )
 )]
 async fn acknowledge_mail(
     State(daemon): State<Arc<Daemon>>,
-    Ids((workspace, session, id)): Ids<(WorkspaceId, SessionId, MailId)>,
-    Keyed(key, OptionalJson(request)): Keyed<OptionalJson<AckRequest>>,
-) -> Result<Json<Mail>, Refusal> {
-    let session = daemon.session(&workspace, &session).await?;
-    find(&daemon, session.key, &id).await?;
-    let AckRequest { claim } = request;
+    PathIds((workspace, session, id)): PathIds<(WorkspaceId, SessionId, MailId)>,
+    KeyedBody(key, OptionalJson(request)): KeyedBody<OptionalJson<MailAckRequest>>,
+) -> Result<Json<Mail>, HttpError> {
+    let session = daemon.session_in_workspace(&workspace, &session).await?;
+    find_mail(&daemon, session.key, &id).await?;
+    let MailAckRequest { claim } = request;
     let deed = |key| async {
-        let command = Command::Acknowledge { id: id.clone(), claim: claim.map(Number) };
-        match daemon.command(&session, command, key).await {
-            Ok(Done { answer, .. }) => Ok((answer, Kept::WithEffect)),
-            Err(error) if error.code == Code::NotClaimed => {
-                let now = view(&find(&daemon, session.key, &id).await?)?;
+        let command = SessionCommand::AcknowledgeMail { id: id.clone(), claim: claim.map(EventNumber) };
+        match daemon.send_command(&session, command, key).await {
+            Ok(CommandCompletion { reply, .. }) => Ok((reply, ResponseRecording::WrittenWithEffect)),
+            Err(error) if error.code == ErrorCode::NotClaimed => {
+                let now = mail_view(&find_mail(&daemon, session.key, &id).await?)?;
                 let again =
-                    now.state == MailState::Acknowledged && claim.is_none_or(|one| now.claim == Some(one));
+                    now.state == MailStatus::Acknowledged && claim.is_none_or(|one| now.claim == Some(one));
                 if again {
-                    Ok((Answer::Done, Kept::NotYet))
+                    Ok((ActorReply::Done, ResponseRecording::NotWritten))
                 } else {
-                    Err(error.with("state", now.state.as_str()))
+                    Err(error.with_detail("state", now.state.as_str()))
                 }
             }
             Err(error) => Err(error),
         }
     };
-    match once(&daemon, key, deed).await? {
-        Answer::Done => Ok(Json(view(&find(&daemon, session.key, &id).await?)?)),
-        _ => Err(fault().into()),
+    match run_once(&daemon, key, deed).await? {
+        ActorReply::Done => Ok(Json(mail_view(&find_mail(&daemon, session.key, &id).await?)?)),
+        _ => Err(internal_error().into()),
     }
 }

@@ -7,8 +7,8 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
 use axum::response::Response;
-use qd_mcp::server::Request as Call;
-use qd_mcp::{Deck, Server};
+use qd_mcp::server::McpToolRequest as Call;
+use qd_mcp::{McpToolServer, ToolBackend};
 use qd_protocol::error::{ErrorBody, ErrorDoc};
 use qd_protocol::limits::BODY_MAX;
 use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
@@ -18,24 +18,24 @@ use sha2::{Digest, Sha256};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::describe::{BadBody, Guarded, KeyHeader};
-use super::tools::perform;
+use super::api_document::{BadBodyResponses, GuardResponses, IdempotencyKeyHeader};
+use super::tools::perform_tool;
 use crate::actor::IdempotencyKey;
 use crate::daemon::Daemon;
-use crate::edge::Holder;
+use crate::edge::BearerSession;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new().routes(routes!(mcp))
 }
 
 /// The Model Context Protocol by streamable HTTP: the same tools as `qd mcp`.
-#[utoipa::path(post, path = "/mcp", tag = "tools", params(KeyHeader),
+#[utoipa::path(post, path = "/mcp", tag = "tools", params(IdempotencyKeyHeader),
     request_body(content = Object, description = "A message of JSON-RPC"),
     responses(
         (status = 200, description = "Its answer, as JSON or as a stream of events", body = Object),
         (status = 202, description = "A notification was taken"),
         (status = 406, description = "The client takes only one of JSON and event streams", body = ErrorBody),
-        BadBody, Guarded,
+        BadBodyResponses, GuardResponses,
     )
 )]
 async fn mcp(State(daemon): State<Arc<Daemon>>, request: Request) -> Response {
@@ -45,27 +45,27 @@ async fn mcp(State(daemon): State<Arc<Daemon>>, request: Request) -> Response {
         .with_json_response(true)
         .disable_allowed_hosts()
         .with_max_request_body_bytes(BODY_MAX);
-    let factory = move || Ok(Server::new(Near { daemon: Arc::clone(&daemon) }));
+    let factory = move || Ok(McpToolServer::new(DaemonToolBackend { daemon: Arc::clone(&daemon) }));
     let service = StreamableHttpService::new(factory, Arc::new(NeverSessionManager::default()), config);
     service.handle(request).await.map(Body::new)
 }
 
 /// The daemon itself.
 #[derive(Debug, Clone)]
-struct Near {
+struct DaemonToolBackend {
     daemon: Arc<Daemon>,
 }
 
-impl Deck for Near {
+impl ToolBackend for DaemonToolBackend {
     async fn call(&self, call: Call<'_>) -> Result<Map<String, Value>, ErrorDoc> {
         let head = call.extensions.get::<Parts>();
-        let holder = head.and_then(|head| head.extensions.get::<Holder>());
+        let holder = head.and_then(|head| head.extensions.get::<BearerSession>());
         let given =
             head.and_then(|head| head.headers.get("idempotency-key")).and_then(|key| key.to_str().ok());
         let text = format!("mcp {} {}", call.tool.as_str(), given.unwrap_or(&call.key));
         let body = serde_json::to_vec(&call.arguments).unwrap_or_default();
         let key = IdempotencyKey { key: text, fingerprint: Sha256::digest(body).into() };
-        perform(&self.daemon, holder, call.tool, call.arguments, Some(key))
+        perform_tool(&self.daemon, holder, call.tool, call.arguments, Some(key))
             .await
             .map_err(|error| ErrorBody::from(error).error)
     }

@@ -7,27 +7,29 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use qd_protocol::ApiError;
-use qd_protocol::api::{Health, Match, Version, Worker};
+use qd_protocol::api::{DaemonVersion, Health, ReferenceMatch, Worker};
 use qd_protocol::error::ErrorBody;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::describe::{self, BadBody, BadQuery, Guarded, KeyHeader, Missing};
-use super::extract::{Ids, Keyed, Query};
-use super::list::{List, ListQuery, limit};
-use super::once::{Kept, once};
+use super::api_document::{
+    self, BadBodyResponses, BadQueryResponse, GuardResponses, IdempotencyKeyHeader, NotFoundResponse,
+};
+use super::extract::{KeyedBody, PathIds, Query};
+use super::idempotency::{ResponseRecording, run_once};
+use super::list::{ListPage, ListQuery, page_limit};
 use crate::daemon::{Daemon, blob_failed, read_failed};
-use crate::edge::{Json, OptionalJson, Refusal};
-use crate::invalid;
+use crate::edge::{HttpError, Json, OptionalJson};
+use crate::invalid_value;
 use crate::metrics;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new()
         .routes(routes!(healthz))
         .routes(routes!(version))
-        .routes(routes!(numbers))
+        .routes(routes!(get_metrics))
         .routes(routes!(openapi))
         .routes(routes!(workers))
         .routes(routes!(resolve))
@@ -46,10 +48,10 @@ async fn healthz() -> Json<Health> {
 
 /// Which daemon this is.
 #[utoipa::path(get, path = "/v1/version", tag = "daemon", responses(
-    (status = 200, description = "Version, process and home", body = Version), Guarded,
+    (status = 200, description = "Version, process and home", body = DaemonVersion), GuardResponses,
 ))]
-async fn version(State(daemon): State<Arc<Daemon>>) -> Json<Version> {
-    Json(Version {
+async fn version(State(daemon): State<Arc<Daemon>>) -> Json<DaemonVersion> {
+    Json(DaemonVersion {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         api: "v1".to_owned(),
         pid: std::process::id(),
@@ -61,33 +63,33 @@ async fn version(State(daemon): State<Arc<Daemon>>) -> Json<Version> {
 /// Numbers for an operator, as Prometheus text.
 #[utoipa::path(get, path = "/metrics", operation_id = "metrics", tag = "daemon", responses(
     (status = 200, description = "Counters, gauges and the commit latency", body = String, content_type = "text/plain"),
-    Guarded,
+    GuardResponses,
 ))]
-async fn numbers(State(daemon): State<Arc<Daemon>>) -> Result<impl IntoResponse, Refusal> {
-    let page = metrics::page(&daemon).await?;
+async fn get_metrics(State(daemon): State<Arc<Daemon>>) -> Result<impl IntoResponse, HttpError> {
+    let page = metrics::render_metrics(&daemon).await?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page))
 }
 
 /// This document.
 #[utoipa::path(get, path = "/openapi.json", tag = "daemon", responses(
-    (status = 200, description = "OpenAPI 3.1", body = Object), Guarded,
+    (status = 200, description = "OpenAPI 3.1", body = Object), GuardResponses,
 ))]
 async fn openapi() -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "application/json")], describe::document())
+    ([(header::CONTENT_TYPE, "application/json")], api_document::openapi_document())
 }
 
 /// The live workers, with what runs below them.
 #[utoipa::path(get, path = "/v1/workers", tag = "daemon", params(ListQuery), responses(
-    (status = 200, description = "All of them", body = [Worker]), BadQuery, Guarded,
+    (status = 200, description = "All of them", body = [Worker]), BadQueryResponse, GuardResponses,
 ))]
 async fn workers(
     State(daemon): State<Arc<Daemon>>,
     Query(query): Query<ListQuery>,
-) -> Result<List<Worker>, Refusal> {
+) -> Result<ListPage<Worker>, HttpError> {
     // It reads what the kernel says of each process.
     let list = move || daemon.workers.list();
-    let workers = tokio::task::spawn_blocking(list).await.map_err(|_| super::fault())?;
-    Ok(List::slice(workers, &query, |worker: &Worker| &worker.id)?)
+    let workers = tokio::task::spawn_blocking(list).await.map_err(|_| super::internal_error())?;
+    Ok(ListPage::from_complete(workers, &query, |worker: &Worker| &worker.id)?)
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -102,19 +104,19 @@ struct ResolveQuery {
 
 /// What a shortened id or a title may mean. What it is exactly comes first.
 #[utoipa::path(get, path = "/v1/resolve", tag = "daemon", params(ResolveQuery), responses(
-    (status = 200, description = "All that it may mean; nothing: an empty list", body = [Match]), BadQuery, Guarded,
+    (status = 200, description = "All that it may mean; nothing: an empty list", body = [ReferenceMatch]), BadQueryResponse, GuardResponses,
 ))]
 async fn resolve(
     State(daemon): State<Arc<Daemon>>,
     Query(query): Query<ResolveQuery>,
-) -> Result<Json<Vec<Match>>, Refusal> {
-    let limit = limit(query.limit)?;
+) -> Result<Json<Vec<ReferenceMatch>>, HttpError> {
+    let limit = page_limit(query.limit)?;
     if query.r#ref.is_empty() {
-        return Err(invalid("`ref` is an id, the beginning of one, or a title").into());
+        return Err(invalid_value("`ref` is an id, the beginning of one, or a title").into());
     }
     let mut found = daemon.journal.resolve(&query.r#ref, limit).await.map_err(read_failed)?;
     // What is left of a workspace that was removed cannot be reached, and so is nobody's meaning.
-    found.retain(|found| daemon.places.get(&found.workspace_id).is_ok());
+    found.retain(|found| daemon.workspaces.get(&found.workspace_id).is_ok());
     Ok(Json(found))
 }
 
@@ -123,13 +125,13 @@ async fn resolve(
     params(("sha256" = String, Path, description = "The hash that the event names")),
     responses(
         (status = 200, description = "The whole of it", body = Vec<u8>, content_type = "application/octet-stream"),
-        Missing, Guarded,
+        NotFoundResponse, GuardResponses,
     )
 )]
 async fn blob(
     State(daemon): State<Arc<Daemon>>,
-    Ids(sha256): Ids<String>,
-) -> Result<impl IntoResponse, Refusal> {
+    PathIds(sha256): PathIds<String>,
+) -> Result<impl IntoResponse, HttpError> {
     let found = daemon.journal.blobs().get(&sha256).await.map_err(blob_failed)?;
     let bytes = found.ok_or_else(|| ApiError::not_found("blob", &sha256))?;
     // It is whatever an agent or a client made of it: no browser should guess what that is and show it as ours.
@@ -149,28 +151,32 @@ struct ShutdownRequest {
 
 /// The end has begun.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
-struct Stopping {
+#[schema(as = Stopping)]
+struct ShutdownResponse {
     /// True.
     stopping: bool,
 }
 
 /// Ends the daemon: no more work is taken, streams end, what was begun is journalled.
-#[utoipa::path(post, path = "/v1/shutdown", tag = "daemon", params(KeyHeader),
+#[utoipa::path(post, path = "/v1/shutdown", tag = "daemon", params(IdempotencyKeyHeader),
     request_body = Option<ShutdownRequest>,
     responses(
-        (status = 202, description = "It ends now", body = Stopping),
+        (status = 202, description = "It ends now", body = ShutdownResponse),
         (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
-        BadBody, Guarded,
+        BadBodyResponses, GuardResponses,
     )
 )]
 async fn shutdown(
     State(daemon): State<Arc<Daemon>>,
-    Keyed(key, OptionalJson(request)): Keyed<OptionalJson<ShutdownRequest>>,
-) -> Result<(StatusCode, Json<Stopping>), Refusal> {
+    KeyedBody(key, OptionalJson(request)): KeyedBody<OptionalJson<ShutdownRequest>>,
+) -> Result<(StatusCode, Json<ShutdownResponse>), HttpError> {
     if request.workers {
         daemon.end_workers().await;
     }
-    let answer = once(&daemon, key, |_| async { Ok((Stopping { stopping: true }, Kept::NotYet)) }).await?;
+    let answer = run_once(&daemon, key, |_| async {
+        Ok((ShutdownResponse { stopping: true }, ResponseRecording::NotWritten))
+    })
+    .await?;
     daemon.stop();
     Ok((StatusCode::ACCEPTED, Json(answer)))
 }

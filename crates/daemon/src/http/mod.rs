@@ -10,21 +10,21 @@
 //!   families of routes.
 //! - `tools`: what agents can do with a token of their own; `mcp`: the same by the Model Context Protocol.
 
+mod agent_access;
 mod agents;
+mod api_document;
 mod asks;
-mod describe;
 mod events;
 mod extract;
 mod fleets;
 mod gc;
 mod halt;
+mod idempotency;
 mod join;
-mod kin;
 mod list;
 mod mail;
 mod mcp;
 mod meta;
-mod once;
 mod policy;
 mod queue;
 mod runs;
@@ -43,24 +43,24 @@ use axum::extract::{Request, State};
 use axum::http::Method;
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use qd_protocol::{ApiError, Code};
+use qd_protocol::{ApiError, ErrorCode};
 use tokio::sync::oneshot;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
-use crate::daemon::{Daemon, stopping};
-use crate::edge::{Refusal, read_whole};
+use crate::daemon::{Daemon, stopping_error};
+use crate::edge::{HttpError, read_whole_body};
 
 /// All routes, and what `/openapi.json` says of them.
 pub(crate) fn router(daemon: Arc<Daemon>) -> (Router, OpenApi) {
     let (router, document) = routes().split_for_parts();
-    let router = router.layer(from_fn_with_state(Arc::clone(&daemon), answer)).with_state(daemon);
+    let router = router.layer(from_fn_with_state(Arc::clone(&daemon), handle_request)).with_state(daemon);
     (router, document)
 }
 
 /// Every route, with its description; what is not here does not exist.
 fn routes() -> OpenApiRouter<Arc<Daemon>> {
-    OpenApiRouter::with_openapi(describe::base())
+    OpenApiRouter::with_openapi(api_document::base_document())
         .merge(meta::routes())
         .merge(gc::routes())
         .merge(join::routes())
@@ -82,15 +82,15 @@ fn routes() -> OpenApiRouter<Arc<Daemon>> {
 }
 
 /// Around every route: an agent does not get far, what changes something is carried out whole, and every answer is counted.
-async fn answer(State(daemon): State<Arc<Daemon>>, request: Request, next: Next) -> Response {
+async fn handle_request(State(daemon): State<Arc<Daemon>>, request: Request, next: Next) -> Response {
     let only_reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
-    let response = match kin::admit(&daemon, &request) {
-        Err(error) => Refusal(error).into_response(),
+    let response = match agent_access::admit(&daemon, &request) {
+        Err(error) => HttpError(error).into_response(),
         Ok(()) if only_reads => next.run(request).await,
-        Ok(()) => carry_out(&daemon, request, next).await.unwrap_or_else(IntoResponse::into_response),
+        Ok(()) => run_to_completion(&daemon, request, next).await.unwrap_or_else(IntoResponse::into_response),
     };
     let class = usize::from(response.status().as_u16() / 100);
-    if let Some(counter) = daemon.stats.answers.get(class) {
+    if let Some(counter) = daemon.stats.responses.get(class) {
         counter.fetch_add(1, Ordering::Relaxed);
     }
     response
@@ -98,31 +98,37 @@ async fn answer(State(daemon): State<Arc<Daemon>>, request: Request, next: Next)
 
 /// Runs a request that may change something as a task of the daemon: a client that goes away in the middle leaves
 /// nothing half done. Its body is read before, so that a slow client holds up nobody but itself.
-async fn carry_out(daemon: &Arc<Daemon>, request: Request, next: Next) -> Result<Response, Refusal> {
+async fn run_to_completion(
+    daemon: &Arc<Daemon>,
+    request: Request,
+    next: Next,
+) -> Result<Response, HttpError> {
     if daemon.is_stopping() {
-        return Err(stopping().into());
+        return Err(stopping_error().into());
     }
     let (head, body) = request.into_parts();
-    let body = read_whole(body).await?;
+    let body = read_whole_body(body).await?;
     let request = Request::from_parts(head, Body::from(body));
     let (tell, answered) = oneshot::channel();
     daemon.spawn(async move {
         // Whoever has gone away does not need the answer.
         let _gone = tell.send(next.run(request).await);
     });
-    answered.await.map_err(|_| Refusal(if daemon.is_stopping() { stopping() } else { fault() }))
+    answered
+        .await
+        .map_err(|_| HttpError(if daemon.is_stopping() { stopping_error() } else { internal_error() }))
 }
 
 /// Something that cannot be has happened; the log says what.
-fn fault() -> ApiError {
-    ApiError::new(Code::Internal, "a fault of the daemon, not of the request; its log says more")
+fn internal_error() -> ApiError {
+    ApiError::new(ErrorCode::Internal, "a fault of the daemon, not of the request; its log says more")
 }
 
 /// What the journal holds is not what we wrote there.
-fn unreadable(what: &str, id: impl std::fmt::Display) -> impl FnOnce(serde_json::Error) -> ApiError {
+fn unreadable_row(what: &str, id: impl std::fmt::Display) -> impl FnOnce(serde_json::Error) -> ApiError {
     move |error| {
         let message = format!("{what} {id} could not be read from the journal: {error}; see `qd doctor`");
-        ApiError::new(Code::Internal, message)
+        ApiError::new(ErrorCode::Internal, message)
     }
 }
 
@@ -134,7 +140,7 @@ mod tests {
 
     #[test]
     fn the_openapi_file_in_docs_is_the_document_that_is_served() {
-        let served = describe::document();
+        let served = api_document::openapi_document();
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/openapi.json");
         if std::env::var_os("QD_UPDATE").is_some() {
             std::fs::write(&path, served).unwrap();
@@ -150,7 +156,7 @@ mod tests {
 
     #[test]
     fn every_operation_of_openapi_has_a_summary_a_tag_and_a_success() {
-        let document: serde_json::Value = serde_json::from_str(describe::document()).unwrap();
+        let document: serde_json::Value = serde_json::from_str(api_document::openapi_document()).unwrap();
         let mut names = std::collections::HashSet::new();
         for (path, item) in document["paths"].as_object().unwrap() {
             for (method, operation) in item.as_object().unwrap() {
@@ -179,7 +185,7 @@ mod tests {
                 }
             }
         }
-        for reference in describe::document().split("\"$ref\": \"#").skip(1) {
+        for reference in api_document::openapi_document().split("\"$ref\": \"#").skip(1) {
             let pointer = reference.split('"').next().unwrap();
             assert!(document.pointer(pointer).is_some(), "{pointer} leads nowhere");
         }

@@ -5,24 +5,24 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use qd_core::rows::RunDoc;
-use qd_core::session::Command;
-use qd_protocol::api::Queued;
+use qd_core::session::SessionCommand;
+use qd_protocol::api::QueueEntry;
 use qd_protocol::error::ErrorBody;
 use qd_protocol::limits::HEAD_MAX;
-use qd_protocol::text::head;
-use qd_protocol::{ApiError, Code, RunId, SessionId, WorkspaceId};
+use qd_protocol::text::escaped_head;
+use qd_protocol::{ApiError, ErrorCode, RunId, SessionId, WorkspaceId};
 use serde::Serialize;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::describe::{BadQuery, Guarded, InSession, Missing};
-use super::extract::{Ids, Query};
-use super::list::{List, ListQuery};
-use super::{fault, runs, sessions, unreadable};
-use crate::actor::{Answer, Mail, Probe};
-use crate::daemon::{Daemon, SessionRef, read_failed};
-use crate::edge::{Json, Refusal};
+use super::api_document::{BadQueryResponse, GuardResponses, NotFoundResponse, SessionPath};
+use super::extract::{PathIds, Query};
+use super::list::{ListPage, ListQuery};
+use super::{internal_error, runs, sessions, unreadable_row};
+use crate::actor::{ActorMessage, ActorReply, SessionActivity};
+use crate::daemon::{Daemon, SessionAddress, read_failed};
+use crate::edge::{HttpError, Json};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new().routes(routes!(list_queue, clear_queue)).routes(routes!(remove_queued))
@@ -30,88 +30,94 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
 
 /// What left a queue.
 #[derive(Debug, Serialize, ToSchema)]
-struct Removed {
+#[schema(as = Removed)]
+struct RemovedRuns {
     /// These end as `cancelled`.
     removed: Vec<RunId>,
 }
 
 /// What waits, in its order.
 #[utoipa::path(get, path = "/v1/workspaces/{w}/agent/sessions/{s}/queue", tag = "runs",
-    params(InSession, ListQuery),
+    params(SessionPath, ListQuery),
     responses(
-        (status = 200, description = "All that waits", body = [Queued]),
+        (status = 200, description = "All that waits", body = [QueueEntry]),
         (status = 429, description = "`overloaded`: too many requests wait for the session", body = ErrorBody),
-        BadQuery, Missing, Guarded,
+        BadQueryResponse, NotFoundResponse, GuardResponses,
     )
 )]
 async fn list_queue(
     State(daemon): State<Arc<Daemon>>,
-    Ids((workspace, id)): Ids<(WorkspaceId, SessionId)>,
+    PathIds((workspace, id)): PathIds<(WorkspaceId, SessionId)>,
     Query(query): Query<ListQuery>,
-) -> Result<List<Queued>, Refusal> {
-    let row = sessions::find(&daemon, &workspace, &id).await?;
-    let session = daemon.session_ref(&row)?;
-    let probe = match daemon.probe(&id).await {
+) -> Result<ListPage<QueueEntry>, HttpError> {
+    let row = sessions::find_session(&daemon, &workspace, &id).await?;
+    let session = daemon.session_address(&row)?;
+    let probe = match daemon.probe_session(&id).await {
         Some(probe) => probe,
-        None if row.live => awake(&daemon, &session).await?,
-        None => Probe::default(),
+        None if row.live => wake_and_probe(&daemon, &session).await?,
+        None => SessionActivity::default(),
     };
-    let mut queue = Vec::with_capacity(probe.waiting.len());
-    for (position, run) in probe.waiting {
+    let mut queue = Vec::with_capacity(probe.queued.len());
+    for (position, run) in probe.queued {
         // One that has ended and was purged meanwhile no longer waits.
         let Some(row) = daemon.journal.run(&run).await.map_err(read_failed)? else { continue };
-        let doc: RunDoc = serde_json::from_slice(&row.doc).map_err(unreadable("run", &run))?;
-        let prompt = head(&runs::prompt(&row)?.prompt, HEAD_MAX).to_owned();
-        queue.push(Queued { run_id: run, prompt, position, accepted_at: doc.accepted_at });
+        let doc: RunDoc = serde_json::from_slice(&row.doc).map_err(unreadable_row("run", &run))?;
+        let prompt = escaped_head(&runs::run_prompt(&row)?.prompt, HEAD_MAX).to_owned();
+        queue.push(QueueEntry { run_id: run, prompt, position, accepted_at: doc.accepted_at });
     }
-    Ok(List::slice(queue, &query, |queued| queued.run_id.as_str())?)
+    Ok(ListPage::from_complete(queue, &query, |queued| queued.run_id.as_str())?)
 }
 
 /// Wakes a session that has unfinished runs and asks it again.
-async fn awake(daemon: &Arc<Daemon>, session: &Arc<SessionRef>) -> Result<Probe, ApiError> {
-    daemon.send(session, Mail::Wake)?;
+async fn wake_and_probe(
+    daemon: &Arc<Daemon>,
+    session: &Arc<SessionAddress>,
+) -> Result<SessionActivity, ApiError> {
+    daemon.send_message(session, ActorMessage::Wake)?;
     let message = "the session could not be asked what waits; retry in a moment";
-    daemon.probe(&session.id).await.ok_or_else(|| ApiError::new(Code::Overloaded, message))
+    daemon.probe_session(&session.id).await.ok_or_else(|| ApiError::new(ErrorCode::Overloaded, message))
 }
 
 /// Ends everything that waits, as `cancelled`. What runs goes on.
-#[utoipa::path(delete, path = "/v1/workspaces/{w}/agent/sessions/{s}/queue", tag = "runs", params(InSession),
+#[utoipa::path(delete, path = "/v1/workspaces/{w}/agent/sessions/{s}/queue", tag = "runs", params(SessionPath),
     responses(
-        (status = 200, description = "What left the queue", body = Removed),
+        (status = 200, description = "What left the queue", body = RemovedRuns),
         (status = 429, description = "`overloaded`: too many requests wait for the session", body = ErrorBody),
-        Missing, Guarded,
+        NotFoundResponse, GuardResponses,
     )
 )]
 async fn clear_queue(
     State(daemon): State<Arc<Daemon>>,
-    Ids((workspace, id)): Ids<(WorkspaceId, SessionId)>,
-) -> Result<Json<Removed>, Refusal> {
-    let session = daemon.session(&workspace, &id).await?;
-    Ok(Json(removed(daemon.command(&session, Command::Clear, None).await?.answer)?))
+    PathIds((workspace, id)): PathIds<(WorkspaceId, SessionId)>,
+) -> Result<Json<RemovedRuns>, HttpError> {
+    let session = daemon.session_in_workspace(&workspace, &id).await?;
+    Ok(Json(removed_runs(daemon.send_command(&session, SessionCommand::ClearQueue, None).await?.reply)?))
 }
 
 /// Ends one that waits, as `cancelled`.
 #[utoipa::path(delete, path = "/v1/workspaces/{w}/agent/sessions/{s}/queue/{run}", tag = "runs",
-    params(InSession, ("run" = String, Path, description = "The run")),
+    params(SessionPath, ("run" = String, Path, description = "The run")),
     responses(
-        (status = 200, description = "What left the queue", body = Removed),
+        (status = 200, description = "What left the queue", body = RemovedRuns),
         (status = 409, description = "`not_queued`: it does not wait", body = ErrorBody),
         (status = 429, description = "`overloaded`: too many requests wait for the session", body = ErrorBody),
-        Missing, Guarded,
+        NotFoundResponse, GuardResponses,
     )
 )]
 async fn remove_queued(
     State(daemon): State<Arc<Daemon>>,
-    Ids((workspace, id, run)): Ids<(WorkspaceId, SessionId, RunId)>,
-) -> Result<Json<Removed>, Refusal> {
-    let session = daemon.session(&workspace, &id).await?;
-    runs::run_of(&daemon, &session, &run).await?;
-    Ok(Json(removed(daemon.command(&session, Command::Remove { run }, None).await?.answer)?))
+    PathIds((workspace, id, run)): PathIds<(WorkspaceId, SessionId, RunId)>,
+) -> Result<Json<RemovedRuns>, HttpError> {
+    let session = daemon.session_in_workspace(&workspace, &id).await?;
+    runs::find_session_run(&daemon, &session, &run).await?;
+    Ok(Json(removed_runs(
+        daemon.send_command(&session, SessionCommand::RemoveQueued { run }, None).await?.reply,
+    )?))
 }
 
-fn removed(answer: Answer) -> Result<Removed, ApiError> {
+fn removed_runs(answer: ActorReply) -> Result<RemovedRuns, ApiError> {
     match answer {
-        Answer::Removed(removed) => Ok(Removed { removed }),
-        _ => Err(fault()),
+        ActorReply::Removed(removed) => Ok(RemovedRuns { removed }),
+        _ => Err(internal_error()),
     }
 }

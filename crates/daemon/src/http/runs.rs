@@ -6,37 +6,43 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use qd_core::rows::{Prompt, RunDoc};
-use qd_core::session::{Accept, Command};
-use qd_journal::{Filter, RunFilter, RunRow, SessionRow, Topic};
+use qd_core::rows::{RunDoc, RunPrompt};
+use qd_core::session::{PromptSubmission, SessionCommand};
+use qd_journal::{EventFilter, EventTopic, RunFilter, RunRow, SessionRow};
 use qd_protocol::api::{
-    CancelRequest, Cancelled, NewRun, Receipt, Run, RunState, SessionState, SteerRequest, Steered,
+    CancelRequest, CancelResponse, NewRun, PromptReceipt, Run, RunStatus, SessionStatus, SteerReceipt,
+    SteerRequest,
 };
 use qd_protocol::error::ErrorBody;
-use qd_protocol::event::StopCause;
+use qd_protocol::event::RunStopCause;
 use qd_protocol::limits::{HEAD_MAX, WAIT_MAX_S};
-use qd_protocol::text::{Blob, head};
-use qd_protocol::{ApiError, Code, RunId, SessionId, WorkspaceId};
+use qd_protocol::text::{BlobRef, escaped_head};
+use qd_protocol::{ApiError, ErrorCode, RunId, SessionId, WorkspaceId};
 use serde::Deserialize;
 use tokio::time::Instant;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::describe::{BadBody, BadQuery, Guarded, InRun, InSession, InWorkspace, KeyHeader, Missing};
-use super::extract::{Ids, Keyed, Query};
-use super::list::{List, after, fill, limit};
-use super::once::{Kept, once};
-use super::{fault, sessions, unreadable};
-use crate::actor::{Answer, Done, IdempotencyKey, run_id_conflict};
-use crate::daemon::{Daemon, SessionRef, blob_failed, read_failed, stopping};
-use crate::edge::{Json, OptionalJson, Refusal};
-use crate::invalid;
+use super::api_document::{
+    BadBodyResponses, BadQueryResponse, GuardResponses, IdempotencyKeyHeader, NotFoundResponse, RunPath,
+    SessionPath, WorkspacePath,
+};
+use super::extract::{KeyedBody, PathIds, Query};
+use super::idempotency::{ResponseRecording, run_once};
+use super::list::{ListPage, page_limit, parse_after, read_filtered};
+use super::{internal_error, sessions, unreadable_row};
+use crate::actor::{ActorReply, CommandCompletion, IdempotencyKey, run_id_conflict};
+use crate::daemon::{Daemon, SessionAddress, blob_failed, read_failed, stopping_error};
+use crate::edge::{HttpError, Json, OptionalJson};
+use crate::invalid_value;
 use crate::random;
-use crate::words::{check_files, check_remark, fingerprint, keep_files, keep_text};
+use crate::user_content::{
+    check_remark, decode_attachments, prompt_fingerprint, store_attachments, store_text,
+};
 
 /// How long a wait is unless it says.
-const WAIT_S: f64 = 60.0;
+const DEFAULT_WAIT_S: f64 = 60.0;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new()
@@ -50,132 +56,140 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
 
 /// Sends a prompt. 202 means that it is in the journal; no client that goes away ends its run. A `run_id` that is
 /// known with the same session, prompt and attachments gets its first receipt again.
-#[utoipa::path(post, path = "/v1/workspaces/{w}/agent", tag = "runs", params(InWorkspace, KeyHeader),
+#[utoipa::path(post, path = "/v1/workspaces/{w}/agent", tag = "runs", params(WorkspacePath, IdempotencyKeyHeader),
     request_body = NewRun,
     responses(
-        (status = 202, description = "Position 0 if it starts at once, else its place in the queue", body = Receipt),
+        (status = 202, description = "Position 0 if it starts at once, else its place in the queue", body = PromptReceipt),
         (status = 409, description = "`session_closed`, `run_id_conflict` or `idempotency_conflict`", body = ErrorBody),
         (status = 429, description = "`queue_full` over 100 waiting, or `overloaded`", body = ErrorBody),
-        BadBody, Missing, Guarded,
+        BadBodyResponses, NotFoundResponse, GuardResponses,
     )
 )]
 async fn send_prompt(
     State(daemon): State<Arc<Daemon>>,
-    Ids(workspace): Ids<WorkspaceId>,
-    Keyed(key, Json(mut new)): Keyed<Json<NewRun>>,
-) -> Result<(StatusCode, Json<Receipt>), Refusal> {
-    daemon.places.get(&workspace)?;
-    let session = daemon.session(&workspace, &new.session_id).await?;
+    PathIds(workspace): PathIds<WorkspaceId>,
+    KeyedBody(key, Json(mut new)): KeyedBody<Json<NewRun>>,
+) -> Result<(StatusCode, Json<PromptReceipt>), HttpError> {
+    daemon.workspaces.get(&workspace)?;
+    let session = daemon.session_in_workspace(&workspace, &new.session_id).await?;
     if new.prompt.trim().is_empty() && new.attachments.is_empty() {
-        return Err(invalid("`prompt` is empty; say something or attach something").into());
+        return Err(invalid_value("`prompt` is empty; say something or attach something").into());
     }
-    let named = new.run_id.take().or_else(|| key.as_ref().map(run_of_key));
+    let named = new.run_id.take().or_else(|| key.as_ref().map(run_id_from_key));
     let run = named.clone().unwrap_or_else(|| RunId::from_random(&random::bytes::<16>()));
-    let deed = |key| Box::pin(accept(&daemon, &session, new, run.clone(), named.is_some(), key));
-    let receipt = match once(&daemon, key, deed).await? {
-        Answer::Accepted(receipt) => receipt,
-        Answer::Known => {
+    let deed = |key| Box::pin(accept_prompt(&daemon, &session, new, run.clone(), named.is_some(), key));
+    let receipt = match run_once(&daemon, key, deed).await? {
+        ActorReply::Accepted(receipt) => receipt,
+        ActorReply::AlreadyAccepted => {
             let row = daemon.journal.run(&run).await.map_err(read_failed)?;
-            receipt(&row.ok_or_else(|| ApiError::not_found("run", &run))?)?
+            run_receipt(&row.ok_or_else(|| ApiError::not_found("run", &run))?)?
         }
-        _ => return Err(fault().into()),
+        _ => return Err(internal_error().into()),
     };
     Ok((StatusCode::ACCEPTED, Json(receipt)))
 }
 
 /// The run of a prompt that has a key and no id.
-pub(super) fn run_of_key(key: &IdempotencyKey) -> RunId {
+pub(super) fn run_id_from_key(key: &IdempotencyKey) -> RunId {
     RunId::from_random(&key.digest()[..16])
 }
 
 /// Gives a prompt to its session, or finds that it has it.
-pub(super) async fn accept(
+pub(super) async fn accept_prompt(
     daemon: &Arc<Daemon>,
-    session: &Arc<SessionRef>,
+    session: &Arc<SessionAddress>,
     new: NewRun,
     run: RunId,
     is_named: bool,
     key: Option<IdempotencyKey>,
-) -> Result<(Answer, Kept), ApiError> {
+) -> Result<(ActorReply, ResponseRecording), ApiError> {
     let NewRun { prompt, attachments, .. } = new;
-    let contents = check_files(&attachments)?;
-    let fingerprint = fingerprint(&session.id, &prompt, &attachments);
+    let contents = decode_attachments(&attachments)?;
+    let fingerprint = prompt_fingerprint(&session.id, &prompt, &attachments);
     let mut _one_at_a_time = None;
     if is_named {
-        _one_at_a_time = Some(daemon.keys.lock(format!("run {run}")).await);
+        _one_at_a_time = Some(daemon.key_locks.lock(format!("run {run}")).await);
         if let Some(row) = daemon.journal.run(&run).await.map_err(read_failed)? {
             if row.session != session.key || row.fingerprint != fingerprint {
                 return Err(run_id_conflict());
             }
-            return Ok((Answer::Accepted(receipt(&row)?), Kept::NotYet));
+            return Ok((ActorReply::Accepted(run_receipt(&row)?), ResponseRecording::NotWritten));
         }
     }
-    let prompt = keep_text(&daemon.journal, prompt).await?;
-    let attachments = keep_files(&daemon.journal, &prompt, attachments, contents).await?;
-    let command = Command::Accept(Accept { run, prompt, attachments, fingerprint });
-    let Done { answer, .. } = daemon.command(session, command, key).await?;
-    Ok((answer, Kept::WithEffect))
+    let prompt = store_text(&daemon.journal, prompt).await?;
+    let attachments = store_attachments(&daemon.journal, &prompt, attachments, contents).await?;
+    let command = SessionCommand::AcceptPrompt(PromptSubmission { run, prompt, attachments, fingerprint });
+    let CommandCompletion { reply: answer, .. } = daemon.send_command(session, command, key).await?;
+    Ok((answer, ResponseRecording::WrittenWithEffect))
 }
 
 /// The receipt that a run had when it was accepted.
-pub(super) fn receipt(row: &RunRow) -> Result<Receipt, ApiError> {
-    let doc: RunDoc = serde_json::from_slice(&row.doc).map_err(unreadable("run", &row.id))?;
-    let state = if doc.position == 0 { RunState::Accepted } else { RunState::Queued };
-    Ok(Receipt { run_id: row.id.clone(), state, position: doc.position, seq: row.seq })
+pub(super) fn run_receipt(row: &RunRow) -> Result<PromptReceipt, ApiError> {
+    let doc: RunDoc = serde_json::from_slice(&row.doc).map_err(unreadable_row("run", &row.id))?;
+    let state = if doc.position == 0 { RunStatus::Accepted } else { RunStatus::Queued };
+    Ok(PromptReceipt { run_id: row.id.clone(), state, position: doc.position, seq: row.seq })
 }
 
 /// Cancels every run of the session accepted before this, and those of the sessions below; or one run alone.
 #[utoipa::path(post, path = "/v1/workspaces/{w}/agent/sessions/{s}/cancel", tag = "runs",
-    params(InSession, KeyHeader), request_body = Option<CancelRequest>,
+    params(SessionPath, IdempotencyKeyHeader), request_body = Option<CancelRequest>,
     responses(
-        (status = 200, description = "What it hit, once journalled", body = Cancelled),
+        (status = 200, description = "What it hit, once journalled", body = CancelResponse),
         (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
         (status = 429, description = "`overloaded`: too many requests wait for the session", body = ErrorBody),
-        BadBody, Missing, Guarded,
+        BadBodyResponses, NotFoundResponse, GuardResponses,
     )
 )]
 async fn cancel(
     State(daemon): State<Arc<Daemon>>,
-    Ids((workspace, id)): Ids<(WorkspaceId, SessionId)>,
-    Keyed(key, OptionalJson(request)): Keyed<OptionalJson<CancelRequest>>,
-) -> Result<Json<Cancelled>, Refusal> {
-    let session = daemon.session(&workspace, &id).await?;
+    PathIds((workspace, id)): PathIds<(WorkspaceId, SessionId)>,
+    KeyedBody(key, OptionalJson(request)): KeyedBody<OptionalJson<CancelRequest>>,
+) -> Result<Json<CancelResponse>, HttpError> {
+    let session = daemon.session_in_workspace(&workspace, &id).await?;
     let CancelRequest { run_id, reason } = request;
     check_remark("reason", reason.as_deref())?;
     let deed = |key| async {
         if let Some(run) = &run_id
-            && run_of(&daemon, &session, run).await?.finished
+            && find_session_run(&daemon, &session, run).await?.finished
         {
-            return Ok((Answer::Cancelled(Cancelled { cancelled: Vec::new(), idle: true }), Kept::NotYet));
+            return Ok((
+                ActorReply::Cancelled(CancelResponse { cancelled: Vec::new(), idle: true }),
+                ResponseRecording::NotWritten,
+            ));
         }
-        stop(&daemon, &session, run_id, reason, key).await
+        cancel_runs(&daemon, &session, run_id, reason, key).await
     };
-    match once(&daemon, key, deed).await? {
-        Answer::Cancelled(hit) => Ok(Json(hit)),
-        _ => Err(fault().into()),
+    match run_once(&daemon, key, deed).await? {
+        ActorReply::Cancelled(hit) => Ok(Json(hit)),
+        _ => Err(internal_error().into()),
     }
 }
 
 /// Cancels what a session does, and those below it, and says what was hit.
-pub(super) async fn stop(
+pub(super) async fn cancel_runs(
     daemon: &Arc<Daemon>,
-    session: &Arc<SessionRef>,
+    session: &Arc<SessionAddress>,
     run: Option<RunId>,
     reason: Option<String>,
     key: Option<IdempotencyKey>,
-) -> Result<(Answer, Kept), ApiError> {
-    let command = Command::Cancel { run, by: StopCause::User, reason };
-    let Done { mut answer, below } = daemon.command(session, command, key).await?;
-    if let (Answer::Cancelled(hit), Some(below)) = (&mut answer, below) {
+) -> Result<(ActorReply, ResponseRecording), ApiError> {
+    let command = SessionCommand::Cancel { run, by: RunStopCause::User, reason };
+    let CommandCompletion { reply: mut answer, cancelled_in_children: below } =
+        daemon.send_command(session, command, key).await?;
+    if let (ActorReply::Cancelled(hit), Some(below)) = (&mut answer, below) {
         // Nobody tells if the daemon ends meanwhile; what is owed to those below is journalled all the same.
         hit.cancelled.extend(below.await.unwrap_or_default());
         hit.idle = hit.cancelled.is_empty();
     }
-    Ok((answer, Kept::WithEffect))
+    Ok((answer, ResponseRecording::WrittenWithEffect))
 }
 
 /// The row of a run of this session.
-pub(super) async fn run_of(daemon: &Daemon, session: &SessionRef, run: &RunId) -> Result<RunRow, ApiError> {
+pub(super) async fn find_session_run(
+    daemon: &Daemon,
+    session: &SessionAddress,
+    run: &RunId,
+) -> Result<RunRow, ApiError> {
     let row = daemon.journal.run(run).await.map_err(read_failed)?;
     row.filter(|row| row.session == session.key).ok_or_else(|| ApiError::not_found("run", run))
 }
@@ -183,49 +197,50 @@ pub(super) async fn run_of(daemon: &Daemon, session: &SessionRef, run: &RunId) -
 /// Tells the running turn something. To a starting run it waits for the start; what the turn does not take runs next
 /// as a prompt.
 #[utoipa::path(post, path = "/v1/workspaces/{w}/agent/sessions/{s}/steer", tag = "runs",
-    params(InSession, KeyHeader), request_body = SteerRequest,
+    params(SessionPath, IdempotencyKeyHeader), request_body = SteerRequest,
     responses(
-        (status = 202, description = "It is in the journal", body = Steered),
+        (status = 202, description = "It is in the journal", body = SteerReceipt),
         (status = 409, description = "`not_running`, `steer_unsupported`, `session_closed` or `idempotency_conflict`",
             body = ErrorBody),
         (status = 429, description = "`overloaded`: too many requests wait for the session", body = ErrorBody),
-        BadBody, Missing, Guarded,
+        BadBodyResponses, NotFoundResponse, GuardResponses,
     )
 )]
 async fn steer(
     State(daemon): State<Arc<Daemon>>,
-    Ids((workspace, id)): Ids<(WorkspaceId, SessionId)>,
-    Keyed(key, Json(request)): Keyed<Json<SteerRequest>>,
-) -> Result<(StatusCode, Json<Steered>), Refusal> {
-    let row = sessions::find(&daemon, &workspace, &id).await?;
+    PathIds((workspace, id)): PathIds<(WorkspaceId, SessionId)>,
+    KeyedBody(key, Json(request)): KeyedBody<Json<SteerRequest>>,
+) -> Result<(StatusCode, Json<SteerReceipt>), HttpError> {
+    let row = sessions::find_session(&daemon, &workspace, &id).await?;
     if request.text.trim().is_empty() {
-        return Err(invalid("`text` is empty; say something").into());
+        return Err(invalid_value("`text` is empty; say something").into());
     }
-    match once(&daemon, key, |key| tell(&daemon, &row, request.text, key)).await? {
-        Answer::Steered(steered) => Ok((StatusCode::ACCEPTED, Json(steered))),
-        _ => Err(fault().into()),
+    match run_once(&daemon, key, |key| steer_session(&daemon, &row, request.text, key)).await? {
+        ActorReply::Steered(steered) => Ok((StatusCode::ACCEPTED, Json(steered))),
+        _ => Err(internal_error().into()),
     }
 }
 
 /// Tells the running turn of a session something.
-async fn tell(
+async fn steer_session(
     daemon: &Arc<Daemon>,
     row: &SessionRow,
     text: String,
     key: Option<IdempotencyKey>,
-) -> Result<(Answer, Kept), ApiError> {
-    let session = daemon.session_ref(row)?;
-    let now = sessions::view(daemon, row)?;
-    let place = daemon.places.get(&session.workspace)?;
+) -> Result<(ActorReply, ResponseRecording), ApiError> {
+    let session = daemon.session_address(row)?;
+    let now = sessions::session_view(daemon, row)?;
+    let place = daemon.workspaces.get(&session.workspace)?;
     let steers = daemon.workers.agent(&now.agent, &place.path).map_or(true, |agent| agent.steers);
     // Also while it is starting and has not said so itself. What does not run is left to the session to say.
-    if !steers && now.state != SessionState::Idle && now.state != SessionState::Closed {
+    if !steers && now.state != SessionStatus::Idle && now.state != SessionStatus::Closed {
         let message = "this agent cannot be steered; send a prompt, which waits its turn";
-        return Err(ApiError::new(Code::SteerUnsupported, message));
+        return Err(ApiError::new(ErrorCode::SteerUnsupported, message));
     }
-    let text = keep_text(&daemon.journal, text).await?;
-    let Done { answer, .. } = daemon.command(&session, Command::Steer { text }, key).await?;
-    Ok((answer, Kept::WithEffect))
+    let text = store_text(&daemon.journal, text).await?;
+    let CommandCompletion { reply: answer, .. } =
+        daemon.send_command(&session, SessionCommand::Steer { text }, key).await?;
+    Ok((answer, ResponseRecording::WrittenWithEffect))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -241,48 +256,48 @@ struct RunsQuery {
 }
 
 /// The runs of a workspace or of one session, in the order of acceptance. Long prompts and texts are cut to a head.
-#[utoipa::path(get, path = "/v1/workspaces/{w}/runs", tag = "runs", params(InWorkspace, RunsQuery), responses(
-    (status = 200, description = "A page of them", body = [Run]), BadQuery, Missing, Guarded,
+#[utoipa::path(get, path = "/v1/workspaces/{w}/runs", tag = "runs", params(WorkspacePath, RunsQuery), responses(
+    (status = 200, description = "A page of them", body = [Run]), BadQueryResponse, NotFoundResponse, GuardResponses,
 ))]
 async fn list_runs(
     State(daemon): State<Arc<Daemon>>,
-    Ids(workspace): Ids<WorkspaceId>,
+    PathIds(workspace): PathIds<WorkspaceId>,
     Query(query): Query<RunsQuery>,
-) -> Result<List<Run>, Refusal> {
-    let place = daemon.places.get(&workspace)?;
-    let (limit, after) = (limit(query.limit)?, after(query.after.as_deref(), RunId::parse)?);
+) -> Result<ListPage<Run>, HttpError> {
+    let place = daemon.workspaces.get(&workspace)?;
+    let (limit, after) = (page_limit(query.limit)?, parse_after(query.after.as_deref(), RunId::parse)?);
     let session = match &query.session {
         Some(text) => {
             let id = SessionId::parse(text).map_err(|_| ApiError::not_found("session", text))?;
-            Some(sessions::find(&daemon, &workspace, &id).await?.key)
+            Some(sessions::find_session(&daemon, &workspace, &id).await?.key)
         }
         None => None,
     };
     let filter = RunFilter { workspace: Some(place.key), session, ..RunFilter::default() };
     let journal = &daemon.journal;
     let read = |after: Option<RunId>, size| async move { journal.runs(filter, after.as_ref(), size).await };
-    let take = |row: RunRow| view(&row).map(|run| Some(cut(run)));
-    let found = fill(limit, after, read, |row| row.id.clone(), take).await?;
-    Ok(List::cut(found, limit, |run| run.id.as_str()))
+    let take = |row: RunRow| run_view(&row).map(|run| Some(shorten_texts(run)));
+    let found = read_filtered(limit, after, read, |row| row.id.clone(), take).await?;
+    Ok(ListPage::from_fetched(found, limit, |run| run.id.as_str()))
 }
 
 /// The run of a row, with what its events carry of its texts.
-fn view(row: &RunRow) -> Result<Run, ApiError> {
-    let doc: RunDoc = serde_json::from_slice(&row.doc).map_err(unreadable("run", &row.id))?;
-    Ok(doc.view(row.id.clone(), prompt(row)?))
+fn run_view(row: &RunRow) -> Result<Run, ApiError> {
+    let doc: RunDoc = serde_json::from_slice(&row.doc).map_err(unreadable_row("run", &row.id))?;
+    Ok(doc.view(row.id.clone(), run_prompt(row)?))
 }
 
 /// What was asked of a run.
-pub(super) fn prompt(row: &RunRow) -> Result<Prompt, ApiError> {
+pub(super) fn run_prompt(row: &RunRow) -> Result<RunPrompt, ApiError> {
     match &row.prompt {
-        Some(bytes) => serde_json::from_slice(bytes).map_err(unreadable("run", &row.id)),
-        None => Ok(Prompt { prompt: String::new(), blob: None }),
+        Some(bytes) => serde_json::from_slice(bytes).map_err(unreadable_row("run", &row.id)),
+        None => Ok(RunPrompt { prompt: String::new(), blob: None }),
     }
 }
 
 /// The run as it stands in a list.
-fn cut(mut run: Run) -> Run {
-    let shorten = |text: &mut String| text.truncate(head(text, HEAD_MAX).len());
+fn shorten_texts(mut run: Run) -> Run {
+    let shorten = |text: &mut String| text.truncate(escaped_head(text, HEAD_MAX).len());
     shorten(&mut run.prompt);
     if let Some(text) = &mut run.text {
         shorten(text);
@@ -291,36 +306,36 @@ fn cut(mut run: Run) -> Run {
 }
 
 /// One run, with the whole of its prompt and text.
-#[utoipa::path(get, path = "/v1/workspaces/{w}/runs/{run}", tag = "runs", params(InRun), responses(
-    (status = 200, description = "It", body = Run), Missing, Guarded,
+#[utoipa::path(get, path = "/v1/workspaces/{w}/runs/{run}", tag = "runs", params(RunPath), responses(
+    (status = 200, description = "It", body = Run), NotFoundResponse, GuardResponses,
 ))]
 async fn get_run(
     State(daemon): State<Arc<Daemon>>,
-    Ids((workspace, run)): Ids<(WorkspaceId, RunId)>,
-) -> Result<Json<Run>, Refusal> {
-    let row = find(&daemon, &workspace, &run).await?;
-    Ok(Json(whole(&daemon, &row).await?))
+    PathIds((workspace, run)): PathIds<(WorkspaceId, RunId)>,
+) -> Result<Json<Run>, HttpError> {
+    let row = find_run(&daemon, &workspace, &run).await?;
+    Ok(Json(load_full_run(&daemon, &row).await?))
 }
 
-async fn find(daemon: &Daemon, workspace: &WorkspaceId, run: &RunId) -> Result<RunRow, ApiError> {
-    let place = daemon.places.get(workspace)?;
+async fn find_run(daemon: &Daemon, workspace: &WorkspaceId, run: &RunId) -> Result<RunRow, ApiError> {
+    let place = daemon.workspaces.get(workspace)?;
     let row = daemon.journal.run(run).await.map_err(read_failed)?;
     row.filter(|row| row.workspace == place.key).ok_or_else(|| ApiError::not_found("run", run))
 }
 
 /// The run of a row, with its texts read from their files where they are kept as such.
-pub(super) async fn whole(daemon: &Daemon, row: &RunRow) -> Result<Run, ApiError> {
-    let mut run = view(row)?;
-    if let Some(text) = read(daemon, run.prompt_blob.as_ref()).await? {
+pub(super) async fn load_full_run(daemon: &Daemon, row: &RunRow) -> Result<Run, ApiError> {
+    let mut run = run_view(row)?;
+    if let Some(text) = read_blob_text(daemon, run.prompt_blob.as_ref()).await? {
         run.prompt = text;
     }
-    if let Some(text) = read(daemon, run.text_blob.as_ref()).await? {
+    if let Some(text) = read_blob_text(daemon, run.text_blob.as_ref()).await? {
         run.text = Some(text);
     }
     Ok(run)
 }
 
-async fn read(daemon: &Daemon, blob: Option<&Blob>) -> Result<Option<String>, ApiError> {
+async fn read_blob_text(daemon: &Daemon, blob: Option<&BlobRef>) -> Result<Option<String>, ApiError> {
     let Some(blob) = blob else { return Ok(None) };
     let bytes = daemon.journal.blobs().get(&blob.sha256).await.map_err(blob_failed)?;
     if bytes.is_none() {
@@ -338,78 +353,80 @@ struct WaitQuery {
 }
 
 /// Answers when the run has ended.
-#[utoipa::path(get, path = "/v1/workspaces/{w}/runs/{run}/wait", tag = "runs", params(InRun, WaitQuery), responses(
+#[utoipa::path(get, path = "/v1/workspaces/{w}/runs/{run}/wait", tag = "runs", params(RunPath, WaitQuery), responses(
     (status = 200, description = "The run as it ended", body = Run),
     (status = 408, description = "`wait_timeout`: it has not; ask again", body = ErrorBody),
-    BadQuery, Missing, Guarded,
+    BadQueryResponse, NotFoundResponse, GuardResponses,
 ))]
 async fn wait_for_run(
     State(daemon): State<Arc<Daemon>>,
-    Ids((workspace, run)): Ids<(WorkspaceId, RunId)>,
+    PathIds((workspace, run)): PathIds<(WorkspaceId, RunId)>,
     Query(query): Query<WaitQuery>,
-) -> Result<Json<Run>, Refusal> {
-    let seconds = query.timeout_s.unwrap_or(WAIT_S);
+) -> Result<Json<Run>, HttpError> {
+    let seconds = query.timeout_s.unwrap_or(DEFAULT_WAIT_S);
     if !(0.0..=WAIT_MAX_S as f64).contains(&seconds) {
-        return Err(invalid(format!("`timeout_s` is a number of seconds from 0 to {WAIT_MAX_S}")).into());
+        return Err(
+            invalid_value(format!("`timeout_s` is a number of seconds from 0 to {WAIT_MAX_S}")).into()
+        );
     }
     let deadline = Instant::now() + Duration::from_secs_f64(seconds);
-    let mut row = find(&daemon, &workspace, &run).await?;
+    let mut row = find_run(&daemon, &workspace, &run).await?;
     if !row.finished {
         let kinds: Arc<[String]> = Arc::from(["run.finished".to_owned()]);
-        let filter = Filter { topic: Topic::Session(row.session), kinds: Some(kinds) };
+        let filter = EventFilter { topic: EventTopic::Session(row.session), kinds: Some(kinds) };
         let mut news = daemon.journal.subscribe(filter, None);
         let mut stop = daemon.stop_signal();
         // Subscribed first, then looked: the end cannot fall between the two.
-        row = find(&daemon, &workspace, &run).await?;
+        row = find_run(&daemon, &workspace, &run).await?;
         while !row.finished {
             tokio::select! {
                 biased;
-                _ = stop.wait_for(|stop| *stop) => return Err(stopping().into()),
+                _ = stop.wait_for(|stop| *stop) => return Err(stopping_error().into()),
                 heard = news.next() => drop(heard.map_err(read_failed)?),
                 () = tokio::time::sleep_until(deadline) => {
                     let message = format!("run {run} has not ended within {seconds} s; ask again");
-                    return Err(ApiError::new(Code::WaitTimeout, message).into());
+                    return Err(ApiError::new(ErrorCode::WaitTimeout, message).into());
                 }
             }
-            row = find(&daemon, &workspace, &run).await?;
+            row = find_run(&daemon, &workspace, &run).await?;
         }
     }
-    Ok(Json(whole(&daemon, &row).await?))
+    Ok(Json(load_full_run(&daemon, &row).await?))
 }
 
 #[cfg(test)]
 mod tests {
-    use qd_protocol::{Millis, Usage};
+    use qd_protocol::{Millis, TokenUsage};
 
     use super::*;
 
     #[test]
     fn a_key_names_the_same_run_for_the_same_request_and_no_other() {
         let key = |key: &str, byte| IdempotencyKey { key: key.to_owned(), fingerprint: [byte; 32] };
-        let run = run_of_key(&key("k", 1));
+        let run = run_id_from_key(&key("k", 1));
         assert!(run.as_str().starts_with("run_"));
-        assert_eq!(run, run_of_key(&key("k", 1)));
-        assert_ne!(run, run_of_key(&key("l", 1)));
-        assert_ne!(run, run_of_key(&key("k", 2)));
+        assert_eq!(run, run_id_from_key(&key("k", 1)));
+        assert_ne!(run, run_id_from_key(&key("l", 1)));
+        assert_ne!(run, run_id_from_key(&key("k", 2)));
     }
 
     #[test]
     fn a_run_in_a_list_shows_the_heads_of_its_texts() {
         let doc = RunDoc {
             session_id: SessionId::parse("ses_1").unwrap(),
-            state: RunState::Finished,
+            state: RunStatus::Finished,
             position: 0,
             finish_reason: None,
             text: Some("\u{e4}".repeat(HEAD_MAX)),
             text_blob: None,
             error: None,
-            usage: Usage::default(),
+            usage: TokenUsage::default(),
             accepted_at: Millis(0),
             started_at: None,
             finished_at: None,
         };
-        let prompt = Prompt { prompt: "short".to_owned(), blob: None };
-        let run = cut(doc.view(RunId::parse("r").unwrap(), prompt));
+        let prompt = RunPrompt { prompt: "short".to_owned(), blob: None };
+        let run = shorten_texts(doc.view(RunId::parse("r").unwrap(), prompt));
         assert_eq!(run.prompt, "short");
         assert_eq!(run.text.as_deref(), Some("\u{e4}".repeat(HEAD_MAX / 2).as_str()));
     }

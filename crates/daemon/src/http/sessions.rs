@@ -6,28 +6,31 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
-use qd_core::messages::Messages;
+use qd_core::messages::MessageAssembler;
 use qd_core::rows::SessionDoc;
-use qd_core::session::Command;
-use qd_journal::{Filter, SessionFilter, SessionRow, Topic};
-use qd_protocol::api::{EventPage, MatchKind, Message, NewSession, Session, SessionPatch};
+use qd_core::session::SessionCommand;
+use qd_journal::{EventFilter, EventTopic, SessionFilter, SessionRow};
+use qd_protocol::api::{EventPage, Message, NewSession, ReferenceKind, Session, SessionPatch};
 use qd_protocol::error::ErrorBody;
 use qd_protocol::limits::PAGE_MAX;
-use qd_protocol::{ApiError, Body, Number, SessionId, WorkspaceId};
+use qd_protocol::{ApiError, EventBody, EventNumber, SessionId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::describe::{BadBody, BadQuery, Guarded, InSession, InWorkspace, KeyHeader, Missing};
-use super::events::cursor;
-use super::extract::{Ids, Keyed, Query};
-use super::list::{List, ListQuery, after, fill, limit};
-use super::once::{Kept, once};
-use super::unreadable;
-use crate::actor::Mail;
+use super::api_document::{
+    BadBodyResponses, BadQueryResponse, GuardResponses, IdempotencyKeyHeader, NotFoundResponse, SessionPath,
+    WorkspacePath,
+};
+use super::events::parse_cursor;
+use super::extract::{KeyedBody, PathIds, Query};
+use super::idempotency::{ResponseRecording, run_once};
+use super::list::{ListPage, ListQuery, page_limit, parse_after, read_filtered};
+use super::unreadable_row;
+use crate::actor::ActorMessage;
 use crate::daemon::{Daemon, read_failed};
-use crate::edge::{Json, Refusal};
+use crate::edge::{HttpError, Json};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new()
@@ -39,18 +42,18 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
 }
 
 /// The session of a row, as clients see it now.
-pub(super) fn view(daemon: &Daemon, row: &SessionRow) -> Result<Session, ApiError> {
-    let doc: SessionDoc = serde_json::from_slice(&row.doc).map_err(unreadable("session", &row.id))?;
-    Ok(doc.view(daemon.halted()))
+pub(super) fn session_view(daemon: &Daemon, row: &SessionRow) -> Result<Session, ApiError> {
+    let doc: SessionDoc = serde_json::from_slice(&row.doc).map_err(unreadable_row("session", &row.id))?;
+    Ok(doc.view(daemon.is_halted()))
 }
 
 /// The row of a session in this workspace.
-pub(super) async fn find(
+pub(super) async fn find_session(
     daemon: &Daemon,
     workspace: &WorkspaceId,
     id: &SessionId,
 ) -> Result<SessionRow, ApiError> {
-    let place = daemon.places.get(workspace)?;
+    let place = daemon.workspaces.get(workspace)?;
     let row = daemon.journal.session(id).await.map_err(read_failed)?;
     row.filter(|row| row.workspace == place.key).ok_or_else(|| ApiError::not_found("session", id))
 }
@@ -69,34 +72,36 @@ struct SessionsQuery {
 }
 
 /// The sessions of a workspace, the oldest first.
-#[utoipa::path(get, path = "/v1/workspaces/{w}/sessions", tag = "sessions", params(InWorkspace, SessionsQuery),
-    responses((status = 200, description = "A page of them", body = [Session]), BadQuery, Missing, Guarded)
+#[utoipa::path(get, path = "/v1/workspaces/{w}/sessions", tag = "sessions", params(WorkspacePath, SessionsQuery),
+    responses((status = 200, description = "A page of them", body = [Session]), BadQueryResponse, NotFoundResponse, GuardResponses)
 )]
 async fn list_sessions(
     State(daemon): State<Arc<Daemon>>,
-    Ids(workspace): Ids<WorkspaceId>,
+    PathIds(workspace): PathIds<WorkspaceId>,
     Query(query): Query<SessionsQuery>,
-) -> Result<List<Session>, Refusal> {
-    let place = daemon.places.get(&workspace)?;
+) -> Result<ListPage<Session>, HttpError> {
+    let place = daemon.workspaces.get(&workspace)?;
     let filter =
         SessionFilter { workspace: Some(place.key), open_only: query.open, ..SessionFilter::default() };
-    Ok(page(&daemon, filter, query.limit, query.after.as_deref()).await?)
+    Ok(session_page(&daemon, filter, query.limit, query.after.as_deref()).await?)
 }
 
-async fn page(
+async fn session_page(
     daemon: &Daemon,
     filter: SessionFilter,
     given: Option<usize>,
     cursor: Option<&str>,
-) -> Result<List<Session>, ApiError> {
-    let (limit, after) = (limit(given)?, after(cursor, SessionId::parse)?);
+) -> Result<ListPage<Session>, ApiError> {
+    let (limit, after) = (page_limit(given)?, parse_after(cursor, SessionId::parse)?);
     let read = |after: Option<SessionId>, size| async move {
         daemon.journal.sessions(filter, after.as_ref(), size).await
     };
     // The sessions of a workspace that was removed are out of reach.
-    let take = |row: SessionRow| daemon.places.by_key(row.workspace).map(|_| view(daemon, &row)).transpose();
-    let found = fill(limit, after, read, |row| row.id.clone(), take).await?;
-    Ok(List::cut(found, limit, |session| session.id.as_str()))
+    let take = |row: SessionRow| {
+        daemon.workspaces.by_key(row.workspace).map(|_| session_view(daemon, &row)).transpose()
+    };
+    let found = read_filtered(limit, after, read, |row| row.id.clone(), take).await?;
+    Ok(ListPage::from_fetched(found, limit, |session| session.id.as_str()))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -116,36 +121,36 @@ struct AllSessionsQuery {
 
 /// The sessions of every workspace, the oldest first; with `ref`, what it is exactly first.
 #[utoipa::path(get, path = "/v1/sessions", tag = "sessions", params(AllSessionsQuery), responses(
-    (status = 200, description = "A page of them", body = [Session]), BadQuery, Guarded,
+    (status = 200, description = "A page of them", body = [Session]), BadQueryResponse, GuardResponses,
 ))]
 async fn list_all_sessions(
     State(daemon): State<Arc<Daemon>>,
     Query(query): Query<AllSessionsQuery>,
-) -> Result<List<Session>, Refusal> {
+) -> Result<ListPage<Session>, HttpError> {
     let AllSessionsQuery { limit, after, open, r#ref } = query;
     let Some(reference) = r#ref else {
         let filter = SessionFilter { open_only: open, ..SessionFilter::default() };
-        return Ok(page(&daemon, filter, limit, after.as_deref()).await?);
+        return Ok(session_page(&daemon, filter, limit, after.as_deref()).await?);
     };
     let mut meant = Vec::new();
     for found in daemon.journal.resolve(&reference, PAGE_MAX).await.map_err(read_failed)? {
-        let id = SessionId::parse(&found.id).ok().filter(|_| found.kind == MatchKind::Session);
-        let (Some(id), Ok(_)) = (id, daemon.places.get(&found.workspace_id)) else { continue };
+        let id = SessionId::parse(&found.id).ok().filter(|_| found.kind == ReferenceKind::Session);
+        let (Some(id), Ok(_)) = (id, daemon.workspaces.get(&found.workspace_id)) else { continue };
         if let Some(row) = daemon.journal.session(&id).await.map_err(read_failed)?
             && !(open && row.closed_at.is_some())
         {
-            meant.push(view(&daemon, &row)?);
+            meant.push(session_view(&daemon, &row)?);
         }
     }
-    Ok(List::slice(meant, &ListQuery { limit, after }, |session| session.id.as_str())?)
+    Ok(ListPage::from_complete(meant, &ListQuery { limit, after }, |session| session.id.as_str())?)
 }
 
 /// Makes a session. Nothing is started before its first prompt.
-#[utoipa::path(post, path = "/v1/workspaces/{w}/sessions", tag = "sessions", params(InWorkspace, KeyHeader),
+#[utoipa::path(post, path = "/v1/workspaces/{w}/sessions", tag = "sessions", params(WorkspacePath, IdempotencyKeyHeader),
     request_body = NewSession,
     responses(
         (status = 201, description = "The session", body = Session),
-        BadBody, Missing, Guarded,
+        BadBodyResponses, NotFoundResponse, GuardResponses,
         (status = 400, description = "`unknown_agent`, `unsupported_setting`, `invalid_request` or `invalid_value`",
             body = ErrorBody),
         (status = 409, description = "`agent_unavailable` (with how to install it), `session_closed` (the parent) or \
@@ -155,15 +160,15 @@ async fn list_all_sessions(
 )]
 async fn create_session(
     State(daemon): State<Arc<Daemon>>,
-    Ids(workspace): Ids<WorkspaceId>,
-    Keyed(key, Json(new)): Keyed<Json<NewSession>>,
-) -> Result<(StatusCode, Json<Session>), Refusal> {
-    let place = daemon.places.get(&workspace)?;
+    PathIds(workspace): PathIds<WorkspaceId>,
+    KeyedBody(key, Json(new)): KeyedBody<Json<NewSession>>,
+) -> Result<(StatusCode, Json<Session>), HttpError> {
+    let place = daemon.workspaces.get(&workspace)?;
     let deed = |key| async {
         let made = Box::pin(daemon.create_session(&place, new, key)).await?;
-        Ok((made, Kept::WithEffect))
+        Ok((made, ResponseRecording::WrittenWithEffect))
     };
-    Ok((StatusCode::CREATED, Json(once(&daemon, key, deed).await?)))
+    Ok((StatusCode::CREATED, Json(run_once(&daemon, key, deed).await?)))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -176,16 +181,16 @@ struct SessionQuery {
 }
 
 /// One session.
-#[utoipa::path(get, path = "/v1/workspaces/{w}/sessions/{s}", tag = "sessions", params(InSession, SessionQuery),
-    responses((status = 200, description = "It", body = Session), BadQuery, Missing, Guarded)
+#[utoipa::path(get, path = "/v1/workspaces/{w}/sessions/{s}", tag = "sessions", params(SessionPath, SessionQuery),
+    responses((status = 200, description = "It", body = Session), BadQueryResponse, NotFoundResponse, GuardResponses)
 )]
 async fn get_session(
     State(daemon): State<Arc<Daemon>>,
-    Ids((workspace, id)): Ids<(WorkspaceId, SessionId)>,
+    PathIds((workspace, id)): PathIds<(WorkspaceId, SessionId)>,
     Query(query): Query<SessionQuery>,
-) -> Result<Json<Session>, Refusal> {
-    let row = find(&daemon, &workspace, &id).await?;
-    let mut session = view(&daemon, &row)?;
+) -> Result<Json<Session>, HttpError> {
+    let row = find_session(&daemon, &workspace, &id).await?;
+    let mut session = session_view(&daemon, &row)?;
     if query.tree {
         session.tree_cost_usd = Some(daemon.journal.tree_cost(row.key).await.map_err(read_failed)?);
     }
@@ -193,11 +198,11 @@ async fn get_session(
 }
 
 /// Changes what it names and leaves the rest. A limit that is `null` is lifted; a policy counts for later asks.
-#[utoipa::path(patch, path = "/v1/workspaces/{w}/sessions/{s}", tag = "sessions", params(InSession),
+#[utoipa::path(patch, path = "/v1/workspaces/{w}/sessions/{s}", tag = "sessions", params(SessionPath),
     request_body = SessionPatch,
     responses(
         (status = 200, description = "The session as it now is", body = Session),
-        BadBody, Missing, Guarded,
+        BadBodyResponses, NotFoundResponse, GuardResponses,
         (status = 400, description = "`unsupported_setting`, `invalid_request` or `invalid_value`", body = ErrorBody),
         (status = 409, description = "`session_closed`", body = ErrorBody),
         (status = 429, description = "`overloaded`: too many requests wait for the session", body = ErrorBody),
@@ -205,22 +210,22 @@ async fn get_session(
 )]
 async fn change_session(
     State(daemon): State<Arc<Daemon>>,
-    Ids((workspace, id)): Ids<(WorkspaceId, SessionId)>,
+    PathIds((workspace, id)): PathIds<(WorkspaceId, SessionId)>,
     Json(patch): Json<SessionPatch>,
-) -> Result<Json<Session>, Refusal> {
+) -> Result<Json<Session>, HttpError> {
     // One at a time: a patch names some limits, but what is journalled is all of them.
-    let _one_at_a_time = daemon.keys.lock(format!("patch {id}")).await;
-    let row = find(&daemon, &workspace, &id).await?;
-    let session = daemon.session_ref(&row)?;
-    let update = daemon.check_patch(&view(&daemon, &row)?, patch)?;
+    let _one_at_a_time = daemon.key_locks.lock(format!("patch {id}")).await;
+    let row = find_session(&daemon, &workspace, &id).await?;
+    let session = daemon.session_address(&row)?;
+    let update = daemon.check_patch(&session_view(&daemon, &row)?, patch)?;
     let limits_changed = update.limits.is_some();
-    daemon.command(&session, Command::Update(update), None).await?;
+    daemon.send_command(&session, SessionCommand::UpdateSettings(update), None).await?;
     if limits_changed {
         daemon.check_budgets(session.key).await.map_err(read_failed)?;
-        daemon.send(&session, Mail::Wake)?;
+        daemon.send_message(&session, ActorMessage::Wake)?;
     }
-    let row = find(&daemon, &workspace, &id).await?;
-    Ok(Json(view(&daemon, &row)?))
+    let row = find_session(&daemon, &workspace, &id).await?;
+    Ok(Json(session_view(&daemon, &row)?))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -235,11 +240,12 @@ struct CloseQuery {
 /// A session that is closing or closed, or what is left of one that was purged.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
-enum Closed {
+#[schema(as = Closed)]
+enum CloseSessionResponse {
     /// It closes when its last run has ended.
     Session(Box<Session>),
     /// It was purged at once.
-    Gone {
+    Purged {
         /// The session.
         id: SessionId,
         /// True.
@@ -248,29 +254,29 @@ enum Closed {
 }
 
 /// Closes a session: answers once journalled, takes no more prompts, cancels everything, closes the sessions below.
-#[utoipa::path(delete, path = "/v1/workspaces/{w}/sessions/{s}", tag = "sessions", params(InSession, CloseQuery),
+#[utoipa::path(delete, path = "/v1/workspaces/{w}/sessions/{s}", tag = "sessions", params(SessionPath, CloseQuery),
     responses(
-        (status = 200, description = "The session as it now is", body = Closed),
+        (status = 200, description = "The session as it now is", body = CloseSessionResponse),
         (status = 429, description = "`overloaded`: too many requests wait for the session", body = ErrorBody),
-        BadQuery, Missing, Guarded,
+        BadQueryResponse, NotFoundResponse, GuardResponses,
     )
 )]
 async fn close_session(
     State(daemon): State<Arc<Daemon>>,
-    Ids((workspace, id)): Ids<(WorkspaceId, SessionId)>,
+    PathIds((workspace, id)): PathIds<(WorkspaceId, SessionId)>,
     Query(query): Query<CloseQuery>,
-) -> Result<Json<Closed>, Refusal> {
-    let session = daemon.session(&workspace, &id).await?;
-    daemon.command(&session, Command::Close { purge: query.purge }, None).await?;
+) -> Result<Json<CloseSessionResponse>, HttpError> {
+    let session = daemon.session_in_workspace(&workspace, &id).await?;
+    daemon.send_command(&session, SessionCommand::Close { purge: query.purge }, None).await?;
     let row = daemon.journal.session(&id).await.map_err(read_failed)?;
     Ok(Json(match row {
-        Some(row) => Closed::Session(Box::new(view(&daemon, &row)?)),
-        None => Closed::Gone { id, closed: true },
+        Some(row) => CloseSessionResponse::Session(Box::new(session_view(&daemon, &row)?)),
+        None => CloseSessionResponse::Purged { id, closed: true },
     }))
 }
 
 /// Events of which messages are made.
-const OF_MESSAGES: &[&str] = &[
+const MESSAGE_KINDS: &[&str] = &[
     "message.created",
     "text.delta",
     "thought.delta",
@@ -285,24 +291,25 @@ const OF_MESSAGES: &[&str] = &[
 
 /// The messages of a session, in the order in which they began.
 #[utoipa::path(get, path = "/v1/workspaces/{w}/sessions/{s}/messages", tag = "sessions",
-    params(InSession, ListQuery),
-    responses((status = 200, description = "A page of them", body = [Message]), BadQuery, Missing, Guarded)
+    params(SessionPath, ListQuery),
+    responses((status = 200, description = "A page of them", body = [Message]), BadQueryResponse, NotFoundResponse, GuardResponses)
 )]
 async fn list_messages(
     State(daemon): State<Arc<Daemon>>,
-    Ids((workspace, id)): Ids<(WorkspaceId, SessionId)>,
+    PathIds((workspace, id)): PathIds<(WorkspaceId, SessionId)>,
     Query(query): Query<ListQuery>,
-) -> Result<List<Message>, Refusal> {
-    let row = find(&daemon, &workspace, &id).await?;
-    let mut messages = Messages::default();
-    let mut after = Number(0);
+) -> Result<ListPage<Message>, HttpError> {
+    let row = find_session(&daemon, &workspace, &id).await?;
+    let mut messages = MessageAssembler::default();
+    let mut after = EventNumber(0);
     loop {
-        let page = daemon.journal.session_events(row.key, None, OF_MESSAGES, after, PAGE_MAX).await;
+        let page = daemon.journal.session_events(row.key, None, MESSAGE_KINDS, after, PAGE_MAX).await;
         let page = page.map_err(read_failed)?;
         for stored in page.events {
-            let body = Body::decode(&stored.kind, &stored.data).map_err(unreadable("session", &id))?;
+            let body =
+                EventBody::decode(&stored.kind, &stored.data).map_err(unreadable_row("session", &id))?;
             if let Some(body) = body {
-                messages.add(stored.number.unwrap_or_default(), stored.run.as_ref(), body);
+                messages.add_event(stored.number.unwrap_or_default(), stored.run.as_ref(), body);
             }
         }
         after = page.scanned;
@@ -310,7 +317,7 @@ async fn list_messages(
             break;
         }
     }
-    Ok(List::slice(messages.done(), &query, |message| message.message_id.as_str())?)
+    Ok(ListPage::from_complete(messages.into_messages(), &query, |message| message.message_id.as_str())?)
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -325,18 +332,18 @@ struct EventsQuery {
 
 /// The events of a session, page by page. A page can be short while there is more, if its events are long.
 #[utoipa::path(get, path = "/v1/workspaces/{w}/sessions/{s}/events", tag = "sessions",
-    params(InSession, EventsQuery),
-    responses((status = 200, description = "Empty at the end", body = EventPage), BadQuery, Missing, Guarded)
+    params(SessionPath, EventsQuery),
+    responses((status = 200, description = "Empty at the end", body = EventPage), BadQueryResponse, NotFoundResponse, GuardResponses)
 )]
 async fn page_of_events(
     State(daemon): State<Arc<Daemon>>,
-    Ids((workspace, id)): Ids<(WorkspaceId, SessionId)>,
+    PathIds((workspace, id)): PathIds<(WorkspaceId, SessionId)>,
     Query(query): Query<EventsQuery>,
-) -> Result<impl IntoResponse, Refusal> {
-    let limit = limit(query.limit)?;
-    let mut after = cursor(query.after.as_deref().unwrap_or("0"), daemon.journal.head())?;
-    let row = find(&daemon, &workspace, &id).await?;
-    let filter = Filter::of(Topic::Session(row.key));
+) -> Result<impl IntoResponse, HttpError> {
+    let limit = page_limit(query.limit)?;
+    let mut after = parse_cursor(query.after.as_deref().unwrap_or("0"), daemon.journal.head())?;
+    let row = find_session(&daemon, &workspace, &id).await?;
+    let filter = EventFilter::of(EventTopic::Session(row.key));
     let mut page = daemon.journal.page(&filter, after, limit).await.map_err(read_failed)?;
     while page.events.is_empty() && !page.end {
         page = daemon.journal.page(&filter, page.scanned, limit).await.map_err(read_failed)?;

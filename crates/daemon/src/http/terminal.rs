@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::Response;
-use qd_link::socket::{Incoming, Moved, Role, Socket, SocketError, Wire};
+use qd_link::socket::{ByteStream, IncomingFrame, Role, Socket, SocketError, SocketProgress};
 use qd_protocol::error::ErrorBody;
 use qd_protocol::frame::terminal::SUBPROTOCOL;
 use qd_protocol::limits::HEARTBEAT_S;
@@ -15,14 +15,14 @@ use tokio::time::Instant;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::describe::{Guarded, InSession, Missing};
-use super::extract::Ids;
-use super::sessions::find;
-use crate::daemon::{Daemon, stopping};
-use crate::edge::{Refusal, Upgrade};
+use super::api_document::{GuardResponses, NotFoundResponse, SessionPath};
+use super::extract::PathIds;
+use super::sessions::find_session;
+use crate::daemon::{Daemon, stopping_error};
+use crate::edge::{HttpError, WebSocketRequest};
 
 /// Silence before a person's end is asked for a sign of life; it counts as gone after three times that.
-const PING: Duration = Duration::from_secs(HEARTBEAT_S);
+const PING_INTERVAL: Duration = Duration::from_secs(HEARTBEAT_S);
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new().routes(routes!(terminal))
@@ -31,31 +31,31 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
 /// The screen of a session's terminal, and keys for it. A WebSocket of the subprotocol `quarterdeck.terminal.v1`; any
 /// number may look.
 #[utoipa::path(get, path = "/v1/workspaces/{w}/sessions/{s}/terminal", operation_id = "terminal", tag = "sessions",
-    params(InSession), responses(
+    params(SessionPath), responses(
     (status = 101, description = "The connection to the terminal"),
     (status = 400, description = "`invalid_request`: not an upgrade, or not to this subprotocol", body = ErrorBody),
     (status = 409, description = "`no_terminal`: its agent has none, or does not run", body = ErrorBody),
-    Missing, Guarded,
+    NotFoundResponse, GuardResponses,
 ))]
 async fn terminal(
     State(daemon): State<Arc<Daemon>>,
-    Ids((workspace, session)): Ids<(WorkspaceId, SessionId)>,
-    upgrade: Upgrade,
-) -> Result<Response, Refusal> {
-    find(&daemon, &workspace, &session).await?;
-    let upgrade = upgrade.offering(SUBPROTOCOL)?;
+    PathIds((workspace, session)): PathIds<(WorkspaceId, SessionId)>,
+    upgrade: WebSocketRequest,
+) -> Result<Response, HttpError> {
+    find_session(&daemon, &workspace, &session).await?;
+    let upgrade = upgrade.require_subprotocol(SUBPROTOCOL)?;
     if daemon.is_stopping() {
-        return Err(stopping().into());
+        return Err(stopping_error().into());
     }
-    let worker = daemon.workers.look(&session).await?;
+    let worker = daemon.workers.connect_terminal(&session).await?;
     let (response, line) = upgrade.accept(SUBPROTOCOL);
     let mut stop = daemon.stop_signal();
     daemon.spawn(async move {
         let Some(line) = line.await else { return };
         tracing::info!(%session, "somebody looks at a terminal");
-        let viewer = Socket::upgraded(line, Role::Server).await;
+        let viewer = Socket::from_upgraded(line, Role::Server).await;
         let ended = tokio::select! {
-            ended = join(viewer, worker) => ended,
+            ended = relay_terminal(viewer, worker) => ended,
             _ = stop.wait_for(|stop| *stop) => Ok(()),
         };
         tracing::info!(%session, ?ended, "somebody has looked at a terminal");
@@ -65,48 +65,51 @@ async fn terminal(
 
 /// Passes frames on in both directions until either end has enough. Whoever is slow is waited for: the worker leaves out
 /// what was on the screen meanwhile.
-async fn join<V: Wire, W: Wire>(mut viewer: Socket<V>, mut worker: Socket<W>) -> Result<(), SocketError> {
+async fn relay_terminal<V: ByteStream, W: ByteStream>(
+    mut viewer: Socket<V>,
+    mut worker: Socket<W>,
+) -> Result<(), SocketError> {
     let (mut to_viewer, mut to_worker) = (false, false);
     let mut heard = Instant::now();
-    let mut look = heard + PING;
+    let mut look = heard + PING_INTERVAL;
     loop {
         tokio::select! {
-            moved = viewer.moves(!to_worker, to_viewer) => match moved? {
-                Moved::Written => to_viewer = false,
-                Moved::Read(incoming) => {
+            moved = viewer.progress(!to_worker, to_viewer) => match moved? {
+                SocketProgress::Written => to_viewer = false,
+                SocketProgress::Read(incoming) => {
                     heard = Instant::now();
-                    to_worker = pass(incoming, &mut worker)?;
+                    to_worker = relay_frame(incoming, &mut worker)?;
                 }
             },
-            moved = worker.moves(!to_viewer, to_worker) => match moved {
-                Ok(Moved::Written) => to_worker = false,
-                Ok(Moved::Read(incoming)) => to_viewer = pass(incoming, &mut viewer)?,
+            moved = worker.progress(!to_viewer, to_worker) => match moved {
+                Ok(SocketProgress::Written) => to_worker = false,
+                Ok(SocketProgress::Read(incoming)) => to_viewer = relay_frame(incoming, &mut viewer)?,
                 Err(closed) => {
                     viewer.close().await;
                     return Err(closed);
                 }
             },
             () = tokio::time::sleep_until(look) => {
-                if heard.elapsed() >= 3 * PING {
+                if heard.elapsed() >= 3 * PING_INTERVAL {
                     return Err(SocketError::TimedOut);
                 }
                 // Whoever is there answers; what is being written is answered as well.
                 if !to_viewer {
-                    viewer.start_ping()?;
+                    viewer.queue_ping()?;
                     to_viewer = true;
                 }
-                look = Instant::now() + PING;
+                look = Instant::now() + PING_INTERVAL;
             }
         }
     }
 }
 
 /// Whether there was something to pass on.
-fn pass<W: Wire>(incoming: Incoming, to: &mut Socket<W>) -> Result<bool, SocketError> {
+fn relay_frame<W: ByteStream>(incoming: IncomingFrame, to: &mut Socket<W>) -> Result<bool, SocketError> {
     match incoming {
-        Incoming::Binary(bytes) => to.start_binary(bytes)?,
-        Incoming::Text(text) => to.start(text.as_str().to_owned())?,
-        Incoming::Alive => return Ok(false),
+        IncomingFrame::Binary(bytes) => to.queue_binary(bytes)?,
+        IncomingFrame::Text(text) => to.queue_text(text.as_str().to_owned())?,
+        IncomingFrame::Alive => return Ok(false),
     }
     Ok(true)
 }

@@ -13,13 +13,15 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::describe::{BadBody, BadQuery, Guarded, InWorkspace, KeyHeader, Missing};
-use super::extract::{Ids, Keyed, Query};
-use super::list::{List, ListQuery};
-use super::once::{Kept, once};
+use super::api_document::{
+    BadBodyResponses, BadQueryResponse, GuardResponses, IdempotencyKeyHeader, NotFoundResponse, WorkspacePath,
+};
+use super::extract::{KeyedBody, PathIds, Query};
+use super::idempotency::{ResponseRecording, run_once};
+use super::list::{ListPage, ListQuery};
 use crate::daemon::Daemon;
-use crate::edge::{Json, Refusal};
-use crate::invalid;
+use crate::edge::{HttpError, Json};
+use crate::invalid_value;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new()
@@ -29,19 +31,19 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
 
 /// The workspaces that are not forgotten, the oldest first.
 #[utoipa::path(get, path = "/v1/workspaces", tag = "workspaces", params(ListQuery), responses(
-    (status = 200, description = "A page of them", body = [Workspace]), BadQuery, Guarded,
+    (status = 200, description = "A page of them", body = [Workspace]), BadQueryResponse, GuardResponses,
 ))]
 async fn list_workspaces(
     State(daemon): State<Arc<Daemon>>,
     Query(query): Query<ListQuery>,
-) -> Result<List<Workspace>, Refusal> {
-    let all = daemon.places.all().iter().map(|place| place.doc.clone()).collect();
-    Ok(List::slice(all, &query, |workspace: &Workspace| workspace.id.as_str())?)
+) -> Result<ListPage<Workspace>, HttpError> {
+    let all = daemon.workspaces.all().iter().map(|place| place.doc.clone()).collect();
+    Ok(ListPage::from_complete(all, &query, |workspace: &Workspace| workspace.id.as_str())?)
 }
 
 /// A workspace as it is remembered under a key: with whether it was known, which makes the status.
 #[derive(Debug, Serialize, Deserialize)]
-struct Made {
+struct CreateWorkspaceOutcome {
     #[serde(default)]
     known: bool,
     id: WorkspaceId,
@@ -51,66 +53,66 @@ struct Made {
 }
 
 /// The workspace of a directory, made if it is new.
-#[utoipa::path(post, path = "/v1/workspaces", tag = "workspaces", params(KeyHeader), request_body = NewWorkspace,
+#[utoipa::path(post, path = "/v1/workspaces", tag = "workspaces", params(IdempotencyKeyHeader), request_body = NewWorkspace,
     responses(
         (status = 201, description = "It is new", body = Workspace),
         (status = 200, description = "It was known", body = Workspace),
-        BadBody, Guarded,
+        BadBodyResponses, GuardResponses,
         (status = 400, description = "`path_not_found`, `invalid_request` or `invalid_value`", body = ErrorBody),
         (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
     )
 )]
 async fn create_workspace(
     State(daemon): State<Arc<Daemon>>,
-    Keyed(key, Json(new)): Keyed<Json<NewWorkspace>>,
-) -> Result<(StatusCode, Json<Workspace>), Refusal> {
+    KeyedBody(key, Json(new)): KeyedBody<Json<NewWorkspace>>,
+) -> Result<(StatusCode, Json<Workspace>), HttpError> {
     let odd = |name: &str| name.len() > TITLE_MAX || name.chars().any(char::is_control);
     if new.name.as_deref().is_some_and(odd) {
-        return Err(invalid(format!("`name` is at most {TITLE_MAX} bytes on one line")).into());
+        return Err(invalid_value(format!("`name` is at most {TITLE_MAX} bytes on one line")).into());
     }
     let deed = |key| async {
         let (workspace, is_new) = daemon.create_workspace(new, key).await?;
         let Workspace { id, path, name, created_at } = workspace;
-        let kept = if is_new { Kept::WithEffect } else { Kept::NotYet };
-        Ok((Made { known: !is_new, id, path, name, created_at }, kept))
+        let kept = if is_new { ResponseRecording::WrittenWithEffect } else { ResponseRecording::NotWritten };
+        Ok((CreateWorkspaceOutcome { known: !is_new, id, path, name, created_at }, kept))
     };
-    let Made { known, id, path, name, created_at } = once(&daemon, key, deed).await?;
+    let CreateWorkspaceOutcome { known, id, path, name, created_at } = run_once(&daemon, key, deed).await?;
     let status = if known { StatusCode::OK } else { StatusCode::CREATED };
     Ok((status, Json(Workspace { id, path, name, created_at })))
 }
 
 /// One workspace.
-#[utoipa::path(get, path = "/v1/workspaces/{w}", tag = "workspaces", params(InWorkspace), responses(
-    (status = 200, description = "It", body = Workspace), Missing, Guarded,
+#[utoipa::path(get, path = "/v1/workspaces/{w}", tag = "workspaces", params(WorkspacePath), responses(
+    (status = 200, description = "It", body = Workspace), NotFoundResponse, GuardResponses,
 ))]
 async fn get_workspace(
     State(daemon): State<Arc<Daemon>>,
-    Ids(workspace): Ids<WorkspaceId>,
-) -> Result<Json<Workspace>, Refusal> {
-    Ok(Json(daemon.places.get(&workspace)?.doc.clone()))
+    PathIds(workspace): PathIds<WorkspaceId>,
+) -> Result<Json<Workspace>, HttpError> {
+    Ok(Json(daemon.workspaces.get(&workspace)?.doc.clone()))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct RemoveQuery {
+struct RemoveWorkspaceQuery {
     /// Also while a run is live, which is then cancelled.
     #[serde(default)]
     force: bool,
 }
 
 /// Forgets a workspace and closes its sessions. Adding the path again makes a new one.
-#[utoipa::path(delete, path = "/v1/workspaces/{w}", tag = "workspaces", params(InWorkspace, RemoveQuery), responses(
+#[utoipa::path(delete, path = "/v1/workspaces/{w}", tag = "workspaces", params(WorkspacePath, RemoveWorkspaceQuery), responses(
     (status = 200, description = "The workspace that was forgotten", body = Workspace),
     (status = 409, description = "`busy`: a run is live", body = ErrorBody),
-    BadQuery, Missing, Guarded,
+    BadQueryResponse, NotFoundResponse, GuardResponses,
 ))]
 async fn remove_workspace(
     State(daemon): State<Arc<Daemon>>,
-    Ids(workspace): Ids<WorkspaceId>,
-    Query(query): Query<RemoveQuery>,
-) -> Result<Json<Workspace>, Refusal> {
-    let place = daemon.places.get(&workspace)?;
+    PathIds(workspace): PathIds<WorkspaceId>,
+    Query(query): Query<RemoveWorkspaceQuery>,
+) -> Result<Json<Workspace>, HttpError> {
+    let place = daemon.workspaces.get(&workspace)?;
     daemon.remove_workspace(&workspace, query.force).await?;
     Ok(Json(place.doc.clone()))
 }

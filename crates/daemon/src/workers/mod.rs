@@ -1,11 +1,11 @@
 //! The workers, as the daemon knows them: which agents there are, how a session gets one, how it finds the one it had,
 //! and who lives below which. What a session makes of its worker's words is the actor's business.
 
-mod capabilities;
-mod joined;
+mod agent_slots;
+mod joined_workers;
 mod local;
-mod room;
-mod tokens;
+mod session_tokens;
+mod worker_tokens;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
@@ -14,32 +14,32 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use hmac::{Hmac, KeyInit, Mac};
-use qd_catalog::NamedError;
-use qd_keeper::proc;
-use qd_link::socket::{Socket, SocketError, Wire};
-use qd_link::terminal::LookError;
+use qd_catalog::AgentNameError;
+use qd_keeper::procfs;
+use qd_link::socket::{ByteStream, Socket, SocketError};
+use qd_link::terminal_handshake::TerminalRequestError;
 use qd_link::{AgentLink, LinkOptions};
 use qd_protocol::api::{Agent, Worker};
 use qd_protocol::event::RunError;
 use qd_protocol::limits::LEASE_S;
-use qd_protocol::link::UpNumber;
-use qd_protocol::manifest::Driver;
-use qd_protocol::worker::{AgentSpec, Secret, TOKEN_VAR, Tools};
-use qd_protocol::{ApiError, Code, Millis, SessionId, WorkerId};
+use qd_protocol::link::UpdateNumber;
+use qd_protocol::manifest::DriverKind;
+use qd_protocol::worker::{AgentSpec, McpAccess, SESSION_TOKEN_VAR, Secret};
+use qd_protocol::{ApiError, ErrorCode, Millis, SessionId, WorkerId};
 use sha2::Sha256;
 
-use crate::agents::Agents;
-use crate::home::{Home, HomeError, Token};
-pub(crate) use capabilities::Capabilities;
-use joined::Elsewhere;
-pub(crate) use joined::Joined;
-use local::Hosts;
-pub(crate) use room::{Need, Room, Told};
-pub(crate) use tokens::{Door, Tokens};
+use crate::agents::LocalAgents;
+use crate::home::{DaemonHome, HomeError, SecretToken};
+pub(crate) use agent_slots::{AgentSlots, SlotChanges, SlotUse};
+pub(crate) use joined_workers::JoinedWorkers;
+use joined_workers::RemoteAgentName;
+use local::LocalHosts;
+pub(crate) use session_tokens::SessionTokens;
+pub(crate) use worker_tokens::{JoinAddress, WorkerTokenStore};
 
 /// How long who waits for whom.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Waits {
+pub(crate) struct WorkerTimeouts {
     /// The daemon for a worker on another machine that is silent.
     pub(crate) lease: Duration,
     /// A worker for a daemon, with an agent in mid-turn.
@@ -49,33 +49,33 @@ pub(crate) struct Waits {
 }
 
 /// How many processes are remembered as strangers.
-const STRANGERS_MAX: usize = 4096;
+const UNRELATED_MAX: usize = 4096;
 
 /// All workers of this daemon.
 #[derive(Debug)]
 pub(crate) struct Workers {
-    agents: Agents,
-    hosts: Hosts,
-    joined: Arc<Joined>,
-    tokens: Arc<Tokens>,
+    agents: LocalAgents,
+    hosts: LocalHosts,
+    joined: Arc<JoinedWorkers>,
+    tokens: Arc<WorkerTokenStore>,
     /// Where others join, once it is known.
-    door: OnceLock<Door>,
+    join_address: OnceLock<JoinAddress>,
     /// Where agents of this machine find us, once it is known.
-    host: OnceLock<String>,
-    capabilities: Capabilities,
-    keys: Keys,
-    live: Mutex<HashMap<SessionId, Live>>,
+    daemon_address: OnceLock<String>,
+    session_tokens: SessionTokens,
+    keys: WorkerKeys,
+    live: Mutex<HashMap<SessionId, LiveWorker>>,
     /// Processes that are known not to descend from an agent, by pid and start.
-    strangers: Mutex<HashSet<(u32, u64)>>,
+    unrelated: Mutex<HashSet<(u32, u64)>>,
 }
 
 /// A worker that a session has.
 #[derive(Debug, Clone)]
-struct Live {
+struct LiveWorker {
     worker: WorkerId,
     agent: String,
     /// Whether it is on another machine, whose pids mean nothing here.
-    elsewhere: bool,
+    is_remote: bool,
     started_at: Millis,
     /// Known once it has been talked to.
     pid: Option<u32>,
@@ -83,19 +83,19 @@ struct Live {
 
 /// Which worker a session has, and how far it was heard.
 #[derive(Debug, Clone)]
-pub(crate) struct Had {
+pub(crate) struct WorkerAttachment {
     pub(crate) session: SessionId,
     pub(crate) worker: WorkerId,
     pub(crate) agent: String,
     pub(crate) since: Millis,
-    pub(crate) taken: UpNumber,
+    pub(crate) taken: UpdateNumber,
 }
 
 /// Who a process on our socket is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Kin {
+pub(crate) enum CallerAncestry {
     /// Nobody of ours.
-    Stranger,
+    Unrelated,
     /// It descends from the agent of this session.
     Agent(SessionId),
     /// It descends from an agent that we do not know, or it is gone and nobody can tell.
@@ -104,75 +104,81 @@ pub(crate) enum Kin {
 
 impl Workers {
     /// Those of a home, which are this binary executed again as `exe __worker`.
-    pub(crate) fn new(home: &Home, exe: PathBuf, agents: Agents, waits: Waits) -> Result<Self, HomeError> {
-        let keys = Keys(home.worker_key()?);
-        let hosts = Hosts::new(home, exe, keys.clone(), waits);
-        let tokens = Arc::new(Tokens::open(home, keys.clone())?);
-        let joined = Arc::new(Joined::new(home.workers(), keys.clone(), Arc::clone(&tokens), waits.lease));
+    pub(crate) fn new(
+        home: &DaemonHome,
+        exe: PathBuf,
+        agents: LocalAgents,
+        waits: WorkerTimeouts,
+    ) -> Result<Self, HomeError> {
+        let keys = WorkerKeys(home.worker_key()?);
+        let hosts = LocalHosts::new(home, exe, keys.clone(), waits);
+        let tokens = Arc::new(WorkerTokenStore::open(home, keys.clone())?);
+        let joined =
+            Arc::new(JoinedWorkers::new(home.workers(), keys.clone(), Arc::clone(&tokens), waits.lease));
         let door = OnceLock::new();
         Ok(Self {
             agents,
             hosts,
             joined,
             tokens,
-            door,
-            host: OnceLock::new(),
-            capabilities: Capabilities::of(home),
+            join_address: door,
+            daemon_address: OnceLock::new(),
+            session_tokens: SessionTokens::of(home),
             keys,
             live: Mutex::default(),
-            strangers: Mutex::default(),
+            unrelated: Mutex::default(),
         })
     }
 
     /// Those that have joined from other machines.
-    pub(crate) fn joined(&self) -> &Arc<Joined> {
+    pub(crate) fn joined(&self) -> &Arc<JoinedWorkers> {
         &self.joined
     }
 
     /// What they join with.
-    pub(crate) fn tokens(&self) -> &Arc<Tokens> {
+    pub(crate) fn worker_tokens(&self) -> &Arc<WorkerTokenStore> {
         &self.tokens
     }
 
     /// Where they join; none if nothing but sockets is listened on.
-    pub(crate) fn door(&self) -> Option<&Door> {
-        self.door.get()
+    pub(crate) fn join_address(&self) -> Option<&JoinAddress> {
+        self.join_address.get()
     }
 
     /// Says where they join, once.
-    pub(crate) fn set_door(&self, door: Door) {
+    pub(crate) fn set_join_address(&self, door: JoinAddress) {
         // Only the first counts, and there is only one.
-        let _second = self.door.set(door);
+        let _second = self.join_address.set(door);
     }
 
     /// The agents of this machine.
-    pub(crate) fn agents(&self) -> &Agents {
+    pub(crate) fn agents(&self) -> &LocalAgents {
         &self.agents
     }
 
     /// The agent that a session of a project is to have: one of this machine, or `NAME@LABEL` of one that has joined.
     pub(crate) fn agent(&self, name: &str, project: &Path) -> Result<Agent, ApiError> {
-        let Some(wanted) = self.elsewhere(name) else {
-            return self.agents.find(name, Some(project)).ok_or_else(|| self.unknown(name, project));
+        let Some(wanted) = self.remote_agent(name) else {
+            return self.agents.find(name, Some(project)).ok_or_else(|| self.unknown_agent(name, project));
         };
-        self.joined.offer(&wanted).ok_or_else(|| {
-            let Elsewhere { agent, label } = wanted;
+        self.joined.find_agent(&wanted).ok_or_else(|| {
+            let RemoteAgentName { agent, label } = wanted;
             let how = format!("qd worker join URL --token TOKEN --label {label}");
             let message = format!(
                 "no worker with the label `{label}` that offers {agent} has joined; on the machine that is to have it \
                  run `{how}`, with what `qd workers token` prints here"
             );
-            ApiError::new(Code::AgentUnavailable, message).with("install", how)
+            ApiError::new(ErrorCode::AgentUnavailable, message).with_detail("install", how)
         })
     }
 
-    fn unknown(&self, name: &str, project: &Path) -> ApiError {
-        let message = match qd_catalog::described_in(name, project) {
-            Err(error) if error != NamedError::Plain => format!("{name} describes no agent: {error}"),
+    fn unknown_agent(&self, name: &str, project: &Path) -> ApiError {
+        let message = match qd_catalog::manifest_from_name_in(name, project) {
+            Err(error) if error != AgentNameError::Plain => format!("{name} describes no agent: {error}"),
             _ => {
                 let list = self.agents.list(Some(project));
                 let names: Vec<&str> = list.iter().map(|agent| agent.name.as_str()).collect();
-                let problems = self.agents.problems(Some(project));
+                let problems = self.agents.manifest_problems(Some(project));
                 let problems = problems
                     .iter()
                     .map(|problem| format!("; {}: {}", problem.path.display(), problem.message));
@@ -183,27 +189,27 @@ impl Workers {
                 )
             }
         };
-        ApiError::new(Code::UnknownAgent, message)
+        ApiError::new(ErrorCode::UnknownAgent, message)
     }
 
     /// Whether an agent of this name lives on this machine.
-    pub(crate) fn is_here(&self, name: &str) -> bool {
-        self.elsewhere(name).is_none()
+    pub(crate) fn is_local(&self, name: &str) -> bool {
+        self.remote_agent(name).is_none()
     }
 
     /// What an agent's name says of another machine. A command may have an `@` of its own.
-    fn elsewhere(&self, name: &str) -> Option<Elsewhere> {
-        Elsewhere::parse(name).filter(|_| !qd_catalog::is_described(name))
+    fn remote_agent(&self, name: &str) -> Option<RemoteAgentName> {
+        RemoteAgentName::parse(name).filter(|_| !qd_catalog::is_self_describing(name))
     }
 
     /// After how long an idle agent of a session is put to rest; `None` if it never is, because nobody could go on with
     /// its conversation.
-    pub(crate) fn rest_after(&self, name: &str, project: &Path, usual: Duration) -> Option<Duration> {
-        match self.elsewhere(name) {
-            None => self.agents.rest_after(name, project, usual),
+    pub(crate) fn idle_timeout(&self, name: &str, project: &Path, usual: Duration) -> Option<Duration> {
+        match self.remote_agent(name) {
+            None => self.agents.idle_timeout(name, project, usual),
             // What is told of agents elsewhere is less. A command for each prompt has nothing to remember.
-            Some(wanted) => match self.joined.offer(&wanted) {
-                Some(agent) if !agent.resumes && agent.driver != Driver::Exec.name() => None,
+            Some(wanted) => match self.joined.find_agent(&wanted) {
+                Some(agent) if !agent.resumes && agent.driver != DriverKind::Exec.name() => None,
                 _ => Some(usual),
             },
         }
@@ -216,7 +222,7 @@ impl Workers {
         tools: bool,
         since: Millis,
     ) -> Result<AgentLink, RunError> {
-        let had = Had {
+        let had = WorkerAttachment {
             session: spec.session.clone(),
             worker: spec.worker.clone(),
             agent: spec.agent.clone(),
@@ -224,8 +230,8 @@ impl Workers {
             taken: spec.after,
         };
         self.remember(&had);
-        let wanted = self.elsewhere(&spec.agent);
-        let (spec, options) = (*self.marked(spec, tools), self.options(&had));
+        let wanted = self.remote_agent(&spec.agent);
+        let (spec, options) = (*self.complete_spec(spec, tools), self.link_options(&had));
         match wanted {
             Some(wanted) => Ok(self.joined.launch(spec, wanted, options)),
             None => {
@@ -236,28 +242,28 @@ impl Workers {
     }
 
     /// The link to the worker that a session had, wherever it is by now.
-    pub(crate) fn attach(&self, had: Had) -> AgentLink {
+    pub(crate) fn attach(&self, had: WorkerAttachment) -> AgentLink {
         self.remember(&had);
-        match self.elsewhere(&had.agent) {
-            Some(wanted) => self.joined.attach(&had, wanted, self.options(&had)),
-            None => self.hosts.attach(&had, self.options(&had)),
+        match self.remote_agent(&had.agent) {
+            Some(wanted) => self.joined.attach(&had, wanted, self.link_options(&had)),
+            None => self.hosts.attach(&had, self.link_options(&had)),
         }
     }
 
     /// What an agent is started with again in the worker that its session has; with the tools of `qd mcp`, if it may
     /// have them and can take them.
-    pub(crate) fn marked(&self, mut spec: AgentSpec, tools: bool) -> Box<AgentSpec> {
+    pub(crate) fn complete_spec(&self, mut spec: AgentSpec, tools: bool) -> Box<AgentSpec> {
         spec.mark = self.keys.mark(&spec.worker);
         spec.prices = self.agents.prices().clone();
-        match self.elsewhere(&spec.agent) {
+        match self.remote_agent(&spec.agent) {
             // How it is started there is not ours to say.
-            Some(Elsewhere { agent, .. }) => spec.agent = agent,
+            Some(RemoteAgentName { agent, .. }) => spec.agent = agent,
             // One that works beside its project was found there.
             None if spec.manifest.is_some() => {}
-            None => spec.manifest = self.agents.manifest(&spec.agent, &spec.cwd).map(Box::new),
+            None => spec.manifest = self.agents.launch_manifest(&spec.agent, &spec.cwd).map(Box::new),
         }
         if tools && spec.manifest.as_ref().is_some_and(|manifest| manifest.capabilities.mcp) {
-            self.give_tools(&mut spec);
+            self.add_mcp_tools(&mut spec);
         }
         Box::new(spec)
     }
@@ -268,13 +274,13 @@ impl Workers {
     }
 
     /// An agent without them is better than none.
-    fn give_tools(&self, spec: &mut AgentSpec) {
-        let Some(host) = self.host.get() else { return };
-        match self.capabilities.token(&spec.session) {
+    fn add_mcp_tools(&self, spec: &mut AgentSpec) {
+        let Some(host) = self.daemon_address.get() else { return };
+        match self.session_tokens.token(&spec.session) {
             Ok(token) => {
-                spec.env.insert(TOKEN_VAR.to_owned(), token);
-                let token_file = self.capabilities.file(&spec.session);
-                spec.tools = Some(Box::new(Tools { host: host.clone(), token_file }));
+                spec.env.insert(SESSION_TOKEN_VAR.to_owned(), token);
+                let token_file = self.session_tokens.token_file(&spec.session);
+                spec.tools = Some(Box::new(McpAccess { host: host.clone(), token_file }));
             }
             Err(error) => {
                 tracing::warn!(session = %spec.session, %error, "an agent is not given the tools of `qd mcp`");
@@ -283,18 +289,18 @@ impl Workers {
     }
 
     /// What sessions prove themselves with.
-    pub(crate) fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
+    pub(crate) fn session_tokens(&self) -> &SessionTokens {
+        &self.session_tokens
     }
 
     /// Says where we are to be found from this machine, once.
-    pub(crate) fn set_host(&self, host: String) {
+    pub(crate) fn set_daemon_address(&self, host: String) {
         // Only the first counts, and there is only one.
-        let _second = self.host.set(host);
+        let _second = self.daemon_address.set(host);
     }
 
     /// A session's worker was talked to.
-    pub(crate) fn met(&self, session: &SessionId, pid: u32) {
+    pub(crate) fn set_pid(&self, session: &SessionId, pid: u32) {
         if let Some(live) = self.lock().get_mut(session) {
             live.pid = Some(pid);
         }
@@ -304,7 +310,7 @@ impl Workers {
     pub(crate) fn forget(&self, session: &SessionId) {
         let gone = self.lock().remove(session);
         if let Some(live) = gone {
-            self.hosts.clean_up(&live.worker);
+            self.hosts.remove_files(&live.worker);
             self.joined.forget(&live.worker);
         }
     }
@@ -313,7 +319,7 @@ impl Workers {
     pub(crate) fn kill(&self, session: &SessionId) {
         let live = self.lock().get(session).cloned();
         match live {
-            Some(live) if live.elsewhere => self.joined.abandon(&live.worker),
+            Some(live) if live.is_remote => self.joined.abandon(&live.worker),
             Some(live) => self.hosts.kill(&live.worker),
             None => {}
         }
@@ -334,26 +340,29 @@ impl Workers {
                 None => !owing.contains(&session),
             }
         };
-        self.joined.end_strays(is_stray);
+        self.joined.forget_strays(is_stray);
         self.hosts.end_strays(is_stray).await;
     }
 
     /// A connection to the terminal of a session's agent, for one person.
-    pub(crate) async fn look(&self, session: &SessionId) -> Result<Socket<Box<dyn Wire>>, ApiError> {
+    pub(crate) async fn connect_terminal(
+        &self,
+        session: &SessionId,
+    ) -> Result<Socket<Box<dyn ByteStream>>, ApiError> {
         let none = |why: &str| {
             let message = format!("there is no terminal of {session} to look at: {why}");
-            Err(ApiError::new(Code::NoTerminal, message))
+            Err(ApiError::new(ErrorCode::NoTerminal, message))
         };
         let live = self.lock().get(session).cloned();
         let looked = match live {
             None => return none("its agent does not run; a prompt starts it"),
-            Some(live) if live.elsewhere => return none("its agent is on another machine"),
-            Some(live) => self.hosts.look(session, &live.worker).await,
+            Some(live) if live.is_remote => return none("its agent is on another machine"),
+            Some(live) => self.hosts.connect_terminal(session, &live.worker).await,
         };
         match looked {
             Ok(socket) => Ok(socket),
-            Err(LookError::Refused { message, .. }) => none(&message),
-            Err(LookError::Socket(SocketError::Refused { status: 400, .. })) => {
+            Err(TerminalRequestError::Refused { message, .. }) => none(&message),
+            Err(TerminalRequestError::Socket(SocketError::Refused { status: 400, .. })) => {
                 none("its worker is of an earlier version")
             }
             Err(error) => none(&format!("its worker cannot be asked for it: {error}")),
@@ -367,7 +376,7 @@ impl Workers {
             .lock()
             .iter()
             .filter_map(|(session, live)| {
-                let holder = self.joined.holder(&live.worker).filter(|_| live.elsewhere);
+                let holder = self.joined.holder(&live.worker).filter(|_| live.is_remote);
                 let (host, lease) = holder.map_or((None, local), |(name, lease)| (Some(name), lease));
                 Some(Worker {
                     id: live.worker.to_string(),
@@ -378,7 +387,7 @@ impl Workers {
                         .plus(u64::try_from(lease.as_millis()).unwrap_or(u64::MAX)),
                     agent: live.agent.clone(),
                     host,
-                    processes: live.pid.filter(|_| !live.elsewhere).map(below).unwrap_or_default(),
+                    processes: live.pid.filter(|_| !live.is_remote).map(processes_below).unwrap_or_default(),
                 })
             })
             .collect();
@@ -393,18 +402,18 @@ impl Workers {
 
     /// Whether a process, by its pid and start, descends from an agent. A process that has ended meanwhile may have been
     /// one's: nobody can tell any more, and whoever needs no rights loses nothing by that.
-    pub(crate) fn kin(&self, pid: u32, start: u64) -> Kin {
-        if proc::start_ticks(pid) != Some(start) {
-            return Kin::Unknown;
+    pub(crate) fn caller_ancestry(&self, pid: u32, start: u64) -> CallerAncestry {
+        if procfs::start_ticks(pid) != Some(start) {
+            return CallerAncestry::Unknown;
         }
-        let mut known = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.unrelated.lock().unwrap_or_else(PoisonError::into_inner);
         if known.contains(&(pid, start)) {
-            return Kin::Stranger;
+            return CallerAncestry::Unrelated;
         }
-        let kin = self.trace(pid);
+        let kin = self.trace_ancestry(pid);
         // Who is a stranger stays one: nothing is ever adopted by an agent. It must be the same process still.
-        if kin == Kin::Stranger && proc::start_ticks(pid) == Some(start) {
-            if known.len() >= STRANGERS_MAX {
+        if kin == CallerAncestry::Unrelated && procfs::start_ticks(pid) == Some(start) {
+            if known.len() >= UNRELATED_MAX {
                 known.clear();
             }
             known.insert((pid, start));
@@ -412,74 +421,78 @@ impl Workers {
         kin
     }
 
-    fn trace(&self, pid: u32) -> Kin {
-        let mut kin = Kin::Stranger;
-        for ancestor in proc::ancestry(pid) {
-            let Some(ancestor) = ancestor else { return Kin::Unknown };
+    fn trace_ancestry(&self, pid: u32) -> CallerAncestry {
+        let mut kin = CallerAncestry::Unrelated;
+        for ancestor in procfs::ancestry(pid) {
+            let Some(ancestor) = ancestor else { return CallerAncestry::Unknown };
             let found =
-                self.session_of(|live| live.pid == Some(ancestor) && !live.elsewhere && ancestor != pid);
+                self.session_of(|live| live.pid == Some(ancestor) && !live.is_remote && ancestor != pid);
             if let Some(session) = found {
-                return Kin::Agent(session);
+                return CallerAncestry::Agent(session);
             }
-            if let Some(worker) = proc::mark_of(ancestor).and_then(|mark| self.keys.bearer(&mark)) {
-                return self.session_of(|live| live.worker == worker).map_or(Kin::Unknown, Kin::Agent);
+            if let Some(worker) = procfs::mark_of(ancestor).and_then(|mark| self.keys.worker_of_mark(&mark)) {
+                return self
+                    .session_of(|live| live.worker == worker)
+                    .map_or(CallerAncestry::Unknown, CallerAncestry::Agent);
             }
             // Of a worker that was not talked to yet, or is dead and its keeper is not.
-            if ["__keeper", "__worker"].iter().any(|part| proc::plays(ancestor, part)) {
-                kin = Kin::Unknown;
+            if ["__keeper", "__worker"].iter().any(|part| procfs::is_started_as(ancestor, part)) {
+                kin = CallerAncestry::Unknown;
             }
         }
         kin
     }
 
-    fn session_of(&self, which: impl Fn(&Live) -> bool) -> Option<SessionId> {
+    fn session_of(&self, which: impl Fn(&LiveWorker) -> bool) -> Option<SessionId> {
         self.lock().iter().find(|(_, live)| which(live)).map(|(session, _)| session.clone())
     }
 
-    fn remember(&self, had: &Had) {
-        let live = Live {
+    fn remember(&self, had: &WorkerAttachment) {
+        let live = LiveWorker {
             worker: had.worker.clone(),
             agent: had.agent.clone(),
-            elsewhere: self.elsewhere(&had.agent).is_some(),
+            is_remote: self.remote_agent(&had.agent).is_some(),
             started_at: had.since,
             pid: None,
         };
         self.lock().insert(had.session.clone(), live);
     }
 
-    fn options(&self, had: &Had) -> LinkOptions {
+    fn link_options(&self, had: &WorkerAttachment) -> LinkOptions {
         LinkOptions {
             session: had.session.clone(),
             worker: had.worker.clone(),
             secret: Secret::default(),
-            taken: had.taken,
+            journalled: had.taken,
             software: env!("CARGO_PKG_VERSION").to_owned(),
             start: None,
         }
     }
 
     /// Every change under the lock is one assignment: a panic elsewhere leaves it whole.
-    fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Live>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, LiveWorker>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Where it is written which process holds a worker that has none of its own.
-fn whereabouts(dir: &Path, worker: &WorkerId) -> PathBuf {
+fn holder_file(dir: &Path, worker: &WorkerId) -> PathBuf {
     dir.join(format!("{worker}.at"))
 }
 
 /// What runs below a worker, without the keeper that it has for it.
-fn below(worker: u32) -> Vec<qd_protocol::api::Process> {
-    let all = proc::descendants(worker).into_iter().filter(|process| !proc::plays(process.pid, "__keeper"));
-    all.map(|process| qd_protocol::api::Process { pid: process.pid, name: process.name }).collect()
+fn processes_below(worker: u32) -> Vec<qd_protocol::api::ProcessSummary> {
+    let all = procfs::descendants(worker)
+        .into_iter()
+        .filter(|process| !procfs::is_started_as(process.pid, "__keeper"));
+    all.map(|process| qd_protocol::api::ProcessSummary { pid: process.pid, name: process.name }).collect()
 }
 
 /// What secrets are made of. They are derived and not kept, so that none can be lost or left over.
 #[derive(Debug, Clone)]
-struct Keys(Token);
+struct WorkerKeys(SecretToken);
 
-impl Keys {
+impl WorkerKeys {
     /// What a host process and this home prove themselves to each other with.
     fn secret(&self, host: &str) -> Secret {
         Secret(self.derive("secret", host))
@@ -492,7 +505,7 @@ impl Keys {
     }
 
     /// The worker whose mark this is, if it is one of ours.
-    fn bearer(&self, mark: &str) -> Option<WorkerId> {
+    fn worker_of_mark(&self, mark: &str) -> Option<WorkerId> {
         let worker = WorkerId::parse(mark.rsplit_once('.')?.0).ok()?;
         (self.mark(&worker) == mark).then_some(worker)
     }

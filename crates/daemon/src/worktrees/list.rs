@@ -7,46 +7,46 @@ use std::sync::Arc;
 use qd_core::rows::SessionDoc;
 use qd_protocol::api::Session;
 use qd_protocol::limits::OVERLAP_WORKTREES_MAX;
-use qd_protocol::worktree::{Overlap, Worktree, WorktreeState};
+use qd_protocol::worktree::{Overlap, Worktree, WorktreeStatus};
 use qd_protocol::{ApiError, SessionId};
-use qd_worktree::{Stop, Tree, overlap, remove, standing};
+use qd_worktree::{GitWorktree, StopFlag, overlap, remove, summary};
 
-use super::{BRANCHES, refused};
+use super::{BRANCH_PREFIX, worktree_refused};
 use crate::daemon::{Daemon, read_failed};
 
 impl Daemon {
     /// All worktrees, the oldest session first.
     pub(crate) async fn worktrees(self: &Arc<Self>) -> Result<Vec<Worktree>, ApiError> {
-        self.all_worktrees(true).await
+        self.inspect_all_worktrees(true).await
     }
 
-    async fn all_worktrees(&self, sizes: bool) -> Result<Vec<Worktree>, ApiError> {
+    async fn inspect_all_worktrees(&self, sizes: bool) -> Result<Vec<Worktree>, ApiError> {
         let root = self.home.worktrees();
-        let names = self.blocking(Stop::default(), move |_| names(&root)).await?;
+        let names = self.run_blocking(StopFlag::default(), move |_| session_worktrees(&root)).await?;
         let mut known: Vec<(SessionId, Option<Session>, PathBuf)> = Vec::with_capacity(names.len());
         for (id, path) in names {
             known.push((id.clone(), self.session_of_worktree(&id).await?, path));
         }
-        self.blocking(Stop::default(), move |stop| looked_at(known, sizes, stop)).await?
+        self.run_blocking(StopFlag::default(), move |stop| inspect_worktrees(known, sizes, stop)).await?
     }
 
     /// The session that a worktree was made for, unless it is purged.
     pub(super) async fn session_of_worktree(&self, id: &SessionId) -> Result<Option<Session>, ApiError> {
         let Some(row) = self.journal.session(id).await.map_err(read_failed)? else { return Ok(None) };
         let doc: Option<SessionDoc> = serde_json::from_slice(&row.doc).ok();
-        Ok(doc.map(|doc| doc.view(self.halted())))
+        Ok(doc.map(|doc| doc.view(self.is_halted())))
     }
 
     /// Others that changed the same lines as a session.
     pub(super) async fn overlaps_of(self: &Arc<Self>, id: &SessionId) -> Result<Vec<Overlap>, ApiError> {
-        let all = self.all_worktrees(false).await?;
+        let all = self.inspect_all_worktrees(false).await?;
         let own = all.into_iter().find(|one| one.session_id == *id);
         Ok(own.map(|one| one.overlaps).unwrap_or_default())
     }
 }
 
 /// What lies where worktrees are made and has the name of a session.
-fn names(root: &Path) -> Vec<(SessionId, PathBuf)> {
+fn session_worktrees(root: &Path) -> Vec<(SessionId, PathBuf)> {
     // One path for each: what is a link leads somewhere else.
     let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
     let Ok(entries) = std::fs::read_dir(root) else { return Vec::new() };
@@ -63,16 +63,18 @@ fn names(root: &Path) -> Vec<(SessionId, PathBuf)> {
     names
 }
 
-fn looked_at(
+fn inspect_worktrees(
     known: Vec<(SessionId, Option<Session>, PathBuf)>,
     sizes: bool,
-    stop: &Stop,
+    stop: &StopFlag,
 ) -> Result<Vec<Worktree>, ApiError> {
     let mut found = Vec::with_capacity(known.len());
-    let mut at_work: BTreeMap<PathBuf, Vec<(usize, Tree)>> = BTreeMap::new();
+    let mut at_work: BTreeMap<PathBuf, Vec<(usize, GitWorktree)>> = BTreeMap::new();
     for (id, session, path) in known {
-        let tree = match Tree::open(&path, stop) {
-            Err(qd_worktree::Error::Stopped) => return Err(refused(qd_worktree::Error::Stopped)),
+        let tree = match GitWorktree::open(&path, stop) {
+            Err(qd_worktree::WorktreeError::Stopped) => {
+                return Err(worktree_refused(qd_worktree::WorktreeError::Stopped));
+            }
             tree => tree.ok(),
         };
         let mut one = Worktree {
@@ -81,37 +83,37 @@ fn looked_at(
             session_state: session.as_ref().map(|session| session.state),
             path: path.display().to_string(),
             repository: remove::repository_of(&path, stop).map(|top| top.display().to_string()),
-            branch: format!("{BRANCHES}{id}"),
+            branch: format!("{BRANCH_PREFIX}{id}"),
             base: None,
             target: None,
-            state: WorktreeState::Unknown,
+            state: WorktreeStatus::Unknown,
             changed_files: 0,
             ahead: 0,
-            size_bytes: if sizes { standing::size(&path) } else { 0 },
+            size_bytes: if sizes { summary::disk_usage(&path) } else { 0 },
             overlaps: Vec::new(),
             session_id: id,
         };
         if let Some(tree) = tree {
-            one.base = Some(tree.note.base.clone());
-            one.target.clone_from(&tree.note.target);
-            if let Ok(stands) = tree.standing() {
+            one.base = Some(tree.record.base.clone());
+            one.target.clone_from(&tree.record.target);
+            if let Ok(stands) = tree.summarize() {
                 (one.state, one.changed_files, one.ahead) =
                     (stands.state, stands.changed_files, stands.ahead);
             }
-            if matches!(one.state, WorktreeState::Dirty | WorktreeState::Ahead) {
-                at_work.entry(tree.common.clone()).or_default().push((found.len(), tree));
+            if matches!(one.state, WorktreeStatus::Dirty | WorktreeStatus::Ahead) {
+                at_work.entry(tree.common_dir.clone()).or_default().push((found.len(), tree));
             }
         }
         found.push(one);
     }
     for (repository, trees) in at_work {
-        let (places, mut trees): (Vec<usize>, Vec<Tree>) = trees.into_iter().unzip();
+        let (places, mut trees): (Vec<usize>, Vec<GitWorktree>) = trees.into_iter().unzip();
         if trees.len() > OVERLAP_WORKTREES_MAX {
             // The newest: what is old has been looked at before.
             trees.drain(..trees.len() - OVERLAP_WORKTREES_MAX);
         }
         let places = &places[places.len() - trees.len()..];
-        match overlap::among(&trees) {
+        match overlap::find_overlaps(&trees) {
             Ok(pairs) => {
                 for (one, other, files) in pairs {
                     for (mine, theirs) in [(one, other), (other, one)] {

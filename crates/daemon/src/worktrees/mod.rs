@@ -4,33 +4,35 @@
 //! - `list`: those that there are, how they stand, and which of them changed the same lines.
 //! - `deeds`: what changed in one, and its merge and its end.
 
-mod deeds;
 mod list;
+mod operations;
 
 use std::path::{Path, PathBuf};
 
-use qd_catalog::project::{Found, Worktrees};
-use qd_keeper::MARK;
+use qd_catalog::project::{ProjectFileStatus, WorktreeSettings};
+use qd_keeper::MARK_VARIABLE;
 use qd_protocol::event::{RunError, SessionWorktree};
-use qd_protocol::{ApiError, Code, SessionId};
-use qd_worktree::{Error, Origin, Plan, Repository, Stop, Tree, bring, hooks};
+use qd_protocol::{ApiError, ErrorCode, SessionId};
+use qd_worktree::{
+    GitWorktree, Repository, StopFlag, WorktreeError, WorktreeOrigin, WorktreePlan, hooks, ignored_files,
+};
 
-use crate::daemon::{Daemon, stopping};
-use crate::places::{Place, path_not_found};
+use crate::daemon::{Daemon, stopping_error};
+use crate::workspaces::{WorkspaceEntry, path_not_found};
 
 /// The branch of a session's worktree begins with this; its id follows.
-const BRANCHES: &str = qd_worktree::standing::BRANCHES;
+const BRANCH_PREFIX: &str = qd_worktree::summary::BRANCH_PREFIX;
 /// Names of files that a notice lists.
 const NAMES_MAX: usize = 20;
 
 /// Where the worktrees of a workspace's sessions begin, and where they go.
 #[derive(Debug, Clone)]
-pub(crate) struct Ground {
-    origin: Origin,
+pub(crate) struct WorktreeLayout {
+    origin: WorktreeOrigin,
     root: PathBuf,
 }
 
-impl Ground {
+impl WorktreeLayout {
     /// The worktree of a session, and the directory in it that stands for the workspace's. Its names come from the
     /// session's id alone, so it is the same whoever asks and whenever.
     pub(crate) fn worktree(&self, session: &SessionId) -> (SessionWorktree, String) {
@@ -39,7 +41,7 @@ impl Ground {
         let directory = text(&path.join(&self.origin.repository.prefix));
         let worktree = SessionWorktree {
             path: text(&path),
-            branch: format!("{BRANCHES}{session}"),
+            branch: format!("{BRANCH_PREFIX}{session}"),
             base: self.origin.base.clone(),
             target: self.origin.target.clone(),
             repository: text(&self.origin.repository.top),
@@ -50,7 +52,7 @@ impl Ground {
 
 /// A worktree that is to be made ready for a session's agent.
 #[derive(Debug)]
-pub(crate) struct Order {
+pub(crate) struct WorktreeSetupRequest {
     pub(crate) session: SessionId,
     pub(crate) worktree: SessionWorktree,
     /// Where in it the agent works.
@@ -63,63 +65,75 @@ pub(crate) struct Order {
 
 impl Daemon {
     /// Where the worktrees of a workspace's sessions begin: at a branch, or at what is checked out there now.
-    pub(crate) async fn ground(&self, place: &Place, base_branch: Option<&str>) -> Result<Ground, ApiError> {
+    pub(crate) async fn worktree_layout(
+        &self,
+        place: &WorkspaceEntry,
+        base_branch: Option<&str>,
+    ) -> Result<WorktreeLayout, ApiError> {
         let (dir, base) = (place.path.clone(), base_branch.map(str::to_owned));
         let root = self.home.worktrees();
-        let look = move |stop: &Stop| {
+        let look = move |stop: &StopFlag| {
             if !dir.is_dir() {
                 return Err(path_not_found(&dir));
             }
-            let origin = Repository::of(&dir, stop).and_then(|found| found.origin(base.as_deref(), stop));
-            let origin = origin.map_err(refused)?;
+            let origin =
+                Repository::of(&dir, stop).and_then(|found| found.worktree_origin(base.as_deref(), stop));
+            let origin = origin.map_err(worktree_refused)?;
             let root = root.canonicalize().map_err(|error| {
-                ApiError::new(Code::StorageFailed, format!("could not resolve {}: {error}", root.display()))
+                ApiError::new(
+                    ErrorCode::StorageFailed,
+                    format!("could not resolve {}: {error}", root.display()),
+                )
             })?;
             match (root.to_str(), origin.repository.top.to_str()) {
-                (Some(_), Some(_)) => Ok(Ground { origin, root }),
-                _ => Err(refused(Error::BadPath(root))),
+                (Some(_), Some(_)) => Ok(WorktreeLayout { origin, root }),
+                _ => Err(worktree_refused(WorktreeError::BadPath(root))),
             }
         };
-        self.blocking(Stop::default(), look).await?
+        self.run_blocking(StopFlag::default(), look).await?
     }
 
     /// Makes a session's worktree, or what is missing of it, and does there what its project wants done. Gives what a
     /// person should see of that.
-    pub(crate) async fn prepare_worktree(&self, order: Order, stop: Stop) -> Result<Vec<String>, RunError> {
-        let _one_at_a_time = self.keys.lock(worktree_key(&order.session)).await;
+    pub(crate) async fn prepare_worktree(
+        &self,
+        order: WorktreeSetupRequest,
+        stop: StopFlag,
+    ) -> Result<Vec<String>, RunError> {
+        let _one_at_a_time = self.key_locks.lock(worktree_key(&order.session)).await;
         let failed = |error: &dyn std::fmt::Display| RunError::new("worktree_failed", error.to_string());
-        let plan = plan(&order.worktree);
+        let plan = worktree_plan(&order.worktree);
         let mark = order.mark.clone();
         let top = plan.repository.clone();
-        let found = self.blocking(stop.clone(), move |stop| Repository::of(&top, stop)).await;
+        let found = self.run_blocking(stop.clone(), move |stop| Repository::of(&top, stop)).await;
         let found = found.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
         let made = {
-            let _one_at_a_time = self.keys.lock(repository_key(&found.common)).await;
-            let make = move |stop: &Stop| plan.make(Some((MARK, &mark)), stop);
-            self.blocking(stop.clone(), make).await.map_err(|error| failed(&error))?
+            let _one_at_a_time = self.key_locks.lock(repository_key(&found.common_dir)).await;
+            let make = move |stop: &StopFlag| plan.create(Some((MARK_VARIABLE, &mark)), stop);
+            self.run_blocking(stop.clone(), make).await.map_err(|error| failed(&error))?
         };
         let tree = made.map_err(|error| failed(&error))?;
-        if tree.note.set_up {
+        if tree.record.set_up {
             return self
-                .blocking(stop, move |_| make_directory(&order))
+                .run_blocking(stop, move |_| make_directory(&order))
                 .await
                 .map_err(|error| failed(&error))?;
         }
-        let found = self.workers.agents().project(&order.project);
-        let set_up = move |stop: &Stop| set_up(tree, &order, found, stop);
-        self.blocking(stop, set_up).await.map_err(|error| failed(&error))?
+        let found = self.workers.agents().project_setup(&order.project);
+        let set_up = move |stop: &StopFlag| set_up(tree, &order, found, stop);
+        self.run_blocking(stop, set_up).await.map_err(|error| failed(&error))?
     }
 
     /// Runs what blocks on a thread of its own. It is stopped when the daemon ends.
-    async fn blocking<T: Send + 'static>(
+    async fn run_blocking<T: Send + 'static>(
         &self,
-        stop: Stop,
-        work: impl FnOnce(&Stop) -> T + Send + 'static,
+        stop: StopFlag,
+        work: impl FnOnce(&StopFlag) -> T + Send + 'static,
     ) -> Result<T, ApiError> {
         let mut ending = self.stop_signal();
         let until = stop.clone();
         // Whoever asked and went away does not need it any more.
-        let mut wanted = Wanted(Some(stop.clone()));
+        let mut wanted = StopOnDrop(Some(stop.clone()));
         let mut task = tokio::task::spawn_blocking(move || work(&until));
         let ended = async { drop(ending.wait_for(|stop| *stop).await) };
         let done = tokio::select! {
@@ -129,31 +143,31 @@ impl Daemon {
         let done = match done {
             Some(done) => done,
             None => {
-                stop.now();
+                stop.set();
                 task.await
             }
         };
         wanted.0 = None;
         done.map_err(|error| {
             tracing::error!(%error, "work on a worktree failed");
-            stopping()
+            stopping_error()
         })
     }
 }
 
 /// Stops what nobody waits for.
-struct Wanted(Option<Stop>);
+struct StopOnDrop(Option<StopFlag>);
 
-impl Drop for Wanted {
+impl Drop for StopOnDrop {
     fn drop(&mut self) {
         if let Some(stop) = &self.0 {
-            stop.now();
+            stop.set();
         }
     }
 }
 
-fn plan(worktree: &SessionWorktree) -> Plan {
-    Plan {
+fn worktree_plan(worktree: &SessionWorktree) -> WorktreePlan {
+    WorktreePlan {
         repository: PathBuf::from(&worktree.repository),
         path: PathBuf::from(&worktree.path),
         branch: worktree.branch.clone(),
@@ -163,7 +177,12 @@ fn plan(worktree: &SessionWorktree) -> Plan {
 }
 
 /// What is done in a worktree before anybody works there. Done again from the beginning if it did not come to its end.
-fn set_up(mut tree: Tree, order: &Order, found: Found, stop: &Stop) -> Result<Vec<String>, RunError> {
+fn set_up(
+    mut tree: GitWorktree,
+    order: &WorktreeSetupRequest,
+    found: ProjectFileStatus,
+    stop: &StopFlag,
+) -> Result<Vec<String>, RunError> {
     let failed = |code: &str, error: &dyn std::fmt::Display| RunError::new(code, error.to_string());
     let SessionWorktree { path, branch, base, target, repository } = &order.worktree;
     let from = target.as_deref().unwrap_or("a commit");
@@ -176,28 +195,28 @@ fn set_up(mut tree: Tree, order: &Order, found: Found, stop: &Stop) -> Result<Ve
         notices.push(text.to_owned());
     }
     let wanted = match found {
-        Found::Nothing => Worktrees::default(),
-        Found::Counts(project) => project.worktree,
-        Found::Untrusted => {
+        ProjectFileStatus::Absent => WorktreeSettings::default(),
+        ProjectFileStatus::Trusted(project) => project.worktree,
+        ProjectFileStatus::Untrusted => {
             let project = order.project.display();
             notices.push(format!(
                 "the project's set-up of worktrees was left out; after `qd trust {project}` it counts"
             ));
-            Worktrees::default()
+            WorktreeSettings::default()
         }
-        Found::Bad(why) => return Err(failed("setup_failed", &why)),
+        ProjectFileStatus::Invalid(why) => return Err(failed("setup_failed", &why)),
     };
-    let brought = bring::bring(&wanted.bring, Path::new(repository), &tree.path, stop)
+    let brought = ignored_files::copy_ignored_files(&wanted.bring, Path::new(repository), &tree.path, stop)
         .map_err(|error| failed("setup_failed", &error))?;
     if !brought.files.is_empty() {
-        notices.push(format!("brought along: {}", listed(&brought.files, ", ")));
+        notices.push(format!("brought along: {}", joined_names(&brought.files, ", ")));
     }
-    if !brought.left.is_empty() {
-        notices.push(format!("not brought along: {}", listed(&brought.left, "; ")));
+    if !brought.skipped.is_empty() {
+        notices.push(format!("not brought along: {}", joined_names(&brought.skipped, "; ")));
     }
     let env = hook_env(order.session.as_str(), path, repository);
     let mut env: Vec<(&str, &str)> = env.to_vec();
-    env.push((MARK, &order.mark));
+    env.push((MARK_VARIABLE, &order.mark));
     for line in &wanted.setup {
         let told = hooks::run(std::slice::from_ref(line), &tree.path, &env, stop)
             .map_err(|error| failed("setup_failed", &error))?;
@@ -206,7 +225,7 @@ fn set_up(mut tree: Tree, order: &Order, found: Found, stop: &Stop) -> Result<Ve
             false => format!("set-up: {}\n{}", told.line, told.output),
         }));
     }
-    tree.is_set_up().map_err(|error| failed("worktree_failed", &error))?;
+    tree.mark_set_up().map_err(|error| failed("worktree_failed", &error))?;
     Ok(notices)
 }
 
@@ -216,7 +235,7 @@ fn hook_env<'a>(session: &'a str, path: &'a str, repository: &'a str) -> [(&'a s
 }
 
 /// The directory in it that stands for the workspace may hold nothing that git knows, and so not be there.
-fn make_directory(order: &Order) -> Result<Vec<String>, RunError> {
+fn make_directory(order: &WorktreeSetupRequest) -> Result<Vec<String>, RunError> {
     let made = std::fs::create_dir_all(&order.directory);
     made.map(|()| Vec::new()).map_err(|error| {
         let message = format!("could not make {}: {error}", order.directory.display());
@@ -224,7 +243,7 @@ fn make_directory(order: &Order) -> Result<Vec<String>, RunError> {
     })
 }
 
-fn listed(names: &[String], joint: &str) -> String {
+fn joined_names(names: &[String], joint: &str) -> String {
     let more = names.len().saturating_sub(NAMES_MAX);
     let shown = names[..names.len() - more].join(joint);
     if more == 0 { shown } else { format!("{shown}{joint}and {more} more") }
@@ -241,40 +260,46 @@ fn repository_key(common: &Path) -> String {
 }
 
 /// What a client is told when git stands in the way.
-fn refused(error: Error) -> ApiError {
+fn worktree_refused(error: WorktreeError) -> ApiError {
     let message = error.to_string();
     let code = match &error {
-        Error::NotARepository(_) | Error::Bare(_) | Error::NoCommit(_) => Code::UnsupportedSetting,
-        Error::NoBranch { .. } | Error::NoTarget | Error::BadPath(_) | Error::Pattern { .. } => {
-            Code::InvalidValue
+        WorktreeError::NotARepository(_) | WorktreeError::BareRepository(_) | WorktreeError::NoCommit(_) => {
+            ErrorCode::UnsupportedSetting
         }
-        Error::Missing(_) => Code::NoWorktree,
-        Error::Conflicts { .. } => Code::MergeConflict,
-        Error::Unmerged { .. } => Code::UnmergedWork,
-        Error::Stopped => return stopping(),
-        Error::NoGit(_)
-        | Error::InTheWay { .. }
-        | Error::InUse { .. }
-        | Error::NoIdentity
-        | Error::Embedded(_)
-        | Error::Unfinished { .. }
-        | Error::CheckoutDirty { .. }
-        | Error::Moved { .. }
-        | Error::Hook { .. }
-        | Error::TimedOut { .. }
-        | Error::Git { .. }
-        | Error::Io { .. } => Code::GitRefused,
+        WorktreeError::NoBranch { .. }
+        | WorktreeError::NoTarget
+        | WorktreeError::BadPath(_)
+        | WorktreeError::BadPattern { .. } => ErrorCode::InvalidValue,
+        WorktreeError::NoWorktree(_) => ErrorCode::NoWorktree,
+        WorktreeError::Conflicts { .. } => ErrorCode::MergeConflict,
+        WorktreeError::Unmerged { .. } => ErrorCode::UnmergedWork,
+        WorktreeError::Stopped => return stopping_error(),
+        WorktreeError::NoGit(_)
+        | WorktreeError::PathOccupied { .. }
+        | WorktreeError::BranchInUse { .. }
+        | WorktreeError::NoIdentity
+        | WorktreeError::EmbeddedRepository(_)
+        | WorktreeError::Unfinished { .. }
+        | WorktreeError::CheckoutDirty { .. }
+        | WorktreeError::BranchMoved { .. }
+        | WorktreeError::HookFailed { .. }
+        | WorktreeError::TimedOut { .. }
+        | WorktreeError::GitFailed { .. }
+        | WorktreeError::Io { .. } => ErrorCode::GitRefused,
     };
     let refused = ApiError::new(code, message);
     match error {
-        Error::NotARepository(_) | Error::Bare(_) | Error::NoCommit(_) => refused.with("setting", "worktree"),
-        Error::Conflicts { into, conflicts } => {
+        WorktreeError::NotARepository(_) | WorktreeError::BareRepository(_) | WorktreeError::NoCommit(_) => {
+            refused.with_detail("setting", "worktree")
+        }
+        WorktreeError::Conflicts { into, conflicts } => {
             let conflicts = serde_json::to_value(conflicts).unwrap_or_default();
-            refused.with("into", into).with("conflicts", conflicts)
+            refused.with_detail("into", into).with_detail("conflicts", conflicts)
         }
-        Error::Unmerged { state, changed_files, ahead, .. } => {
-            refused.with("state", state.as_str()).with("changed_files", changed_files).with("ahead", ahead)
-        }
+        WorktreeError::Unmerged { state, changed_files, ahead, .. } => refused
+            .with_detail("state", state.as_str())
+            .with_detail("changed_files", changed_files)
+            .with_detail("ahead", ahead),
         _ => refused,
     }
 }

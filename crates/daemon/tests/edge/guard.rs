@@ -1,6 +1,6 @@
 //! Who gets in: Host, Origin and token over TCP, the peer's user on a socket.
 
-use crate::house::House;
+use crate::harness::EdgeHarness;
 
 fn refused(status: u16, code: &str) -> (u16, String) {
     (status, code.to_owned())
@@ -8,7 +8,7 @@ fn refused(status: u16, code: &str) -> (u16, String) {
 
 #[tokio::test]
 async fn a_request_with_our_host_and_token_gets_in() {
-    let house = House::new().await;
+    let house = EdgeHarness::new().await;
     let (token, port) = (house.bearer(), house.port());
     for host in ["localhost", "LocalHost", "127.0.0.1", "[::1]", "[::1]:1", &format!("127.0.0.1:{port}")] {
         let answer = house.over_tcp("/v1/thing", &[&format!("Host: {host}"), &token]).await;
@@ -20,7 +20,7 @@ async fn a_request_with_our_host_and_token_gets_in() {
 
 #[tokio::test]
 async fn a_host_that_is_not_ours_is_refused_on_every_route_whatever_the_token() {
-    let house = House::new().await;
+    let house = EdgeHarness::new().await;
     let token = house.bearer();
     for target in ["/healthz", "/v1/thing", "/nowhere"] {
         for host in
@@ -41,7 +41,7 @@ async fn a_host_that_is_not_ours_is_refused_on_every_route_whatever_the_token() 
 
 #[tokio::test]
 async fn a_host_that_was_allowed_by_name_gets_in() {
-    let house = House::with(|options| options.allow_host = vec!["deck.test".to_owned()]).await;
+    let house = EdgeHarness::with(|options| options.allow_host = vec!["deck.test".to_owned()]).await;
     let token = house.bearer();
     assert_eq!(house.over_tcp("/v1/thing", &["Host: deck.test:9", &token]).await.status, 200);
     assert_eq!(house.over_tcp("/v1/thing", &["Host: x.deck.test", &token]).await.status, 403);
@@ -49,7 +49,7 @@ async fn a_host_that_was_allowed_by_name_gets_in() {
 
 #[tokio::test]
 async fn a_page_from_elsewhere_is_refused_on_every_route_whatever_the_token() {
-    let house = House::new().await;
+    let house = EdgeHarness::new().await;
     let (token, host) = (house.bearer(), format!("localhost:{}", house.port()));
     let host_line = format!("Host: {host}");
     for target in ["/healthz", "/v1/thing", "/nowhere"] {
@@ -72,7 +72,7 @@ async fn a_page_from_elsewhere_is_refused_on_every_route_whatever_the_token() {
 
 #[tokio::test]
 async fn a_preflight_is_refused_and_gets_no_cors_header() {
-    let house = House::new().await;
+    let house = EdgeHarness::new().await;
     let mut wire = house.tcp().await;
     wire.send(
         "OPTIONS /v1/thing HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.test\r\n\
@@ -86,7 +86,7 @@ async fn a_preflight_is_refused_and_gets_no_cors_header() {
 
 #[tokio::test]
 async fn only_the_right_token_opens_and_only_in_its_header() {
-    let house = House::new().await;
+    let house = EdgeHarness::new().await;
     let token = house.token.clone();
     for line in [
         format!("Authorization: Bearer {token}"),
@@ -122,7 +122,7 @@ async fn only_the_right_token_opens_and_only_in_its_header() {
 
 #[tokio::test]
 async fn no_route_but_healthz_is_open_to_those_without_a_token() {
-    let house = House::new().await;
+    let house = EdgeHarness::new().await;
     for method in ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "WEIRD"] {
         for target in [
             "/",
@@ -162,7 +162,7 @@ async fn no_route_but_healthz_is_open_to_those_without_a_token() {
 
 #[tokio::test]
 async fn a_socket_asks_for_no_token_and_looks_at_no_host_but_serves_no_page() {
-    let house = House::new().await;
+    let house = EdgeHarness::new().await;
     for lines in ["Host: localhost\r\n", "Host: evil.test\r\n", ""] {
         let mut wire = house.unix().await;
         wire.send(format!("GET /v1/thing HTTP/1.1\r\n{lines}\r\n")).await;
@@ -177,11 +177,11 @@ async fn a_socket_asks_for_no_token_and_looks_at_no_host_but_serves_no_page() {
 
 #[tokio::test]
 async fn a_handler_learns_who_asks() {
-    let house = House::new().await;
+    let house = EdgeHarness::new().await;
     let mut wire = house.unix().await;
     wire.send("GET /peer HTTP/1.1\r\n\r\n").await;
     let (pid, uid) = (std::process::id(), rustix::process::geteuid().as_raw());
-    let start = qd_keeper::proc::start_ticks(pid).unwrap();
+    let start = qd_keeper::procfs::start_ticks(pid).unwrap();
     let expected = format!("Unix {{ process: Some(({pid}, {start})), uid: {uid} }}");
     assert_eq!(wire.answer().await.body, expected);
     let mut wire = house.tcp().await;

@@ -1,13 +1,13 @@
 //! How much a client may take, and what it hears when it takes more.
 
-use qd_daemon::edge::Limits;
+use qd_daemon::edge::EdgeLimits;
 use qd_protocol::limits::{BODY_MAX, HEADERS_MAX};
 
-use crate::house::{House, patient, short};
+use crate::harness::{EdgeHarness, patient, short};
 
 #[tokio::test]
 async fn an_unknown_route_and_a_wrong_method_are_said_in_json() {
-    let house = House::new().await;
+    let house = EdgeHarness::new().await;
     let mut wire = house.unix().await;
     wire.send("GET /nowhere HTTP/1.1\r\n\r\n").await;
     assert_eq!(wire.answer().await.refused(), (404, "not_found".to_owned()));
@@ -26,7 +26,7 @@ async fn an_unknown_route_and_a_wrong_method_are_said_in_json() {
 
 #[tokio::test]
 async fn a_panic_is_a_500_in_json_and_the_server_goes_on() {
-    let house = House::new().await;
+    let house = EdgeHarness::new().await;
     let mut wire = house.unix().await;
     wire.send("GET /panic HTTP/1.1\r\n\r\n").await;
     let answer = wire.answer().await;
@@ -41,7 +41,7 @@ async fn a_panic_is_a_500_in_json_and_the_server_goes_on() {
 
 #[tokio::test]
 async fn a_body_within_the_limit_is_taken_and_one_over_it_is_refused() {
-    let house = House::new().await;
+    let house = EdgeHarness::new().await;
     for target in ["/size", "/v1/thing", "/optional", "/ignore"] {
         let mut wire = house.unix().await;
         wire.send(format!("POST {target} HTTP/1.1\r\nContent-Length: {}\r\n\r\n", BODY_MAX + 1)).await;
@@ -56,7 +56,7 @@ async fn a_body_within_the_limit_is_taken_and_one_over_it_is_refused() {
 
 #[tokio::test]
 async fn a_body_without_a_length_is_counted_as_it_comes() {
-    let house = House::new().await;
+    let house = EdgeHarness::new().await;
     for target in ["/size", "/v1/thing", "/optional"] {
         let mut wire = house.unix().await;
         wire.send(format!("POST {target} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")).await;
@@ -71,7 +71,7 @@ async fn a_body_without_a_length_is_counted_as_it_comes() {
 
 #[tokio::test]
 async fn a_client_that_announces_too_much_hears_so_before_it_sends_anything() {
-    let house = House::new().await;
+    let house = EdgeHarness::new().await;
     for line in ["", "Expect: 100-continue\r\n"] {
         for length in [BODY_MAX + 1, usize::MAX / 2] {
             let mut wire = house.unix().await;
@@ -83,7 +83,7 @@ async fn a_client_that_announces_too_much_hears_so_before_it_sends_anything() {
 
 #[tokio::test]
 async fn a_client_that_writes_before_it_reads_still_sees_why_it_was_refused() {
-    let house = House::new().await;
+    let house = EdgeHarness::new().await;
     let length = 4 << 20;
     for (head, expected) in [("POST /v1/thing", 401), ("POST /nowhere", 401), ("PUT /v1/thing", 401)] {
         let mut wire = house.tcp().await;
@@ -103,7 +103,7 @@ async fn a_client_that_writes_before_it_reads_still_sees_why_it_was_refused() {
 
 #[tokio::test]
 async fn headers_over_the_limit_are_refused_and_within_it_taken() {
-    let house = House::new().await;
+    let house = EdgeHarness::new().await;
     let mut wire = house.unix().await;
     wire.send(format!("GET /healthz HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(HEADERS_MAX - 100))).await;
     assert_eq!(wire.answer().await.status, 200);
@@ -120,7 +120,7 @@ async fn headers_over_the_limit_are_refused_and_within_it_taken() {
 
 #[tokio::test]
 async fn a_slow_sender_of_headers_is_cut_and_so_is_an_idle_connection() {
-    let house = House::with(|options| options.limits = short()).await;
+    let house = EdgeHarness::with(|options| options.limits = short()).await;
     let mut slow = house.tcp().await;
     slow.send("GET /healthz HTTP/1.1\r\nHost: loc").await;
     let mut silent = house.tcp().await;
@@ -134,7 +134,7 @@ async fn a_slow_sender_of_headers_is_cut_and_so_is_an_idle_connection() {
 
 #[tokio::test]
 async fn a_slow_sender_of_a_body_is_told_and_cut() {
-    let house = House::with(|options| options.limits = short()).await;
+    let house = EdgeHarness::with(|options| options.limits = short()).await;
     let mut wire = house.unix().await;
     wire.send("POST /size HTTP/1.1\r\nContent-Length: 10\r\n\r\nabc").await;
     let answer = wire.answer().await;
@@ -145,7 +145,7 @@ async fn a_slow_sender_of_a_body_is_told_and_cut() {
 
 #[tokio::test]
 async fn a_handler_may_take_longer_than_a_client() {
-    let house = House::with(|options| options.limits = short()).await;
+    let house = EdgeHarness::with(|options| options.limits = short()).await;
     let mut wire = house.unix().await;
     wire.send("GET /slow HTTP/1.1\r\n\r\n").await;
     house.begun.notified().await;
@@ -157,7 +157,9 @@ async fn a_handler_may_take_longer_than_a_client() {
 
 #[tokio::test]
 async fn one_connection_too_many_hears_so_and_the_next_that_fits_is_served() {
-    let house = House::with(|options| options.limits = Limits { connections: 2, ..Limits::default() }).await;
+    let house =
+        EdgeHarness::with(|options| options.limits = EdgeLimits { connections: 2, ..EdgeLimits::default() })
+            .await;
     let (mut first, mut second) = (house.unix().await, house.tcp().await);
     first.send("GET /healthz HTTP/1.1\r\n\r\n").await;
     assert_eq!(first.answer().await.status, 200);
@@ -190,7 +192,7 @@ async fn one_connection_too_many_hears_so_and_the_next_that_fits_is_served() {
 
 #[tokio::test]
 async fn what_is_not_http_ends_its_own_connection_and_no_other() {
-    let house = House::new().await;
+    let house = EdgeHarness::new().await;
     for rubbish in
         ["\0\0\0\0\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "GET / HTTP/9.9\r\n\r\n", "\x16\x03\x01\x02"]
     {

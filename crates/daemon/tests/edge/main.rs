@@ -4,8 +4,8 @@
 
 #![expect(clippy::unwrap_used, reason = "what a test's own tools cannot do is a failure of the test")]
 
-mod doors;
-mod end;
 mod guard;
-mod house;
+mod harness;
 mod limits;
+mod listeners;
+mod shutdown;

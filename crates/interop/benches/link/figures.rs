@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use qd_testkit::Table;
-use qd_testkit::figures::{percentile, spoken};
+use qd_testkit::BenchmarkTable;
+use qd_testkit::benchmark_figures::{format_duration, percentile};
 
 use crate::numbered::Session;
 use crate::peer::Peer;
@@ -28,8 +28,9 @@ const STARTS: usize = 50;
 const KILLS: usize = 100;
 
 pub(crate) async fn measure() {
-    let mut table =
-        Table::new("A worker's connection, and that of bamboo-subagent 2026.6.21 (loopback, two processes)");
+    let mut table = BenchmarkTable::new(
+        "A worker's connection, and that of bamboo-subagent 2026.6.21 (loopback, two processes)",
+    );
     let chosen: Vec<String> = std::env::args().skip(1).filter(|name| !name.starts_with('-')).collect();
     let wanted = |name: &str| chosen.is_empty() || chosen.iter().any(|chosen| chosen == name);
     if wanted("latency") {
@@ -53,7 +54,7 @@ pub(crate) async fn measure() {
     println!("{table}");
 }
 
-async fn start(table: &mut Table) {
+async fn start(table: &mut BenchmarkTable) {
     let [mut echo, mut script, mut theirs]: [Vec<Duration>; 3] = Default::default();
     // In turns, so that what else the machine does hits all of them.
     for _ in 0..STARTS {
@@ -63,12 +64,18 @@ async fn start(table: &mut Table) {
     }
     let theirs = percentile(&mut theirs, 50);
     let is = "their spawn_worker, until it is found";
-    table.time("worker started, agent ready (echo), p50", percentile(&mut echo, 50), theirs, "< 10 ms", is);
+    table.add_time(
+        "worker started, agent ready (echo), p50",
+        percentile(&mut echo, 50),
+        theirs,
+        "< 10 ms",
+        is,
+    );
     let name = "the same with keeper and agent process (script), p50";
-    table.time(name, percentile(&mut script, 50), theirs, "-", is);
+    table.add_time(name, percentile(&mut script, 50), theirs, "-", is);
 }
 
-async fn kill(table: &mut Table) {
+async fn kill(table: &mut BenchmarkTable) {
     let [mut ours, mut limit]: [Vec<Duration>; 2] = Default::default();
     for _ in 0..KILLS {
         ours.push(kill_ours().await);
@@ -77,11 +84,11 @@ async fn kill(table: &mut Table) {
     for (part, aim) in [(50, "-"), (99, "< 50 ms")] {
         let name = format!("a turn of {STUBBORN} escapees killed, to its terminal, p{part}");
         let limit = percentile(&mut limit, part);
-        table.time(&name, percentile(&mut ours, part), limit, aim, "SIGKILL to reaped, as many children");
+        table.add_time(&name, percentile(&mut ours, part), limit, aim, "SIGKILL to reaped, as many children");
     }
 }
 
-async fn latency(table: &mut Table) {
+async fn latency(table: &mut BenchmarkTable) {
     let (mut ours, mut theirs) = (terminals(OURS, OURS).await, terminals(THEIRS, THEIRS).await);
     let mut mixed = terminals(OURS, THEIRS).await;
     for (part, aim) in [(50, "< 0.2 ms"), (99, "-")] {
@@ -89,7 +96,14 @@ async fn latency(table: &mut Table) {
             let name = format!("one-event run to its terminal{whose}, p{part}");
             let (ours, theirs) = (percentile(times, part), percentile(&mut theirs, part));
             let ratio = format!("{:.4} x", ours.as_secs_f64() / theirs.as_secs_f64());
-            table.row([&name, &spoken(ours), &spoken(theirs), &ratio, aim, "their worker and client"]);
+            table.add_row([
+                &name,
+                &format_duration(ours),
+                &format_duration(theirs),
+                &ratio,
+                aim,
+                "their worker and client",
+            ]);
         }
     }
 }
@@ -107,12 +121,12 @@ async fn terminals(worker: Side, client: Side) -> Vec<Duration> {
     times.split_off(WARM_RUNS)
 }
 
-async fn throughput(table: &mut Table) {
+async fn throughput(table: &mut BenchmarkTable) {
     let ours = rate(OURS, EVENTS).await;
     let theirs = rate(THEIRS, THEIR_EVENTS).await;
-    table.rate("events of one run, none lost", ours, theirs, "> 1 M/s", "their worker and client");
+    table.add_rate("events of one run, none lost", ours, theirs, "> 1 M/s", "their worker and client");
     let name = "the same under quarterdeck.v1, numbered, merged, acknowledged";
-    table.rate(name, numbered_rate().await, theirs, "-", "their worker and client");
+    table.add_rate(name, numbered_rate().await, theirs, "-", "their worker and client");
 }
 
 async fn numbered_rate() -> f64 {
@@ -139,7 +153,7 @@ async fn rate(side: Side, events: u64) -> f64 {
     events as f64 / percentile(&mut times, 50).as_secs_f64()
 }
 
-async fn idle(table: &mut Table) {
+async fn idle(table: &mut BenchmarkTable) {
     let [ours, theirs] = [crowd(OURS).await, crowd(THEIRS).await];
     for (name, aim, ours, theirs) in
         [("never ran", "<= 12 KiB", ours.0, theirs.0), ("ran once", "-", ours.1, theirs.1)]
@@ -147,7 +161,7 @@ async fn idle(table: &mut Table) {
         let name = format!("memory of an idle connection at {IDLE}, {name}");
         let kib = |bytes: f64| format!("{bytes:.1} KiB");
         let ratio = format!("{:.2} x", ours / theirs);
-        table.row([&name, &kib(ours), &kib(theirs), &ratio, aim, "their worker"]);
+        table.add_row([&name, &kib(ours), &kib(theirs), &ratio, aim, "their worker"]);
     }
 }
 
@@ -174,14 +188,14 @@ async fn crowd(side: Side) -> (f64, f64) {
     (connected, each(worker.resident()))
 }
 
-async fn unread(table: &mut Table) {
+async fn unread(table: &mut BenchmarkTable) {
     let (our_size, our_end) = leave_unread(OURS).await;
     let (their_size, their_end) = leave_unread(THEIRS).await;
     let mib = |kib: u64| format!("{:.1} MiB", kib as f64 / 1024.0);
     let ratio = format!("{:.3} x", our_size as f64 / their_size as f64);
-    let name = format!("memory behind a reader that stopped, after {}", spoken(UNREAD));
-    table.row([&name, &mib(our_size), &mib(their_size), &ratio, "bounded", "their worker"]);
-    table.time(
+    let name = format!("memory behind a reader that stopped, after {}", format_duration(UNREAD));
+    table.add_row([&name, &mib(our_size), &mib(their_size), &ratio, "bounded", "their worker"]);
+    table.add_time(
         "its cancel, to the terminal when it reads again",
         our_end,
         their_end,

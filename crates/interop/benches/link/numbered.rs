@@ -3,12 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use qd_link::socket::{Socket, Upgrade, Wire};
-use qd_link::{AgentLink, Heard, LinkOptions, Numbered, Route, Unreachable};
+use qd_link::socket::{ByteStream, ClientUpgrade, Socket};
+use qd_link::{AgentLink, LinkEvent, LinkOptions, NumberedUpdate, WorkerConnector, WorkerUnreachable};
 use qd_protocol::frame::v1;
-use qd_protocol::link::{Down, Said, TurnLimits, Up, UpNumber};
+use qd_protocol::link::{AgentCommand, AgentUpdate, TurnLimits, TurnUpdate, UpdateNumber};
 use qd_protocol::worker::{AgentSpec, Secret};
-use qd_protocol::{Number, RunId, SessionId, WorkerId};
+use qd_protocol::{EventNumber, RunId, SessionId, WorkerId};
 use tokio::net::TcpStream;
 
 use crate::served::WORD;
@@ -27,13 +27,13 @@ impl Session {
             session,
             worker,
             secret: Secret::default(),
-            taken: UpNumber(0),
+            journalled: UpdateNumber(0),
             software: "bench".to_owned(),
             start: Some(Box::new(spec)),
         };
         let host = endpoint.trim_start_matches("ws://").to_owned();
         let mut opened = Self { link: AgentLink::open(options, Dial { host }), runs: 0 };
-        while !opened.hear().await.iter().any(|thing| matches!(thing.up, Up::Ready { .. })) {}
+        while !opened.hear().await.iter().any(|thing| matches!(thing.update, AgentUpdate::Ready { .. })) {}
         opened
     }
 
@@ -41,8 +41,8 @@ impl Session {
     pub(crate) async fn run(&mut self, words: u64) -> Duration {
         let begun = Instant::now();
         self.runs += 1;
-        self.link.send(Down::Prompt {
-            number: Number(self.runs),
+        self.link.send(AgentCommand::Prompt {
+            number: EventNumber(self.runs),
             run: RunId::parse(&format!("run_{}", self.runs)).expect("a good id"),
             prompt: words.to_string(),
             files: Vec::new(),
@@ -52,9 +52,9 @@ impl Session {
         let mut bytes = 0;
         loop {
             for thing in self.hear().await {
-                match thing.up {
-                    Up::Said { what: Said::Text { text }, .. } => bytes += text.len() as u64,
-                    Up::Terminal { .. } => {
+                match thing.update {
+                    AgentUpdate::Turn { update: TurnUpdate::Text { text }, .. } => bytes += text.len() as u64,
+                    AgentUpdate::Terminal { .. } => {
                         assert_eq!(bytes, words * WORD.len() as u64, "words were lost");
                         return begun.elapsed();
                     }
@@ -64,16 +64,16 @@ impl Session {
         }
     }
 
-    async fn hear(&mut self) -> Vec<Numbered> {
+    async fn hear(&mut self) -> Vec<NumberedUpdate> {
         loop {
-            match self.link.hear().await {
-                Heard::Said(said) => {
+            match self.link.next_event().await {
+                LinkEvent::Updates(said) => {
                     if let Some(last) = said.last() {
                         self.link.ack(last.number);
                     }
                     return said;
                 }
-                Heard::Attached { .. } => {}
+                LinkEvent::Attached { .. } => {}
                 other => panic!("the worker is gone: {other:?}"),
             }
         }
@@ -84,22 +84,22 @@ struct Dial {
     host: String,
 }
 
-impl Route for Dial {
-    async fn dial(&mut self) -> Result<Socket<Box<dyn Wire>>, Unreachable> {
-        let stream = TcpStream::connect(&self.host).await.map_err(|_| Unreachable::Later)?;
-        stream.set_nodelay(true).map_err(|_| Unreachable::Later)?;
-        let upgrade = Upgrade {
+impl WorkerConnector for Dial {
+    async fn dial(&mut self) -> Result<Socket<Box<dyn ByteStream>>, WorkerUnreachable> {
+        let stream = TcpStream::connect(&self.host).await.map_err(|_| WorkerUnreachable::RetryLater)?;
+        stream.set_nodelay(true).map_err(|_| WorkerUnreachable::RetryLater)?;
+        let upgrade = ClientUpgrade {
             host: self.host.clone(),
             path: "/".to_owned(),
             subprotocol: Some(v1::SUBPROTOCOL.to_owned()),
             token: None,
         };
-        let wire: Box<dyn Wire> = Box::new(stream);
-        let (socket, _) = Socket::client(wire, &upgrade).await.map_err(|_| Unreachable::Later)?;
+        let wire: Box<dyn ByteStream> = Box::new(stream);
+        let (socket, _) = Socket::connect(wire, &upgrade).await.map_err(|_| WorkerUnreachable::RetryLater)?;
         Ok(socket)
     }
 
-    async fn remains(&mut self, _: UpNumber) -> Vec<Numbered> {
+    async fn read_undelivered(&mut self, _: UpdateNumber) -> Vec<NumberedUpdate> {
         Vec::new()
     }
 }

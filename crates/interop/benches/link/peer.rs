@@ -1,8 +1,8 @@
 //! Either client behind one face: start a run, read it to its end, cancel it.
 
 use bamboo_subagent::{ChildClient, ChildFrame, ParentFrame, RunSpec};
-use qd_link::{Job, PlainClient};
-use qd_protocol::frame::plain::FromWorker;
+use qd_link::{PlainClient, RunAssignment};
+use qd_protocol::frame::plain::PlainWorkerFrame;
 
 use crate::served::Side;
 
@@ -25,7 +25,9 @@ impl Peer {
     pub(crate) async fn start(&mut self, words: u64) {
         let assignment = words.to_string();
         match self {
-            Self::Ours(client) => client.run(Job::from(assignment.as_str())).await.expect("it is there"),
+            Self::Ours(client) => {
+                client.start_run(RunAssignment::from(assignment.as_str())).await.expect("it is there")
+            }
             Self::Theirs(client) => {
                 let spec = RunSpec { assignment, reasoning_effort: None, messages: Vec::new() };
                 client.send(ParentFrame::Run(spec)).await.expect("it is there");
@@ -38,10 +40,10 @@ impl Peer {
         let mut words = 0;
         loop {
             let (is_word, is_end) = match self {
-                Self::Ours(client) => match client.next().await.expect("it is there") {
-                    FromWorker::Event { event } => (event["type"] == "token", false),
-                    FromWorker::Terminal { .. } => (false, true),
-                    FromWorker::ApprovalRequest { .. } => (false, false),
+                Self::Ours(client) => match client.next_frame().await.expect("it is there") {
+                    PlainWorkerFrame::Event { event } => (event["type"] == "token", false),
+                    PlainWorkerFrame::Terminal { .. } => (false, true),
+                    PlainWorkerFrame::ApprovalRequest { .. } => (false, false),
                 },
                 Self::Theirs(client) => match client.next_frame().await.expect("it is there") {
                     Some(ChildFrame::Event { event }) => (event["type"] == "token", false),

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use bamboo_subagent::executor::EchoExecutor;
 use bamboo_subagent::provision::ProvisionSpec;
 use bamboo_subagent::{WsServer, discovery::Fabric, spawn_worker};
-use qd_link::record::connect;
-use qd_link::socket::{Socket, Upgrade, Wire};
-use qd_link::{AgentLink, Heard, LinkOptions, Numbered, Route, Unreachable};
+use qd_link::record::connect_to_worker;
+use qd_link::socket::{ByteStream, ClientUpgrade, Socket};
+use qd_link::{AgentLink, LinkEvent, LinkOptions, NumberedUpdate, WorkerConnector, WorkerUnreachable};
 use qd_protocol::frame::v1;
-use qd_protocol::link::{Down, TurnLimits, Up, UpNumber};
-use qd_protocol::worker::{AgentSpec, HostSpec, Secret};
-use qd_protocol::{Number, RunId, SessionId, WorkerId};
+use qd_protocol::link::{AgentCommand, AgentUpdate, TurnLimits, UpdateNumber};
+use qd_protocol::worker::{AgentSpec, Secret, WorkerHostSpec};
+use qd_protocol::{EventNumber, RunId, SessionId, WorkerId};
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Child;
@@ -31,7 +31,7 @@ const TRY: Duration = Duration::from_millis(1);
 pub(crate) fn part() -> Option<ExitCode> {
     match std::env::args().nth(1)?.as_str() {
         "__worker" => Some(qd_worker::host::main()),
-        "__keeper" => Some(qd_keeper::process::main()),
+        "__keeper" => Some(qd_keeper::keeper_process::main()),
         "__script" => Some(qd_worker::script::main()),
         THEIRS => {
             crate::run(&mut tokio::runtime::Builder::new_current_thread(), their_worker());
@@ -90,13 +90,20 @@ pub(crate) async fn kill_ours() -> Duration {
     let run = RunId::parse("run_1").expect("a good id");
     let prompt = serde_json::Value::from(steps).to_string();
     let (files, messages, limits) = (Vec::new(), Vec::new(), TurnLimits::default());
-    ours.link.send(Down::Prompt { number: Number(1), run: run.clone(), prompt, files, messages, limits });
+    ours.link.send(AgentCommand::Prompt {
+        number: EventNumber(1),
+        run: run.clone(),
+        prompt,
+        files,
+        messages,
+        limits,
+    });
     ours.until(|up| format!("{up:?}").contains("all\"").then_some(())).await;
-    ours.link.send(Down::Cancel { number: Number(2), run: run.clone() });
+    ours.link.send(AgentCommand::Cancel { number: EventNumber(2), run: run.clone() });
     let begun = Instant::now();
-    ours.link.send(Down::Kill { number: Number(2), run });
+    ours.link.send(AgentCommand::Kill { number: EventNumber(2), run });
     let processes = ours.until(|up| match up {
-        Up::Terminal { outcome, .. } => Some(outcome.processes),
+        AgentUpdate::Terminal { outcome, .. } => Some(outcome.processes),
         _ => None,
     });
     let processes = processes.await;
@@ -140,7 +147,7 @@ impl Ours {
             mark: "bench".to_owned(),
             ..AgentSpec::new(session.clone(), worker.clone(), agent, dir.path())
         };
-        let host = HostSpec {
+        let host = WorkerHostSpec {
             id: worker.to_string(),
             dir: dir.path().to_owned(),
             secret: secret.clone(),
@@ -155,24 +162,25 @@ impl Ours {
         child.stdin.take().expect("it is piped").write_all(&json).await.expect("it listens");
         let route = Socketed { dir: dir.path().to_owned(), id: worker.to_string() };
         let software = "bench".to_owned();
-        let options = LinkOptions { session, worker, secret, taken: UpNumber(0), software, start: None };
+        let options =
+            LinkOptions { session, worker, secret, journalled: UpdateNumber(0), software, start: None };
         let mut started = Self { dir, child, link: AgentLink::open(options, route) };
-        started.until(|up| matches!(up, Up::Ready { .. }).then_some(())).await;
+        started.until(|up| matches!(up, AgentUpdate::Ready { .. }).then_some(())).await;
         started
     }
 
-    async fn until<T>(&mut self, wanted: impl Fn(&Up) -> Option<T>) -> T {
+    async fn until<T>(&mut self, wanted: impl Fn(&AgentUpdate) -> Option<T>) -> T {
         loop {
-            match self.link.hear().await {
-                Heard::Said(said) => {
+            match self.link.next_event().await {
+                LinkEvent::Updates(said) => {
                     if let Some(last) = said.last() {
                         self.link.ack(last.number);
                     }
-                    if let Some(found) = said.iter().find_map(|thing| wanted(&thing.up)) {
+                    if let Some(found) = said.iter().find_map(|thing| wanted(&thing.update)) {
                         return found;
                     }
                 }
-                Heard::Attached { .. } => {}
+                LinkEvent::Attached { .. } => {}
                 other => panic!("the worker is gone: {other:?}"),
             }
         }
@@ -181,7 +189,7 @@ impl Ours {
     async fn end(mut self) {
         self.link.close();
         // One whose turn was killed has said its last word already.
-        while let Heard::Said(said) = self.link.hear().await {
+        while let LinkEvent::Updates(said) = self.link.next_event().await {
             if let Some(last) = said.last() {
                 self.link.ack(last.number);
             }
@@ -197,27 +205,27 @@ struct Socketed {
     id: String,
 }
 
-impl Route for Socketed {
-    async fn dial(&mut self) -> Result<Socket<Box<dyn Wire>>, Unreachable> {
+impl WorkerConnector for Socketed {
+    async fn dial(&mut self) -> Result<Socket<Box<dyn ByteStream>>, WorkerUnreachable> {
         // As the daemon does it: there is no socket yet when the process has just been started.
         let stream = loop {
-            match connect(&self.dir, &self.id).await {
+            match connect_to_worker(&self.dir, &self.id).await {
                 Ok(stream) => break stream,
                 Err(_) => tokio::time::sleep(TRY).await,
             }
         };
-        let upgrade = Upgrade {
+        let upgrade = ClientUpgrade {
             host: "worker".to_owned(),
             path: "/".to_owned(),
             subprotocol: Some(v1::SUBPROTOCOL.to_owned()),
             token: None,
         };
-        let wire: Box<dyn Wire> = Box::new(stream);
-        let upgraded = Socket::client(wire, &upgrade).await;
-        upgraded.map(|(socket, _)| socket).map_err(|_| Unreachable::Later)
+        let wire: Box<dyn ByteStream> = Box::new(stream);
+        let upgraded = Socket::connect(wire, &upgrade).await;
+        upgraded.map(|(socket, _)| socket).map_err(|_| WorkerUnreachable::RetryLater)
     }
 
-    async fn remains(&mut self, _: UpNumber) -> Vec<Numbered> {
+    async fn read_undelivered(&mut self, _: UpdateNumber) -> Vec<NumberedUpdate> {
         Vec::new()
     }
 }

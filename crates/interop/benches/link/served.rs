@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bamboo_subagent::{ChildExecutor, ChildOutcome, EventSink, RunSpec, SteerInbox, WsServer};
-use qd_link::{Job, Outcome, Serve, Server, Turn};
+use qd_link::{RunAssignment, RunHandle, ServeMode, TurnOutcome, WorkerServer};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -40,9 +40,9 @@ pub(crate) async fn serve(side: Side) {
     let serving = async {
         match side {
             Side::Ours => {
-                let server = Server::bind("127.0.0.1:0").await.expect("a free port");
+                let server = WorkerServer::bind("127.0.0.1:0").await.expect("a free port");
                 println!("{}", server.endpoint());
-                server.serve(say, Serve::Many).await.expect("it serves");
+                server.serve(say, ServeMode::Many).await.expect("it serves");
             }
             Side::Theirs => {
                 let server = WsServer::bind_loopback().await.expect("a free port");
@@ -60,14 +60,14 @@ pub(crate) async fn serve(side: Side) {
 }
 
 /// Says a word as often as the assignment says.
-async fn say(job: Job, turn: Turn) -> Outcome {
-    let times: u64 = job.assignment.parse().expect("a number");
+async fn say(job: RunAssignment, turn: RunHandle) -> TurnOutcome {
+    let times: u64 = job.prompt.parse().expect("a number");
     for _ in 0..times {
-        if turn.say(WORD).await.is_err() {
-            return Outcome::cancelled();
+        if turn.send_text(WORD).await.is_err() {
+            return TurnOutcome::cancelled();
         }
     }
-    Outcome::completed("")
+    TurnOutcome::completed("")
 }
 
 struct Words;

@@ -1,49 +1,49 @@
 //! Their parent, our worker.
 
 use bamboo_subagent::{ChildClient, ChildFrame, ParentFrame, RunSpec, TerminalStatus};
-use qd_link::{Approval, Job, Outcome, Serve, Server, Turn};
+use qd_link::{PlainApproval, RunAssignment, RunHandle, ServeMode, TurnOutcome, WorkerServer};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use crate::within;
 
 /// What the assignment's first word says: `say` the rest, `steer`, `ask`, or `wait` for the cancel.
-async fn worker(job: Job, turn: Turn) -> Outcome {
-    let (verb, rest) = job.assignment.split_once(' ').unwrap_or((&job.assignment, ""));
+async fn worker(job: RunAssignment, turn: RunHandle) -> TurnOutcome {
+    let (verb, rest) = job.prompt.split_once(' ').unwrap_or((&job.prompt, ""));
     match verb {
         "steer" => {
-            let text = turn.steer().await.unwrap();
-            turn.say(text.as_str()).await.unwrap();
-            Outcome::completed(format!("steered: {text}"))
+            let text = turn.next_steer().await.unwrap();
+            turn.send_text(text.as_str()).await.unwrap();
+            TurnOutcome::completed(format!("steered: {text}"))
         }
         "ask" => {
-            let approval = Approval {
+            let approval = PlainApproval {
                 tool_name: "Write".to_owned(),
                 permission_type: "WriteFile".to_owned(),
                 resource: rest.to_owned(),
                 question: "may I?".to_owned(),
             };
-            Outcome::completed(format!("approved: {}", turn.approve(approval).await))
+            TurnOutcome::completed(format!("approved: {}", turn.request_approval(approval).await))
         }
         "wait" => {
-            turn.say(rest).await.unwrap();
+            turn.send_text(rest).await.unwrap();
             turn.cancelled().await;
-            Outcome::cancelled()
+            TurnOutcome::cancelled()
         }
-        "suspend" => Outcome::suspended(job.messages),
+        "suspend" => TurnOutcome::suspended(job.messages),
         _ => {
             for word in rest.split_inclusive(' ') {
-                turn.say(word).await.unwrap();
+                turn.send_text(word).await.unwrap();
             }
-            Outcome::completed(rest)
+            TurnOutcome::completed(rest)
         }
     }
 }
 
 async fn connect(worker: impl qd_link::Executor) -> ChildClient {
-    let server = Server::bind("127.0.0.1:0").await.unwrap();
+    let server = WorkerServer::bind("127.0.0.1:0").await.unwrap();
     let endpoint = server.endpoint();
-    tokio::spawn(server.serve(worker, Serve::Many));
+    tokio::spawn(server.serve(worker, ServeMode::Many));
     ChildClient::connect(&endpoint).await.unwrap()
 }
 
@@ -155,13 +155,13 @@ async fn a_suspended_run_gives_its_transcript() {
 #[tokio::test]
 async fn a_parent_that_leaves_ends_its_run() {
     let (left, mut was_left) = mpsc::channel(1);
-    let mut client = connect(move |_: Job, turn: Turn| {
+    let mut client = connect(move |_: RunAssignment, turn: RunHandle| {
         let left = left.clone();
         async move {
-            turn.say("here").await.unwrap();
+            turn.send_text("here").await.unwrap();
             turn.cancelled().await;
             left.send(()).await.unwrap();
-            Outcome::cancelled()
+            TurnOutcome::cancelled()
         }
     })
     .await;

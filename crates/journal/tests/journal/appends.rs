@@ -4,21 +4,21 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, mpsc};
 
-use qd_journal::faults::Step;
-use qd_journal::{Append, AppendError, NewEvent, Remember, RowChange, RunRow, Scope};
-use qd_protocol::{Millis, Number, Seq};
+use qd_journal::faults::WriterStep;
+use qd_journal::{AppendError, AppendRequest, EventScope, IdempotencyRecord, NewEvent, RowChange, RunRow};
+use qd_protocol::{EventNumber, Millis, Seq};
 use tokio::task::JoinSet;
 
-use crate::world::*;
+use crate::fixture::*;
 
 #[tokio::test]
 async fn an_append_is_answered_with_its_place() {
-    let world = World::new();
+    let world = JournalFixture::new();
     let one = scope(1);
     let first = append(&world.journal, &one, 1).await.unwrap();
     assert_eq!((first.first, first.last), (Seq(1), Seq(1)));
     let events = (2..=4).map(|number| event(&one, number)).collect();
-    let next = world.journal.append(Append { events, ..Append::default() }).await.unwrap();
+    let next = world.journal.append(AppendRequest { events, ..AppendRequest::default() }).await.unwrap();
     assert_eq!((next.first, next.last), (Seq(2), Seq(4)));
     let rows = change(&world.journal, vec![RowChange::Session(session_row(1))]).await.unwrap();
     assert_eq!((rows.first, rows.last), (Seq(4), Seq(4)), "without events it is where the head is");
@@ -28,10 +28,10 @@ async fn an_append_is_answered_with_its_place() {
 /// The writer is held between its steps, so that what others see in between does not depend on luck.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_shown_before_its_sync_or_answered_before_it_is_shown() {
-    let world = World::new();
+    let world = JournalFixture::new();
     let (reached, steps) = mpsc::channel();
     let (go, gate) = mpsc::channel();
-    world.faults.watch(move |step| {
+    world.faults.on_step(move |step| {
         reached.send(step).unwrap();
         gate.recv().unwrap();
     });
@@ -46,19 +46,21 @@ async fn nothing_is_shown_before_its_sync_or_answered_before_it_is_shown() {
         let steps = steps.clone();
         async move { tokio::task::spawn_blocking(move || steps.lock().unwrap().recv().unwrap()).await.unwrap() }
     };
-    for expected in [Step::Committing, Step::Committed, Step::Published, Step::Answered] {
+    for expected in
+        [WriterStep::Committing, WriterStep::Committed, WriterStep::Published, WriterStep::Answered]
+    {
         assert_eq!(next().await, expected);
-        let published = matches!(expected, Step::Published | Step::Answered);
+        let published = matches!(expected, WriterStep::Published | WriterStep::Answered);
         assert_eq!(journal.head(), Seq(u64::from(published)), "{expected:?}");
         let stored = rows_on_disk(world.home.path());
-        assert_eq!(stored, u64::from(expected != Step::Committing), "{expected:?}");
+        assert_eq!(stored, u64::from(expected != WriterStep::Committing), "{expected:?}");
         let seen = tokio::select! {
             biased;
             seen = watcher.next() => seen.unwrap().len(),
             () = std::future::ready(()) => 0,
         };
-        assert_eq!(seen, usize::from(expected == Step::Published), "{expected:?}");
-        if expected != Step::Answered {
+        assert_eq!(seen, usize::from(expected == WriterStep::Published), "{expected:?}");
+        if expected != WriterStep::Answered {
             assert!(!appending.is_finished(), "{expected:?}");
             go.send(()).unwrap();
         }
@@ -75,13 +77,13 @@ fn rows_on_disk(home: &std::path::Path) -> u64 {
 
 #[tokio::test]
 async fn a_violation_in_a_shared_commit_fails_nobody_else() {
-    let world = World::new();
+    let world = JournalFixture::new();
     append(&world.journal, &scope(9), 1).await.unwrap();
     // Hold the writer in one commit, so that all that follow share the next.
     let (reached, steps) = mpsc::channel();
     let (go, gate) = mpsc::channel::<()>();
-    world.faults.watch(move |step| {
-        if step == Step::Committing && reached.send(()).is_ok() {
+    world.faults.on_step(move |step| {
+        if step == WriterStep::Committing && reached.send(()).is_ok() {
             let _ = gate.recv();
         }
     });
@@ -118,14 +120,14 @@ async fn a_violation_in_a_shared_commit_fails_nobody_else() {
 
 #[tokio::test]
 async fn all_of_an_append_is_undone_with_its_violation() {
-    let world = World::new();
+    let world = JournalFixture::new();
     let rows = vec![
         RowChange::Session(session_row(1)),
         RowChange::Workspace(workspace_row(1, "/a")),
         RowChange::Workspace(workspace_row(2, "/a")),
     ];
     let events = vec![event(&scope(1), 1)];
-    let refused = world.journal.append(Append { events, rows, ..Append::default() }).await;
+    let refused = world.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await;
     assert!(matches!(refused, Err(AppendError::Violation(_))), "{refused:?}");
     assert!(!refused.unwrap_err().retryable());
     assert!(world.journal.session(&session_id(1)).await.unwrap().is_none());
@@ -135,7 +137,7 @@ async fn all_of_an_append_is_undone_with_its_violation() {
 
 #[tokio::test]
 async fn a_sessions_history_cannot_be_written_twice() {
-    let world = World::new();
+    let world = JournalFixture::new();
     for number in 1..=3 {
         append(&world.journal, &scope(1), number).await.unwrap();
     }
@@ -147,26 +149,27 @@ async fn a_sessions_history_cannot_be_written_twice() {
     let again = append(&world.journal, &scope(1), 3).await;
     assert!(matches!(again, Err(AppendError::Violation(_))), "{again:?}");
     let twice = vec![event(&scope(1), 4), event(&scope(1), 4)];
-    let twice = world.journal.append(Append { events: twice, ..Append::default() }).await;
+    let twice = world.journal.append(AppendRequest { events: twice, ..AppendRequest::default() }).await;
     assert!(matches!(twice, Err(AppendError::Violation(_))), "{twice:?}");
     append(&world.journal, &scope(1), 4).await.unwrap();
 }
 
 #[tokio::test]
 async fn an_event_that_would_break_its_frame_is_refused() {
-    let world = World::new();
+    let world = JournalFixture::new();
     let good = event(&scope(1), 1);
-    let without_session = Arc::new(Scope::default());
+    let without_session = Arc::new(EventScope::default());
     for bad in [
         NewEvent { data: b"{\n}".to_vec(), ..good.clone() },
         NewEvent { data: b"[]".to_vec(), ..good.clone() },
         NewEvent { data: Vec::new(), ..good.clone() },
         NewEvent { number: None, ..good.clone() },
-        NewEvent { number: Some(Number(0)), ..good.clone() },
+        NewEvent { number: Some(EventNumber(0)), ..good.clone() },
         NewEvent { scope: without_session, ..good.clone() },
         NewEvent { data: format!(r#"{{"text":"{}"}}"#, "x".repeat(1 << 20)).into_bytes(), ..good.clone() },
     ] {
-        let refused = world.journal.append(Append { events: vec![bad], ..Append::default() }).await;
+        let refused =
+            world.journal.append(AppendRequest { events: vec![bad], ..AppendRequest::default() }).await;
         assert!(matches!(refused, Err(AppendError::Violation(_))), "{refused:?}");
     }
     assert_eq!(world.journal.head(), Seq(0));
@@ -174,50 +177,51 @@ async fn an_event_that_would_break_its_frame_is_refused() {
 
 #[tokio::test]
 async fn an_idempotency_key_is_written_with_what_it_answers_and_once() {
-    let world = World::new();
+    let world = JournalFixture::new();
     append(&world.journal, &scope(1), 1).await.unwrap();
     let remember = |print: u8| {
         let answer = Box::new(|seq: Seq| format!("seq {seq}").into_bytes());
-        Some(Remember { key: "k".to_owned(), fingerprint: [print; 32], answer })
+        Some(IdempotencyRecord { key: "k".to_owned(), fingerprint: [print; 32], make_response: answer })
     };
-    let with = |number, print| Append {
+    let with = |number, print| AppendRequest {
         events: vec![event(&scope(1), number)],
-        remember: remember(print),
-        ..Append::default()
+        idempotency: remember(print),
+        ..AppendRequest::default()
     };
     world.journal.append(with(2, 7)).await.unwrap();
     let again = world.journal.append(with(3, 8)).await;
     assert!(matches!(again, Err(AppendError::Violation(_))), "{again:?}");
-    let found = world.journal.remembered("k").await.unwrap();
+    let found = world.journal.idempotent_response("k").await.unwrap();
     assert_eq!(found, Some(([7; 32], b"seq 2".to_vec())));
-    assert_eq!(world.journal.remembered("other").await.unwrap(), None);
+    assert_eq!(world.journal.idempotent_response("other").await.unwrap(), None);
     assert_eq!(world.journal.head(), Seq(2));
-    let rows = Append {
-        remember: Some(Remember { key: "rows".to_owned(), ..remember(1).unwrap() }),
-        ..Append::default()
+    let rows = AppendRequest {
+        idempotency: Some(IdempotencyRecord { key: "rows".to_owned(), ..remember(1).unwrap() }),
+        ..AppendRequest::default()
     };
     world.journal.append(rows).await.unwrap();
-    assert_eq!(world.journal.remembered("rows").await.unwrap().unwrap().1, b"seq 2");
+    assert_eq!(world.journal.idempotent_response("rows").await.unwrap().unwrap().1, b"seq 2");
 }
 
 #[tokio::test]
 async fn an_old_idempotency_key_is_forgotten() {
-    let world = World::new();
+    let world = JournalFixture::new();
     let remember = || {
         let answer = Box::new(|_| b"a".to_vec());
-        let remember = Some(Remember { key: "k".to_owned(), fingerprint: [1; 32], answer });
-        Append { remember, ..Append::default() }
+        let remember =
+            Some(IdempotencyRecord { key: "k".to_owned(), fingerprint: [1; 32], make_response: answer });
+        AppendRequest { idempotency: remember, ..AppendRequest::default() }
     };
     world.journal.append(remember()).await.unwrap();
-    let World { home, journal, .. } = world;
+    let JournalFixture { home, journal, .. } = world;
     journal.close().await;
     let db = rusqlite::Connection::open(home.path().join("journal.db")).unwrap();
     let day = i64::try_from(qd_protocol::limits::IDEMPOTENCY_S * 1000).unwrap();
     db.execute("UPDATE remembered SET at = at - ?1 - 1", [day]).unwrap();
     let journal = open(home.path());
-    assert_eq!(journal.remembered("k").await.unwrap(), None);
+    assert_eq!(journal.idempotent_response("k").await.unwrap(), None);
     journal.append(remember()).await.unwrap();
-    assert!(journal.remembered("k").await.unwrap().is_some(), "and may be used again");
+    assert!(journal.idempotent_response("k").await.unwrap().is_some(), "and may be used again");
     db.execute("UPDATE remembered SET at = at - ?1 - 1", [day]).unwrap();
     append(&journal, &scope(1), 1).await.unwrap();
     journal.close().await;
@@ -227,32 +231,32 @@ async fn an_old_idempotency_key_is_forgotten() {
 
 #[tokio::test]
 async fn a_run_is_one_run_of_the_whole_daemon() {
-    let world = World::new();
+    let world = JournalFixture::new();
     append(&world.journal, &scope(2), 1).await.unwrap();
-    let accept = |session, number| Append {
+    let accept = |session, number| AppendRequest {
         events: vec![event(&scope(session), number), event(&scope(session), number + 1)],
-        rows: vec![RowChange::Run(RunRow { accepted: Some(1), ..run_row("a", session) })],
-        ..Append::default()
+        rows: vec![RowChange::Run(RunRow { accepted_event: Some(1), ..run_row("a", session) })],
+        ..AppendRequest::default()
     };
     world.journal.append(accept(1, 1)).await.unwrap();
     let again = world.journal.append(accept(2, 2)).await;
     assert!(matches!(again, Err(AppendError::Violation(_))), "{again:?}");
     let row = world.journal.run(&run_id("a")).await.unwrap().unwrap();
     assert_eq!((row.seq, row.session.0, row.finished), (Seq(3), 1, false));
-    let end = RunRow { accepted: None, finished: true, prompt: None, ..run_row("a", 1) };
+    let end = RunRow { accepted_event: None, finished: true, prompt: None, ..run_row("a", 1) };
     change(&world.journal, vec![RowChange::Run(end)]).await.unwrap();
     let row = world.journal.run(&run_id("a")).await.unwrap().unwrap();
     assert_eq!((row.seq, row.finished), (Seq(3), true));
     assert_eq!(row.prompt.as_deref(), Some(&b"hello"[..]), "what was asked stays");
-    let unknown = RunRow { accepted: None, ..run_row("b", 1) };
+    let unknown = RunRow { accepted_event: None, ..run_row("b", 1) };
     assert!(change(&world.journal, vec![RowChange::Run(unknown)]).await.is_err());
-    let nowhere = RunRow { accepted: Some(0), ..run_row("b", 1) };
+    let nowhere = RunRow { accepted_event: Some(0), ..run_row("b", 1) };
     assert!(change(&world.journal, vec![RowChange::Run(nowhere)]).await.is_err());
 }
 
 #[tokio::test]
 async fn a_purge_leaves_nothing_and_its_seqs_are_never_used_again() {
-    let world = World::new();
+    let world = JournalFixture::new();
     let at = Millis(9);
     for session in [1, 2] {
         let rows = vec![
@@ -261,27 +265,27 @@ async fn a_purge_leaves_nothing_and_its_seqs_are_never_used_again() {
             RowChange::Ask(ask_row(&format!("a{session}"), session, true)),
             RowChange::Snapshot {
                 session: qd_journal::SessionKey(session),
-                number: Number(1),
+                number: EventNumber(1),
                 state: vec![1],
             },
         ];
         let events = vec![event(&scope(session), 1)];
-        world.journal.append(Append { events, rows, ..Append::default() }).await.unwrap();
+        world.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await.unwrap();
     }
     // Enough that some of them are indexed and some are not.
     for first in (2..=3000).step_by(500) {
         let events = (first..first + 500).map(|number| event(&scope(2), number)).collect();
-        world.journal.append(Append { events, ..Append::default() }).await.unwrap();
+        world.journal.append(AppendRequest { events, ..AppendRequest::default() }).await.unwrap();
     }
     let closed = world.journal.closed_before(Millis(10), 100).await.unwrap();
     let head = world.journal.head();
     assert_eq!(closed.sessions.len(), 2);
     assert_eq!(closed.events, head.0);
     // Its last words go with it, and were the newest of all.
-    let last = world.journal.append(Append {
+    let last = world.journal.append(AppendRequest {
         events: vec![event(&scope(2), 9000)],
         rows: vec![RowChange::Purge { session: qd_journal::SessionKey(2) }],
-        ..Append::default()
+        ..AppendRequest::default()
     });
     let last = last.await.unwrap().last;
     assert_eq!(last.0, head.0 + 1);
@@ -303,7 +307,7 @@ async fn a_purge_leaves_nothing_and_its_seqs_are_never_used_again() {
 
 #[tokio::test]
 async fn keys_are_above_every_key_ever_used() {
-    let world = World::new();
+    let world = JournalFixture::new();
     let (session, workspace) = (world.journal.new_session_key(), world.journal.new_workspace_key());
     assert_eq!((session.0, workspace.0), (1, 1));
     append(&world.journal, &scope_in(7, 41), 1).await.unwrap();
@@ -315,7 +319,7 @@ async fn keys_are_above_every_key_ever_used() {
 
 #[tokio::test]
 async fn after_close_nothing_is_taken_and_the_home_is_free() {
-    let world = World::new();
+    let world = JournalFixture::new();
     append(&world.journal, &scope(1), 1).await.unwrap();
     world.journal.close().await;
     assert_eq!(append(&world.journal, &scope(1), 2).await, Err(AppendError::Stopped));
@@ -329,7 +333,7 @@ async fn after_close_nothing_is_taken_and_the_home_is_free() {
 
 #[tokio::test]
 async fn many_appends_share_a_sync_and_keep_their_callers_order() {
-    let world = World::new();
+    let world = JournalFixture::new();
     let mut callers = JoinSet::new();
     for session in 1..=32 {
         let journal = world.journal.clone();

@@ -5,10 +5,10 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use qd_journal::{Filter, SessionKey, Topic};
+use qd_journal::{EventFilter, EventTopic, SessionKey};
 use qd_protocol::Seq;
 
-use crate::world::*;
+use crate::fixture::*;
 
 const SESSIONS: i64 = 8;
 const KILLS: u64 = 12;
@@ -26,8 +26,8 @@ async fn what_was_acknowledged_survives_kill_9() {
         let journal = open(home.path());
         let mut total = 0;
         for session in 1..=SESSIONS {
-            let topic = Topic::Session(SessionKey(session));
-            let events = all(&journal, &Filter::of(topic)).await;
+            let topic = EventTopic::Session(SessionKey(session));
+            let events = all(&journal, &EventFilter::of(topic)).await;
             let count = events.len() as u64;
             let known = acknowledged[session as usize];
             assert!(count >= known, "session {session} has {count} of {known} events after kill {kill}");

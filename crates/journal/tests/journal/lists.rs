@@ -1,13 +1,13 @@
 //! Lists in their order, each filter, going on after an id, trees of sessions, and what a shortened id may mean.
 
 use qd_journal::{
-    Append, AppendError, AskFilter, MailFilter, MailRow, ReadError, RowChange, RunFilter, RunRow,
-    SessionFilter, SessionKey, SessionRow, WorkspaceKey, WorkspaceRow,
+    AppendError, AppendRequest, AskFilter, JournalReadError, MailFilter, MailRow, RowChange, RunFilter,
+    RunRow, SessionFilter, SessionKey, SessionRow, WorkspaceKey, WorkspaceRow,
 };
-use qd_protocol::api::MatchKind;
+use qd_protocol::api::ReferenceKind;
 use qd_protocol::{MailId, Millis, Seq};
 
-use crate::world::*;
+use crate::fixture::*;
 
 fn keys(rows: &[SessionRow]) -> Vec<i64> {
     rows.iter().map(|row| row.key.0).collect()
@@ -15,11 +15,11 @@ fn keys(rows: &[SessionRow]) -> Vec<i64> {
 
 #[tokio::test]
 async fn sessions_are_listed_in_the_order_of_creation_by_every_filter() {
-    let world = World::new();
+    let world = JournalFixture::new();
     let rows = vec![
         SessionRow { live: true, ..session_row(1) },
         SessionRow { closed_at: Some(Millis(7)), ..session_row(2) },
-        SessionRow { workspace: WorkspaceKey(2), owes: true, ..session_row(3) },
+        SessionRow { workspace: WorkspaceKey(2), has_obligations: true, ..session_row(3) },
         SessionRow { parent: Some(SessionKey(1)), ..session_row(4) },
         SessionRow { parent: Some(SessionKey(1)), closed_at: Some(Millis(8)), live: true, ..session_row(5) },
     ];
@@ -33,7 +33,7 @@ async fn sessions_are_listed_in_the_order_of_creation_by_every_filter() {
         (SessionFilter { live_only: true, ..filter() }, vec![1, 5]),
         (SessionFilter { live_only: true, open_only: true, ..filter() }, vec![1]),
         (SessionFilter { live_only: true, workspace: Some(WorkspaceKey(2)), ..filter() }, vec![]),
-        (SessionFilter { owes_only: true, ..filter() }, vec![3]),
+        (SessionFilter { obligations_only: true, ..filter() }, vec![3]),
         (SessionFilter { parent: Some(SessionKey(1)), ..filter() }, vec![4, 5]),
         (SessionFilter { parent: Some(SessionKey(1)), open_only: true, ..filter() }, vec![4]),
     ] {
@@ -46,7 +46,7 @@ async fn sessions_are_listed_in_the_order_of_creation_by_every_filter() {
     let all = world.journal.sessions(filter(), None, 100).await.unwrap();
     assert_eq!(all, rows);
     let unknown = world.journal.sessions(filter(), Some(&session_id(99)), 1).await;
-    assert_eq!(unknown, Err(ReadError::Cursor("ses_0099".to_owned())));
+    assert_eq!(unknown, Err(JournalReadError::Cursor("ses_0099".to_owned())));
     assert_eq!(world.journal.session_by_key(SessionKey(3)).await.unwrap().as_ref(), Some(&rows[2]));
     let counts = world.journal.counts().await.unwrap();
     assert_eq!((counts.open_sessions, counts.live_sessions), (3, 2));
@@ -54,13 +54,13 @@ async fn sessions_are_listed_in_the_order_of_creation_by_every_filter() {
 
 #[tokio::test]
 async fn runs_are_listed_in_the_order_of_acceptance() {
-    let world = World::new();
+    let world = JournalFixture::new();
     for (name, session, number) in [("z", 1, 1), ("m", 2, 1), ("a", 1, 2)] {
         let rows = vec![RowChange::Run(run_row(name, session))];
         let events = vec![event(&scope(session), number)];
-        world.journal.append(Append { events, rows, ..Append::default() }).await.unwrap();
+        world.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await.unwrap();
     }
-    let end = RunRow { finished: true, accepted: None, ..run_row("m", 2) };
+    let end = RunRow { finished: true, accepted_event: None, ..run_row("m", 2) };
     change(&world.journal, vec![RowChange::Run(end)]).await.unwrap();
     let filter = RunFilter::default;
     for (filter, expected) in [
@@ -81,7 +81,7 @@ async fn runs_are_listed_in_the_order_of_acceptance() {
 
 #[tokio::test]
 async fn asks_are_listed_oldest_first_also_after_a_change() {
-    let world = World::new();
+    let world = JournalFixture::new();
     let open = |name, session| RowChange::Ask(ask_row(name, session, true));
     let elsewhere = SessionRow { workspace: WorkspaceKey(2), ..session_row(2) };
     let sessions = [session_row(1), elsewhere].map(RowChange::Session);
@@ -113,7 +113,7 @@ async fn asks_are_listed_oldest_first_also_after_a_change() {
 
 #[tokio::test]
 async fn a_path_is_one_workspace_until_it_is_removed() {
-    let world = World::new();
+    let world = JournalFixture::new();
     let first = workspace_row(1, "/a");
     change(&world.journal, vec![RowChange::Workspace(first.clone())]).await.unwrap();
     assert!(change(&world.journal, vec![RowChange::Workspace(workspace_row(2, "/a"))]).await.is_err());
@@ -133,7 +133,7 @@ async fn a_path_is_one_workspace_until_it_is_removed() {
 
 #[tokio::test]
 async fn a_budget_counts_the_whole_tree_and_a_session_knows_its_line() {
-    let world = World::new();
+    let world = JournalFixture::new();
     let with = |key, parent: Option<i64>, cost_usd| {
         RowChange::Session(SessionRow { parent: parent.map(SessionKey), cost_usd, ..session_row(key) })
     };
@@ -148,13 +148,13 @@ async fn a_budget_counts_the_whole_tree_and_a_session_knows_its_line() {
     for (root, cost) in [(1, 1.875), (2, 0.75), (3, 0.25), (5, 100.0), (99, 0.0)] {
         assert_eq!(world.journal.tree_cost(SessionKey(root)).await.unwrap(), cost, "{root}");
     }
-    assert_eq!(keys(&world.journal.line(SessionKey(3)).await.unwrap()), [3, 2, 1]);
-    assert_eq!(keys(&world.journal.line(SessionKey(1)).await.unwrap()), [1]);
+    assert_eq!(keys(&world.journal.lineage(SessionKey(3)).await.unwrap()), [3, 2, 1]);
+    assert_eq!(keys(&world.journal.lineage(SessionKey(1)).await.unwrap()), [1]);
 }
 
 #[tokio::test]
 async fn a_reference_is_an_id_a_title_or_the_beginning_of_an_id() {
-    let world = World::new();
+    let world = JournalFixture::new();
     let titled = |key, title: &str| {
         RowChange::Session(SessionRow { title: Some(title.to_owned()), ..session_row(key) })
     };
@@ -170,7 +170,7 @@ async fn a_reference_is_an_id_a_title_or_the_beginning_of_an_id() {
     ];
     world
         .journal
-        .append(Append { events: vec![event(&scope(1), 1)], rows, ..Append::default() })
+        .append(AppendRequest { events: vec![event(&scope(1), 1)], rows, ..AppendRequest::default() })
         .await
         .unwrap();
     let resolve = async |text: &str, limit: usize| {
@@ -190,15 +190,15 @@ async fn a_reference_is_an_id_a_title_or_the_beginning_of_an_id() {
         assert!(resolve(nothing, 10).await.is_empty(), "{nothing}");
     }
     let ask = &world.journal.resolve("ask_88", 1).await.unwrap()[0];
-    assert_eq!((ask.kind, ask.workspace_id.as_str()), (MatchKind::Ask, "ws_0001"));
+    assert_eq!((ask.kind, ask.workspace_id.as_str()), (ReferenceKind::Ask, "ws_0001"));
     assert_eq!(ask.session_id, Some(session_id(1)));
     let workspace = &world.journal.resolve("ws_0001", 1).await.unwrap()[0];
-    assert_eq!((workspace.kind, &workspace.session_id), (MatchKind::Workspace, &None));
+    assert_eq!((workspace.kind, &workspace.session_id), (ReferenceKind::Workspace, &None));
 }
 
 #[tokio::test]
 async fn meta_is_kept_changed_and_forgotten() {
-    let world = World::new();
+    let world = JournalFixture::new();
     assert_eq!(world.journal.meta("halt").await.unwrap(), None);
     for value in [Some(b"one".to_vec()), Some(b"two".to_vec()), None] {
         change(&world.journal, vec![RowChange::Meta { key: "halt", value: value.clone() }]).await.unwrap();
@@ -208,7 +208,7 @@ async fn meta_is_kept_changed_and_forgotten() {
 
 #[tokio::test]
 async fn a_file_that_nothing_names_is_loose_and_one_that_is_named_is_not() {
-    let world = World::new();
+    let world = JournalFixture::new();
     let blobs = world.journal.blobs();
     let mut hashes = Vec::new();
     for text in ["in an event", "in a row", "in a closed session", "nowhere"] {
@@ -220,7 +220,7 @@ async fn a_file_that_nothing_names_is_loose_and_one_that_is_named_is_not() {
         qd_journal::NewEvent { data: naming(&hashes[2]), ..event(&scope(2), 1) },
     ];
     let rows = vec![RowChange::Session(SessionRow { doc: naming(&hashes[1]), ..session_row(1) })];
-    world.journal.append(Append { events, rows, ..Append::default() }).await.unwrap();
+    world.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await.unwrap();
     let loose = async |before, without: &[SessionKey]| {
         let files = world.journal.loose_blobs(before, without).await.unwrap();
         files.into_iter().map(|file| file.blob.sha256).collect::<std::collections::HashSet<_>>()
@@ -238,7 +238,7 @@ fn mail_row(name: &str, session: i64, sent_by: Option<usize>) -> MailRow {
     MailRow {
         id: MailId::parse(name).unwrap(),
         session: Some(SessionKey(session)),
-        sent_by,
+        sent_event: sent_by,
         seq: Seq(0),
         open: true,
         fingerprint: "f".to_owned(),
@@ -249,7 +249,7 @@ fn mail_row(name: &str, session: i64, sent_by: Option<usize>) -> MailRow {
 
 #[tokio::test]
 async fn mail_is_listed_in_the_order_of_arrival_and_an_id_is_taken_for_ever() {
-    let world = World::new();
+    let world = JournalFixture::new();
     for (name, session, number) in [("z", 1, 1), ("m", 2, 1), ("a", 1, 2)] {
         let rows = vec![
             RowChange::Mail(mail_row(name, session, Some(0))),
@@ -257,7 +257,7 @@ async fn mail_is_listed_in_the_order_of_arrival_and_an_id_is_taken_for_ever() {
             RowChange::Mail(MailRow { open: name != "z", sent: None, ..mail_row(name, session, Some(0)) }),
         ];
         let events = vec![event(&scope(session), number)];
-        world.journal.append(Append { events, rows, ..Append::default() }).await.unwrap();
+        world.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await.unwrap();
     }
     let names = async |filter| {
         let rows = world.journal.mails(filter, None, 100).await.unwrap();
@@ -274,7 +274,10 @@ async fn mail_is_listed_in_the_order_of_arrival_and_an_id_is_taken_for_ever() {
     let left = world.journal.mail(&one).await.unwrap().unwrap();
     assert_eq!((left.session, left.sent, left.fingerprint.as_str()), (None, None, "f"));
     let events = vec![event(&scope(3), 1)];
-    let again =
-        Append { events, rows: vec![RowChange::Mail(mail_row("z", 3, Some(0)))], ..Append::default() };
+    let again = AppendRequest {
+        events,
+        rows: vec![RowChange::Mail(mail_row("z", 3, Some(0)))],
+        ..AppendRequest::default()
+    };
     assert!(matches!(world.journal.append(again).await, Err(AppendError::Violation(_))));
 }

@@ -4,8 +4,8 @@
 
 mod appends;
 mod crash;
+mod fixture;
 mod lists;
 mod replay;
 mod storage;
-mod tails;
-mod world;
+mod subscriptions;

@@ -1,13 +1,13 @@
 //! Reading a session back: from its snapshot, by cursor, by run; and the rows rebuilt from the events.
 
 use qd_journal::{
-    Append, Filter, Journal, NewEvent, OpenError, RebuildError, RowChange, RunFilter, RunRow, SessionFilter,
-    SessionKey, SessionRow, StoredEvent, Topic, rebuild,
+    AppendRequest, EventFilter, EventTopic, Journal, JournalOpenError, NewEvent, RebuildError, RowChange,
+    RunFilter, RunRow, SessionFilter, SessionKey, SessionRow, StoredEvent, rebuild,
 };
-use qd_protocol::link::UpNumber;
-use qd_protocol::{Millis, Number, Seq};
+use qd_protocol::link::UpdateNumber;
+use qd_protocol::{EventNumber, Millis, Seq};
 
-use crate::world::*;
+use crate::fixture::*;
 
 /// Three sessions speak in turn, one of them rarely, for long enough that most of it is indexed and some is not.
 async fn conversation(journal: &Journal) -> u64 {
@@ -21,19 +21,19 @@ async fn conversation(journal: &Journal) -> u64 {
             events.push(event(&scope(session as i64 + 1), numbers[session]));
         }
         total += events.len() as u64;
-        journal.append(Append { events, ..Append::default() }).await.unwrap();
+        journal.append(AppendRequest { events, ..AppendRequest::default() }).await.unwrap();
     }
     total
 }
 
 #[tokio::test]
 async fn a_session_cursor_finds_its_place_among_all_others() {
-    let world = World::new();
+    let world = JournalFixture::new();
     let total = conversation(&world.journal).await;
     let everything = all(&world.journal, &everything()).await;
     assert_eq!(everything.len() as u64, total);
     for session in 1..=3 {
-        let filter = Filter::of(Topic::Session(SessionKey(session)));
+        let filter = EventFilter::of(EventTopic::Session(SessionKey(session)));
         let own: Vec<u64> = everything
             .iter()
             .filter(|event| event.session == Some(SessionKey(session)))
@@ -46,13 +46,14 @@ async fn a_session_cursor_finds_its_place_among_all_others() {
             assert_eq!(seqs(&page.events), expected, "session {session} after {after}");
         }
     }
-    let nobody = world.journal.page(&Filter::of(Topic::Session(SessionKey(9))), Seq(0), 3).await.unwrap();
+    let nobody =
+        world.journal.page(&EventFilter::of(EventTopic::Session(SessionKey(9))), Seq(0), 3).await.unwrap();
     assert!(nobody.events.is_empty() && nobody.end);
 }
 
 #[tokio::test]
 async fn a_page_says_where_to_go_on_and_when_there_is_no_more() {
-    let world = World::new();
+    let world = JournalFixture::new();
     for number in 1..=5 {
         append(&world.journal, &scope(1), number).await.unwrap();
     }
@@ -66,33 +67,33 @@ async fn a_page_says_where_to_go_on_and_when_there_is_no_more() {
 
 #[tokio::test]
 async fn a_session_is_loaded_from_its_last_snapshot_on() {
-    let world = World::new();
+    let world = JournalFixture::new();
     let one = SessionKey(1);
     assert!(world.journal.load(one).await.unwrap().events.is_empty());
     for number in 1..=6 {
         let snapshot =
-            |state: u8| RowChange::Snapshot { session: one, number: Number(number), state: vec![state] };
+            |state: u8| RowChange::Snapshot { session: one, number: EventNumber(number), state: vec![state] };
         let rows = if number % 2 == 0 { vec![snapshot(number as u8)] } else { Vec::new() };
-        let said = NewEvent { up: Some(UpNumber(number * 10)), ..event(&scope(1), number) };
+        let said = NewEvent { update_number: Some(UpdateNumber(number * 10)), ..event(&scope(1), number) };
         let events = vec![said, event(&scope(2), number)];
-        world.journal.append(Append { events, rows, ..Append::default() }).await.unwrap();
+        world.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await.unwrap();
     }
     append(&world.journal, &scope(1), 7).await.unwrap();
     let world = world.reopen().await;
     let loaded = world.journal.load(one).await.unwrap();
-    assert_eq!(loaded.snapshot, Some((Number(6), vec![6])));
+    assert_eq!(loaded.snapshot, Some((EventNumber(6), vec![6])));
     let numbers: Vec<_> = loaded.events.iter().map(|event| event.number).collect();
-    assert_eq!(numbers, [Some(Number(7))]);
+    assert_eq!(numbers, [Some(EventNumber(7))]);
     let two = world.journal.load(SessionKey(2)).await.unwrap();
     assert_eq!((two.snapshot, two.events.len()), (None, 6));
-    let all = world.journal.session_events(one, None, &[], Number(0), 100).await.unwrap();
-    assert_eq!(all.events[2].up, Some(UpNumber(30)));
+    let all = world.journal.session_events(one, None, &[], EventNumber(0), 100).await.unwrap();
+    assert_eq!(all.events[2].update_number, Some(UpdateNumber(30)));
     assert_eq!(all.events[2].scope, scope(1));
 }
 
 #[tokio::test]
 async fn the_events_of_one_run_are_found_without_reading_what_came_before() {
-    let world = World::new();
+    let world = JournalFixture::new();
     let mut number = 0;
     for name in ["a", "b", "c"] {
         let mut events = Vec::new();
@@ -101,19 +102,19 @@ async fn the_events_of_one_run_are_found_without_reading_what_came_before() {
             events.push(NewEvent { run: Some(run_id(name)), kind, ..event(&scope(1), number) });
         }
         let rows = vec![RowChange::Run(run_row(name, 1))];
-        world.journal.append(Append { events, rows, ..Append::default() }).await.unwrap();
+        world.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await.unwrap();
     }
     let numbers =
         |events: &[StoredEvent]| events.iter().filter_map(|e| e.number).map(|n| n.0).collect::<Vec<_>>();
     let read = |run, kinds: &'static [&'static str], after, limit| {
         let journal = world.journal.clone();
-        async move { journal.session_events(SessionKey(1), run, kinds, Number(after), limit).await.unwrap() }
+        async move { journal.session_events(SessionKey(1), run, kinds, EventNumber(after), limit).await.unwrap() }
     };
     let (b, unknown) = (run_id("b"), run_id("x"));
     let page = read(Some(&b), &["text.delta"], 0, 10).await;
     assert_eq!((numbers(&page.events), page.end), (vec![7, 9], true));
     let page = read(Some(&b), &[], 0, 2).await;
-    assert_eq!((numbers(&page.events), page.scanned, page.end), (vec![6, 7], Number(7), false));
+    assert_eq!((numbers(&page.events), page.scanned, page.end), (vec![6, 7], EventNumber(7), false));
     let page = read(Some(&b), &[], 7, 10).await;
     assert_eq!((numbers(&page.events), page.end), (vec![8, 9, 10], true));
     let page = read(None, &["run.accepted"], 0, 10).await;
@@ -154,7 +155,7 @@ async fn picture(journal: &Journal) -> impl PartialEq + std::fmt::Debug + use<> 
 
 #[tokio::test]
 async fn rows_rebuilt_from_the_events_are_the_rows_that_were_there() {
-    let world = World::new();
+    let world = JournalFixture::new();
     change(&world.journal, vec![RowChange::Meta { key: "keep.me", value: Some(vec![1]) }]).await.unwrap();
     for number in 1..=45 {
         for session in 1..=3 {
@@ -170,15 +171,18 @@ async fn rows_rebuilt_from_the_events_are_the_rows_that_were_there() {
                 run: new.run.clone(),
                 kind: new.kind.into(),
                 data: new.data.clone(),
-                up: None,
+                update_number: None,
             };
-            let append = Append { events: vec![new], rows: fold(&stored), ..Append::default() };
+            let append = AppendRequest { events: vec![new], rows: fold(&stored), ..AppendRequest::default() };
             world.journal.append(append).await.unwrap();
         }
     }
     let before = picture(&world.journal).await;
-    assert!(matches!(rebuild(world.home.path(), fold), Err(RebuildError::Open(OpenError::Held { .. }))));
-    let World { home, journal, .. } = world;
+    assert!(matches!(
+        rebuild(world.home.path(), fold),
+        Err(RebuildError::Open(JournalOpenError::HomeLocked { .. }))
+    ));
+    let JournalFixture { home, journal, .. } = world;
     // Something that no event tells of must go, and what was lost must come back.
     let wrong = RowChange::Session(SessionRow { updated_at: Millis(1), ..session_row(77) });
     let lost = RowChange::Meta { key: "last", value: None };

@@ -5,16 +5,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use qd_journal::faults::Faults;
-use qd_journal::{Append, AppendError, Journal, NewEvent, OpenError, Options};
+use qd_journal::faults::FaultInjector;
+use qd_journal::{AppendError, AppendRequest, Journal, JournalOpenError, JournalOptions, NewEvent};
 use qd_protocol::Seq;
 use qd_protocol::limits::RESERVE_BYTES;
 
-use crate::world::*;
+use crate::fixture::*;
 
-fn large(number: u64, reserve: bool) -> Append {
+fn large(number: u64, reserve: bool) -> AppendRequest {
     let data = format!(r#"{{"text":"{}"}}"#, "x".repeat(100_000)).into_bytes();
-    Append { events: vec![NewEvent { data, ..event(&scope(1), number) }], reserve, ..Append::default() }
+    AppendRequest {
+        events: vec![NewEvent { data, ..event(&scope(1), number) }],
+        may_use_reserve: reserve,
+        ..AppendRequest::default()
+    }
 }
 
 /// Appends until the disk is full; gives the number of the first that did not fit.
@@ -33,7 +37,7 @@ async fn fill(journal: &Journal) -> u64 {
 
 #[tokio::test]
 async fn on_a_full_disk_nothing_is_acknowledged_and_the_reserve_is_for_cancels_and_ends() {
-    let world = World::new();
+    let world = JournalFixture::new();
     let mut watcher = world.journal.subscribe(everything(), None);
     world.faults.page_limit.store(200, SeqCst);
     let number = fill(&world.journal).await;
@@ -60,10 +64,10 @@ async fn on_a_full_disk_nothing_is_acknowledged_and_the_reserve_is_for_cancels_a
 #[tokio::test]
 async fn while_the_reserve_is_spent_ordinary_appends_wait_outside() {
     let home = tempfile::tempdir().unwrap();
-    let faults = Arc::new(Faults::default());
+    let faults = Arc::new(FaultInjector::default());
     // It is never time to have the reserve back.
     let options =
-        Options { reserve_retry: std::time::Duration::from_secs(3600), faults: Some(faults.clone()) };
+        JournalOptions { reserve_retry: std::time::Duration::from_secs(3600), faults: Some(faults.clone()) };
     let journal = Journal::open(home.path(), options).unwrap();
     faults.page_limit.store(200, SeqCst);
     let number = fill(&journal).await;
@@ -81,7 +85,7 @@ async fn while_the_reserve_is_spent_ordinary_appends_wait_outside() {
 
 #[tokio::test]
 async fn a_read_only_disk_is_named_as_such() {
-    let world = World::new();
+    let world = JournalFixture::new();
     append(&world.journal, &scope(1), 1).await.unwrap();
     world.faults.read_only.store(true, SeqCst);
     let refused = append(&world.journal, &scope(1), 2).await.unwrap_err();
@@ -96,7 +100,7 @@ async fn a_read_only_disk_is_named_as_such() {
 
 #[tokio::test]
 async fn a_failed_commit_acknowledges_and_shows_nothing_and_the_next_one_works() {
-    let world = World::new();
+    let world = JournalFixture::new();
     append(&world.journal, &scope(1), 1).await.unwrap();
     let mut watcher = world.journal.subscribe(everything(), None);
     world.faults.failing_commits.store(2, SeqCst);
@@ -114,30 +118,33 @@ async fn a_failed_commit_acknowledges_and_shows_nothing_and_the_next_one_works()
 
 #[tokio::test]
 async fn a_home_has_one_owner_and_the_second_is_told_who_it_is() {
-    let world = World::new();
-    match Journal::open(world.home.path(), Options::default()) {
-        Err(OpenError::Held { pid }) => assert_eq!(pid, Some(std::process::id())),
+    let world = JournalFixture::new();
+    match Journal::open(world.home.path(), JournalOptions::default()) {
+        Err(JournalOpenError::HomeLocked { pid }) => assert_eq!(pid, Some(std::process::id())),
         other => panic!("{other:?}"),
     }
-    let World { home, journal, .. } = world;
+    let JournalFixture { home, journal, .. } = world;
     let clone = journal.clone();
     drop(journal);
-    assert!(matches!(Journal::open(home.path(), Options::default()), Err(OpenError::Held { .. })));
+    assert!(matches!(
+        Journal::open(home.path(), JournalOptions::default()),
+        Err(JournalOpenError::HomeLocked { .. })
+    ));
     drop(clone);
     open(home.path());
 }
 
 #[tokio::test]
 async fn a_journal_of_a_newer_version_is_not_touched() {
-    let world = World::new();
+    let world = JournalFixture::new();
     append(&world.journal, &scope(1), 1).await.unwrap();
     world.journal.close().await;
     let file = world.home.path().join("journal.db");
     let db = rusqlite::Connection::open(&file).unwrap();
     db.pragma_update(None, "user_version", 1000).unwrap();
     drop(db);
-    let refused = Journal::open(world.home.path(), Options::default()).unwrap_err();
-    assert!(matches!(refused, OpenError::TooNew { found: 1000, .. }));
+    let refused = Journal::open(world.home.path(), JournalOptions::default()).unwrap_err();
+    assert!(matches!(refused, JournalOpenError::TooNew { found: 1000, .. }));
     assert!(refused.to_string().contains("newer"), "{refused}");
 }
 
@@ -177,8 +184,8 @@ async fn in_a_small_home(small: &Path) {
     // A home without room for the reserve is refused in so many words.
     let mut ballast = std::fs::File::create(home.join("ballast")).unwrap();
     let _ = std::io::copy(&mut std::io::repeat(1), &mut ballast);
-    match Journal::open(&home, Options::default()) {
-        Err(OpenError::NoRoom { needed }) => assert_eq!(needed, RESERVE_BYTES),
+    match Journal::open(&home, JournalOptions::default()) {
+        Err(JournalOpenError::DiskFull { needed }) => assert_eq!(needed, RESERVE_BYTES),
         other => panic!("{other:?}"),
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use qd_keeper::{Exit, Keeper, KeeperError, Launch, Process, Signal, proc};
+use qd_keeper::{ChildExit, KeeperError, KeeperHandle, LaunchSpec, ProcessIdentity, Signal, procfs};
 use tokio::io::AsyncWriteExt;
 
 use crate::{PROGRAM, assert_nothing_below, command, new_mark, output, shell, start, until_ready};
@@ -19,13 +19,13 @@ async fn a_child_has_the_folder_the_environment_and_the_arguments_it_was_given_a
     let keeper = start(&mark).await;
     let folder = tempfile::tempdir().unwrap();
     let cwd = folder.path().canonicalize().unwrap();
-    let launch = Launch {
+    let launch = LaunchSpec {
         argv: ["sh", "-c", "pwd; echo \"$1\"; tr '\\0' '\\n' < /proc/$$/environ", "name", "an argument"]
             .map(str::to_owned)
             .to_vec(),
         env: BTreeMap::from([("KEY".to_owned(), "a \"value\"\tof two\nlines".to_owned())]),
         cwd: cwd.clone(),
-        called: None,
+        arg0: None,
     };
     let said = output(keeper.spawn(launch).await.unwrap()).await;
     let expected =
@@ -56,14 +56,14 @@ async fn a_child_inherits_no_descriptor_and_no_signal_that_is_blocked_or_ignored
 async fn a_child_can_be_spoken_with_and_signalled_and_its_end_is_told() {
     let keeper = start(&new_mark()).await;
     let mut cat = keeper.spawn(command(&["cat"])).await.unwrap();
-    assert_eq!(proc::parent(cat.pid), Some(keeper.pid()));
+    assert_eq!(procfs::parent(cat.pid), Some(keeper.pid()));
     cat.stdin.write_all(b"hello\nready\n").await.unwrap();
     assert_eq!(until_ready(&mut cat).await, ["hello"]);
-    assert!(proc::signal(&Process::find(cat.pid).unwrap(), Signal::INT));
-    assert_eq!(cat.exit.wait().await, Exit { status: None, signal: Some(2) });
+    assert!(procfs::send_signal(&ProcessIdentity::find(cat.pid).unwrap(), Signal::INT));
+    assert_eq!(cat.exit.wait().await, ChildExit { status: None, signal: Some(2) });
 
     let seven = keeper.spawn(shell("exit 7")).await.unwrap();
-    assert_eq!(seven.exit.wait().await, Exit { status: Some(7), signal: None });
+    assert_eq!(seven.exit.wait().await, ChildExit { status: Some(7), signal: None });
 }
 
 #[tokio::test]
@@ -71,12 +71,12 @@ async fn processes_are_called_by_names_that_people_know() {
     let keeper = start(&new_mark()).await;
     let words = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
     keeper.begin_turn().await.unwrap();
-    assert_eq!(proc::name(keeper.pid()).as_deref(), Some("qd-keeper"));
+    assert_eq!(procfs::name(keeper.pid()).as_deref(), Some("qd-keeper"));
     assert_eq!(words(keeper.pid()), "qd\0__keeper\0");
-    let called = Launch { called: Some("an agent".to_owned()), ..command(&["sleep", "1000"]) };
+    let called = LaunchSpec { arg0: Some("an agent".to_owned()), ..command(&["sleep", "1000"]) };
     let kept = keeper.spawn(called).await.unwrap();
     // The kernel gives it its name a moment before its words.
-    while proc::name(kept.pid).as_deref() != Some("sleep") || words(kept.pid).is_empty() {
+    while procfs::name(kept.pid).as_deref() != Some("sleep") || words(kept.pid).is_empty() {
         keeper.begin_turn().await.unwrap();
     }
     assert_eq!(words(kept.pid), "an agent\x001000\x00");
@@ -97,7 +97,7 @@ async fn what_cannot_be_started_says_why() {
     assert!(matches!(missing, Err(KeeperError::NotFound(text)) if text == "no-such-agent was not found"));
     let missing = keeper.spawn(command(&["/no/such/agent"])).await;
     assert!(matches!(missing, Err(KeeperError::NotFound(_))));
-    let elsewhere = keeper.spawn(Launch { cwd: "/no/such/folder".into(), ..command(&["true"]) }).await;
+    let elsewhere = keeper.spawn(LaunchSpec { cwd: "/no/such/folder".into(), ..command(&["true"]) }).await;
     assert!(matches!(elsewhere, Err(KeeperError::Refused(text)) if text.contains("/no/such/folder")));
     let no_program = keeper.spawn(command(&["/etc/passwd"])).await;
     assert!(matches!(no_program, Err(KeeperError::Refused(_))));
@@ -106,7 +106,7 @@ async fn what_cannot_be_started_says_why() {
     assert!(matches!(keeper.spawn(command(&["true", &too_long])).await, Err(KeeperError::Refused(_))));
     assert_eq!(keeper.spawn(command(&["true"])).await.unwrap().exit.wait().await.status, Some(0));
 
-    let nobody = Keeper::start(Path::new("/no/such/program"), "").await;
+    let nobody = KeeperHandle::start(Path::new("/no/such/program"), "").await;
     assert!(matches!(nobody, Err(KeeperError::NotStarted(_))));
 }
 
@@ -125,7 +125,7 @@ async fn a_child_that_nobody_waits_for_any_more_is_ended() {
     // By the time that this is answered the child has been started, and its killing has been sent before.
     keeper.begin_turn().await.unwrap();
     keeper.begin_turn().await.unwrap();
-    while !proc::children(keeper.pid()).is_empty() {
+    while !procfs::children(keeper.pid()).is_empty() {
         keeper.begin_turn().await.unwrap();
     }
     assert_nothing_below(&keeper, &mark);
@@ -146,7 +146,7 @@ async fn a_thousand_children_leave_no_zombie_and_no_descriptor() {
         output(other).await;
     }
     keeper.begin_turn().await.unwrap();
-    let zombies = || proc::children(keeper.pid());
+    let zombies = || procfs::children(keeper.pid());
     while !zombies().is_empty() {
         // An orphan's death reaches the keeper a moment after its last word reached us.
         keeper.begin_turn().await.unwrap();
@@ -165,7 +165,7 @@ async fn a_keeper_is_not_ended_by_what_ends_a_terminal() {
         keeper.begin_turn().await.unwrap();
     }
     assert_eq!(rustix::process::getsid(Some(pid)).unwrap(), pid, "it has a session of its own");
-    assert_eq!(proc::mark_of(keeper.pid()), None);
+    assert_eq!(procfs::mark_of(keeper.pid()), None);
     assert_eq!(std::fs::read(format!("/proc/{}/environ", keeper.pid())).unwrap(), b"");
 }
 

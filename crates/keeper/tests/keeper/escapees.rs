@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use qd_keeper::{What, proc};
+use qd_keeper::{SweepScope, procfs};
 
 use crate::{ESCAPEES, assert_nothing_below, command, new_mark, start, sweep, until_ready};
 
@@ -21,13 +21,13 @@ async fn ten_rounds_of(kind: &str, count: usize) {
         assert_eq!(until_ready(&mut kept).await.len(), count);
         // Half of them are asked first, which none of them heeds.
         let grace = Duration::from_millis(if round % 2 == 0 { 0 } else { 50 });
-        let swept = sweep(&keeper, What::Turn, grace).await;
+        let swept = sweep(&keeper, SweepScope::Turn, grace).await;
         assert_eq!(swept.survivors, [], "{kind}, round {round}");
         assert!(swept.killed as usize >= count, "{kind}, round {round}: only {} were killed", swept.killed);
-        let alive: Vec<u32> = proc::marked(&mark).iter().map(|process| process.pid).collect();
+        let alive: Vec<u32> = procfs::find_marked(&mark).iter().map(|process| process.pid).collect();
         assert_eq!(alive, [kept.pid], "{kind}, round {round}: only the agent is left");
 
-        let swept = sweep(&keeper, What::All, Duration::ZERO).await;
+        let swept = sweep(&keeper, SweepScope::All, Duration::ZERO).await;
         assert_eq!((swept.killed, swept.survivors), (1, Vec::new()));
         assert_nothing_below(&keeper, &mark);
         assert_eq!(kept.exit.wait().await.signal, Some(9));

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use qd_keeper::{Process, Swept, proc};
+use qd_keeper::{ProcessIdentity, SweepResult, procfs};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde::Deserialize;
@@ -20,22 +20,22 @@ fn program(mode: &str, mark: &str, kind: &str) -> Child {
 }
 
 /// A worker and its keeper.
-fn worker(mark: &str, kind: &str) -> (Child, Process) {
+fn worker(mark: &str, kind: &str) -> (Child, ProcessIdentity) {
     let mut worker = program("worker", mark, kind);
     let mut line = String::new();
     BufReader::new(worker.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    assert!(proc::marked(mark).len() > 1, "{kind}");
-    (worker, Process::find(line.trim().parse().unwrap()).unwrap())
+    assert!(procfs::find_marked(mark).len() > 1, "{kind}");
+    (worker, ProcessIdentity::find(line.trim().parse().unwrap()).unwrap())
 }
 
-fn pid(process: &Process) -> Pid {
+fn pid(process: &ProcessIdentity) -> Pid {
     Pid::from_raw(process.pid.try_into().unwrap()).unwrap()
 }
 
 /// Blocks until a process that is not our child has ended.
-fn wait_for_end(process: &Process) {
+fn wait_for_end(process: &ProcessIdentity) {
     if let Ok(ended) = pidfd_open(pid(process), PidfdFlags::empty())
-        && proc::alive(process)
+        && procfs::is_alive(process)
     {
         poll(&mut [PollFd::new(&ended, PollFlags::IN)], None).unwrap();
     }
@@ -50,8 +50,8 @@ async fn a_keeper_that_is_let_go_ends_everything() {
         until_ready(&mut kept).await;
         let pid = keeper.pid();
         keeper.close().await;
-        assert_eq!(proc::marked(&mark), [], "{kind}");
-        assert!(!proc::children(std::process::id()).contains(&pid), "{kind}: the keeper is reaped");
+        assert_eq!(procfs::find_marked(&mark), [], "{kind}");
+        assert!(!procfs::children(std::process::id()).contains(&pid), "{kind}: the keeper is reaped");
         kept.exit.wait().await;
     }
 }
@@ -64,15 +64,15 @@ fn the_keeper_of_a_killed_worker_ends_everything_and_itself() {
         worker.kill().unwrap();
         worker.wait().unwrap();
         wait_for_end(&keeper);
-        assert_eq!(proc::marked(&mark), [], "{kind}");
+        assert_eq!(procfs::find_marked(&mark), [], "{kind}");
     }
 }
 
 #[test]
 fn the_worker_of_a_killed_keeper_ends_everything_but_what_it_spares() {
     #[derive(Deserialize)]
-    struct Report {
-        swept: Swept,
+    struct LossReport {
+        swept: SweepResult,
         children: Vec<u32>,
     }
     for kind in KINDS {
@@ -81,11 +81,11 @@ fn the_worker_of_a_killed_keeper_ends_everything_but_what_it_spares() {
         let mut said = String::new();
         worker.stdout.take().unwrap().read_to_string(&mut said).unwrap();
         assert!(worker.wait().unwrap().success(), "{kind}");
-        let report: Report = serde_json::from_str(&said).unwrap();
+        let report: LossReport = serde_json::from_str(&said).unwrap();
         assert_eq!(report.swept.survivors, [], "{kind}");
         assert!(report.swept.killed > 10, "{kind}: {}", report.swept.killed);
         assert_eq!(report.children, [0; 0], "{kind}: no zombie");
-        assert_eq!(proc::marked(&mark), [], "{kind}");
+        assert_eq!(procfs::find_marked(&mark), [], "{kind}");
     }
 }
 
@@ -99,13 +99,13 @@ fn where_worker_and_keeper_are_killed_the_mark_finds_everything() {
         worker.kill().unwrap();
         worker.wait().unwrap();
         wait_for_end(&keeper);
-        assert!(proc::marked(&mark).len() > 1, "{kind}");
+        assert!(procfs::find_marked(&mark).len() > 1, "{kind}");
 
         let other = new_mark();
-        assert_eq!(proc::end_marked(&other, Duration::ZERO), Swept::default());
-        let swept = proc::end_marked(&mark, Duration::from_millis(20));
+        assert_eq!(procfs::end_marked(&other, Duration::ZERO), SweepResult::default());
+        let swept = procfs::end_marked(&mark, Duration::from_millis(20));
         assert_eq!(swept.survivors, [], "{kind}");
         assert!(swept.killed > 10, "{kind}: {}", swept.killed);
-        assert_eq!(proc::marked(&mark), [], "{kind}");
+        assert_eq!(procfs::find_marked(&mark), [], "{kind}");
     }
 }

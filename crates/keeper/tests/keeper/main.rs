@@ -5,14 +5,16 @@
 mod children;
 mod escapees;
 mod loss;
-mod turns;
+mod sweeps;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use qd_keeper::{Keeper, Kept, Launch, Process, Sweep, Swept, What, proc};
+use qd_keeper::{
+    KeeperChild, KeeperHandle, LaunchSpec, ProcessIdentity, SweepRequest, SweepResult, SweepScope, procfs,
+};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 
 /// The program that can be a keeper.
@@ -28,21 +30,21 @@ fn new_mark() -> String {
     format!("{}-{}", std::process::id(), LAST.fetch_add(1, Ordering::Relaxed))
 }
 
-async fn start(mark: &str) -> Keeper {
-    Keeper::start(Path::new(PROGRAM), mark).await.unwrap()
+async fn start(mark: &str) -> KeeperHandle {
+    KeeperHandle::start(Path::new(PROGRAM), mark).await.unwrap()
 }
 
-fn command(argv: &[&str]) -> Launch {
+fn command(argv: &[&str]) -> LaunchSpec {
     let env = BTreeMap::from([("PATH".to_owned(), std::env::var("PATH").unwrap())]);
-    Launch { argv: argv.iter().map(|&word| word.to_owned()).collect(), env, cwd: "/".into(), called: None }
+    LaunchSpec { argv: argv.iter().map(|&word| word.to_owned()).collect(), env, cwd: "/".into(), arg0: None }
 }
 
-fn shell(script: &str) -> Launch {
+fn shell(script: &str) -> LaunchSpec {
     command(&["sh", "-c", script])
 }
 
 /// A shell's lines up to one that says `ready`.
-async fn until_ready(kept: &mut Kept) -> Vec<String> {
+async fn until_ready(kept: &mut KeeperChild) -> Vec<String> {
     let mut lines = BufReader::new(&mut kept.stdout).lines();
     let mut said = Vec::new();
     while let Some(line) = lines.next_line().await.unwrap() {
@@ -55,31 +57,31 @@ async fn until_ready(kept: &mut Kept) -> Vec<String> {
 }
 
 /// The processes whose pids it says before it is ready.
-async fn processes_of(kept: &mut Kept) -> Vec<Process> {
+async fn processes_of(kept: &mut KeeperChild) -> Vec<ProcessIdentity> {
     let said = until_ready(kept).await;
-    said.iter().map(|pid| Process::find(pid.parse().unwrap()).unwrap()).collect()
+    said.iter().map(|pid| ProcessIdentity::find(pid.parse().unwrap()).unwrap()).collect()
 }
 
 /// Whether nothing has been told of its end.
-async fn has_not_ended(kept: &Kept) -> bool {
+async fn has_not_ended(kept: &KeeperChild) -> bool {
     tokio::time::timeout(Duration::ZERO, kept.exit.wait()).await.is_err()
 }
 
 /// All that a child says until it ends.
-async fn output(mut kept: Kept) -> String {
+async fn output(mut kept: KeeperChild) -> String {
     let mut text = String::new();
     kept.stdout.read_to_string(&mut text).await.unwrap();
     kept.exit.wait().await;
     text
 }
 
-async fn sweep(keeper: &Keeper, what: What, grace: Duration) -> Swept {
-    keeper.sweep(Sweep { what, grace, spare: Vec::new() }).await.unwrap()
+async fn sweep(keeper: &KeeperHandle, what: SweepScope, grace: Duration) -> SweepResult {
+    keeper.sweep(SweepRequest { scope: what, grace, spare: Vec::new() }).await.unwrap()
 }
 
 /// Nothing of this mark lives, nor does anything, dead or alive, hang on the keeper.
 #[track_caller]
-fn assert_nothing_below(keeper: &Keeper, mark: &str) {
-    assert_eq!(proc::children(keeper.pid()), [0; 0]);
-    assert_eq!(proc::marked(mark), []);
+fn assert_nothing_below(keeper: &KeeperHandle, mark: &str) {
+    assert_eq!(procfs::children(keeper.pid()), [0; 0]);
+    assert_eq!(procfs::find_marked(mark), []);
 }

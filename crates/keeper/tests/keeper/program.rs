@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use qd_keeper::{Keeper, Kept, Launch, become_subreaper, end_orphans};
+use qd_keeper::{KeeperChild, KeeperHandle, LaunchSpec, become_subreaper, end_orphans};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     match words.as_slice() {
-        ["__keeper"] => return qd_keeper::process::main(),
+        ["__keeper"] => return qd_keeper::keeper_process::main(),
         ["worker", mark, command @ ..] => runtime().block_on(worker(mark, command)),
         ["bereft", mark, command @ ..] => runtime().block_on(bereft(mark, command)),
         _ => return ExitCode::FAILURE,
@@ -38,21 +38,21 @@ async fn bereft(mark: &str, command: &[&str]) {
     let mut own = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
     let (keeper, kept) = keep(mark, command).await;
     kill_process(Pid::from_raw(keeper.pid().try_into().unwrap()).unwrap(), Signal::KILL).unwrap();
-    keeper.lost().await;
-    assert_eq!(kept.exit.wait().await, qd_keeper::Exit::default());
+    keeper.wait_until_lost().await;
+    assert_eq!(kept.exit.wait().await, qd_keeper::ChildExit::default());
     assert!(keeper.begin_turn().await.is_err());
     let swept = end_orphans(&[own.id()], Duration::ZERO).await;
     assert!(own.try_wait().unwrap().is_none(), "the spared one was ended");
     own.kill().unwrap();
     own.wait().unwrap();
-    let children = qd_keeper::proc::children(std::process::id());
+    let children = qd_keeper::procfs::children(std::process::id());
     println!("{}", serde_json::json!({ "swept": swept, "children": children }));
 }
 
-async fn keep(mark: &str, command: &[&str]) -> (Keeper, Kept) {
-    let keeper = Keeper::start(Path::new("/proc/self/exe"), mark).await.unwrap();
+async fn keep(mark: &str, command: &[&str]) -> (KeeperHandle, KeeperChild) {
+    let keeper = KeeperHandle::start(Path::new("/proc/self/exe"), mark).await.unwrap();
     let argv = command.iter().map(|&word| word.to_owned()).collect();
-    let launch = Launch { argv, env: BTreeMap::new(), cwd: "/".into(), called: None };
+    let launch = LaunchSpec { argv, env: BTreeMap::new(), cwd: "/".into(), arg0: None };
     let mut kept = keeper.spawn(launch).await.unwrap();
     let mut lines = BufReader::new(&mut kept.stdout).lines();
     while lines.next_line().await.unwrap().is_some_and(|line| line != "ready") {}

@@ -1,44 +1,44 @@
 //! What a run says, as events `{"type":KIND,…}` and back. Text is `token` and the last event `complete`; the other
 //! names are ours, and streamed words are always in `content`.
 
-use qd_protocol::Usage;
+use qd_protocol::TokenUsage;
 use qd_protocol::event::PlanEntry;
-use qd_protocol::link::Said;
+use qd_protocol::link::TurnUpdate;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 
 /// Reads an event of any worker; `None` for one that means nothing to us, `complete` among them.
-pub fn said(event: Map<String, Value>) -> Option<Said> {
+pub fn parse_event(event: Map<String, Value>) -> Option<TurnUpdate> {
     match serde_json::from_value(Value::Object(event)).ok()? {
-        Event::Token { content } => Some(Said::Text { text: content.into_owned() }),
-        Event::Thought { content } => Some(Said::Thought { text: content.into_owned() }),
-        Event::ToolStarted { call_id, name, input } => Some(Said::ToolStarted {
+        PlainEvent::Token { content } => Some(TurnUpdate::Text { text: content.into_owned() }),
+        PlainEvent::Thought { content } => Some(TurnUpdate::Thought { text: content.into_owned() }),
+        PlainEvent::ToolStarted { call_id, name, input } => Some(TurnUpdate::ToolStarted {
             call_id: call_id.into_owned(),
             name: name.into_owned(),
             input: input.into_owned(),
         }),
-        Event::ToolOutput { call_id, content } => {
-            Some(Said::ToolOutput { call_id: call_id.into_owned(), text: content.into_owned() })
+        PlainEvent::ToolOutput { call_id, content } => {
+            Some(TurnUpdate::ToolOutput { call_id: call_id.into_owned(), text: content.into_owned() })
         }
-        Event::ToolFinished { call_id, name, output, is_error } => Some(Said::ToolFinished {
+        PlainEvent::ToolFinished { call_id, name, output, is_error } => Some(TurnUpdate::ToolFinished {
             call_id: call_id.into_owned(),
             name: name.into_owned(),
             output: output.into_owned(),
             is_error,
         }),
-        Event::Plan { entries } => Some(Said::Plan { entries: entries.into_owned() }),
-        Event::Notice { content } => Some(Said::Notice { text: content.into_owned() }),
-        Event::Usage(usage) => Some(Said::Usage { usage }),
-        Event::Turn => Some(Said::Turn),
-        Event::Complete => None,
+        PlainEvent::Plan { entries } => Some(TurnUpdate::Plan { entries: entries.into_owned() }),
+        PlainEvent::Notice { content } => Some(TurnUpdate::Notice { text: content.into_owned() }),
+        PlainEvent::Usage(usage) => Some(TurnUpdate::Usage { usage }),
+        PlainEvent::Turn => Some(TurnUpdate::ModelCall),
+        PlainEvent::Complete => None,
     }
 }
 
 /// An event, as it travels.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub(super) enum Event<'a> {
+pub(super) enum PlainEvent<'a> {
     Token {
         content: Cow<'a, str>,
     },
@@ -72,32 +72,32 @@ pub(super) enum Event<'a> {
     Notice {
         content: Cow<'a, str>,
     },
-    Usage(Usage),
+    Usage(TokenUsage),
     Turn,
     Complete,
 }
 
-impl<'a> From<&'a Said> for Event<'a> {
-    fn from(said: &'a Said) -> Self {
+impl<'a> From<&'a TurnUpdate> for PlainEvent<'a> {
+    fn from(said: &'a TurnUpdate) -> Self {
         match said {
-            Said::Text { text } => Self::Token { content: text.into() },
-            Said::Thought { text } => Self::Thought { content: text.into() },
-            Said::ToolStarted { call_id, name, input } => {
+            TurnUpdate::Text { text } => Self::Token { content: text.into() },
+            TurnUpdate::Thought { text } => Self::Thought { content: text.into() },
+            TurnUpdate::ToolStarted { call_id, name, input } => {
                 Self::ToolStarted { call_id: call_id.into(), name: name.into(), input: Cow::Borrowed(input) }
             }
-            Said::ToolOutput { call_id, text } => {
+            TurnUpdate::ToolOutput { call_id, text } => {
                 Self::ToolOutput { call_id: call_id.into(), content: text.into() }
             }
-            Said::ToolFinished { call_id, name, output, is_error } => Self::ToolFinished {
+            TurnUpdate::ToolFinished { call_id, name, output, is_error } => Self::ToolFinished {
                 call_id: call_id.into(),
                 name: name.into(),
                 output: Cow::Borrowed(output),
                 is_error: *is_error,
             },
-            Said::Plan { entries } => Self::Plan { entries: entries.into() },
-            Said::Notice { text } => Self::Notice { content: text.into() },
-            Said::Usage { usage } => Self::Usage(*usage),
-            Said::Turn => Self::Turn,
+            TurnUpdate::Plan { entries } => Self::Plan { entries: entries.into() },
+            TurnUpdate::Notice { text } => Self::Notice { content: text.into() },
+            TurnUpdate::Usage { usage } => Self::Usage(*usage),
+            TurnUpdate::ModelCall => Self::Turn,
         }
     }
 }
@@ -105,8 +105,8 @@ impl<'a> From<&'a Said> for Event<'a> {
 /// A frame with an event, which is not first made into a map.
 #[derive(Debug, Serialize)]
 #[serde(tag = "kind", rename = "event")]
-pub(super) struct EventFrame<'a> {
-    pub(super) event: Event<'a>,
+pub(super) struct PlainEventFrame<'a> {
+    pub(super) event: PlainEvent<'a>,
 }
 
 #[cfg(test)]
@@ -118,36 +118,40 @@ mod tests {
     #[test]
     fn everything_a_run_can_say_comes_back_as_it_was() {
         for what in [
-            Said::Text { text: "a\n\"b\"".to_owned() },
-            Said::Thought { text: "hm".to_owned() },
-            Said::ToolStarted { call_id: "1".to_owned(), name: "ls".to_owned(), input: json!({"p": [1]}) },
-            Said::ToolOutput { call_id: "1".to_owned(), text: "x".to_owned() },
-            Said::ToolFinished {
+            TurnUpdate::Text { text: "a\n\"b\"".to_owned() },
+            TurnUpdate::Thought { text: "hm".to_owned() },
+            TurnUpdate::ToolStarted {
+                call_id: "1".to_owned(),
+                name: "ls".to_owned(),
+                input: json!({"p": [1]}),
+            },
+            TurnUpdate::ToolOutput { call_id: "1".to_owned(), text: "x".to_owned() },
+            TurnUpdate::ToolFinished {
                 call_id: "1".to_owned(),
                 name: "ls".to_owned(),
                 output: json!("x"),
                 is_error: true,
             },
-            Said::Plan {
+            TurnUpdate::Plan {
                 entries: vec![PlanEntry { content: "do".to_owned(), status: "pending".to_owned() }],
             },
-            Said::Notice { text: "look".to_owned() },
-            Said::Usage { usage: Usage { input_tokens: 1, output_tokens: 2, cost_usd: 0.5 } },
-            Said::Turn,
+            TurnUpdate::Notice { text: "look".to_owned() },
+            TurnUpdate::Usage { usage: TokenUsage { input_tokens: 1, output_tokens: 2, cost_usd: 0.5 } },
+            TurnUpdate::ModelCall,
         ] {
-            let Value::Object(event) = serde_json::to_value(Event::from(&what)).unwrap() else {
+            let Value::Object(event) = serde_json::to_value(PlainEvent::from(&what)).unwrap() else {
                 panic!("an event is an object")
             };
-            assert_eq!(said(event), Some(what));
+            assert_eq!(parse_event(event), Some(what));
         }
     }
 
     #[test]
     fn text_is_a_token_and_stands_in_its_frame() {
-        let text = Said::Text { text: "hello ".to_owned() };
-        let frame = serde_json::to_value(EventFrame { event: Event::from(&text) }).unwrap();
+        let text = TurnUpdate::Text { text: "hello ".to_owned() };
+        let frame = serde_json::to_value(PlainEventFrame { event: PlainEvent::from(&text) }).unwrap();
         assert_eq!(frame, json!({"kind": "event", "event": {"type": "token", "content": "hello "}}));
-        let frame = serde_json::to_value(EventFrame { event: Event::Complete }).unwrap();
+        let frame = serde_json::to_value(PlainEventFrame { event: PlainEvent::Complete }).unwrap();
         assert_eq!(frame, json!({"kind": "event", "event": {"type": "complete"}}));
     }
 
@@ -155,7 +159,7 @@ mod tests {
     fn an_event_that_nobody_knows_means_nothing() {
         for event in [json!({"type": "complete"}), json!({"type": "news"}), json!({}), json!({"type": 7})] {
             let Value::Object(event) = event else { panic!("an event is an object") };
-            assert_eq!(said(event), None);
+            assert_eq!(parse_event(event), None);
         }
     }
 }

@@ -4,59 +4,59 @@
 use std::sync::Arc;
 
 use qd_protocol::AskId;
-use qd_protocol::frame::plain::{FromParent, FromWorker, Status};
-use qd_protocol::link::{Outcome, Stop};
+use qd_protocol::frame::plain::{PlainParentFrame, PlainRunStatus, PlainWorkerFrame};
+use qd_protocol::link::{TurnOutcome, TurnStopReason};
 use tokio_util::sync::CancellationToken;
 
-use super::outbox::{Mouth, Outbox};
-use crate::executor::running::{GRACE, Running};
-use crate::executor::{self, Executor, Job, Steer, Turn};
-use crate::socket::{Incoming, Moved, STEP, Socket, SocketError, Wire};
+use super::outbox::{PlainOutbox, PlainRunOutput};
+use crate::executor::executor_task::{CANCEL_GRACE, ExecutorTask};
+use crate::executor::{self, Executor, RunAssignment, RunHandle, RunSteer};
+use crate::socket::{ByteStream, IncomingFrame, STEP_TIMEOUT, Socket, SocketError, SocketProgress};
 
 /// Runs that were overtaken while the one before them ended; beyond that the peer is no longer read.
-const OVERTAKEN_MAX: usize = 64;
+const SUPERSEDED_MAX: usize = 64;
 
 /// Serves one connection until the peer ends it or `stop` says so. Its run ends with it, and has ended when this
 /// returns.
-pub(crate) async fn serve<E: Executor, W: Wire>(
+pub(crate) async fn serve_connection<E: Executor, W: ByteStream>(
     mut socket: Socket<W>,
     executor: Arc<E>,
     stop: &CancellationToken,
 ) {
-    let mut desk = Desk::new(executor);
+    let mut desk = PlainConnectionRuns::new(executor);
     let outbox = Arc::clone(&desk.outbox);
     let ended = tokio::select! {
-        ended = converse(&mut socket, &mut desk, &outbox) => ended,
+        ended = exchange_frames(&mut socket, &mut desk, &outbox) => ended,
         () = stop.cancelled() => Ok(()),
     };
-    desk.dismiss().await;
+    desk.cancel_and_wait().await;
     if ended.is_ok() {
         // A peer that does not read has had its chance.
-        let _heard = tokio::time::timeout(STEP, last_words(&mut socket, &outbox)).await;
+        let _heard = tokio::time::timeout(STEP_TIMEOUT, flush_and_close(&mut socket, &outbox)).await;
     }
 }
 
 /// Goes on until the connection breaks.
-async fn converse<E: Executor, W: Wire>(
+async fn exchange_frames<E: Executor, W: ByteStream>(
     socket: &mut Socket<W>,
-    desk: &mut Desk<E>,
-    outbox: &Outbox,
+    desk: &mut PlainConnectionRuns<E>,
+    outbox: &PlainOutbox,
 ) -> Result<(), SocketError> {
     let mut writing = false;
     loop {
-        let reading = !outbox.is_crowded() && desk.overtaken < OVERTAKEN_MAX;
+        let reading = !outbox.has_terminal_backlog() && desk.superseded < SUPERSEDED_MAX;
         tokio::select! {
             // What the peer wants goes before what it gets.
             biased;
-            moved = socket.moves(reading, writing) => match moved? {
-                Moved::Read(Incoming::Text(text)) => desk.take(text.as_str()),
-                Moved::Read(Incoming::Binary(_) | Incoming::Alive) => {}
-                Moved::Written => writing = false,
+            moved = socket.progress(reading, writing) => match moved? {
+                SocketProgress::Read(IncomingFrame::Text(text)) => desk.receive_frame(text.as_str()),
+                SocketProgress::Read(IncomingFrame::Binary(_) | IncomingFrame::Alive) => {}
+                SocketProgress::Written => writing = false,
             },
-            outcome = desk.ended() => desk.finish(outcome),
+            outcome = desk.wait_for_outcome() => desk.finish_active(outcome),
             batch = outbox.take(), if !writing => {
                 for frame in batch.frames() {
-                    socket.start_bytes(frame)?;
+                    socket.queue_text_bytes(frame)?;
                 }
                 writing = true;
             }
@@ -64,9 +64,12 @@ async fn converse<E: Executor, W: Wire>(
     }
 }
 
-async fn last_words<W: Wire>(socket: &mut Socket<W>, outbox: &Outbox) -> Result<(), SocketError> {
+async fn flush_and_close<W: ByteStream>(
+    socket: &mut Socket<W>,
+    outbox: &PlainOutbox,
+) -> Result<(), SocketError> {
     for frame in outbox.take_now().frames() {
-        socket.start_bytes(frame)?;
+        socket.queue_text_bytes(frame)?;
     }
     socket.flush().await?;
     socket.close().await;
@@ -75,53 +78,59 @@ async fn last_words<W: Wire>(socket: &mut Socket<W>, outbox: &Outbox) -> Result<
 
 /// The runs of one connection: the one that is active, and the one that replaces it when it has ended.
 #[derive(Debug)]
-struct Desk<E> {
+struct PlainConnectionRuns<E> {
     executor: Arc<E>,
-    outbox: Arc<Outbox>,
-    active: Option<Running>,
+    outbox: Arc<PlainOutbox>,
+    active: Option<ExecutorTask>,
     /// Made at once, so that what comes for it has somewhere to go.
-    next: Option<(Job, Turn)>,
+    next: Option<(RunAssignment, RunHandle)>,
     /// Runs that were the next one and are owed no more than their terminals.
-    overtaken: usize,
+    superseded: usize,
     /// The last number that a run was given.
-    runs: u64,
+    last_run: u64,
 }
 
-impl<E: Executor> Desk<E> {
+impl<E: Executor> PlainConnectionRuns<E> {
     fn new(executor: Arc<E>) -> Self {
-        Self { executor, outbox: Arc::default(), active: None, next: None, overtaken: 0, runs: 0 }
+        Self { executor, outbox: Arc::default(), active: None, next: None, superseded: 0, last_run: 0 }
     }
 
     /// Does what a frame says; one that cannot be read says nothing.
-    fn take(&mut self, frame: &str) {
+    fn receive_frame(&mut self, frame: &str) {
         match serde_json::from_str(frame) {
-            Ok(FromParent::Run { assignment, reasoning_effort, messages }) => {
-                self.run(Job { assignment, reasoning_effort, messages, ..Job::default() });
+            Ok(PlainParentFrame::Run { assignment, reasoning_effort, messages }) => {
+                self.queue_run(RunAssignment {
+                    prompt: assignment,
+                    reasoning_effort,
+                    messages,
+                    ..RunAssignment::default()
+                });
             }
-            Ok(FromParent::Cancel) => self.cancel(),
-            Ok(FromParent::Message { text }) => self.message(text),
-            Ok(FromParent::ApprovalReply { id, approved }) => {
+            Ok(PlainParentFrame::Cancel) => self.cancel_runs(),
+            Ok(PlainParentFrame::Message { text }) => self.deliver_message(text),
+            Ok(PlainParentFrame::ApprovalReply { id, approved }) => {
                 if let (Ok(ask), Some(active)) = (AskId::parse(&id), &self.active) {
-                    active.turn().inbox().answer(&ask, Some(approved));
+                    active.turn().inbox().resolve_ask(&ask, Some(approved));
                 }
             }
             Err(_) => {}
         }
     }
 
-    fn run(&mut self, job: Job) {
+    fn queue_run(&mut self, job: RunAssignment) {
         if let Some(active) = &mut self.active {
             active.cancel();
         }
-        self.runs += 1;
-        let turn = Turn::new(executor::Mouth::Plain(Mouth::new(&self.outbox, self.runs)));
+        self.last_run += 1;
+        let turn =
+            RunHandle::new(executor::RunOutput::Plain(PlainRunOutput::new(&self.outbox, self.last_run)));
         if self.next.replace((job, turn)).is_some() {
-            self.overtaken += 1;
+            self.superseded += 1;
         }
         self.start_next();
     }
 
-    fn cancel(&mut self) {
+    fn cancel_runs(&mut self) {
         if let Some(active) = &mut self.active {
             active.cancel();
         }
@@ -131,26 +140,26 @@ impl<E: Executor> Desk<E> {
     }
 
     /// It is for the newest run, started or not.
-    fn message(&self, text: String) {
+    fn deliver_message(&self, text: String) {
         let next = self.next.as_ref().map(|(_, turn)| turn);
-        let Some(turn) = next.or(self.active.as_ref().map(Running::turn)) else { return };
-        if !turn.inbox().put_steer(Steer { text, number: None }) {
+        let Some(turn) = next.or(self.active.as_ref().map(ExecutorTask::turn)) else { return };
+        if !turn.inbox().push_steer(RunSteer { text, number: None }) {
             tracing::warn!("a run takes no messages and too many wait: one is dropped");
         }
     }
 
-    async fn ended(&mut self) -> Outcome {
+    async fn wait_for_outcome(&mut self) -> TurnOutcome {
         match &mut self.active {
-            Some(active) => active.ended().await,
+            Some(active) => active.wait_for_outcome().await,
             None => std::future::pending().await,
         }
     }
 
-    fn finish(&mut self, outcome: Outcome) {
+    fn finish_active(&mut self, outcome: TurnOutcome) {
         self.active = None;
-        self.tell(outcome);
-        for _ in 0..std::mem::take(&mut self.overtaken) {
-            self.tell(Outcome::cancelled());
+        self.send_terminal(outcome);
+        for _ in 0..std::mem::take(&mut self.superseded) {
+            self.send_terminal(TurnOutcome::cancelled());
         }
         self.start_next();
     }
@@ -162,53 +171,57 @@ impl<E: Executor> Desk<E> {
         }
         let Some((job, turn)) = self.next.take() else { return };
         if turn.is_cancelled() {
-            self.tell(Outcome::cancelled());
+            self.send_terminal(TurnOutcome::cancelled());
         } else {
-            self.outbox.open(self.runs);
-            self.active = Some(Running::start(&self.executor, job, turn, GRACE));
+            self.outbox.open_run(self.last_run);
+            self.active = Some(ExecutorTask::start(&self.executor, job, turn, CANCEL_GRACE));
         }
     }
 
-    fn tell(&self, outcome: Outcome) {
-        self.outbox.finish(outcome.stop == Stop::EndTurn, &terminal(outcome));
+    fn send_terminal(&self, outcome: TurnOutcome) {
+        self.outbox.finish_run(outcome.stop == TurnStopReason::EndTurn, &terminal_frame(outcome));
     }
 
     /// Ends everything, politely first.
-    async fn dismiss(&mut self) {
-        self.cancel();
+    async fn cancel_and_wait(&mut self) {
+        self.cancel_runs();
         while self.active.is_some() {
-            let outcome = self.ended().await;
-            self.finish(outcome);
+            let outcome = self.wait_for_outcome().await;
+            self.finish_active(outcome);
         }
     }
 }
 
 /// Four ends are known here; the rest are errors that say which they are.
-fn terminal(outcome: Outcome) -> FromWorker {
+fn terminal_frame(outcome: TurnOutcome) -> PlainWorkerFrame {
     let status = match outcome.stop {
-        Stop::EndTurn => Status::Completed,
-        Stop::Cancelled => Status::Cancelled,
-        Stop::Suspended => Status::Suspended,
-        Stop::Error
-        | Stop::MaxTokens
-        | Stop::MaxTurns
-        | Stop::Refused
-        | Stop::Timeout
-        | Stop::BudgetExceeded => Status::Error,
+        TurnStopReason::EndTurn => PlainRunStatus::Completed,
+        TurnStopReason::Cancelled => PlainRunStatus::Cancelled,
+        TurnStopReason::Suspended => PlainRunStatus::Suspended,
+        TurnStopReason::Error
+        | TurnStopReason::MaxTokens
+        | TurnStopReason::MaxTurns
+        | TurnStopReason::Refused
+        | TurnStopReason::Timeout
+        | TurnStopReason::BudgetExceeded => PlainRunStatus::Error,
     };
     let error = outcome.error.map(|error| error.message);
-    let error = error.or_else(|| (status == Status::Error).then(|| why(outcome.stop).to_owned()));
-    FromWorker::Terminal { status, result: outcome.text, error, transcript: outcome.transcript }
+    let error = error
+        .or_else(|| (status == PlainRunStatus::Error).then(|| stop_description(outcome.stop).to_owned()));
+    PlainWorkerFrame::Terminal { status, result: outcome.text, error, transcript: outcome.transcript }
 }
 
-fn why(stop: Stop) -> &'static str {
+fn stop_description(stop: TurnStopReason) -> &'static str {
     match stop {
-        Stop::MaxTokens => "the model's limit on its answer was reached",
-        Stop::MaxTurns => "the agent's limit on its turns was reached",
-        Stop::Refused => "the model refused",
-        Stop::Timeout => "its time was over",
-        Stop::BudgetExceeded => "its budget was spent",
-        Stop::EndTurn | Stop::Cancelled | Stop::Suspended | Stop::Error => "it failed without a word",
+        TurnStopReason::MaxTokens => "the model's limit on its answer was reached",
+        TurnStopReason::MaxTurns => "the agent's limit on its turns was reached",
+        TurnStopReason::Refused => "the model refused",
+        TurnStopReason::Timeout => "its time was over",
+        TurnStopReason::BudgetExceeded => "its budget was spent",
+        TurnStopReason::EndTurn
+        | TurnStopReason::Cancelled
+        | TurnStopReason::Suspended
+        | TurnStopReason::Error => "it failed without a word",
     }
 }
 
@@ -229,26 +242,28 @@ mod tests {
 
     async fn peer_of(executor: impl Executor) -> Socket<DuplexStream> {
         let (ours, theirs) = tokio::io::duplex(WIRE_BYTES);
-        let ours = Socket::upgraded(ours, Role::Server).await;
-        tokio::spawn(async move { serve(ours, Arc::new(executor), &CancellationToken::new()).await });
-        Socket::upgraded(theirs, Role::Client).await
+        let ours = Socket::from_upgraded(ours, Role::Server).await;
+        tokio::spawn(
+            async move { serve_connection(ours, Arc::new(executor), &CancellationToken::new()).await },
+        );
+        Socket::from_upgraded(theirs, Role::Client).await
     }
 
-    fn run() -> FromParent {
-        FromParent::Run { assignment: String::new(), reasoning_effort: None, messages: Vec::new() }
+    fn run_frame() -> PlainParentFrame {
+        PlainParentFrame::Run { assignment: String::new(), reasoning_effort: None, messages: Vec::new() }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_peer_that_reads_nothing_slows_its_run_down_instead_of_filling_memory() {
         static SAID: AtomicUsize = AtomicUsize::new(0);
-        let mut peer = peer_of(async |_: Job, turn: Turn| {
-            while turn.say("x".repeat(1000)).await.is_ok() {
+        let mut peer = peer_of(async |_: RunAssignment, turn: RunHandle| {
+            while turn.send_text("x".repeat(1000)).await.is_ok() {
                 SAID.fetch_add(1, Ordering::SeqCst);
             }
-            Outcome::cancelled()
+            TurnOutcome::cancelled()
         })
         .await;
-        peer.send(&run()).await.unwrap();
+        peer.send(&run_frame()).await.unwrap();
         tokio::time::sleep(REST).await;
         let said = SAID.load(Ordering::SeqCst);
         assert!((100..1000).contains(&said), "{said} kB wait for a peer that does not read");
@@ -258,13 +273,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_peer_that_starts_run_after_run_and_reads_nothing_is_no_longer_read() {
-        let mut peer = peer_of(async |_: Job, _: Turn| Outcome::completed("x".repeat(1000))).await;
+        let mut peer =
+            peer_of(async |_: RunAssignment, _: RunHandle| TurnOutcome::completed("x".repeat(1000))).await;
         let mut sent = 0;
-        while tokio::time::timeout(REST, peer.send(&run())).await.is_ok() {
+        while tokio::time::timeout(REST, peer.send(&run_frame())).await.is_ok() {
             sent += 1;
             assert!(sent < 10_000, "it is read without end");
         }
         // Whoever begins to read is served again.
-        while !matches!(peer.next().await, Ok(Incoming::Text(_))) {}
+        while !matches!(peer.next().await, Ok(IncomingFrame::Text(_))) {}
     }
 }

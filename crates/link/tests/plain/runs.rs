@@ -2,44 +2,47 @@
 
 use std::sync::Arc;
 
-use qd_link::{Approval, Executor, Job, Outcome, PlainClient, RunError, Said, Serve, Stopped, Turn};
-use qd_protocol::frame::plain::{FromWorker, Status};
+use qd_link::{
+    Executor, PlainApproval, PlainClient, RunAssignment, RunError, RunHandle, RunStopped, ServeMode,
+    TurnOutcome, TurnUpdate,
+};
+use qd_protocol::frame::plain::{PlainRunStatus, PlainWorkerFrame};
 use serde_json::json;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::guest::{guest, read_run, run, serve, token, within};
+use crate::support::{guest, read_run, run, serve, token, within};
 
 /// Says its words, each with its trailing space, and gives them back.
-async fn echo(job: Job, turn: Turn) -> Outcome {
-    for word in job.assignment.split_inclusive(' ') {
-        if turn.say(word).await.is_err() {
-            return Outcome::cancelled();
+async fn echo(job: RunAssignment, turn: RunHandle) -> TurnOutcome {
+    for word in job.prompt.split_inclusive(' ') {
+        if turn.send_text(word).await.is_err() {
+            return TurnOutcome::cancelled();
         }
     }
-    Outcome::completed(format!("echo: {}", job.assignment))
+    TurnOutcome::completed(format!("echo: {}", job.prompt))
 }
 
 /// Says its name, waits to be cancelled, and says goodbye.
-async fn wait(job: Job, turn: Turn) -> Outcome {
-    let _said = turn.say(job.assignment.as_str()).await;
+async fn wait(job: RunAssignment, turn: RunHandle) -> TurnOutcome {
+    let _said = turn.send_text(job.prompt.as_str()).await;
     turn.cancelled().await;
-    let _said = turn.say(format!("bye {}", job.assignment)).await;
-    Outcome::completed("too late")
+    let _said = turn.send_text(format!("bye {}", job.prompt)).await;
+    TurnOutcome::completed("too late")
 }
 
 /// Never stops saying things, and tells how many when it was stopped.
-struct Flood(mpsc::Sender<usize>);
+struct EndlessExecutor(mpsc::Sender<usize>);
 
-impl Executor for Flood {
-    async fn run(&self, _: Job, turn: Turn) -> Outcome {
+impl Executor for EndlessExecutor {
+    async fn run(&self, _: RunAssignment, turn: RunHandle) -> TurnOutcome {
         let mut said = 0;
-        while turn.say("x".repeat(1000)).await.is_ok() {
+        while turn.send_text("x".repeat(1000)).await.is_ok() {
             said += 1;
         }
         let _heard = self.0.send(said).await;
-        Outcome::cancelled()
+        TurnOutcome::cancelled()
     }
 }
 
@@ -50,18 +53,21 @@ async fn a_run_streams_its_words_then_complete_and_then_its_terminal() {
         let run = run(&mut client, words).await;
         assert_eq!(run.tokens(), words.split_inclusive(' ').collect::<Vec<_>>());
         assert_eq!(run.events.last().unwrap(), &json!({"type": "complete"}));
-        assert_eq!((run.status, run.result), (Some(Status::Completed), Some(format!("echo: {words}"))));
+        assert_eq!(
+            (run.status, run.result),
+            (Some(PlainRunStatus::Completed), Some(format!("echo: {words}")))
+        );
     }
 }
 
 #[tokio::test]
 async fn every_event_of_a_long_run_arrives_once_and_in_order() {
     const COUNT: usize = 200_000;
-    let mut client = guest(async |_: Job, turn: Turn| {
+    let mut client = guest(async |_: RunAssignment, turn: RunHandle| {
         for number in 0..COUNT {
-            turn.say(number.to_string()).await.unwrap();
+            turn.send_text(number.to_string()).await.unwrap();
         }
-        Outcome::completed("")
+        TurnOutcome::completed("")
     })
     .await;
     let run = run(&mut client, "").await;
@@ -71,106 +77,107 @@ async fn every_event_of_a_long_run_arrives_once_and_in_order() {
 #[tokio::test]
 async fn a_second_run_cancels_the_first_whose_terminal_comes_before_anything_of_the_second() {
     let mut client = guest(wait).await;
-    client.run(Job::from("one")).await.unwrap();
+    client.start_run(RunAssignment::from("one")).await.unwrap();
     assert_eq!(token(&mut client).await, "one");
-    client.run(Job::from("two")).await.unwrap();
+    client.start_run(RunAssignment::from("two")).await.unwrap();
     let first = read_run(&mut client).await;
-    assert_eq!((first.tokens(), first.status), (vec!["bye one"], Some(Status::Cancelled)));
+    assert_eq!((first.tokens(), first.status), (vec!["bye one"], Some(PlainRunStatus::Cancelled)));
     assert_eq!(token(&mut client).await, "two");
     client.cancel().await.unwrap();
     let second = read_run(&mut client).await;
-    assert_eq!((second.tokens(), second.status), (vec!["bye two"], Some(Status::Cancelled)));
+    assert_eq!((second.tokens(), second.status), (vec!["bye two"], Some(PlainRunStatus::Cancelled)));
 }
 
 #[tokio::test]
 async fn every_run_has_its_terminal_however_fast_the_next_one_comes() {
     let mut client = guest(wait).await;
     for name in ["one", "two", "three", "four"] {
-        client.run(Job::from(name)).await.unwrap();
+        client.start_run(RunAssignment::from(name)).await.unwrap();
     }
-    client.message("for the last").await.unwrap();
+    client.send_message("for the last").await.unwrap();
     for _ in 0..3 {
-        assert_eq!(read_run(&mut client).await.status, Some(Status::Cancelled));
+        assert_eq!(read_run(&mut client).await.status, Some(PlainRunStatus::Cancelled));
     }
     assert_eq!(token(&mut client).await, "four");
     client.cancel().await.unwrap();
-    assert_eq!(read_run(&mut client).await.status, Some(Status::Cancelled));
+    assert_eq!(read_run(&mut client).await.status, Some(PlainRunStatus::Cancelled));
 }
 
 #[tokio::test]
 async fn a_cancel_of_nothing_does_not_poison_the_next_run() {
     let mut client = guest(echo).await;
     client.cancel().await.unwrap();
-    assert_eq!(run(&mut client, "a").await.status, Some(Status::Completed));
+    assert_eq!(run(&mut client, "a").await.status, Some(PlainRunStatus::Completed));
     client.cancel().await.unwrap();
-    assert_eq!(run(&mut client, "b").await.status, Some(Status::Completed));
+    assert_eq!(run(&mut client, "b").await.status, Some(PlainRunStatus::Completed));
 }
 
 #[tokio::test]
 async fn a_cancelled_run_ends_so_whatever_its_executor_says() {
     let mut client = guest(wait).await;
-    client.run(Job::from("a")).await.unwrap();
+    client.start_run(RunAssignment::from("a")).await.unwrap();
     client.cancel().await.unwrap();
     let run = read_run(&mut client).await;
-    assert_eq!((run.status, run.result), (Some(Status::Cancelled), None));
+    assert_eq!((run.status, run.result), (Some(PlainRunStatus::Cancelled), None));
     assert!(!run.events.contains(&json!({"type": "complete"})));
 }
 
 #[tokio::test]
 async fn a_peer_that_does_not_read_can_still_cancel_at_once() {
     let (stopped, mut was_stopped) = mpsc::channel(1);
-    let mut client = guest(Flood(stopped)).await;
-    client.run(Job::from("")).await.unwrap();
+    let mut client = guest(EndlessExecutor(stopped)).await;
+    client.start_run(RunAssignment::from("")).await.unwrap();
     // The first event is there, so the run is under way; nothing more is read until it has been stopped.
     token(&mut client).await;
     client.cancel().await.unwrap();
     let said = within(was_stopped.recv()).await.unwrap();
     let run = read_run(&mut client).await;
-    assert_eq!(run.status, Some(Status::Cancelled));
+    assert_eq!(run.status, Some(PlainRunStatus::Cancelled));
     assert_eq!(run.events.len() + 1, said, "what was said before the cancel still comes");
-    client.run(Job::from("")).await.unwrap();
+    client.start_run(RunAssignment::from("")).await.unwrap();
     token(&mut client).await;
 }
 
 #[tokio::test]
 async fn a_message_reaches_the_active_run_and_nobody_else() {
-    let mut client = guest(async |_: Job, turn: Turn| {
-        let text = turn.steer().await.unwrap();
-        turn.say(text).await.unwrap();
-        Outcome::completed("steered")
+    let mut client = guest(async |_: RunAssignment, turn: RunHandle| {
+        let text = turn.next_steer().await.unwrap();
+        turn.send_text(text).await.unwrap();
+        TurnOutcome::completed("steered")
     })
     .await;
-    client.message("nobody is there").await.unwrap();
-    client.run(Job::from("")).await.unwrap();
-    client.message("left").await.unwrap();
+    client.send_message("nobody is there").await.unwrap();
+    client.start_run(RunAssignment::from("")).await.unwrap();
+    client.send_message("left").await.unwrap();
     assert_eq!(read_run(&mut client).await.tokens(), ["left"]);
-    client.message("too late").await.unwrap();
-    client.run(Job::from("")).await.unwrap();
-    client.message("right").await.unwrap();
+    client.send_message("too late").await.unwrap();
+    client.start_run(RunAssignment::from("")).await.unwrap();
+    client.send_message("right").await.unwrap();
     assert_eq!(read_run(&mut client).await.tokens(), ["right"]);
 }
 
 #[tokio::test]
 async fn an_approval_waits_for_its_own_id_and_takes_the_first_answer() {
-    let mut client = guest(async |job: Job, turn: Turn| {
+    let mut client = guest(async |job: RunAssignment, turn: RunHandle| {
         let asked =
-            Approval { tool_name: "Bash".to_owned(), resource: job.assignment, ..Approval::default() };
-        Outcome::completed(turn.approve(asked).await.to_string())
+            PlainApproval { tool_name: "Bash".to_owned(), resource: job.prompt, ..PlainApproval::default() };
+        TurnOutcome::completed(turn.request_approval(asked).await.to_string())
     })
     .await;
     let mut ids = Vec::new();
     for (approved, resource) in [(true, "ls"), (false, "rm")] {
-        client.run(Job::from(resource)).await.unwrap();
-        let FromWorker::ApprovalRequest { id, body } = within(client.next()).await.unwrap() else {
+        client.start_run(RunAssignment::from(resource)).await.unwrap();
+        let PlainWorkerFrame::ApprovalRequest { id, body } = within(client.next_frame()).await.unwrap()
+        else {
             panic!("it asks first")
         };
         assert_eq!((body.tool_name.as_str(), body.resource.as_str()), ("Bash", resource));
         for wrong in ["", "1", "ask_1", "../x"].into_iter().chain(ids.iter().map(String::as_str)) {
-            client.approval_reply(wrong, !approved).await.unwrap();
+            client.reply_to_approval(wrong, !approved).await.unwrap();
         }
-        client.message("yes").await.unwrap();
-        client.approval_reply(id.as_str(), approved).await.unwrap();
-        client.approval_reply(id.as_str(), !approved).await.unwrap();
+        client.send_message("yes").await.unwrap();
+        client.reply_to_approval(id.as_str(), approved).await.unwrap();
+        client.reply_to_approval(id.as_str(), !approved).await.unwrap();
         assert_eq!(read_run(&mut client).await.result, Some(approved.to_string()));
         ids.push(id);
     }
@@ -180,23 +187,23 @@ async fn an_approval_waits_for_its_own_id_and_takes_the_first_answer() {
 
 #[tokio::test]
 async fn a_cancel_ends_the_wait_for_an_approval_with_no() {
-    let mut client = guest(async |_: Job, turn: Turn| {
-        let allowed = turn.approve(Approval::default()).await;
-        let _said = turn.say(allowed.to_string()).await;
-        Outcome::completed("")
+    let mut client = guest(async |_: RunAssignment, turn: RunHandle| {
+        let allowed = turn.request_approval(PlainApproval::default()).await;
+        let _said = turn.send_text(allowed.to_string()).await;
+        TurnOutcome::completed("")
     })
     .await;
-    client.run(Job::from("")).await.unwrap();
-    let asked = within(client.next()).await.unwrap();
-    assert!(matches!(asked, FromWorker::ApprovalRequest { .. }), "{asked:?}");
+    client.start_run(RunAssignment::from("")).await.unwrap();
+    let asked = within(client.next_frame()).await.unwrap();
+    assert!(matches!(asked, PlainWorkerFrame::ApprovalRequest { .. }), "{asked:?}");
     client.cancel().await.unwrap();
     let run = read_run(&mut client).await;
-    assert_eq!((run.tokens(), run.status), (vec!["false"], Some(Status::Cancelled)));
+    assert_eq!((run.tokens(), run.status), (vec!["false"], Some(PlainRunStatus::Cancelled)));
 }
 
 #[tokio::test]
 async fn frames_that_mean_nothing_are_ignored() {
-    let (endpoint, _server) = serve(echo, Serve::Many).await;
+    let (endpoint, _server) = serve(echo, ServeMode::Many).await;
     let host = endpoint.strip_prefix("ws://").unwrap();
     let stream = TcpStream::connect(host).await.unwrap();
     let (mut raw, _) = tokio_tungstenite::client_async(endpoint.as_str(), stream).await.unwrap();
@@ -232,37 +239,37 @@ async fn a_closed_connection_cancels_its_run_and_no_other() {
     let (stopped, mut was_stopped) = mpsc::channel(1);
     let stopped = Arc::new(stopped);
     let (endpoint, _server) = serve(
-        move |job: Job, turn: Turn| {
+        move |job: RunAssignment, turn: RunHandle| {
             let stopped = Arc::clone(&stopped);
             async move {
-                turn.say("here").await.unwrap();
-                if job.assignment == "leave" {
+                turn.send_text("here").await.unwrap();
+                if job.prompt == "leave" {
                     turn.cancelled().await;
                     stopped.send(()).await.unwrap();
-                    return Outcome::cancelled();
+                    return TurnOutcome::cancelled();
                 }
-                Outcome::completed(turn.steer().await.unwrap())
+                TurnOutcome::completed(turn.next_steer().await.unwrap())
             }
         },
-        Serve::Many,
+        ServeMode::Many,
     )
     .await;
     let mut stays = PlainClient::connect(&endpoint, None).await.unwrap();
-    stays.run(Job::from("stay")).await.unwrap();
+    stays.start_run(RunAssignment::from("stay")).await.unwrap();
     token(&mut stays).await;
     let mut leaves = PlainClient::connect(&endpoint, None).await.unwrap();
-    leaves.run(Job::from("leave")).await.unwrap();
+    leaves.start_run(RunAssignment::from("leave")).await.unwrap();
     token(&mut leaves).await;
     drop(leaves);
     within(was_stopped.recv()).await.unwrap();
-    stays.message("still here").await.unwrap();
+    stays.send_message("still here").await.unwrap();
     let run = read_run(&mut stays).await;
-    assert_eq!((run.status, run.result.as_deref()), (Some(Status::Completed), Some("still here")));
+    assert_eq!((run.status, run.result.as_deref()), (Some(PlainRunStatus::Completed), Some("still here")));
 }
 
 #[tokio::test]
 async fn connections_never_see_each_other() {
-    let (endpoint, _server) = serve(echo, Serve::Many).await;
+    let (endpoint, _server) = serve(echo, ServeMode::Many).await;
     let clients = (0..8).map(async |number: usize| {
         let words = vec![number.to_string(); 2000].join(" ");
         let mut client = PlainClient::connect(&endpoint, None).await.unwrap();
@@ -274,87 +281,93 @@ async fn connections_never_see_each_other() {
 
 #[tokio::test]
 async fn a_panic_in_an_executor_is_an_error_and_the_worker_goes_on() {
-    let mut client = guest(async |job: Job, _: Turn| {
-        assert_ne!(job.assignment, "bad", "no such luck");
-        Outcome::completed("fine")
+    let mut client = guest(async |job: RunAssignment, _: RunHandle| {
+        assert_ne!(job.prompt, "bad", "no such luck");
+        TurnOutcome::completed("fine")
     })
     .await;
     let failed = run(&mut client, "bad").await;
-    assert_eq!(failed.status, Some(Status::Error));
+    assert_eq!(failed.status, Some(PlainRunStatus::Error));
     assert!(failed.error.unwrap().contains("no such luck"));
-    assert_eq!(run(&mut client, "good").await.status, Some(Status::Completed));
+    assert_eq!(run(&mut client, "good").await.status, Some(PlainRunStatus::Completed));
 }
 
 #[tokio::test]
 async fn an_executor_that_ignores_its_cancel_is_dropped_when_the_grace_is_over() {
-    let mut client = guest(async |_: Job, turn: Turn| {
-        turn.say("here").await.unwrap();
+    let mut client = guest(async |_: RunAssignment, turn: RunHandle| {
+        turn.send_text("here").await.unwrap();
         std::future::pending().await
     })
     .await;
-    client.run(Job::from("")).await.unwrap();
+    client.start_run(RunAssignment::from("")).await.unwrap();
     token(&mut client).await;
     // From here on the clock jumps to whatever is waited for: the grace.
     tokio::time::pause();
     let before = tokio::time::Instant::now();
     client.cancel().await.unwrap();
     let run = loop {
-        if let FromWorker::Terminal { status, .. } = client.next().await.unwrap() {
+        if let PlainWorkerFrame::Terminal { status, .. } = client.next_frame().await.unwrap() {
             break status;
         }
     };
-    assert_eq!(run, Status::Cancelled);
+    assert_eq!(run, PlainRunStatus::Cancelled);
     assert!(before.elapsed() >= std::time::Duration::from_secs(5));
 }
 
 #[tokio::test]
 async fn nothing_of_a_run_comes_after_its_terminal() {
     let (late, mut was_late) = mpsc::channel(1);
-    let mut client = guest(move |job: Job, turn: Turn| {
+    let mut client = guest(move |job: RunAssignment, turn: RunHandle| {
         let late = late.clone();
         async move {
-            if job.assignment == "leaves somebody behind" {
+            if job.prompt == "leaves somebody behind" {
                 tokio::spawn(async move {
                     // Until the run is over, which a voice that is left behind cannot be told otherwise.
-                    while turn.say("still talking").await.is_ok() {}
-                    late.send(turn.say("late").await).await.unwrap();
+                    while turn.send_text("still talking").await.is_ok() {}
+                    late.send(turn.send_text("late").await).await.unwrap();
                 });
             }
-            Outcome::completed("")
+            TurnOutcome::completed("")
         }
     })
     .await;
     run(&mut client, "leaves somebody behind").await;
-    assert_eq!(within(was_late.recv()).await, Some(Err(Stopped)));
+    assert_eq!(within(was_late.recv()).await, Some(Err(RunStopped)));
     assert_eq!(run(&mut client, "next").await.tokens(), [""; 0]);
 }
 
 #[tokio::test]
 async fn every_end_has_its_terminal() {
-    let mut client = guest(async |job: Job, _: Turn| match job.assignment.as_str() {
-        "fail" => Outcome::failed(RunError::new("broken", "it broke")),
-        "refuse" => Outcome::of(qd_protocol::link::Stop::Refused),
-        "cancel" => Outcome::cancelled(),
-        _ => Outcome::suspended(job.messages),
+    let mut client = guest(async |job: RunAssignment, _: RunHandle| match job.prompt.as_str() {
+        "fail" => TurnOutcome::failed(RunError::new("broken", "it broke")),
+        "refuse" => TurnOutcome::of(qd_protocol::link::TurnStopReason::Refused),
+        "cancel" => TurnOutcome::cancelled(),
+        _ => TurnOutcome::suspended(job.messages),
     })
     .await;
     let failed = run(&mut client, "fail").await;
-    assert_eq!((failed.status, failed.error.as_deref()), (Some(Status::Error), Some("it broke")));
+    assert_eq!((failed.status, failed.error.as_deref()), (Some(PlainRunStatus::Error), Some("it broke")));
     let refused = run(&mut client, "refuse").await;
-    assert_eq!((refused.status, refused.error.as_deref()), (Some(Status::Error), Some("the model refused")));
-    assert_eq!(run(&mut client, "cancel").await.status, Some(Status::Cancelled));
+    assert_eq!(
+        (refused.status, refused.error.as_deref()),
+        (Some(PlainRunStatus::Error), Some("the model refused"))
+    );
+    assert_eq!(run(&mut client, "cancel").await.status, Some(PlainRunStatus::Cancelled));
     let messages = vec![json!({"role": "user", "content": "x"})];
-    client.run(Job { messages: messages.clone(), ..Job::from("suspend") }).await.unwrap();
+    client
+        .start_run(RunAssignment { messages: messages.clone(), ..RunAssignment::from("suspend") })
+        .await
+        .unwrap();
     let suspended = read_run(&mut client).await;
-    assert_eq!((suspended.status, suspended.transcript), (Some(Status::Suspended), messages));
+    assert_eq!((suspended.status, suspended.transcript), (Some(PlainRunStatus::Suspended), messages));
     assert!(suspended.events.is_empty());
 }
 
 #[tokio::test]
 async fn what_is_not_text_travels_under_its_own_name() {
-    let mut client = guest(async |_: Job, turn: Turn| {
-        turn.event(Said::Thought { text: "hm".to_owned() }).await.unwrap();
-        Outcome::completed("")
+    let mut client = guest(async |_: RunAssignment, turn: RunHandle| {
+        turn.send_update(TurnUpdate::Thought { text: "hm".to_owned() }).await.unwrap();
+        TurnOutcome::completed("")
     })
     .await;
     let run = run(&mut client, "").await;

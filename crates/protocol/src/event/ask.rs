@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::ids::{AskId, FleetId, RunId, SessionId};
-use crate::policy::{Risk, Rule};
+use crate::policy::{PolicyRule, Risk};
 use crate::time::Millis;
 
 /// What an agent waits for.
@@ -20,7 +20,8 @@ pub enum AskKind {
 /// Where an ask stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum AskState {
+#[schema(as = AskState)]
+pub enum AskStatus {
     /// Nobody has answered.
     Pending,
     /// Somebody has.
@@ -32,7 +33,8 @@ pub enum AskState {
 /// An answer to a permission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Decision {
+#[schema(as = Decision)]
+pub enum PermissionDecision {
     /// This time.
     AllowOnce,
     /// This tool, for the rest of the session, unless the risk is high.
@@ -43,10 +45,11 @@ pub enum Decision {
 
 /// An answer to an ask.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Answer {
+#[schema(as = Answer)]
+pub struct AskAnswer {
     /// For a permission.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub decision: Option<Decision>,
+    pub decision: Option<PermissionDecision>,
     /// For a question.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
@@ -102,12 +105,12 @@ pub struct Ask {
     /// Since when.
     pub opened_at: Millis,
     /// Where it stands.
-    pub state: AskState,
+    pub state: AskStatus,
     /// The answer that won.
-    pub answer: Option<Answer>,
+    pub answer: Option<AskAnswer>,
 }
 
-/// See [`Body::AskOpened`]: the ask itself. Flattened, which we otherwise avoid, because the contract shows the ask's
+/// See [`EventBody::AskOpened`]: the ask itself. Flattened, which we otherwise avoid, because the contract shows the ask's
 /// fields at the top of its events; asks are rare, so what flattening costs does not matter.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AskOpened {
@@ -118,7 +121,7 @@ pub struct AskOpened {
     pub ask: Ask,
 }
 
-/// See [`Body::AskResolved`]: the ask as it now stands, and why.
+/// See [`EventBody::AskResolved`]: the ask as it now stands, and why.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AskResolved {
     /// The ask's id, under the name that other events have for it.
@@ -130,7 +133,7 @@ pub struct AskResolved {
     pub by: ResolvedBy,
     /// The rule that decided; absent if the policy is one word.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rule: Option<Rule>,
+    pub rule: Option<PolicyRule>,
     /// Whether the policy would have asked, but a person had allowed the tool for the rest of the session.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub granted: bool,
@@ -143,7 +146,7 @@ impl AskResolved {
     }
 }
 
-/// See [`Body::AskDelivered`].
+/// See [`EventBody::AskDelivered`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AskDelivered {
     /// The ask's id.

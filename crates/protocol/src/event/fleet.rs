@@ -5,34 +5,34 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::FinishReason;
-use crate::fleet::{FleetState, Spec};
+use crate::fleet::{FleetSpec, FleetStatus};
 use crate::ids::{AskId, FleetId, RunId, SessionId};
 
-/// See [`Body::FleetStarted`](super::Body::FleetStarted). Its sessions are created with it.
+/// See [`EventBody::FleetStarted`](super::EventBody::FleetStarted). Its sessions are created with it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FleetStarted {
     /// The fleet.
     pub fleet_id: FleetId,
     /// As it was declared, with the task that it was given.
-    pub spec: Spec,
+    pub spec: FleetSpec,
     /// Its sessions, by name.
     pub sessions: BTreeMap<String, SessionId>,
 }
 
-/// See [`Body::FleetUpdated`](super::Body::FleetUpdated). Only what changed is there.
+/// See [`EventBody::FleetUpdated`](super::EventBody::FleetUpdated). Only what changed is there.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FleetUpdated {
     /// The fleet.
     pub fleet_id: FleetId,
     /// A run that the fleet started has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ended: Option<RunEnded>,
+    pub ended: Option<FleetRunEnded>,
     /// What came of it so far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<String>,
     /// It starts nothing any more, and what runs is being cancelled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stops: Option<StopReason>,
+    pub stops: Option<FleetStopReason>,
 }
 
 impl FleetUpdated {
@@ -45,7 +45,7 @@ impl FleetUpdated {
 /// Why a fleet stops before its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum StopReason {
+pub enum FleetStopReason {
     /// Somebody cancelled it.
     Cancel,
     /// Its time is over.
@@ -54,7 +54,7 @@ pub enum StopReason {
 
 /// How a run that the fleet started ended, and what there is to know of its last message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RunEnded {
+pub struct FleetRunEnded {
     /// The run.
     pub run_id: RunId,
     /// How.
@@ -73,10 +73,11 @@ pub struct RunEnded {
     pub no_subtasks: Option<String>,
     /// There was no such run: its words were told to a run that its session already had.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub taken_in: bool,
+    #[serde(rename = "taken_in")]
+    pub delivered_as_steer: bool,
 }
 
-/// See [`Body::FleetMentioned`](super::Body::FleetMentioned).
+/// See [`EventBody::FleetMentioned`](super::EventBody::FleetMentioned).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FleetMentioned {
     /// The fleet.
@@ -84,15 +85,15 @@ pub struct FleetMentioned {
     /// How often mentions have been followed with this.
     pub round: u32,
     /// Whose last message it was.
-    pub from: Source,
+    pub from: RouteSource,
     /// Who gets it, each as a message and a run of its own.
-    pub to: Vec<Given>,
+    pub to: Vec<RouteAssignment>,
     /// Why some get nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// See [`Body::FleetRouted`](super::Body::FleetRouted).
+/// See [`EventBody::FleetRouted`](super::EventBody::FleetRouted).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FleetRouted {
     /// The fleet.
@@ -102,12 +103,12 @@ pub struct FleetRouted {
     /// How often it has fired with this.
     pub round: u32,
     /// On whose ends it followed.
-    pub from: Vec<Source>,
+    pub from: Vec<RouteSource>,
     /// Who else is quoted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub quoted: Vec<Source>,
+    pub quoted: Vec<RouteSource>,
     /// Who gets something, and what; one that is dealt nothing has no runs.
-    pub to: Vec<Given>,
+    pub to: Vec<RouteAssignment>,
     /// The question that a person is asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ask_id: Option<AskId>,
@@ -118,7 +119,7 @@ pub struct FleetRouted {
 
 /// A session and the runs whose last messages count.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Source {
+pub struct RouteSource {
     /// Its name.
     pub session: String,
     /// Its runs.
@@ -127,32 +128,32 @@ pub struct Source {
 
 /// What a session is given: one run, or one for each of its subtasks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Given {
+pub struct RouteAssignment {
     /// Its name.
     pub session: String,
     /// The runs, in order.
     pub runs: Vec<RunId>,
     /// The subtask of each of them, where they are dealt.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub subtasks: Vec<Subtask>,
+    pub subtasks: Vec<SubtaskRef>,
 }
 
 /// An entry of a block of subtasks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Subtask {
+pub struct SubtaskRef {
     /// In the last message of this run.
     pub run: RunId,
     /// Its place there.
     pub entry: u32,
 }
 
-/// See [`Body::FleetFinished`](super::Body::FleetFinished).
+/// See [`EventBody::FleetFinished`](super::EventBody::FleetFinished).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FleetFinished {
     /// The fleet.
     pub fleet_id: FleetId,
     /// How.
-    pub state: FleetState,
+    pub state: FleetStatus,
     /// What came of it.
     pub result: Option<String>,
 }

@@ -2,18 +2,18 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{MailId, Number, RunId};
-use crate::mail::{Deliver, Message};
+use crate::ids::{EventNumber, MailId, RunId};
+use crate::mail::{MailDelivery, MailMessage};
 use crate::time::Millis;
 
-/// See [`Body::MailSent`](super::Body::MailSent).
+/// See [`EventBody::MailSent`](super::EventBody::MailSent).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MailSent {
     /// The message.
     #[serde(flatten)]
-    pub mail: Message,
+    pub mail: MailMessage,
     /// How it is being delivered.
-    pub deliver: Deliver,
+    pub deliver: MailDelivery,
     /// The run that it becomes, or that it is told to; one that is held has none.
     pub run_id: Option<RunId>,
     /// The run that it becomes if the turn that it is told to does not take it.
@@ -23,38 +23,38 @@ pub struct MailSent {
     pub fingerprint: String,
 }
 
-/// See [`Body::MailDelivered`](super::Body::MailDelivered).
+/// See [`EventBody::MailDelivered`](super::EventBody::MailDelivered).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MailDelivered {
     /// The message.
     pub id: MailId,
     /// As a prompt or as a steer.
-    pub delivered_as: Deliver,
+    pub delivered_as: MailDelivery,
     /// The run whose agent has it.
     pub run_id: RunId,
 }
 
-/// See [`Body::MailClaimed`](super::Body::MailClaimed).
+/// See [`EventBody::MailClaimed`](super::EventBody::MailClaimed).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MailClaimed {
     /// The message.
     pub id: MailId,
     /// What it is acknowledged with: the number of this event in its session.
-    pub claim: Number,
+    pub claim: EventNumber,
     /// When it comes back unless it is acknowledged.
     pub claim_expires_at: Millis,
 }
 
-/// See [`Body::MailAcknowledged`](super::Body::MailAcknowledged).
+/// See [`EventBody::MailAcknowledged`](super::EventBody::MailAcknowledged).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MailAcknowledged {
     /// The message.
     pub id: MailId,
     /// By whoever had this claim.
-    pub claim: Number,
+    pub claim: EventNumber,
 }
 
-/// See [`Body::MailReturned`](super::Body::MailReturned).
+/// See [`EventBody::MailReturned`](super::EventBody::MailReturned).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MailReturned {
     /// The message.
@@ -65,7 +65,7 @@ pub struct MailReturned {
     pub returns: u32,
 }
 
-/// See [`Body::MailQuarantined`](super::Body::MailQuarantined).
+/// See [`EventBody::MailQuarantined`](super::EventBody::MailQuarantined).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MailQuarantined {
     /// The message.

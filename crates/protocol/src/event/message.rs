@@ -5,12 +5,13 @@ use serde_json::Value;
 
 use super::FinishReason;
 use crate::ids::{MessageId, RunId};
-use crate::text::Blob;
+use crate::text::BlobRef;
 
 /// Who speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Role {
+#[schema(as = Role)]
+pub enum MessageRole {
     /// The prompt.
     User,
     /// The answer.
@@ -29,20 +30,21 @@ pub struct Attachment {
     pub data: Option<String>,
     /// The file that holds its content, if it is not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub blob: Option<Blob>,
+    pub blob: Option<BlobRef>,
 }
 
 /// One part of a message.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub enum Part {
+#[schema(as = Part)]
+pub enum MessagePart {
     /// What was said.
     Text {
         /// The words, or their head.
         text: String,
         /// The file that holds the whole.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        blob: Option<Blob>,
+        blob: Option<BlobRef>,
     },
     /// What was thought.
     Thought {
@@ -83,20 +85,20 @@ pub enum Part {
     },
 }
 
-/// See [`Body::MessageCreated`].
+/// See [`EventBody::MessageCreated`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MessageCreated {
     /// The message.
     pub message_id: MessageId,
     /// Who speaks.
-    pub role: Role,
+    pub role: MessageRole,
     /// What is known of it at once: all of the user's, nothing of the assistant's.
-    pub parts: Vec<Part>,
+    pub parts: Vec<MessagePart>,
 }
 
-/// See [`Body::TextDelta`] and [`Body::ThoughtDelta`].
+/// See [`EventBody::TextDelta`] and [`EventBody::ThoughtDelta`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Delta {
+pub struct MessageDelta {
     /// The message it belongs to; a late one belongs to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message_id: Option<MessageId>,
@@ -107,9 +109,9 @@ pub struct Delta {
     pub after_run: Option<RunId>,
 }
 
-/// See [`Body::ToolStarted`], [`Body::ToolOutput`] and [`Body::ToolFinished`]: what is known of a call.
+/// See [`EventBody::ToolStarted`], [`EventBody::ToolOutput`] and [`EventBody::ToolFinished`]: what is known of a call.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct Tool {
+pub struct ToolCallEvent {
     /// The message it belongs to; a late one belongs to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message_id: Option<MessageId>,
@@ -145,9 +147,9 @@ pub struct PlanEntry {
     pub status: String,
 }
 
-/// See [`Body::PlanUpdated`].
+/// See [`EventBody::PlanUpdated`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Plan {
+pub struct PlanUpdated {
     /// The message it belongs to; a late one belongs to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message_id: Option<MessageId>,
@@ -158,9 +160,9 @@ pub struct Plan {
     pub after_run: Option<RunId>,
 }
 
-/// See [`Body::NoticeShown`].
+/// See [`EventBody::NoticeShown`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Notice {
+pub struct NoticeShown {
     /// What.
     pub text: String,
     /// The run that had already ended when this came.
@@ -171,7 +173,8 @@ pub struct Notice {
 /// Tokens and money.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(default)]
-pub struct Usage {
+#[schema(as = Usage)]
+pub struct TokenUsage {
     /// Tokens in.
     pub input_tokens: u64,
     /// Tokens out.
@@ -180,7 +183,7 @@ pub struct Usage {
     pub cost_usd: f64,
 }
 
-impl std::ops::AddAssign for Usage {
+impl std::ops::AddAssign for TokenUsage {
     fn add_assign(&mut self, more: Self) {
         self.input_tokens = self.input_tokens.saturating_add(more.input_tokens);
         self.output_tokens = self.output_tokens.saturating_add(more.output_tokens);
@@ -188,7 +191,7 @@ impl std::ops::AddAssign for Usage {
     }
 }
 
-/// See [`Body::UsageReported`].
+/// See [`EventBody::UsageReported`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct UsageReported {
     /// Tokens in.
@@ -204,25 +207,30 @@ pub struct UsageReported {
 
 impl UsageReported {
     /// The numbers alone.
-    pub fn usage(&self) -> Usage {
-        Usage { input_tokens: self.input_tokens, output_tokens: self.output_tokens, cost_usd: self.cost_usd }
+    pub fn usage(&self) -> TokenUsage {
+        TokenUsage {
+            input_tokens: self.input_tokens,
+            output_tokens: self.output_tokens,
+            cost_usd: self.cost_usd,
+        }
     }
 }
 
 /// How a message ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Finish {
+#[schema(as = Finish)]
+pub struct MessageFinish {
     /// As its run.
     pub reason: FinishReason,
 }
 
-/// See [`Body::MessageFinished`].
+/// See [`EventBody::MessageFinished`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MessageFinished {
     /// The message.
     pub message_id: MessageId,
     /// Always the assistant: the user's is complete when it is created.
-    pub role: Role,
+    pub role: MessageRole,
     /// How.
-    pub finish: Finish,
+    pub finish: MessageFinish,
 }

@@ -14,24 +14,25 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use self::ask::{
-    Answer, Ask, AskDelivered, AskKind, AskOpened, AskResolved, AskState, Decision, ResolvedBy,
+    Ask, AskAnswer, AskDelivered, AskKind, AskOpened, AskResolved, AskStatus, PermissionDecision, ResolvedBy,
 };
 pub use self::fleet::{
-    FleetFinished, FleetMentioned, FleetRouted, FleetStarted, FleetUpdated, Given, RunEnded, Source,
-    StopReason, Subtask,
+    FleetFinished, FleetMentioned, FleetRouted, FleetRunEnded, FleetStarted, FleetStopReason, FleetUpdated,
+    RouteAssignment, RouteSource, SubtaskRef,
 };
 pub use self::mail::{MailAcknowledged, MailClaimed, MailDelivered, MailQuarantined, MailReturned, MailSent};
 pub use self::message::{
-    Attachment, Delta, Finish, MessageCreated, MessageFinished, Notice, Part, Plan, PlanEntry, Role, Tool,
-    Usage, UsageReported,
+    Attachment, MessageCreated, MessageDelta, MessageFinish, MessageFinished, MessagePart, MessageRole,
+    NoticeShown, PlanEntry, PlanUpdated, TokenUsage, ToolCallEvent, UsageReported,
 };
 pub use self::run::{
-    CancelRequested, ChildResult, FinishReason, Processes, QueueReason, RunAccepted, RunError, RunFinished,
-    RunQueued, RunResumed, RunSuspended, SteerAccepted, SteerMissed, SteerSent, SteerTaken, StopCause,
+    ChildResult, FinishReason, ProcessCleanup, QueueReason, RunAccepted, RunCancelRequested, RunError,
+    RunFinished, RunQueued, RunResumed, RunStopCause, RunSuspended, SteerAccepted, SteerMissed, SteerSent,
+    SteerTaken,
 };
 pub use self::session::{
-    Closing, ExitReason, Limits, Membership, SessionClosed, SessionCreated, SessionUpdated, SessionWorktree,
-    WorkerExited, WorkerReattached, WorkerStarted,
+    FleetMembership, SessionCloseMode, SessionClosed, SessionCreated, SessionLimits, SessionUpdated,
+    SessionWorktree, WorkerExitReason, WorkerExited, WorkerReattached, WorkerStarted,
 };
 use crate::ids::{RunId, Seq, SessionId, WorkspaceId};
 use crate::time::Millis;
@@ -61,9 +62,9 @@ macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident($data:ty) = $kind:literal;)*) => {
         /// What happened, with its particulars. The kind and the data are stored and sent apart.
         #[derive(Debug, Clone, PartialEq)]
-        pub enum Body { $($(#[$doc])* $name($data),)* }
+        pub enum EventBody { $($(#[$doc])* $name($data),)* }
 
-        impl Body {
+        impl EventBody {
             /// Every kind that this version writes.
             pub const KINDS: &[&str] = &[$($kind,)*];
 
@@ -92,7 +93,7 @@ kinds! {
     /// A directory is known from here on.
     WorkspaceCreated(WorkspaceCreated) = "workspace.created";
     /// A directory was forgotten.
-    WorkspaceRemoved(Empty) = "workspace.removed";
+    WorkspaceRemoved(EmptyEventData) = "workspace.removed";
     /// A conversation exists.
     SessionCreated(SessionCreated) = "session.created";
     /// Something about a conversation changed.
@@ -104,27 +105,27 @@ kinds! {
     /// It waits.
     RunQueued(RunQueued) = "run.queued";
     /// The agent is ready and gets the prompt next.
-    RunStarted(Empty) = "run.started";
+    RunStarted(EmptyEventData) = "run.started";
     /// A message began.
     MessageCreated(MessageCreated) = "message.created";
     /// A piece of the answer.
-    TextDelta(Delta) = "text.delta";
+    TextDelta(MessageDelta) = "text.delta";
     /// A piece of what the agent thinks.
-    ThoughtDelta(Delta) = "thought.delta";
+    ThoughtDelta(MessageDelta) = "thought.delta";
     /// A tool call began.
-    ToolStarted(Tool) = "tool.started";
+    ToolStarted(ToolCallEvent) = "tool.started";
     /// A tool call gave something out.
-    ToolOutput(Tool) = "tool.output";
+    ToolOutput(ToolCallEvent) = "tool.output";
     /// A tool call ended.
-    ToolFinished(Tool) = "tool.finished";
+    ToolFinished(ToolCallEvent) = "tool.finished";
     /// The agent's plan.
-    PlanUpdated(Plan) = "plan.updated";
+    PlanUpdated(PlanUpdated) = "plan.updated";
     /// Something a person should see.
-    NoticeShown(Notice) = "notice.shown";
+    NoticeShown(NoticeShown) = "notice.shown";
     /// An increment of what was used.
     UsageReported(UsageReported) = "usage.reported";
     /// The model was called once more.
-    TurnStarted(Empty) = "turn.started";
+    TurnStarted(EmptyEventData) = "turn.started";
     /// The agent waits for a person.
     AskOpened(AskOpened) = "ask.opened";
     /// It need not wait any more.
@@ -140,9 +141,9 @@ kinds! {
     /// The turn did not.
     SteerMissed(SteerMissed) = "steer.missed";
     /// A run is to stop.
-    RunCancelRequested(CancelRequested) = "run.cancel_requested";
+    RunCancelRequested(RunCancelRequested) = "run.cancel_requested";
     /// A run was asked to stop, did not in time, and is being killed.
-    RunKillRequested(Empty) = "run.kill_requested";
+    RunKillRequested(EmptyEventData) = "run.kill_requested";
     /// A run waits for the sessions that it started, and costs no process meanwhile.
     RunSuspended(RunSuspended) = "run.suspended";
     /// They have ended, and the agent gets their results next.
@@ -184,14 +185,14 @@ kinds! {
     /// Nothing starts any more.
     HaltSet(HaltSet) = "halt.set";
     /// Things start again.
-    HaltLifted(Empty) = "halt.lifted";
+    HaltLifted(EmptyEventData) = "halt.lifted";
 }
 
 /// Nothing to add.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Empty {}
+pub struct EmptyEventData {}
 
-/// See [`Body::WorkspaceCreated`].
+/// See [`EventBody::WorkspaceCreated`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkspaceCreated {
     /// Resolved, without symbolic links.
@@ -200,7 +201,7 @@ pub struct WorkspaceCreated {
     pub name: String,
 }
 
-/// See [`Body::HaltSet`].
+/// See [`EventBody::HaltSet`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HaltSet {
     /// In the client's words.

@@ -3,25 +3,25 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::Usage;
-use crate::ids::{MailId, Number, RunId, SessionId};
-use crate::text::Blob;
+use super::TokenUsage;
+use crate::ids::{EventNumber, MailId, RunId, SessionId};
+use crate::text::BlobRef;
 
-/// See [`Body::RunAccepted`].
+/// See [`EventBody::RunAccepted`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunAccepted {
     /// The prompt, or its head.
     pub prompt: String,
     /// The file that holds the whole of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub blob: Option<Blob>,
+    pub blob: Option<BlobRef>,
     /// Its place in the queue; 0: it starts at once.
     pub position: u32,
     /// What tells it apart from another prompt under the same id.
     pub fingerprint: String,
     /// The steer that it was before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub steer: Option<Number>,
+    pub steer: Option<EventNumber>,
     /// The message that it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mail: Option<MailId>,
@@ -39,7 +39,7 @@ pub enum QueueReason {
     Capacity,
 }
 
-/// See [`Body::RunQueued`].
+/// See [`EventBody::RunQueued`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunQueued {
     /// Why it waits.
@@ -48,38 +48,38 @@ pub struct RunQueued {
     pub position: u32,
 }
 
-/// See [`Body::SteerAccepted`].
+/// See [`EventBody::SteerAccepted`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SteerAccepted {
     /// The words, or their head.
     pub text: String,
     /// The file that holds the whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub blob: Option<Blob>,
+    pub blob: Option<BlobRef>,
     /// The message that it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mail: Option<MailId>,
 }
 
-/// See [`Body::SteerSent`].
+/// See [`EventBody::SteerSent`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SteerSent {
     /// The steer, by the number of its `steer.accepted`.
-    pub steer: Number,
+    pub steer: EventNumber,
 }
 
-/// See [`Body::SteerTaken`].
+/// See [`EventBody::SteerTaken`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SteerTaken {
     /// The steer, by the number of its `steer.accepted`.
-    pub steer: Number,
+    pub steer: EventNumber,
 }
 
-/// See [`Body::SteerMissed`].
+/// See [`EventBody::SteerMissed`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SteerMissed {
     /// The steer, by the number of its `steer.accepted`.
-    pub steer: Number,
+    pub steer: EventNumber,
     /// The run it becomes; none if the run it was meant for was cancelled after it.
     pub next_run_id: Option<RunId>,
 }
@@ -87,7 +87,7 @@ pub struct SteerMissed {
 /// Who or what stops a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum StopCause {
+pub enum RunStopCause {
     /// A client.
     User,
     /// The session above was cancelled.
@@ -106,7 +106,7 @@ pub enum StopCause {
     Budget,
 }
 
-impl StopCause {
+impl RunStopCause {
     /// What a run that was stopped for this ends as.
     pub fn finish_reason(self) -> FinishReason {
         match self {
@@ -118,11 +118,11 @@ impl StopCause {
     }
 }
 
-/// See [`Body::RunCancelRequested`].
+/// See [`EventBody::RunCancelRequested`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CancelRequested {
+pub struct RunCancelRequested {
     /// By whom or what.
-    pub by: StopCause,
+    pub by: RunStopCause,
     /// In the client's words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -176,14 +176,15 @@ impl RunError {
 
 /// What became of the processes that a run started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Processes {
+#[schema(as = Processes)]
+pub struct ProcessCleanup {
     /// Ended by us.
     pub killed: u32,
     /// Those that the kernel would not let die.
     pub survivors: u32,
 }
 
-/// See [`Body::RunSuspended`].
+/// See [`EventBody::RunSuspended`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunSuspended {
     /// The sessions that it waits for.
@@ -192,7 +193,7 @@ pub struct RunSuspended {
     pub transcript: Vec<Value>,
 }
 
-/// See [`Body::RunResumed`].
+/// See [`EventBody::RunResumed`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunResumed {
     /// What became of the sessions that it waited for.
@@ -210,7 +211,7 @@ pub struct ChildResult {
     pub text: String,
 }
 
-/// See [`Body::RunFinished`].
+/// See [`EventBody::RunFinished`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunFinished {
     /// Why it ended.
@@ -219,11 +220,11 @@ pub struct RunFinished {
     pub text: String,
     /// The file that holds the whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub blob: Option<Blob>,
+    pub blob: Option<BlobRef>,
     /// What went wrong.
     pub error: Option<RunError>,
     /// What it used.
-    pub usage: Usage,
+    pub usage: TokenUsage,
     /// What became of the processes that it started.
-    pub processes: Processes,
+    pub processes: ProcessCleanup,
 }

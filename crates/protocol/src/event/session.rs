@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::{ChildResult, RunError};
-use crate::ids::{FleetId, Number, SessionId, WorkerId};
-use crate::mail::Deliver;
+use crate::ids::{EventNumber, FleetId, SessionId, WorkerId};
+use crate::mail::MailDelivery;
 use crate::policy::Policy;
 
-/// See [`Body::SessionCreated`]. What the session was made with; later changes are `session.updated`.
+/// See [`EventBody::SessionCreated`]. What the session was made with; later changes are `session.updated`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct SessionCreated {
     /// The agent's name.
@@ -29,7 +29,7 @@ pub struct SessionCreated {
     pub parent: Option<SessionId>,
     /// The fleet that it belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fleet: Option<Membership>,
+    pub fleet: Option<FleetMembership>,
     /// Where its agent works, as an absolute path; absent if that is not known, as on another machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub directory: Option<String>,
@@ -38,7 +38,7 @@ pub struct SessionCreated {
     pub worktree: Option<SessionWorktree>,
     /// Limits.
     #[serde(default)]
-    pub limits: Limits,
+    pub limits: SessionLimits,
     /// Whether its agent is given the tools of `qd mcp`; absent: as configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mcp: Option<bool>,
@@ -46,8 +46,8 @@ pub struct SessionCreated {
     #[serde(default)]
     pub env: Vec<String>,
     /// How mail reaches it that does not say.
-    #[serde(default, skip_serializing_if = "Deliver::is_prompt")]
-    pub mail: Deliver,
+    #[serde(default, skip_serializing_if = "MailDelivery::is_prompt")]
+    pub mail: MailDelivery,
 }
 
 /// A git worktree of a session. All that making it needs is here, so that making it again makes the same.
@@ -68,7 +68,8 @@ pub struct SessionWorktree {
 
 /// A session's part in a fleet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Membership {
+#[schema(as = Membership)]
+pub struct FleetMembership {
     /// The fleet.
     pub fleet_id: FleetId,
     /// What it is called there.
@@ -77,7 +78,7 @@ pub struct Membership {
 
 /// What a run may take. Absent means no limit but where a default is named.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct Limits {
+pub struct SessionLimits {
     /// Dollars, for the session and all below it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget_usd: Option<f64>,
@@ -98,7 +99,7 @@ pub struct Limits {
     pub restart_window_s: Option<f64>,
 }
 
-/// See [`Body::SessionUpdated`]. Only what changed is there.
+/// See [`EventBody::SessionUpdated`]. Only what changed is there.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct SessionUpdated {
     /// The new title.
@@ -112,7 +113,7 @@ pub struct SessionUpdated {
     pub policy: Option<Policy>,
     /// The new limits, all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limits: Option<Limits>,
+    pub limits: Option<SessionLimits>,
     /// The agent's own name for the conversation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_session_id: Option<String>,
@@ -124,16 +125,16 @@ pub struct SessionUpdated {
     pub child_ended: Option<ChildResult>,
     /// The last cancel of the session above that was applied here, by its number there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub parent_cancel: Option<Number>,
+    pub parent_cancel: Option<EventNumber>,
     /// A cancel was passed on to the sessions below; it bears the number of this event.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cancels_below: bool,
     /// Every session below has applied the cancel of this number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub below_cancelled: Option<Number>,
+    pub below_cancelled: Option<EventNumber>,
     /// The session takes no more prompts and closes when its last run has ended and those below have closed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub closing: Option<Closing>,
+    pub closing: Option<SessionCloseMode>,
     /// Every session below has closed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub below_closed: bool,
@@ -145,14 +146,14 @@ pub struct SessionUpdated {
 /// How a session closes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Closing {
+pub enum SessionCloseMode {
     /// Its events stay.
     Keep,
     /// Its events are deleted once it is closed.
     Purge,
 }
 
-/// See [`Body::SessionClosed`].
+/// See [`EventBody::SessionClosed`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionClosed {
     /// Whether its events are deleted now.
@@ -160,14 +161,14 @@ pub struct SessionClosed {
     pub purge: bool,
 }
 
-/// See [`Body::WorkerStarted`].
+/// See [`EventBody::WorkerStarted`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerStarted {
     /// The worker.
     pub worker_id: WorkerId,
 }
 
-/// See [`Body::WorkerReattached`].
+/// See [`EventBody::WorkerReattached`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerReattached {
     /// The worker.
@@ -177,13 +178,13 @@ pub struct WorkerReattached {
     pub run_time_ms: Option<u64>,
 }
 
-/// See [`Body::WorkerExited`].
+/// See [`EventBody::WorkerExited`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerExited {
     /// The worker.
     pub worker_id: WorkerId,
     /// Why.
-    pub reason: ExitReason,
+    pub reason: WorkerExitReason,
     /// What went wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<RunError>,
@@ -192,7 +193,7 @@ pub struct WorkerExited {
 /// Why a worker is no more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ExitReason {
+pub enum WorkerExitReason {
     /// Nobody needed it.
     Stopped,
     /// Its agent failed.

@@ -17,8 +17,8 @@ mod tee;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use qd_testkit::clis::isolated;
-use qd_testkit::{Cli, Clis, Daemon, Home, Model};
+use qd_testkit::real_agents::isolated_environment;
+use qd_testkit::{FakeModel, InstalledAgents, RealAgent, TestDaemon, TestHome};
 use serde_json::{Value, json};
 
 use self::scenes::Scene;
@@ -32,21 +32,21 @@ fn main() {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.expect("a runtime can be built").block_on(record(agent, scenes));
         }
-        [] => panic!("the first argument is one of {:?}", Cli::ALL.map(agent_of)),
+        [] => panic!("the first argument is one of {:?}", RealAgent::ALL.map(agent_of)),
     }
 }
 
 /// The name of an agent's manifest, which is that of its recordings.
-fn agent_of(cli: Cli) -> &'static str {
+fn agent_of(cli: RealAgent) -> &'static str {
     match cli {
-        Cli::ClaudeAcp => "claude-acp",
+        RealAgent::ClaudeAcp => "claude-acp",
         other => other.name(),
     }
 }
 
 async fn record(agent: &str, wanted: &[String]) {
-    let cli = Cli::ALL.into_iter().find(|cli| agent_of(*cli) == agent);
-    let cli = cli.unwrap_or_else(|| panic!("the agent is one of {:?}", Cli::ALL.map(agent_of)));
+    let cli = RealAgent::ALL.into_iter().find(|cli| agent_of(*cli) == agent);
+    let cli = cli.unwrap_or_else(|| panic!("the agent is one of {:?}", RealAgent::ALL.map(agent_of)));
     let mut version = None;
     for scene in Scene::ALL {
         if !wanted.is_empty() && !wanted.iter().any(|name| name == scene.name()) {
@@ -64,7 +64,7 @@ async fn record(agent: &str, wanted: &[String]) {
         scene.play(&stage, &session).await;
         let conversation = session.show().await["agent_session_id"].as_str().map(str::to_owned);
         session.close().await;
-        stage.daemon.home.no_agents().await;
+        stage.daemon.home.wait_for_no_agents().await;
         let header = Header {
             agent: agent.to_owned(),
             version: version.clone().unwrap_or_default(),
@@ -77,22 +77,22 @@ async fn record(agent: &str, wanted: &[String]) {
 
 /// One agent in a home of its own, with somebody in between who listens.
 pub(crate) struct Stage {
-    cli: Cli,
-    model: Model,
-    pub(crate) daemon: Daemon,
+    cli: RealAgent,
+    model: FakeModel,
+    pub(crate) daemon: TestDaemon,
     /// What the list of agents says of it.
     about: Value,
     log: PathBuf,
 }
 
 impl Stage {
-    async fn new(cli: Cli) -> Self {
-        let (model, home) = (Model::start(), Home::new());
-        let (log, between) = (home.beside("log.jsonl"), home.beside("between"));
+    async fn new(cli: RealAgent) -> Self {
+        let (model, home) = (FakeModel::start(), TestHome::new());
+        let (log, between) = (home.sibling_path("log.jsonl"), home.sibling_path("between"));
         put_between(cli, &between, &log);
         let path = std::env::var("PATH").unwrap_or_default();
-        let path = format!("{}:{}:{path}", between.display(), Clis::installed().bin().display());
-        let daemon = Daemon::start_in(home, |options| {
+        let path = format!("{}:{}:{path}", between.display(), InstalledAgents::installed().bin().display());
+        let daemon = TestDaemon::start_in(home, |options| {
             options.env("PATH", &path);
         })
         .await;
@@ -111,8 +111,8 @@ impl Stage {
         about["version"].as_str().expect("a program that is installed tells its version").to_owned()
     }
 
-    async fn session(&self) -> qd_testkit::Session {
-        let env = isolated(self.cli, &self.daemon.home.beside("agent"), &self.model);
+    async fn session(&self) -> qd_testkit::TestSession {
+        let env = isolated_environment(self.cli, &self.daemon.home.sibling_path("agent"), &self.model);
         self.daemon.session_with(json!({ "agent": agent_of(self.cli), "env": env })).await
     }
 
@@ -125,9 +125,12 @@ impl Stage {
     fn keep(&self, header: &Header, scene: Scene) -> PathBuf {
         let log = std::fs::read_to_string(&self.log).expect("something was said");
         let places = [
-            (self.daemon.home.work(), "/w"),
-            (self.daemon.home.beside("agent"), "/home/user"),
-            (Clis::installed().bin().parent().expect("a folder has a parent").to_owned(), "/agents"),
+            (self.daemon.home.project_dir(), "/w"),
+            (self.daemon.home.sibling_path("agent"), "/home/user"),
+            (
+                InstalledAgents::installed().bin().parent().expect("a folder has a parent").to_owned(),
+                "/agents",
+            ),
         ];
         let mut names: Vec<(String, &str)> =
             places.into_iter().map(|(path, name)| (path.display().to_string(), name)).collect();
@@ -144,9 +147,10 @@ impl Stage {
 }
 
 /// A folder for the path in which the agent's name is ours.
-fn put_between(cli: Cli, folder: &Path, log: &Path) {
+fn put_between(cli: RealAgent, folder: &Path, log: &Path) {
     let me = std::env::current_exe().expect("a process knows its own file");
-    let real = Clis::installed().program(cli).iter().map(|word| format!(" '{word}'")).collect::<String>();
+    let real =
+        InstalledAgents::installed().program(cli).iter().map(|word| format!(" '{word}'")).collect::<String>();
     let script =
         format!("#!/bin/sh\nexec '{}' {} '{}'{real} \"$@\"\n", me.display(), tee::WORD, log.display());
     std::fs::create_dir_all(folder).expect("the home can be written");

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use qd_testkit::{Process, Session};
+use qd_testkit::{ObservedProcess, TestSession};
 use serde_json::{Value, json};
 
 use super::Stage;
@@ -71,7 +71,7 @@ impl Scene {
     }
 
     /// Plays it to its end.
-    pub(crate) async fn play(self, stage: &Stage, session: &Session) {
+    pub(crate) async fn play(self, stage: &Stage, session: &TestSession) {
         let act = Act { stage, session };
         match self {
             Self::Hello => {
@@ -92,13 +92,13 @@ impl Scene {
             }
             Self::Cancel => {
                 let run = act.prompt("SLOW:60").await;
-                session.seen("its words", |event| event.is(&run, "text.delta")).await;
+                session.wait_for_event("its words", |event| event.is_of_run(&run, "text.delta")).await;
                 act.cancel(&run).await;
                 act.say("after").await;
             }
             Self::CancelAsk => {
                 let run = act.prompt("TOOL:write:never.txt").await;
-                session.seen_of(&run, "ask.opened").await;
+                session.wait_for_run_event(&run, "ask.opened").await;
                 act.cancel(&run).await;
                 act.say("after").await;
             }
@@ -109,17 +109,17 @@ impl Scene {
             Self::Resume => {
                 act.say("the first").await;
                 for pid in stage.daemon.home.worker_pids() {
-                    Process::find(pid).expect("a listed worker lives").kill9().await;
+                    ObservedProcess::find(pid).expect("a listed worker lives").kill9().await;
                 }
-                session.seen("its end", |event| event.kind == "worker.exited").await;
-                stage.daemon.home.no_agents().await;
+                session.wait_for_event("its end", |event| event.kind == "worker.exited").await;
+                stage.daemon.home.wait_for_no_agents().await;
                 act.say("RECALL").await;
             }
             Self::Steer => {
                 let run = act.prompt("TOOL:sleep:3").await;
                 // All of them ask before they do that.
                 act.answer(&run, json!({ "allow": true }), json!({ "decision": "allow_once" })).await;
-                session.seen_of(&run, "ask.delivered").await;
+                session.wait_for_run_event(&run, "ask.delivered").await;
                 stage.note(&json!({ "steer": "turn left" }));
                 session.steer("turn left").await;
                 act.ended(&run).await;
@@ -136,7 +136,7 @@ impl Scene {
 /// What the session does, noted.
 struct Act<'a> {
     stage: &'a Stage,
-    session: &'a Session,
+    session: &'a TestSession,
 }
 
 impl Act<'_> {
@@ -151,9 +151,9 @@ impl Act<'_> {
     }
 
     async fn answer(&self, run: &str, noted: Value, answer: Value) {
-        let ask = self.session.asked(run).await;
+        let ask = self.session.wait_for_ask(run).await;
         self.stage.note(&noted);
-        self.session.client.answer(&ask, &answer).await.expect(200);
+        self.session.client.answer_ask(&ask, &answer).await.expect(200);
     }
 
     async fn cancel(&self, run: &str) {
@@ -163,7 +163,7 @@ impl Act<'_> {
     }
 
     async fn ended(&self, run: &str) {
-        let path = self.session.project(&format!("/runs/{run}/wait?timeout_s=20"));
+        let path = self.session.workspace_path(&format!("/runs/{run}/wait?timeout_s=20"));
         let wait = async { while self.session.client.get(&path).await.status == 408 {} };
         tokio::time::timeout(RUN, wait).await.expect("a run of a real agent ends");
     }

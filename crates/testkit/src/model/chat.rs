@@ -2,37 +2,37 @@
 
 use serde_json::{Value, json};
 
-use super::heard::{Heard, flat, list, parts};
-use super::server::{Reply, Voice, sse};
-use super::{INPUT_TOKENS, tools::Call};
+use super::request::{ModelRequest, flatten_text, items, part_texts};
+use super::server::{ModelReply, ModelReplyEncoder, sse};
+use super::{INPUT_TOKENS, tools::ModelToolCall};
 
-pub(super) fn hear(body: &Value) -> Heard {
-    let mut heard = Heard { stream: body["stream"] == true, ..Heard::default() };
-    for message in list(&body["messages"]) {
+pub(super) fn parse_request(body: &Value) -> ModelRequest {
+    let mut heard = ModelRequest { stream: body["stream"] == true, ..ModelRequest::default() };
+    for message in items(&body["messages"]) {
         match message["role"].as_str() {
-            Some("user") => parts(&message["content"]).iter().for_each(|text| heard.user(text)),
-            Some("tool") => heard.result(flat(&message["content"])),
+            Some("user") => part_texts(&message["content"]).iter().for_each(|text| heard.add_user_text(text)),
+            Some("tool") => heard.add_tool_result(flatten_text(&message["content"])),
             _ => {}
         }
     }
-    for tool in list(&body["tools"]).iter().filter(|tool| tool["type"] == "function") {
-        heard.tool(&tool["function"]["name"], &tool["function"]["parameters"]);
+    for tool in items(&body["tools"]).iter().filter(|tool| tool["type"] == "function") {
+        heard.add_tool(&tool["function"]["name"], &tool["function"]["parameters"]);
     }
     let format = &body["response_format"];
-    heard.form = (format["type"] == "json_schema" || format["type"] == "json_object")
+    heard.json_schema = (format["type"] == "json_schema" || format["type"] == "json_object")
         .then(|| format["json_schema"]["schema"].clone());
     heard
 }
 
 /// One completion.
 #[derive(Debug)]
-pub(super) struct Completion {
+pub(super) struct ChatEncoder {
     pub(super) id: String,
     pub(super) model: String,
 }
 
-impl Completion {
-    fn with(&self, object: &str, choices: Value) -> Value {
+impl ChatEncoder {
+    fn completion(&self, object: &str, choices: Value) -> Value {
         json!({
             "id": format!("chatcmpl-{}", self.id), "object": object, "created": 1_700_000_000,
             "model": self.model, "choices": choices,
@@ -41,10 +41,10 @@ impl Completion {
 
     fn chunk(&self, delta: Value, finish: Value) -> String {
         let choice = json!({ "index": 0, "delta": delta, "finish_reason": finish });
-        sse(None, &self.with("chat.completion.chunk", json!([choice])))
+        sse(None, &self.completion("chat.completion.chunk", json!([choice])))
     }
 
-    fn call(&self, call: &Call) -> Value {
+    fn tool_call(&self, call: &ModelToolCall) -> Value {
         json!({
             "index": 0, "id": format!("call_{}", self.id), "type": "function",
             "function": { "name": call.name, "arguments": call.args.to_string() },
@@ -52,42 +52,42 @@ impl Completion {
     }
 }
 
-impl Voice for Completion {
-    fn open(&mut self, reply: &Reply) -> String {
+impl ModelReplyEncoder for ChatEncoder {
+    fn encode_start(&mut self, reply: &ModelReply) -> String {
         let mut out = self.chunk(json!({ "role": "assistant", "content": "" }), Value::Null);
-        if let Reply::Call(call) = reply {
-            out += &self.chunk(json!({ "tool_calls": [self.call(call)] }), Value::Null);
+        if let ModelReply::Call(call) = reply {
+            out += &self.chunk(json!({ "tool_calls": [self.tool_call(call)] }), Value::Null);
         }
         out
     }
 
-    fn token(&mut self, token: &str) -> String {
+    fn encode_token(&mut self, token: &str) -> String {
         self.chunk(json!({ "content": token }), Value::Null)
     }
 
-    fn close(&mut self, reply: &Reply, tokens: u64) -> String {
-        let end = self.chunk(json!({}), json!(finish(reply)));
-        let mut last = self.with("chat.completion.chunk", json!([]));
+    fn encode_end(&mut self, reply: &ModelReply, tokens: u64) -> String {
+        let end = self.chunk(json!({}), json!(finish_reason(reply)));
+        let mut last = self.completion("chat.completion.chunk", json!([]));
         last["usage"] = usage(tokens);
         end + &sse(None, &last) + "data: [DONE]\n\n"
     }
 
-    fn whole(&mut self, reply: &Reply, text: &str, tokens: u64) -> Value {
+    fn encode_whole(&mut self, reply: &ModelReply, text: &str, tokens: u64) -> Value {
         let message = match reply {
-            Reply::Text => json!({ "role": "assistant", "content": text }),
-            Reply::Call(call) => {
-                json!({ "role": "assistant", "content": null, "tool_calls": [self.call(call)] })
+            ModelReply::Text => json!({ "role": "assistant", "content": text }),
+            ModelReply::Call(call) => {
+                json!({ "role": "assistant", "content": null, "tool_calls": [self.tool_call(call)] })
             }
         };
-        let choice = json!({ "index": 0, "message": message, "finish_reason": finish(reply) });
-        let mut whole = self.with("chat.completion", json!([choice]));
+        let choice = json!({ "index": 0, "message": message, "finish_reason": finish_reason(reply) });
+        let mut whole = self.completion("chat.completion", json!([choice]));
         whole["usage"] = usage(tokens);
         whole
     }
 }
 
-fn finish(reply: &Reply) -> &'static str {
-    if matches!(reply, Reply::Text) { "stop" } else { "tool_calls" }
+fn finish_reason(reply: &ModelReply) -> &'static str {
+    if matches!(reply, ModelReply::Text) { "stop" } else { "tool_calls" }
 }
 
 fn usage(tokens: u64) -> Value {

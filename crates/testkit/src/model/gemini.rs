@@ -3,45 +3,45 @@
 use serde_json::{Value, json};
 
 use super::INPUT_TOKENS;
-use super::heard::{Heard, list};
-use super::server::{Reply, Voice, sse};
+use super::request::{ModelRequest, items};
+use super::server::{ModelReply, ModelReplyEncoder, sse};
 
-pub(super) fn hear(path: &str, body: &Value) -> Heard {
+pub(super) fn parse_request(path: &str, body: &Value) -> ModelRequest {
     let name = path.rsplit('/').next().and_then(|name| name.split(':').next()).unwrap_or_default();
     let stream = path.contains(":streamGenerateContent");
-    let mut heard = Heard { model: name.to_owned(), stream, ..Heard::default() };
-    for content in list(&body["contents"]).iter().filter(|content| content["role"] != "model") {
-        for part in list(&content["parts"]) {
+    let mut heard = ModelRequest { model: name.to_owned(), stream, ..ModelRequest::default() };
+    for content in items(&body["contents"]).iter().filter(|content| content["role"] != "model") {
+        for part in items(&content["parts"]) {
             if let Some(answer) = part.get("functionResponse") {
-                heard.result(answer["response"].to_string());
+                heard.add_tool_result(answer["response"].to_string());
             } else if let Some(text) = part["text"].as_str() {
-                heard.user(text);
+                heard.add_user_text(text);
             }
         }
     }
-    let declared = list(&body["tools"]).iter().flat_map(|tool| list(&tool["functionDeclarations"]));
+    let declared = items(&body["tools"]).iter().flat_map(|tool| items(&tool["functionDeclarations"]));
     for function in declared {
         let schema = function.get("parametersJsonSchema").unwrap_or(&function["parameters"]);
-        heard.tool(&function["name"], schema);
+        heard.add_tool(&function["name"], schema);
     }
     let config = &body["generationConfig"];
     let schema = || config.get("responseJsonSchema").or_else(|| config.get("responseSchema"));
-    heard.form =
+    heard.json_schema =
         (config["responseMimeType"] == "application/json").then(|| schema().cloned().unwrap_or_default());
     heard
 }
 
 /// One answer.
 #[derive(Debug)]
-pub(super) struct Candidate {
+pub(super) struct GeminiEncoder {
     pub(super) id: String,
     pub(super) model: String,
     /// What has been said: every piece counts all before it.
     pub(super) tokens: u64,
 }
 
-impl Candidate {
-    fn with(&self, part: &Value, finish: Option<&str>) -> Value {
+impl GeminiEncoder {
+    fn response(&self, part: &Value, finish: Option<&str>) -> Value {
         let mut candidate = json!({ "index": 0, "content": { "role": "model", "parts": [part] } });
         if let Some(finish) = finish {
             candidate["finishReason"] = json!(finish);
@@ -56,10 +56,10 @@ impl Candidate {
         })
     }
 
-    fn part(&self, reply: &Reply, text: &str) -> Value {
+    fn part(&self, reply: &ModelReply, text: &str) -> Value {
         match reply {
-            Reply::Text => json!({ "text": text }),
-            Reply::Call(call) => {
+            ModelReply::Text => json!({ "text": text }),
+            ModelReply::Call(call) => {
                 let id = format!("fc_{}", self.id);
                 json!({ "functionCall": { "id": id, "name": call.name, "args": call.args } })
             }
@@ -67,23 +67,23 @@ impl Candidate {
     }
 }
 
-impl Voice for Candidate {
-    fn open(&mut self, _: &Reply) -> String {
+impl ModelReplyEncoder for GeminiEncoder {
+    fn encode_start(&mut self, _: &ModelReply) -> String {
         String::new()
     }
 
-    fn token(&mut self, token: &str) -> String {
+    fn encode_token(&mut self, token: &str) -> String {
         self.tokens += 1;
-        sse(None, &self.with(&json!({ "text": token }), None))
+        sse(None, &self.response(&json!({ "text": token }), None))
     }
 
-    fn close(&mut self, reply: &Reply, tokens: u64) -> String {
+    fn encode_end(&mut self, reply: &ModelReply, tokens: u64) -> String {
         self.tokens = tokens;
-        sse(None, &self.with(&self.part(reply, ""), Some("STOP")))
+        sse(None, &self.response(&self.part(reply, ""), Some("STOP")))
     }
 
-    fn whole(&mut self, reply: &Reply, text: &str, tokens: u64) -> Value {
+    fn encode_whole(&mut self, reply: &ModelReply, text: &str, tokens: u64) -> Value {
         self.tokens = tokens;
-        self.with(&self.part(reply, text), Some("STOP"))
+        self.response(&self.part(reply, text), Some("STOP"))
     }
 }

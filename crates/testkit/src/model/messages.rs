@@ -2,55 +2,55 @@
 
 use serde_json::{Value, json};
 
-use super::heard::{Heard, flat, list};
-use super::server::{Reply, Voice, sse};
-use super::{INPUT_TOKENS, tools::Call};
+use super::request::{ModelRequest, flatten_text, items};
+use super::server::{ModelReply, ModelReplyEncoder, sse};
+use super::{INPUT_TOKENS, tools::ModelToolCall};
 
-pub(super) fn hear(body: &Value) -> Heard {
-    let mut heard = Heard { stream: body["stream"] == true, ..Heard::default() };
-    for message in list(&body["messages"]) {
+pub(super) fn parse_request(body: &Value) -> ModelRequest {
+    let mut heard = ModelRequest { stream: body["stream"] == true, ..ModelRequest::default() };
+    for message in items(&body["messages"]) {
         let content = &message["content"];
         match message["role"].as_str() {
             Some("user") => match content {
-                Value::Array(parts) => parts.iter().for_each(|part| hear_part(&mut heard, part)),
-                text => heard.user(&flat(text)),
+                Value::Array(parts) => parts.iter().for_each(|part| parse_part(&mut heard, part)),
+                text => heard.add_user_text(&flatten_text(text)),
             },
             // So Claude Code puts in what the user said while a turn was under way.
             Some("system") => {
                 const STEER: &str = "The user sent a new message while you were working:\n";
-                if let Some((_, said)) = flat(content).split_once(STEER) {
-                    heard.user(said.split("\n\n").next().unwrap_or_default());
+                if let Some((_, said)) = flatten_text(content).split_once(STEER) {
+                    heard.add_user_text(said.split("\n\n").next().unwrap_or_default());
                 }
             }
             _ => {}
         }
     }
-    for tool in list(&body["tools"]) {
-        heard.tool(&tool["name"], &tool["input_schema"]);
+    for tool in items(&body["tools"]) {
+        heard.add_tool(&tool["name"], &tool["input_schema"]);
     }
     let format =
         [&body["output_config"]["format"], &body["output_format"]].into_iter().find(|f| f.is_object());
-    heard.form = format.map(|format| format["schema"].clone());
+    heard.json_schema = format.map(|format| format["schema"].clone());
     heard
 }
 
-fn hear_part(heard: &mut Heard, part: &Value) {
+fn parse_part(heard: &mut ModelRequest, part: &Value) {
     match part["type"].as_str() {
-        Some("tool_result") => heard.result(flat(&part["content"])),
-        Some("text") => heard.user(&flat(part)),
+        Some("tool_result") => heard.add_tool_result(flatten_text(&part["content"])),
+        Some("text") => heard.add_user_text(&flatten_text(part)),
         _ => {}
     }
 }
 
 /// One message.
 #[derive(Debug)]
-pub(super) struct Message {
+pub(super) struct MessagesEncoder {
     pub(super) id: String,
     pub(super) model: String,
 }
 
-impl Message {
-    fn with(&self, content: Value, stop: Value, tokens: u64) -> Value {
+impl MessagesEncoder {
+    fn message(&self, content: Value, stop: Value, tokens: u64) -> Value {
         json!({
             "id": format!("msg_{}", self.id), "type": "message", "role": "assistant", "model": self.model,
             "content": content, "stop_reason": stop, "stop_sequence": null,
@@ -61,54 +61,55 @@ impl Message {
         })
     }
 
-    fn tool_use(&self, call: &Call, input: &Value) -> Value {
+    fn tool_use(&self, call: &ModelToolCall, input: &Value) -> Value {
         json!({ "type": "tool_use", "id": format!("toolu_{}", self.id), "name": call.name, "input": input })
     }
 }
 
-impl Voice for Message {
-    fn open(&mut self, reply: &Reply) -> String {
+impl ModelReplyEncoder for MessagesEncoder {
+    fn encode_start(&mut self, reply: &ModelReply) -> String {
         let block = match reply {
-            Reply::Text => json!({ "type": "text", "text": "" }),
-            Reply::Call(call) => self.tool_use(call, &json!({})),
+            ModelReply::Text => json!({ "type": "text", "text": "" }),
+            ModelReply::Call(call) => self.tool_use(call, &json!({})),
         };
-        let mut out =
-            event(&json!({ "type": "message_start", "message": self.with(json!([]), Value::Null, 1) }));
-        out += &event(&json!({ "type": "content_block_start", "index": 0, "content_block": block }));
-        if let Reply::Call(call) = reply {
+        let mut out = sse_event(
+            &json!({ "type": "message_start", "message": self.message(json!([]), Value::Null, 1) }),
+        );
+        out += &sse_event(&json!({ "type": "content_block_start", "index": 0, "content_block": block }));
+        if let ModelReply::Call(call) = reply {
             let delta = json!({ "type": "input_json_delta", "partial_json": call.args.to_string() });
-            out += &event(&json!({ "type": "content_block_delta", "index": 0, "delta": delta }));
+            out += &sse_event(&json!({ "type": "content_block_delta", "index": 0, "delta": delta }));
         }
         out
     }
 
-    fn token(&mut self, token: &str) -> String {
+    fn encode_token(&mut self, token: &str) -> String {
         let delta = json!({ "type": "text_delta", "text": token });
-        event(&json!({ "type": "content_block_delta", "index": 0, "delta": delta }))
+        sse_event(&json!({ "type": "content_block_delta", "index": 0, "delta": delta }))
     }
 
-    fn close(&mut self, reply: &Reply, tokens: u64) -> String {
-        let delta = json!({ "stop_reason": stop(reply), "stop_sequence": null });
-        event(&json!({ "type": "content_block_stop", "index": 0 }))
-            + &event(
+    fn encode_end(&mut self, reply: &ModelReply, tokens: u64) -> String {
+        let delta = json!({ "stop_reason": stop_reason(reply), "stop_sequence": null });
+        sse_event(&json!({ "type": "content_block_stop", "index": 0 }))
+            + &sse_event(
                 &json!({ "type": "message_delta", "delta": delta, "usage": { "output_tokens": tokens } }),
             )
-            + &event(&json!({ "type": "message_stop" }))
+            + &sse_event(&json!({ "type": "message_stop" }))
     }
 
-    fn whole(&mut self, reply: &Reply, text: &str, tokens: u64) -> Value {
+    fn encode_whole(&mut self, reply: &ModelReply, text: &str, tokens: u64) -> Value {
         let block = match reply {
-            Reply::Text => json!({ "type": "text", "text": text }),
-            Reply::Call(call) => self.tool_use(call, &call.args),
+            ModelReply::Text => json!({ "type": "text", "text": text }),
+            ModelReply::Call(call) => self.tool_use(call, &call.args),
         };
-        self.with(json!([block]), json!(stop(reply)), tokens)
+        self.message(json!([block]), json!(stop_reason(reply)), tokens)
     }
 }
 
-fn stop(reply: &Reply) -> &'static str {
-    if matches!(reply, Reply::Text) { "end_turn" } else { "tool_use" }
+fn stop_reason(reply: &ModelReply) -> &'static str {
+    if matches!(reply, ModelReply::Text) { "end_turn" } else { "tool_use" }
 }
 
-fn event(data: &Value) -> String {
+fn sse_event(data: &Value) -> String {
     sse(data["type"].as_str(), data)
 }

@@ -31,11 +31,11 @@
 
 mod chat;
 mod gemini;
-mod heard;
 mod messages;
+mod request;
+pub mod request_log;
 mod responses;
 mod script;
-pub mod seen;
 mod server;
 #[cfg(test)]
 mod tests;
@@ -46,11 +46,11 @@ use std::thread::JoinHandle;
 
 use tokio::sync::oneshot;
 
-pub use script::sleeper;
-pub use seen::{Api, Outcome, Seen};
+pub use request_log::{ModelApi, ModelRequestOutcome, ModelRequestRecord};
+pub use script::sleeper_name;
 
-use crate::LIMIT;
-use seen::Log;
+use crate::WAIT_LIMIT;
+use request_log::ModelLog;
 
 /// What every answer costs in input tokens.
 pub const INPUT_TOKENS: u64 = 100;
@@ -62,14 +62,14 @@ pub const CALL_TOKENS: u64 = 10;
 ///
 /// It lives on a thread of its own: a test that blocks its runtime must not look like a model that thinks.
 #[derive(Debug)]
-pub struct Model {
+pub struct FakeModel {
     address: SocketAddr,
-    log: Log,
+    log: ModelLog,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Model {
+impl FakeModel {
     /// One on any free port.
     pub fn start() -> Self {
         Self::start_at(0)
@@ -80,7 +80,7 @@ impl Model {
         let listener = std::net::TcpListener::bind(("127.0.0.1", port))
             .unwrap_or_else(|error| panic!("port {port} of loopback cannot be had: {error}"));
         let address = listener.local_addr().expect("it is bound");
-        let (log, (stop, stopped)) = (Log::new(), oneshot::channel::<()>());
+        let (log, (stop, stopped)) = (ModelLog::new(), oneshot::channel::<()>());
         let serving = log.clone();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -107,57 +107,65 @@ impl Model {
     }
 
     /// Every request so far, the side calls too.
-    pub fn requests(&self) -> Vec<Seen> {
+    pub fn requests(&self) -> Vec<ModelRequestRecord> {
         self.log.read(|all| all.requests.clone())
     }
 
     /// The requests so far that are turns of a conversation.
-    pub fn turns(&self) -> Vec<Seen> {
-        self.log.read(|all| all.requests.iter().filter(|seen| !seen.side).cloned().collect())
+    pub fn turns(&self) -> Vec<ModelRequestRecord> {
+        self.log.read(|all| all.requests.iter().filter(|seen| !seen.is_side_call).cloned().collect())
     }
 
     /// How many turns there were so far.
-    pub fn count(&self) -> usize {
-        self.log.read(|all| all.requests.iter().filter(|seen| !seen.side).count())
+    pub fn turn_count(&self) -> usize {
+        self.log.read(|all| all.requests.iter().filter(|seen| !seen.is_side_call).count())
     }
 
     /// The hosts that somebody wanted to reach through the model, taking it for a proxy.
-    pub fn phone_home(&self) -> Vec<String> {
-        self.log.read(|all| all.hosts.clone())
+    pub fn proxied_hosts(&self) -> Vec<String> {
+        self.log.read(|all| all.proxied_hosts.clone())
     }
 
     /// Waits for the first turn that is as wanted. It may have come before, and may become so only by its outcome.
-    pub async fn wait_for(&self, what: &str, wanted: impl Fn(&Seen) -> bool) -> Seen {
-        let mut changes = self.log.changes();
-        let find = |all: &seen::All| all.requests.iter().find(|seen| !seen.side && wanted(seen)).cloned();
-        let found = tokio::time::timeout(LIMIT, changes.wait_for(|all| find(all).is_some())).await;
+    pub async fn wait_for(
+        &self,
+        what: &str,
+        wanted: impl Fn(&ModelRequestRecord) -> bool,
+    ) -> ModelRequestRecord {
+        let mut changes = self.log.subscribe();
+        let find = |all: &request_log::ModelLogContents| {
+            all.requests.iter().find(|seen| !seen.is_side_call && wanted(seen)).cloned()
+        };
+        let found = tokio::time::timeout(WAIT_LIMIT, changes.wait_for(|all| find(all).is_some())).await;
         match found {
             Ok(all) => find(&all.expect("the log lives as long as the model")).expect("it was just there"),
-            Err(_) => panic!("the model waited {LIMIT:?} in vain for {what}; it saw {:#?}", self.requests()),
+            Err(_) => {
+                panic!("the model waited {WAIT_LIMIT:?} in vain for {what}; it saw {:#?}", self.requests())
+            }
         }
     }
 
     /// Everything so far, and then every change.
-    pub fn follow(&self) -> Changes {
-        let mut changes = self.log.changes();
+    pub fn follow(&self) -> ModelRequestWatch {
+        let mut changes = self.log.subscribe();
         changes.mark_changed();
-        Changes(changes)
+        ModelRequestWatch(changes)
     }
 }
 
 /// Whoever follows what the model sees.
 #[derive(Debug)]
-pub struct Changes(tokio::sync::watch::Receiver<seen::All>);
+pub struct ModelRequestWatch(tokio::sync::watch::Receiver<request_log::ModelLogContents>);
 
-impl Changes {
+impl ModelRequestWatch {
     /// Waits until there is something new, and gives all requests, the side calls too; none once the model has ended.
-    pub async fn next(&mut self) -> Option<Vec<Seen>> {
+    pub async fn next(&mut self) -> Option<Vec<ModelRequestRecord>> {
         self.0.changed().await.ok()?;
         Some(self.0.borrow_and_update().requests.clone())
     }
 }
 
-impl Drop for Model {
+impl Drop for FakeModel {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {

@@ -18,30 +18,30 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::heard::Heard;
-use super::script::{Plan, Script};
-use super::seen::{Api, Log, Outcome, Record, Seen};
-use super::tools::Call;
+use super::request::ModelRequest;
+use super::request_log::{ModelApi, ModelLog, ModelLogEntry, ModelRequestOutcome, ModelRequestRecord};
+use super::script::{ModelPlan, ModelScript};
+use super::tools::ModelToolCall;
 use super::{CALL_TOKENS, INPUT_TOKENS, chat, gemini, messages, responses};
-use crate::pieces::Pieces;
+use crate::response_body::TestResponseBody;
 
 /// What an answer is made of.
 #[derive(Debug)]
-pub(super) enum Reply {
+pub(super) enum ModelReply {
     Text,
-    Call(Call),
+    Call(ModelToolCall),
 }
 
 /// How an API says it.
-pub(super) trait Voice: Send {
+pub(super) trait ModelReplyEncoder: Send {
     /// What comes before the first token; of a call, all but its end.
-    fn open(&mut self, reply: &Reply) -> String;
+    fn encode_start(&mut self, reply: &ModelReply) -> String;
     /// One token of a text.
-    fn token(&mut self, token: &str) -> String;
+    fn encode_token(&mut self, token: &str) -> String;
     /// What comes after the last.
-    fn close(&mut self, reply: &Reply, tokens: u64) -> String;
+    fn encode_end(&mut self, reply: &ModelReply, tokens: u64) -> String;
     /// Everything at once.
-    fn whole(&mut self, reply: &Reply, text: &str, tokens: u64) -> Value;
+    fn encode_whole(&mut self, reply: &ModelReply, text: &str, tokens: u64) -> Value;
 }
 
 /// One server-sent event.
@@ -51,9 +51,9 @@ pub(super) fn sse(event: Option<&str>, data: &Value) -> String {
 }
 
 /// Serves whoever connects, until it is dropped.
-pub(super) async fn serve(listener: TcpListener, log: Log) {
+pub(super) async fn serve(listener: TcpListener, log: ModelLog) {
     let own = listener.local_addr().expect("it is bound").to_string();
-    let room = Arc::new(Room { log, own, script: Mutex::default() });
+    let room = Arc::new(FakeModelServer { log, own_address: own, script: Mutex::default() });
     let mut connections = JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
         connections.spawn(connection(stream, Arc::clone(&room)));
@@ -63,76 +63,77 @@ pub(super) async fn serve(listener: TcpListener, log: Log) {
 
 /// What all connections share.
 #[derive(Debug)]
-struct Room {
-    log: Log,
+struct FakeModelServer {
+    log: ModelLog,
     /// Our own address; requests for another are on their way through a proxy.
-    own: String,
-    script: Mutex<Script>,
+    own_address: String,
+    script: Mutex<ModelScript>,
 }
 
-async fn connection(stream: TcpStream, room: Arc<Room>) {
+async fn connection(stream: TcpStream, room: Arc<FakeModelServer>) {
     let _undelayed = stream.set_nodelay(true);
     let service = service_fn(move |request| {
         let room = Arc::clone(&room);
-        async move { Ok::<_, Infallible>(room.answer(request).await) }
+        async move { Ok::<_, Infallible>(room.respond(request).await) }
     });
     // A client that goes away is seen by its request's record, and a cut is our own doing.
     let _ended =
         hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
 }
 
-impl Room {
-    async fn answer(&self, request: Request<Incoming>) -> Response<Pieces> {
+impl FakeModelServer {
+    async fn respond(&self, request: Request<Incoming>) -> Response<TestResponseBody> {
         let (head, body) = request.into_parts();
-        let elsewhere = head.uri.authority().map(ToString::to_string).filter(|host| *host != self.own);
+        let elsewhere =
+            head.uri.authority().map(ToString::to_string).filter(|host| *host != self.own_address);
         if let Some(host) = elsewhere {
-            self.log.phone_home(host);
-            let mut refusal = refusal(403, "this is no way out");
+            self.log.add_proxied_host(host);
+            let mut refusal = error_response(403, "this is no way out");
             // Who wanted a tunnel might take what follows for its other end.
             refusal.headers_mut().insert(hyper::header::CONNECTION, HeaderValue::from_static("close"));
             return refusal;
         }
         let path = head.uri.path_and_query().map_or_else(String::new, ToString::to_string);
-        let other = |side| seen(Api::Other, &path, side, &Heard::default());
+        let other = |side| request_record(ModelApi::Other, &path, side, &ModelRequest::default());
         if head.method == Method::GET && head.uri.path().ends_with("/models") {
-            self.log.add(other(true)).done();
-            return whole(200, &models());
+            self.log.add(other(true)).finish();
+            return json_response(200, &models());
         }
         if head.method == Method::HEAD {
-            self.log.add(other(true)).done();
-            return Response::new(Pieces::Whole(None));
+            self.log.add(other(true)).finish();
+            return Response::new(TestResponseBody::Whole(None));
         }
-        let Ok(body) = body.collect().await else { return refusal(400, "half a request") };
+        let Ok(body) = body.collect().await else { return error_response(400, "half a request") };
         if head.headers.contains_key("content-encoding") {
-            self.log.add(other(false)).refused(415);
-            return refusal(415, "requests are not to be compressed");
+            self.log.add(other(false)).finish_refused(415);
+            return error_response(415, "requests are not to be compressed");
         }
         let body: Value = serde_json::from_slice(&body.to_bytes()).unwrap_or_default();
-        let Some((api, heard)) = hear(head.uri.path(), &body) else {
-            self.log.add(other(false)).refused(404);
-            return refusal(404, "no such path");
+        let Some((api, heard)) = parse_request(head.uri.path(), &body) else {
+            self.log.add(other(false)).finish_refused(404);
+            return error_response(404, "no such path");
         };
-        if let Some(count) = count(head.uri.path()) {
-            self.log.add(seen(api, &path, true, &heard)).done();
-            return whole(200, &count);
+        if let Some(count) = token_count(head.uri.path()) {
+            self.log.add(request_record(api, &path, true, &heard)).finish();
+            return json_response(200, &count);
         }
         let plan = self.script.lock().unwrap_or_else(PoisonError::into_inner).plan(&heard);
-        let record = self.log.add(seen(api, &path, heard.is_side(), &heard));
+        let record = self.log.add(request_record(api, &path, heard.is_side_call(), &heard));
         let id = format!("{:08x}", self.log.read(|all| all.requests.len()));
-        carry_out(plan, record, voice(api, id, heard.model), heard.stream).await
+        run_plan(plan, record, encoder_for(api, id, heard.model), heard.stream).await
     }
 }
 
 /// What a path and its body say. The last segment alone decides: base addresses differ from agent to agent.
-fn hear(path: &str, body: &Value) -> Option<(Api, Heard)> {
+fn parse_request(path: &str, body: &Value) -> Option<(ModelApi, ModelRequest)> {
     let (api, mut heard) = if path.ends_with("/messages") || path.ends_with("/messages/count_tokens") {
-        (Api::Messages, messages::hear(body))
+        (ModelApi::Messages, messages::parse_request(body))
     } else if path.ends_with("/responses") {
-        (Api::Responses, responses::hear(body))
+        (ModelApi::Responses, responses::parse_request(body))
     } else if path.ends_with("/chat/completions") {
-        (Api::Chat, chat::hear(body))
+        (ModelApi::Chat, chat::parse_request(body))
     } else if path.ends_with("enerateContent") || path.ends_with(":countTokens") {
-        (Api::Gemini, gemini::hear(path, body))
+        (ModelApi::Gemini, gemini::parse_request(path, body))
     } else {
         return None;
     };
@@ -142,7 +143,7 @@ fn hear(path: &str, body: &Value) -> Option<(Api, Heard)> {
     Some((api, heard))
 }
 
-fn count(path: &str) -> Option<Value> {
+fn token_count(path: &str) -> Option<Value> {
     if path.ends_with("/count_tokens") {
         Some(json!({ "input_tokens": INPUT_TOKENS }))
     } else if path.ends_with(":countTokens") {
@@ -161,55 +162,57 @@ fn models() -> Value {
     json!({ "object": "list", "data": [model], "models": [], "has_more": false })
 }
 
-fn seen(api: Api, path: &str, side: bool, heard: &Heard) -> Seen {
-    Seen {
+fn request_record(api: ModelApi, path: &str, side: bool, heard: &ModelRequest) -> ModelRequestRecord {
+    ModelRequestRecord {
         api,
         path: path.to_owned(),
         model: heard.model.clone(),
-        texts: heard.texts(),
-        results: heard.results().len(),
+        texts: heard.user_texts(),
+        results: heard.latest_results().len(),
         tools: heard.tools.iter().map(|tool| tool.name.clone()).collect(),
-        side,
-        at: Instant::now(),
-        ended: None,
-        outcome: Outcome::Streaming,
+        is_side_call: side,
+        received_at: Instant::now(),
+        ended_at: None,
+        outcome: ModelRequestOutcome::Streaming,
     }
 }
 
-fn voice(api: Api, id: String, model: String) -> Box<dyn Voice> {
+fn encoder_for(api: ModelApi, id: String, model: String) -> Box<dyn ModelReplyEncoder> {
     match api {
-        Api::Messages => Box::new(messages::Message { id, model }),
-        Api::Responses => Box::new(responses::Response { id, model, next: 0, text: String::new() }),
-        Api::Chat | Api::Other => Box::new(chat::Completion { id, model }),
-        Api::Gemini => Box::new(gemini::Candidate { id, model, tokens: 0 }),
+        ModelApi::Messages => Box::new(messages::MessagesEncoder { id, model }),
+        ModelApi::Responses => {
+            Box::new(responses::ResponsesEncoder { id, model, next_sequence: 0, text: String::new() })
+        }
+        ModelApi::Chat | ModelApi::Other => Box::new(chat::ChatEncoder { id, model }),
+        ModelApi::Gemini => Box::new(gemini::GeminiEncoder { id, model, tokens: 0 }),
     }
 }
 
-async fn carry_out(
-    plan: Plan,
-    mut record: Record,
-    mut voice: Box<dyn Voice>,
+async fn run_plan(
+    plan: ModelPlan,
+    mut record: ModelLogEntry,
+    mut voice: Box<dyn ModelReplyEncoder>,
     stream: bool,
-) -> Response<Pieces> {
+) -> Response<TestResponseBody> {
     let (tokens, pause, is_cut) = match plan {
-        Plan::Refuse(status) => {
-            record.refused(status);
-            return refusal(status, "the script wants it");
+        ModelPlan::Refuse(status) => {
+            record.finish_refused(status);
+            return error_response(status, "the script wants it");
         }
-        Plan::Call(call) => {
+        ModelPlan::Call(call) => {
             record.tokens = CALL_TOKENS;
-            let reply = Reply::Call(call);
+            let reply = ModelReply::Call(call);
             let answer = if stream {
-                let text = voice.open(&reply) + &voice.close(&reply, CALL_TOKENS);
-                event_stream(Pieces::Whole(Some(text.into())))
+                let text = voice.encode_start(&reply) + &voice.encode_end(&reply, CALL_TOKENS);
+                event_stream(TestResponseBody::Whole(Some(text.into())))
             } else {
-                whole(200, &voice.whole(&reply, "", CALL_TOKENS))
+                json_response(200, &voice.encode_whole(&reply, "", CALL_TOKENS))
             };
-            record.done();
+            record.finish();
             return answer;
         }
-        Plan::Say { tokens, pause } => (tokens, pause, false),
-        Plan::Cut { tokens, pause } => (tokens, pause, true),
+        ModelPlan::Say { tokens, pause } => (tokens, pause, false),
+        ModelPlan::Cut { tokens, pause } => (tokens, pause, true),
     };
     if !stream && !is_cut {
         // The client may go away meanwhile: then this whole future is dropped, and the record with it.
@@ -217,21 +220,22 @@ async fn carry_out(
             tokio::time::sleep(pause).await;
             record.tokens += 1;
         }
-        let answer = whole(200, &voice.whole(&Reply::Text, &tokens.concat(), record.tokens));
-        record.done();
+        let answer =
+            json_response(200, &voice.encode_whole(&ModelReply::Text, &tokens.concat(), record.tokens));
+        record.finish();
         return answer;
     }
-    let (feed, pieces) = mpsc::channel(PIECES);
+    let (feed, pieces) = mpsc::channel(BODY_CAPACITY);
     tokio::spawn(async move {
         let gone = feed.clone();
         let said = async {
             let send = async |text: String| feed.send(Ok(text.into())).await.is_ok();
-            let mut is_heard = send(voice.open(&Reply::Text)).await;
+            let mut is_heard = send(voice.encode_start(&ModelReply::Text)).await;
             for token in &tokens {
                 if !pause.is_zero() {
                     tokio::time::sleep(pause).await;
                 }
-                is_heard = is_heard && send(voice.token(token)).await;
+                is_heard = is_heard && send(voice.encode_token(token)).await;
                 record.tokens += u64::from(is_heard);
             }
             if is_cut {
@@ -239,10 +243,10 @@ async fn carry_out(
                 tokio::time::sleep(pause).await;
                 let error = io::Error::other("the script cuts the stream");
                 if feed.send(Err(error)).await.is_ok() {
-                    record.cut();
+                    record.finish_cut();
                 }
-            } else if send(voice.close(&Reply::Text, record.tokens)).await {
-                record.done();
+            } else if send(voice.encode_end(&ModelReply::Text, record.tokens)).await {
+                record.finish();
             }
         };
         // Whichever comes first; the record that is dropped unfinished says that the client has gone.
@@ -251,25 +255,25 @@ async fn carry_out(
             () = gone.closed() => {}
         }
     });
-    event_stream(Pieces::Fed(pieces))
+    event_stream(TestResponseBody::Streamed(pieces))
 }
 
 /// How many pieces may wait for a client that does not read.
-const PIECES: usize = 16;
+const BODY_CAPACITY: usize = 16;
 
-fn event_stream(pieces: Pieces) -> Response<Pieces> {
+fn event_stream(pieces: TestResponseBody) -> Response<TestResponseBody> {
     let builder =
         Response::builder().header("content-type", "text/event-stream").header("request-id", "scripted");
     builder.body(pieces).expect("the headers are valid")
 }
 
-fn whole(status: u16, body: &Value) -> Response<Pieces> {
+fn json_response(status: u16, body: &Value) -> Response<TestResponseBody> {
     let builder = Response::builder().status(status).header("content-type", "application/json");
-    builder.body(Pieces::Whole(Some(body.to_string().into()))).expect("the head is valid")
+    builder.body(TestResponseBody::Whole(Some(body.to_string().into()))).expect("the head is valid")
 }
 
 /// An error in a form that holds what each API's clients look for.
-fn refusal(status: u16, why: &str) -> Response<Pieces> {
+fn error_response(status: u16, why: &str) -> Response<TestResponseBody> {
     let kind = match status {
         400 => "invalid_request_error",
         429 => "rate_limit_error",
@@ -278,5 +282,5 @@ fn refusal(status: u16, why: &str) -> Response<Pieces> {
     };
     let message = format!("scripted {status}: {why}");
     let error = json!({ "type": kind, "message": message, "code": status, "status": "SCRIPTED" });
-    whole(status, &json!({ "type": "error", "error": error }))
+    json_response(status, &json!({ "type": "error", "error": error }))
 }

@@ -7,79 +7,79 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::{Api, CALL_TOKENS, Model, Outcome, Seen, sleeper};
-use crate::Client;
+use super::{CALL_TOKENS, FakeModel, ModelApi, ModelRequestOutcome, ModelRequestRecord, sleeper_name};
+use crate::TestClient;
 
-const APIS: [Api; 4] = [Api::Messages, Api::Responses, Api::Chat, Api::Gemini];
+const APIS: [ModelApi; 4] = [ModelApi::Messages, ModelApi::Responses, ModelApi::Chat, ModelApi::Gemini];
 
-fn client(model: &Model) -> Client {
-    Client::tcp(model.address())
+fn client(model: &FakeModel) -> TestClient {
+    TestClient::tcp(model.address())
 }
 
 /// A request in which the user says `texts`, with a shell to call.
-fn request(api: Api, texts: &[&str], stream: bool) -> (String, Value) {
+fn request(api: ModelApi, texts: &[&str], stream: bool) -> (String, Value) {
     let schema = json!({
         "type": "object", "properties": { "command": { "type": "string" } }, "required": ["command"],
     });
     let each = |make: &dyn Fn(&str) -> Value| texts.iter().map(|text| make(text)).collect::<Value>();
     let messages = each(&|text| json!({ "role": "user", "content": text }));
     match api {
-        Api::Messages => {
+        ModelApi::Messages => {
             let tools = json!([{ "name": "Bash", "input_schema": schema }]);
             (
                 "/v1/messages".into(),
                 json!({ "model": "m", "stream": stream, "messages": messages, "tools": tools }),
             )
         }
-        Api::Responses => {
+        ModelApi::Responses => {
             let part =
                 |text: &str| json!({ "role": "user", "content": [{ "type": "input_text", "text": text }] });
             let tools = json!([{ "type": "function", "name": "shell", "parameters": schema }]);
             let body = json!({ "model": "m", "stream": stream, "input": each(&part), "tools": tools });
             ("/v1/responses".into(), body)
         }
-        Api::Chat => {
+        ModelApi::Chat => {
             let tools = json!([{ "type": "function", "function": { "name": "bash", "parameters": schema } }]);
             let body = json!({ "model": "m", "stream": stream, "messages": messages, "tools": tools });
             ("/v1/chat/completions".into(), body)
         }
-        Api::Gemini => {
+        ModelApi::Gemini => {
             let contents = each(&|text| json!({ "role": "user", "parts": [{ "text": text }] }));
             let function = json!({ "name": "run_shell_command", "parametersJsonSchema": schema });
             let verb = if stream { "streamGenerateContent?alt=sse" } else { "generateContent" };
             let tools = json!([{ "functionDeclarations": [function] }]);
             (format!("/v1beta/models/m:{verb}"), json!({ "contents": contents, "tools": tools }))
         }
-        Api::Other => unreachable!("no conversation speaks it"),
+        ModelApi::Other => unreachable!("no conversation speaks it"),
     }
 }
 
-async fn post(model: &Model, api: Api, texts: &[&str], stream: bool) -> (u16, String) {
+async fn post(model: &FakeModel, api: ModelApi, texts: &[&str], stream: bool) -> (u16, String) {
     let (path, body) = request(api, texts, stream);
     let answer = client(model).post(&path, &body).await;
     (answer.status, String::from_utf8(answer.body.to_vec()).unwrap())
 }
 
 /// Everything in the answer that is text, a piece for each token where it came as a stream.
-fn text(api: Api, answer: &str) -> String {
+fn text(api: ModelApi, answer: &str) -> String {
     let pointer = match api {
-        Api::Messages => ["/delta/text", "/content/0/text"],
-        Api::Responses => ["/delta", "/output/0/content/0/text"],
-        Api::Chat => ["/choices/0/delta/content", "/choices/0/message/content"],
+        ModelApi::Messages => ["/delta/text", "/content/0/text"],
+        ModelApi::Responses => ["/delta", "/output/0/content/0/text"],
+        ModelApi::Chat => ["/choices/0/delta/content", "/choices/0/message/content"],
         _ => ["/candidates/0/content/parts/0/text"; 2],
     };
-    let texts = datas(answer);
+    let texts = event_data(answer);
     let texts = texts.iter().filter_map(|data| pointer.iter().find_map(|p| data.pointer(p)?.as_str()));
     texts.collect()
 }
 
 /// The arguments and the name of the one call in the answer.
-fn call(api: Api, answer: &str) -> (String, Value) {
+fn call(api: ModelApi, answer: &str) -> (String, Value) {
     let parsed = |text: &Value| serde_json::from_str::<Value>(text.as_str()?).ok();
     let (name, args) = match api {
-        Api::Messages => ("/content_block/name", "/delta/partial_json"),
-        Api::Responses => ("/item/name", "/arguments"),
-        Api::Chat => (
+        ModelApi::Messages => ("/content_block/name", "/delta/partial_json"),
+        ModelApi::Responses => ("/item/name", "/arguments"),
+        ModelApi::Chat => (
             "/choices/0/delta/tool_calls/0/function/name",
             "/choices/0/delta/tool_calls/0/function/arguments",
         ),
@@ -88,14 +88,14 @@ fn call(api: Api, answer: &str) -> (String, Value) {
             "/candidates/0/content/parts/0/functionCall/args",
         ),
     };
-    let datas = datas(answer);
+    let datas = event_data(answer);
     let find = |pointer| datas.iter().find_map(|data| data.pointer(pointer));
     let args = find(args).unwrap();
     (find(name).unwrap().as_str().unwrap().to_owned(), parsed(args).unwrap_or_else(|| args.clone()))
 }
 
 /// The events' data, or the whole body where it is no stream.
-fn datas(answer: &str) -> Vec<Value> {
+fn event_data(answer: &str) -> Vec<Value> {
     if let Ok(whole) = serde_json::from_str(answer) {
         return vec![whole];
     }
@@ -110,17 +110,17 @@ fn output_tokens(answer: &str) -> u64 {
         let own = keys.iter().find_map(|key| value.get(key)?.as_u64());
         own.or_else(|| value.as_object()?.values().find_map(find))
     }
-    datas(answer).iter().filter_map(find).next_back().unwrap()
+    event_data(answer).iter().filter_map(find).next_back().unwrap()
 }
 
-fn ended(seen: &Seen) -> bool {
-    seen.outcome != Outcome::Streaming
+fn has_ended(seen: &ModelRequestRecord) -> bool {
+    seen.outcome != ModelRequestOutcome::Streaming
 }
 
 #[tokio::test]
 async fn a_plain_text_is_echoed_in_every_api_streamed_or_whole() {
     for (api, stream) in APIS.into_iter().flat_map(|api| [(api, true), (api, false)]) {
-        let model = Model::start();
+        let model = FakeModel::start();
         let (status, answer) = post(&model, api, &["one", "two"], stream).await;
         assert_eq!(
             (status, text(api, &answer).as_str()),
@@ -128,8 +128,11 @@ async fn a_plain_text_is_echoed_in_every_api_streamed_or_whole() {
             "{api:?}: {answer}"
         );
         assert_eq!(output_tokens(&answer), 3, "{api:?}: {answer}");
-        let seen = model.wait_for("the end", ended).await;
-        assert_eq!((seen.api, seen.model.as_str(), seen.outcome), (api, "m", Outcome::Done { tokens: 3 }));
+        let seen = model.wait_for("the end", has_ended).await;
+        assert_eq!(
+            (seen.api, seen.model.as_str(), seen.outcome),
+            (api, "m", ModelRequestOutcome::Done { tokens: 3 })
+        );
         assert_eq!(
             (seen.texts.as_slice(), seen.tools.len()),
             (["one".to_owned(), "two".to_owned()].as_slice(), 1)
@@ -140,21 +143,21 @@ async fn a_plain_text_is_echoed_in_every_api_streamed_or_whole() {
 #[tokio::test]
 async fn the_agents_own_shell_is_called_in_every_api() {
     for api in APIS {
-        let model = Model::start();
+        let model = FakeModel::start();
         let (_, answer) = post(&model, api, &["TOOL:run:echo a b > c"], true).await;
         let (name, args) = call(api, &answer);
         assert!(["Bash", "shell", "bash", "run_shell_command"].contains(&name.as_str()), "{name}");
         assert_eq!(args, json!({ "command": "echo a b > c" }));
         assert_eq!(output_tokens(&answer), CALL_TOKENS);
         let (_, whole) = post(&model, api, &["TOOL:sleep:61"], false).await;
-        assert!(whole.contains(&sleeper("61")), "{whole}");
+        assert!(whole.contains(&sleeper_name("61")), "{whole}");
     }
 }
 
 #[tokio::test]
 async fn after_the_results_of_its_tools_the_model_speaks() {
-    let model = Model::start();
-    let (path, mut body) = request(Api::Messages, &["TOOL:two:x"], false);
+    let model = FakeModel::start();
+    let (path, mut body) = request(ModelApi::Messages, &["TOOL:two:x"], false);
     let result = |body: &mut Value| {
         let part = json!([{ "type": "tool_result", "tool_use_id": "t", "content": "fine" }]);
         body["messages"].as_array_mut().unwrap().push(json!({ "role": "user", "content": part }));
@@ -170,7 +173,7 @@ async fn after_the_results_of_its_tools_the_model_speaks() {
 #[tokio::test]
 async fn memory_is_everything_that_the_user_said_before() {
     for api in APIS {
-        let model = Model::start();
+        let model = FakeModel::start();
         let (_, answer) = post(&model, api, &["the word is plum", "hello", "RECALL"], true).await;
         assert_eq!(text(api, &answer), "RECALL[the word is plum | hello]");
     }
@@ -179,57 +182,57 @@ async fn memory_is_everything_that_the_user_said_before() {
 #[tokio::test]
 async fn a_client_that_leaves_a_slow_stream_is_missed_at_once() {
     for api in APIS {
-        let model = Model::start();
+        let model = FakeModel::start();
         let (path, body) = request(api, &["SLOW:60"], true);
         let mut stream = open(&model, &path, &body).await;
         read_until(&mut stream, "tok1 ").await;
         let left = Instant::now();
         drop(stream);
-        let seen = model.wait_for("a client that is gone", Seen::client_gone).await;
+        let seen = model.wait_for("a client that is gone", ModelRequestRecord::is_client_gone).await;
         // Between two tokens are 200 ms: it did not take the next one to notice.
-        let noticed = seen.ended.unwrap() - left;
+        let noticed = seen.ended_at.unwrap() - left;
         assert!(noticed < Duration::from_millis(150), "{api:?}: {noticed:?}");
-        assert!(matches!(seen.outcome, Outcome::ClientGone { tokens: 2..=3 }), "{seen:?}");
+        assert!(matches!(seen.outcome, ModelRequestOutcome::ClientGone { tokens: 2..=3 }), "{seen:?}");
     }
 }
 
 #[tokio::test]
 async fn a_client_that_does_not_want_a_stream_is_missed_too() {
-    let model = Model::start();
-    let (path, body) = request(Api::Chat, &["SLOW:60"], false);
+    let model = FakeModel::start();
+    let (path, body) = request(ModelApi::Chat, &["SLOW:60"], false);
     let stream = open(&model, &path, &body).await;
-    model.wait_for("the request", |seen| seen.text() == "SLOW:60").await;
+    model.wait_for("the request", |seen| seen.last_text() == "SLOW:60").await;
     drop(stream);
-    model.wait_for("a client that is gone", Seen::client_gone).await;
+    model.wait_for("a client that is gone", ModelRequestRecord::is_client_gone).await;
 }
 
 #[tokio::test]
 async fn a_client_that_does_not_read_holds_back_a_burst() {
-    let model = Model::start();
-    let (path, body) = request(Api::Chat, &["BURST:200000"], true);
+    let model = FakeModel::start();
+    let (path, body) = request(ModelApi::Chat, &["BURST:200000"], true);
     let mut stream = open(&model, &path, &body).await;
     read_until(&mut stream, "b1 ").await;
     drop(stream);
-    let seen = model.wait_for("a client that is gone", Seen::client_gone).await;
-    assert!(matches!(seen.outcome, Outcome::ClientGone { tokens: 1..200_000 }), "{seen:?}");
+    let seen = model.wait_for("a client that is gone", ModelRequestRecord::is_client_gone).await;
+    assert!(matches!(seen.outcome, ModelRequestOutcome::ClientGone { tokens: 1..200_000 }), "{seen:?}");
 }
 
 #[tokio::test]
 async fn an_error_is_given_always_or_once() {
     for api in APIS {
-        let model = Model::start();
+        let model = FakeModel::start();
         assert_eq!(post(&model, api, &["ERR:400"], true).await.0, 400);
         assert_eq!(post(&model, api, &["ERR:400"], true).await.0, 400);
         assert_eq!(post(&model, api, &["ERRONCE:529"], true).await.0, 529);
         assert_eq!(post(&model, api, &["ERRONCE:529"], true).await.0, 200);
-        assert_eq!(model.turns()[2].outcome, Outcome::Refused { status: 529 });
+        assert_eq!(model.turns()[2].outcome, ModelRequestOutcome::Refused { status: 529 });
     }
 }
 
 #[tokio::test]
 async fn a_stream_is_cut_in_its_middle() {
     for api in APIS {
-        let model = Model::start();
+        let model = FakeModel::start();
         let (path, body) = request(api, &["DROPONCE"], true);
         let once = client(&model).send(Method::POST, &path, Some(body.to_string().into())).await;
         once.expect_err("the stream must not come to an end");
@@ -239,56 +242,56 @@ async fn a_stream_is_cut_in_its_middle() {
         assert!(said.contains("d2 ") && !said.contains("\r\n0\r\n"), "{api:?}: {said}");
         assert_eq!(post(&model, api, &["DROPONCE"], true).await.0, 200);
         let outcomes: Vec<_> = model.turns().iter().map(|seen| seen.outcome).collect();
-        assert_eq!(outcomes[..2], [Outcome::Cut { tokens: 3 }; 2]);
+        assert_eq!(outcomes[..2], [ModelRequestOutcome::Cut { tokens: 3 }; 2]);
     }
 }
 
 #[tokio::test]
 async fn side_calls_follow_no_script_and_are_no_turns() {
     for api in APIS {
-        let model = Model::start();
+        let model = FakeModel::start();
         let (path, mut body) = request(api, &["ERR:500 SLOW:60"], true);
         body.as_object_mut().unwrap().remove("tools");
         let answer = client(&model).post(&path, &body).await;
         assert_eq!(answer.status, 200, "{answer}");
-        assert_eq!((model.count(), model.requests().len()), (0, 1));
+        assert_eq!((model.turn_count(), model.requests().len()), (0, 1));
     }
-    let model = Model::start();
-    let (path, mut body) = request(Api::Gemini, &["SLOW:60"], false);
+    let model = FakeModel::start();
+    let (path, mut body) = request(ModelApi::Gemini, &["SLOW:60"], false);
     let speaker = json!({ "type": "STRING", "enum": ["model", "user"] });
     let schema =
         json!({ "type": "OBJECT", "properties": { "next_speaker": speaker }, "required": ["next_speaker"] });
     body["generationConfig"] = json!({ "responseMimeType": "application/json", "responseSchema": schema });
     let answer = client(&model).post(&path, &body).await;
-    assert_eq!(text(Api::Gemini, &answer.expect(200).to_string()), r#"{"next_speaker":"user"}"#);
+    assert_eq!(text(ModelApi::Gemini, &answer.expect(200).to_string()), r#"{"next_speaker":"user"}"#);
     let counted = client(&model).post("/v1beta/models/m:countTokens", &body).await;
     assert_eq!(counted.expect(200), json!({ "totalTokens": 100 }));
     let counted = client(&model).post("/v1/messages/count_tokens", &json!({})).await;
     assert_eq!(counted.expect(200), json!({ "input_tokens": 100 }));
     assert_eq!(client(&model).get("/v1/models").await.expect(200)["data"][0]["id"], "scripted");
-    assert_eq!(model.count(), 0);
+    assert_eq!(model.turn_count(), 0);
 }
 
 #[tokio::test]
 async fn the_model_is_no_way_out() {
-    let model = Model::start();
+    let model = FakeModel::start();
     let connect = "CONNECT example.com:443 HTTP/1.1\r\nhost: example.com:443\r\n\r\n";
-    assert!(client(&model).raw(connect.as_bytes()).await.starts_with("HTTP/1.1 403 "));
+    assert!(client(&model).exchange_raw(connect.as_bytes()).await.starts_with("HTTP/1.1 403 "));
     let proxied = "GET http://example.org/x HTTP/1.1\r\nhost: example.org\r\nconnection: close\r\n\r\n";
-    assert!(client(&model).raw(proxied.as_bytes()).await.starts_with("HTTP/1.1 403 "));
-    assert_eq!(model.phone_home(), ["example.com:443", "example.org"]);
+    assert!(client(&model).exchange_raw(proxied.as_bytes()).await.starts_with("HTTP/1.1 403 "));
+    assert_eq!(model.proxied_hosts(), ["example.com:443", "example.org"]);
     assert!(model.requests().is_empty());
 }
 
 #[tokio::test]
 async fn a_dropped_model_no_longer_listens() {
-    let model = Model::start();
+    let model = FakeModel::start();
     let address = model.address();
     drop(model);
     TcpStream::connect(address).await.expect_err("nobody is there");
 }
 
-async fn open(model: &Model, path: &str, body: &Value) -> TcpStream {
+async fn open(model: &FakeModel, path: &str, body: &Value) -> TcpStream {
     let mut stream = TcpStream::connect(model.address()).await.unwrap();
     let body = body.to_string();
     let head = format!("POST {path} HTTP/1.1\r\nhost: model\r\ncontent-length: {}\r\n\r\n", body.len());

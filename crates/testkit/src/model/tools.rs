@@ -3,18 +3,18 @@
 
 use serde_json::{Map, Value, json};
 
-use super::heard::Tool;
-use super::responses::SEARCH;
+use super::request::ModelTool;
+use super::responses::TOOL_SEARCH;
 
 /// One call of a tool.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Call {
+pub(super) struct ModelToolCall {
     pub(super) name: String,
     pub(super) args: Value,
 }
 
 /// The names of tools that run a line of shell, the likeliest first.
-const SHELLS: [&str; 8] = [
+const SHELL_TOOLS: [&str; 8] = [
     "Bash",
     "bash",
     "run_shell_command",
@@ -26,15 +26,15 @@ const SHELLS: [&str; 8] = [
 ];
 
 /// The names of tools that read a file.
-const READS: [&str; 5] = ["Read", "read", "read_file", "view", "cat"];
+const READ_TOOLS: [&str; 5] = ["Read", "read", "read_file", "view", "cat"];
 
 /// The names of tools that put a question to the user.
-const ASKS: [&str; 5] =
+const QUESTION_TOOLS: [&str; 5] =
     ["AskUserQuestion", "request_user_input", "question", "ask_user_question", "ask_user"];
 
 /// What a shell call asks for beside its command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Rights {
+pub(super) enum ShellRights {
     /// More than the sandbox gives, where the tool can say so: it is what makes Codex ask.
     Escalated,
     /// Nothing more.
@@ -42,8 +42,8 @@ pub(super) enum Rights {
 }
 
 /// A line of shell.
-pub(super) fn shell(tools: &[Tool], command: &str, rights: Rights) -> Option<Call> {
-    let tool = find(tools, &SHELLS)?;
+pub(super) fn shell_call(tools: &[ModelTool], command: &str, rights: ShellRights) -> Option<ModelToolCall> {
+    let tool = find_tool(tools, &SHELL_TOOLS)?;
     let properties = &tool.schema["properties"];
     let mut args = Map::new();
     let key = if properties.get("cmd").is_some() { "cmd" } else { "command" };
@@ -52,73 +52,73 @@ pub(super) fn shell(tools: &[Tool], command: &str, rights: Rights) -> Option<Cal
     if properties.get("description").is_some() {
         args.insert("description".into(), json!("scripted"));
     }
-    if rights == Rights::Escalated && properties.get("sandbox_permissions").is_some() {
+    if rights == ShellRights::Escalated && properties.get("sandbox_permissions").is_some() {
         args.insert("sandbox_permissions".into(), json!("require_escalated"));
         args.insert("justification".into(), json!("the script wants it"));
     }
-    Some(tool.call(args))
+    Some(tool.call_with(args))
 }
 
 /// A file is read, by the shell where there is no tool for it.
-pub(super) fn read(tools: &[Tool], path: &str) -> Option<Call> {
-    let Some(tool) = find(tools, &READS) else {
-        return shell(tools, &format!("cat {path}"), Rights::Plain);
+pub(super) fn read_call(tools: &[ModelTool], path: &str) -> Option<ModelToolCall> {
+    let Some(tool) = find_tool(tools, &READ_TOOLS) else {
+        return shell_call(tools, &format!("cat {path}"), ShellRights::Plain);
     };
     let keys = ["file_path", "filePath", "absolute_path", "path"];
     let key = keys.iter().find(|key| tool.schema["properties"].get(**key).is_some()).unwrap_or(&"path");
-    Some(tool.call(Map::from_iter([((*key).to_owned(), json!(path))])))
+    Some(tool.call_with(Map::from_iter([((*key).to_owned(), json!(path))])))
 }
 
 /// The user is asked `Which colour?`, and may choose `Red` or `Blue`.
-pub(super) fn ask(tools: &[Tool]) -> Option<Call> {
-    let tool = find(tools, &ASKS)?;
+pub(super) fn question_call(tools: &[ModelTool]) -> Option<ModelToolCall> {
+    let tool = find_tool(tools, &QUESTION_TOOLS)?;
     let properties = &tool.schema["properties"];
     let mut args = Map::new();
     if properties.get("questions").is_none() && properties.get("question").is_some() {
         args.insert("question".into(), json!("Which colour?"));
         args.insert("choices".into(), json!(["Red", "Blue"]));
     } else {
-        let mut question = filled(&properties["questions"]["items"]);
+        let mut question = minimal_value(&properties["questions"]["items"]);
         question["question"] = json!("Which colour?");
         question["header"] = json!("Colour");
         question["options"] =
             json!([{ "label": "Red", "description": "warm" }, { "label": "Blue", "description": "cold" }]);
         args.insert("questions".into(), json!([question]));
     }
-    Some(tool.call(args))
+    Some(tool.call_with(args))
 }
 
 /// A tool of a server that the agent was given: its own name, then what it is called with as JSON.
-pub(super) fn server(tools: &[Tool], line: &str) -> Option<Call> {
+pub(super) fn mcp_call(tools: &[ModelTool], line: &str) -> Option<ModelToolCall> {
     let (name, args) = line.split_once(' ').unwrap_or((line, "{}"));
-    let is_it = |tool: &&Tool| {
+    let is_it = |tool: &&ModelTool| {
         tool.name.starts_with("mcp")
             && tool.name.strip_suffix(name).is_some_and(|server| server.ends_with(['_', '/']))
     };
     let Some(tool) = tools.iter().find(is_it) else {
         // Some offer such tools only to one who looks for them.
-        let search = find(tools, &[SEARCH])?;
-        return Some(Call { name: search.name.clone(), args: json!({ "query": name }) });
+        let search = find_tool(tools, &[TOOL_SEARCH])?;
+        return Some(ModelToolCall { name: search.name.clone(), args: json!({ "query": name }) });
     };
-    Some(Call { name: tool.name.clone(), args: serde_json::from_str(args).ok()? })
+    Some(ModelToolCall { name: tool.name.clone(), args: serde_json::from_str(args).ok()? })
 }
 
-fn find<'a>(tools: &'a [Tool], names: &[&str]) -> Option<&'a Tool> {
+fn find_tool<'a>(tools: &'a [ModelTool], names: &[&str]) -> Option<&'a ModelTool> {
     names.iter().find_map(|name| tools.iter().find(|tool| tool.name == *name))
 }
 
-impl Tool {
-    fn call(&self, args: Map<String, Value>) -> Call {
-        let mut all = filled(&self.schema);
+impl ModelTool {
+    fn call_with(&self, args: Map<String, Value>) -> ModelToolCall {
+        let mut all = minimal_value(&self.schema);
         for (name, value) in args {
             all[name] = value;
         }
-        Call { name: self.name.clone(), args: all }
+        ModelToolCall { name: self.name.clone(), args: all }
     }
 }
 
 /// The least that a JSON schema accepts.
-pub(super) fn filled(schema: &Value) -> Value {
+pub(super) fn minimal_value(schema: &Value) -> Value {
     if let Some(constant) = schema.get("const") {
         return constant.clone();
     }
@@ -139,7 +139,7 @@ pub(super) fn filled(schema: &Value) -> Value {
         Some("null") => Value::Null,
         _ => {
             let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
-            required.map(|name| (name.to_owned(), filled(&schema["properties"][name]))).collect()
+            required.map(|name| (name.to_owned(), minimal_value(&schema["properties"][name]))).collect()
         }
     }
 }
@@ -148,8 +148,8 @@ pub(super) fn filled(schema: &Value) -> Value {
 mod tests {
     use super::*;
 
-    fn tool(name: &str, schema: Value) -> Tool {
-        Tool { name: name.into(), schema }
+    fn tool(name: &str, schema: Value) -> ModelTool {
+        ModelTool { name: name.into(), schema }
     }
 
     #[test]
@@ -160,7 +160,7 @@ mod tests {
             },
             "required": ["command", "is_background"],
         });
-        let call = shell(&[tool("run_shell_command", schema)], "true", Rights::Escalated).unwrap();
+        let call = shell_call(&[tool("run_shell_command", schema)], "true", ShellRights::Escalated).unwrap();
         assert_eq!(call.args, json!({ "command": "true", "is_background": false }));
     }
 
@@ -168,9 +168,9 @@ mod tests {
     fn codex_is_asked_for_more_rights_only_where_the_script_wants_that() {
         let schema = json!({ "properties": { "cmd": {}, "sandbox_permissions": {} }, "required": ["cmd"] });
         let tools = [tool("exec_command", schema)];
-        let call = |rights| shell(&tools, "true", rights).unwrap().args;
-        assert_eq!(call(Rights::Escalated)["sandbox_permissions"], "require_escalated");
-        assert_eq!(call(Rights::Plain), json!({ "cmd": "true" }));
+        let call = |rights| shell_call(&tools, "true", rights).unwrap().args;
+        assert_eq!(call(ShellRights::Escalated)["sandbox_permissions"], "require_escalated");
+        assert_eq!(call(ShellRights::Plain), json!({ "cmd": "true" }));
     }
 
     #[test]
@@ -180,7 +180,7 @@ mod tests {
             "required": ["multiSelect", "id"],
         });
         let schema = json!({ "properties": { "questions": { "type": "array", "items": item } } });
-        let call = ask(&[tool("AskUserQuestion", schema)]).unwrap();
+        let call = question_call(&[tool("AskUserQuestion", schema)]).unwrap();
         let question = &call.args["questions"][0];
         assert_eq!((&question["multiSelect"], &question["id"]), (&json!(false), &json!("scripted")));
         assert_eq!(question["options"][1]["label"], "Blue");

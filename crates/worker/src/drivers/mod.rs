@@ -11,129 +11,135 @@ mod a2a;
 pub(crate) mod acp;
 mod claude;
 mod codex;
-mod dial;
+mod dialer;
 pub(crate) mod echo;
+mod emit;
 mod exec;
-mod floor;
-mod lines;
+#[cfg(test)]
+mod harness;
+mod line_transport;
 mod peer;
-mod price;
+mod pricing;
 mod process;
 pub(crate) mod pty;
 #[cfg(test)]
-mod recorded;
-#[cfg(test)]
-mod stage;
-mod telling;
-pub(crate) mod tools;
+mod recording;
+pub(crate) mod tool_server;
+mod turn_state;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use qd_link::{Closed, Voice};
+use qd_link::{AgentOutput, LinkClosed};
 use qd_protocol::event::RunError;
 use qd_protocol::limits::START_S;
-use qd_protocol::link::Up;
-use qd_protocol::manifest::{Driver, Manifest};
+use qd_protocol::link::AgentUpdate;
+use qd_protocol::manifest::{DriverKind, Manifest};
 use qd_protocol::worker::AgentSpec;
 
-use self::a2a::A2a;
-use self::acp::Acp;
-use self::claude::Claude;
-use self::codex::Codex;
-use self::exec::Exec;
-use self::peer::Peer;
-use self::pty::Pty;
-use crate::below::Below;
-use crate::kinds::Kind;
-use crate::turn::{End, Prompt, Turn};
+use self::a2a::A2aAgent;
+use self::acp::AcpAgent;
+use self::claude::ClaudeAgent;
+use self::codex::CodexAgent;
+use self::exec::ExecAgent;
+use self::peer::PeerWorkerAgent;
+use self::pty::PtyAgent;
+use crate::agent_kind::AgentKind;
+use crate::agent_processes::AgentProcesses;
+use crate::turn::{DriverPrompt, DriverTurn, DriverTurnEnd};
 
 /// An agent that has been started.
-pub(crate) enum Agent {
+pub(crate) enum RunningAgent {
     Echo,
-    Acp(Box<Acp>),
-    Claude(Box<Claude>),
-    Exec(Box<Exec>),
-    Codex(Box<Codex>),
-    Pty(Box<Pty>),
-    A2a(Box<A2a>),
-    Peer(Box<Peer>),
+    Acp(Box<AcpAgent>),
+    Claude(Box<ClaudeAgent>),
+    Exec(Box<ExecAgent>),
+    Codex(Box<CodexAgent>),
+    Pty(Box<PtyAgent>),
+    A2a(Box<A2aAgent>),
+    Peer(Box<PeerWorkerAgent>),
 }
 
-impl Agent {
+impl RunningAgent {
     /// Starts it, and waits until it takes a prompt.
     pub(crate) async fn start(
-        kind: Kind,
+        kind: AgentKind,
         spec: &AgentSpec,
-        below: Option<&Arc<Below>>,
+        below: Option<&Arc<AgentProcesses>>,
     ) -> Result<Self, RunError> {
         let limit = |manifest: &Manifest| {
             Duration::from_secs(manifest.startup.init_timeout_seconds.unwrap_or(START_S))
         };
         match (kind, below) {
-            (Kind::Echo, _) => Ok(Self::Echo),
+            (AgentKind::Echo, _) => Ok(Self::Echo),
             // Both boxed, since the start of every agent has room for the largest of all.
-            (Kind::Remote(manifest), _) if manifest.driver() == Driver::Worker => {
-                let peer = Box::pin(Peer::start(spec, &manifest, limit(&manifest))).await?;
+            (AgentKind::Remote(manifest), _) if manifest.driver() == DriverKind::Worker => {
+                let peer = Box::pin(PeerWorkerAgent::start(spec, &manifest, limit(&manifest))).await?;
                 Ok(Self::Peer(Box::new(peer)))
             }
-            (Kind::Remote(manifest), _) => {
-                let a2a = Box::pin(A2a::start(spec, &manifest, limit(&manifest))).await?;
+            (AgentKind::Remote(manifest), _) => {
+                let a2a = Box::pin(A2aAgent::start(spec, &manifest, limit(&manifest))).await?;
                 Ok(Self::A2a(Box::new(a2a)))
             }
-            (Kind::Driven(manifest), Some(below)) => {
+            (AgentKind::Process(manifest), Some(below)) => {
                 let limit = limit(&manifest);
                 let keeper = Arc::clone(below.keeper());
                 match manifest.driver() {
-                    Driver::Acp => {
-                        let acp = Acp::start(spec, &manifest, keeper, limit).await?;
+                    DriverKind::Acp => {
+                        let acp = AcpAgent::start(spec, &manifest, keeper, limit).await?;
                         Ok(Self::Acp(Box::new(acp)))
                     }
-                    Driver::Claude => {
-                        let claude = Claude::start(spec, &manifest, keeper, limit).await?;
+                    DriverKind::Claude => {
+                        let claude = ClaudeAgent::start(spec, &manifest, keeper, limit).await?;
                         Ok(Self::Claude(Box::new(claude)))
                     }
-                    Driver::Exec => Ok(Self::Exec(Box::new(Exec::new(spec, manifest, keeper)))),
-                    Driver::Codex => {
-                        let codex = Codex::start(spec, &manifest, keeper, limit).await?;
+                    DriverKind::Exec => Ok(Self::Exec(Box::new(ExecAgent::new(spec, manifest, keeper)))),
+                    DriverKind::Codex => {
+                        let codex = CodexAgent::start(spec, &manifest, keeper, limit).await?;
                         Ok(Self::Codex(Box::new(codex)))
                     }
-                    Driver::Pty => {
-                        let pty = Pty::start(spec, &manifest, keeper, below.window(), limit).await?;
+                    DriverKind::Pty => {
+                        let pty = PtyAgent::start(spec, &manifest, keeper, below.window(), limit).await?;
                         Ok(Self::Pty(Box::new(pty)))
                     }
-                    other @ (Driver::Echo | Driver::A2a | Driver::Worker) => {
+                    other @ (DriverKind::Echo | DriverKind::A2a | DriverKind::Worker) => {
                         let message = format!("an agent by {other} has nothing below a keeper");
                         Err(RunError::new("agent_failed_to_start", message))
                     }
                 }
             }
-            (Kind::Driven(_), None) => Err(RunError::new("agent_failed_to_start", "the agent has no keeper")),
+            (AgentKind::Process(_), None) => {
+                Err(RunError::new("agent_failed_to_start", "the agent has no keeper"))
+            }
         }
     }
 
     /// What is told of it then.
-    pub(crate) fn ready(&self, spec: &AgentSpec) -> Up {
+    pub(crate) fn ready_update(&self, spec: &AgentSpec) -> AgentUpdate {
         match self {
             Self::Echo | Self::Exec(_) => {
-                Up::Ready { agent_session_id: spec.agent_session_id.clone(), steers: false }
+                AgentUpdate::Ready { agent_session_id: spec.agent_session_id.clone(), steers: false }
             }
-            Self::Acp(acp) => Up::Ready { agent_session_id: acp.session_id(), steers: acp.steers() },
+            Self::Acp(acp) => AgentUpdate::Ready { agent_session_id: acp.session_id(), steers: acp.steers() },
             Self::Claude(claude) => {
-                Up::Ready { agent_session_id: claude.session_id(), steers: claude.steers() }
+                AgentUpdate::Ready { agent_session_id: claude.session_id(), steers: claude.steers() }
             }
-            Self::Codex(codex) => Up::Ready { agent_session_id: codex.session_id(), steers: true },
+            Self::Codex(codex) => AgentUpdate::Ready { agent_session_id: codex.session_id(), steers: true },
             // It has no name for its conversation: that is its process.
-            Self::Pty(pty) => Up::Ready { agent_session_id: None, steers: pty.steers() },
+            Self::Pty(pty) => AgentUpdate::Ready { agent_session_id: None, steers: pty.steers() },
             // A task at work may refuse another message, or make another task of it: no steer is promised.
-            Self::A2a(a2a) => Up::Ready { agent_session_id: a2a.session_id(), steers: false },
+            Self::A2a(a2a) => AgentUpdate::Ready { agent_session_id: a2a.session_id(), steers: false },
             // Its conversation is its connection.
-            Self::Peer(_) => Up::Ready { agent_session_id: None, steers: true },
+            Self::Peer(_) => AgentUpdate::Ready { agent_session_id: None, steers: true },
         }
     }
 
     /// One turn.
-    pub(crate) async fn turn(&mut self, turn: &Turn<'_>, prompt: &Prompt) -> Result<End, Closed> {
+    pub(crate) async fn turn(
+        &mut self,
+        turn: &DriverTurn<'_>,
+        prompt: &DriverPrompt,
+    ) -> Result<DriverTurnEnd, LinkClosed> {
         match self {
             Self::Echo => echo::turn(turn, &prompt.text).await,
             Self::Acp(acp) => acp.turn(turn, prompt).await,
@@ -147,7 +153,7 @@ impl Agent {
     }
 
     /// Between turns; resolves if the agent ends by itself.
-    pub(crate) async fn idle(&mut self, voice: &Voice) -> RunError {
+    pub(crate) async fn idle(&mut self, voice: &AgentOutput) -> RunError {
         match self {
             // Between turns nothing of it is here.
             Self::Echo | Self::Exec(_) | Self::A2a(_) => std::future::pending().await,

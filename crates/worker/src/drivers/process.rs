@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use qd_catalog::find::OURSELVES;
-use qd_keeper::{Exit, ExitWatch, Keeper, Kept, Launch};
+use qd_catalog::programs::SELF_PROGRAM;
+use qd_keeper::{ChildExit, ExitWatch, KeeperChild, KeeperHandle, LaunchSpec};
 use qd_protocol::event::RunError;
 use qd_protocol::manifest::Manifest;
 use qd_protocol::worker::AgentSpec;
@@ -14,23 +14,23 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::unix::pipe;
 use tokio::task::JoinHandle;
 
-use super::lines::Exited;
-use crate::kinds::own_program;
-use crate::redact::Secrets;
+use super::line_transport::ExitFuture;
+use crate::agent_kind::own_program;
+use crate::redact::SecretMatcher;
 
 /// Lines of stderr that are kept.
 const LINES_MAX: usize = 20;
 /// Bytes that are kept of each until somebody asks; then it is cut to what an error shows of a line.
-const LINE_KEPT: usize = 64 << 10;
+const LINE_BYTES_MAX: usize = 64 << 10;
 /// How long an agent that has closed its stdout may take to die before it counts as gone all the same.
 const EXIT_WAIT: Duration = Duration::from_secs(2);
 /// How long an agent whose stdin was closed may take to leave by itself.
-const LEAVE: Duration = Duration::from_secs(2);
+const LEAVE_GRACE: Duration = Duration::from_secs(2);
 /// How long to wait for the last lines of a dead agent, whose stderr something else may hold open.
 const STDERR_WAIT: Duration = Duration::from_millis(100);
 /// The variables that every agent gets from the worker's own environment, if they are there. All else comes with the
 /// session, so that no secret of ours reaches an agent by accident.
-const INHERITED: [&str; 13] = [
+const INHERITED_VARS: [&str; 13] = [
     "PATH",
     "HOME",
     "USER",
@@ -48,23 +48,23 @@ const INHERITED: [&str; 13] = [
 
 /// A program as an agent is started: what its manifest says of every session, and what this one adds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Program {
+pub(crate) struct AgentProgram {
     /// The program and its arguments.
     pub(crate) argv: Vec<String>,
     /// What it is called among the processes, if not by its program's name.
-    pub(crate) called: Option<String>,
+    pub(crate) process_name: Option<String>,
     /// Its variables besides those that every agent gets.
     pub(crate) env: BTreeMap<String, String>,
 }
 
-impl Program {
+impl AgentProgram {
     /// With the model and the system prompt as its manifest takes them; a driver may have other ways to say them.
-    pub(crate) fn of(manifest: &Manifest, spec: &AgentSpec) -> Self {
+    pub(crate) fn from_manifest(manifest: &Manifest, spec: &AgentSpec) -> Self {
         let mut argv = manifest.command();
-        let mut called = None;
-        if argv.first().is_some_and(|program| program == OURSELVES) {
+        let mut process_name = None;
+        if argv.first().is_some_and(|program| program == SELF_PROGRAM) {
             argv[0] = own_program().to_string_lossy().into_owned();
-            called = Some(qd_keeper::own::PROGRAM.to_owned());
+            process_name = Some(qd_keeper::process_setup::PROGRAM_NAME.to_owned());
         }
         let startup = &manifest.startup;
         let cwd = spec.cwd.to_string_lossy();
@@ -84,58 +84,62 @@ impl Program {
         }
         // What comes with the session wins over what every session gets.
         env.extend(spec.env.clone());
-        Self { argv, called, env }
+        Self { argv, process_name, env }
     }
 }
 
 /// A running agent's process, without its stdin and stdout.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct AgentProcess {
     exit: ExitWatch,
-    stderr: Tail,
+    stderr: StderrTail,
 }
 
-impl Process {
+impl AgentProcess {
     /// Starts it; gives what it reads from and what it writes to.
     pub(crate) async fn start(
-        keeper: &Keeper,
+        keeper: &KeeperHandle,
         spec: &AgentSpec,
-        program: Program,
+        program: AgentProgram,
     ) -> Result<(Self, pipe::Sender, pipe::Receiver), RunError> {
         Self::launch(keeper, spec, program, false).await
     }
 
     /// The same for one that lives no longer than its turn.
     pub(crate) async fn start_in_turn(
-        keeper: &Keeper,
+        keeper: &KeeperHandle,
         spec: &AgentSpec,
-        program: Program,
+        program: AgentProgram,
     ) -> Result<(Self, pipe::Sender, pipe::Receiver), RunError> {
         Self::launch(keeper, spec, program, true).await
     }
 
     async fn launch(
-        keeper: &Keeper,
+        keeper: &KeeperHandle,
         spec: &AgentSpec,
-        program: Program,
+        program: AgentProgram,
         in_turn: bool,
     ) -> Result<(Self, pipe::Sender, pipe::Receiver), RunError> {
         let name = program.argv.first().cloned().unwrap_or_default();
-        let launch = Launch {
+        let launch = LaunchSpec {
             argv: program.argv,
-            env: environment(program.env),
+            env: process_environment(program.env),
             cwd: spec.cwd.clone(),
-            called: program.called,
+            arg0: program.process_name,
         };
         let kept = if in_turn { keeper.spawn_in_turn(launch).await } else { keeper.spawn(launch).await };
-        let Kept { stdin, stdout, stderr, exit, .. } = kept.map_err(|cause| {
+        let KeeperChild { stdin, stdout, stderr, exit, .. } = kept.map_err(|cause| {
             RunError::new("agent_failed_to_start", format!("cannot start {name}: {cause}"))
         })?;
-        Ok((Self { exit, stderr: Tail::of(stderr, Secrets::of(&spec.env)) }, stdin, stdout))
+        Ok((
+            Self { exit, stderr: StderrTail::start(stderr, SecretMatcher::from_env(&spec.env)) },
+            stdin,
+            stdout,
+        ))
     }
 
     /// Resolves when it is dead.
-    pub(crate) fn exited(&self) -> Exited {
+    pub(crate) fn exited(&self) -> ExitFuture {
         let exit = self.exit.clone();
         Box::pin(async move {
             exit.wait().await;
@@ -143,7 +147,7 @@ impl Process {
     }
 
     /// Waits a little for the end of a process whose stdin was closed; the rest is the keeper's.
-    pub(crate) async fn leave(self, mut stdout: impl AsyncRead + Unpin) {
+    pub(crate) async fn drain_and_wait(self, mut stdout: impl AsyncRead + Unpin) {
         // It may have more to say before it goes, and must not wait for somebody to hear it.
         let empty = async {
             // However that ends, only its own end counts.
@@ -154,55 +158,56 @@ impl Process {
             () = self.exited() => {}
             () = empty => {}
             // The keeper makes it go.
-            () = tokio::time::sleep(LEAVE) => {}
+            () = tokio::time::sleep(LEAVE_GRACE) => {}
         }
     }
 
     /// Its exit status, once it has one; none if it was killed or nobody can say.
-    pub(crate) async fn status(&self) -> Option<i32> {
+    pub(crate) async fn exit_status(&self) -> Option<i32> {
         self.exit.wait().await.status
     }
 
     /// Why it is gone: called when its stdout is over.
-    pub(crate) async fn why(&mut self, when: &str) -> RunError {
+    pub(crate) async fn exit_error(&mut self, when: &str) -> RunError {
         let exit = tokio::time::timeout(EXIT_WAIT, self.exit.wait()).await.ok();
         let message = match exit {
-            Some(Exit { status: Some(status), .. }) => {
+            Some(ChildExit { status: Some(status), .. }) => {
                 format!("the agent exited with status {status} {when}")
             }
-            Some(Exit { signal: Some(signal), .. }) => {
+            Some(ChildExit { signal: Some(signal), .. }) => {
                 format!("the agent was killed by signal {signal} {when}")
             }
             Some(_) => format!("the agent ended {when}"),
             None => format!("the agent closed its stdout {when}"),
         };
         let exit_status = exit.and_then(|exit| exit.status);
-        RunError { exit_status, ..self.complains(RunError::new("agent_exited", message)).await }
+        RunError { exit_status, ..self.with_stderr(RunError::new("agent_exited", message)).await }
     }
 
     /// The error with what the agent last wrote to stderr, which may say more.
-    pub(crate) async fn complains(&mut self, error: RunError) -> RunError {
+    pub(crate) async fn with_stderr(&mut self, error: RunError) -> RunError {
         RunError { stderr: self.stderr.lines().await, ..error }
     }
 }
 
 /// What an agent's process gets: what every agent does, and these.
-pub(crate) fn environment(added: BTreeMap<String, String>) -> BTreeMap<String, String> {
-    let inherited = INHERITED.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
+pub(crate) fn process_environment(added: BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let inherited =
+        INHERITED_VARS.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
     inherited.chain(added).collect()
 }
 
 /// The last lines of a stream, read by a task that ends with it.
 #[derive(Debug)]
-struct Tail {
+struct StderrTail {
     lines: Arc<Mutex<VecDeque<String>>>,
     task: JoinHandle<()>,
 }
 
-impl Tail {
-    fn of(stream: impl AsyncRead + Unpin + Send + 'static, secrets: Secrets) -> Self {
+impl StderrTail {
+    fn start(stream: impl AsyncRead + Unpin + Send + 'static, secrets: SecretMatcher) -> Self {
         let lines = Arc::new(Mutex::new(VecDeque::new()));
-        let task = tokio::spawn(keep_last(stream, secrets, Arc::clone(&lines)));
+        let task = tokio::spawn(collect_last_lines(stream, secrets, Arc::clone(&lines)));
         Self { lines, task }
     }
 
@@ -214,15 +219,15 @@ impl Tail {
     }
 }
 
-impl Drop for Tail {
+impl Drop for StderrTail {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-async fn keep_last(
+async fn collect_last_lines(
     mut stream: impl AsyncRead + Unpin,
-    secrets: Secrets,
+    secrets: SecretMatcher,
     lines: Arc<Mutex<VecDeque<String>>>,
 ) {
     let mut line = Vec::new();
@@ -231,24 +236,24 @@ async fn keep_last(
         let read = stream.read(&mut buffer).await.unwrap_or_default();
         for byte in &buffer[..read] {
             match byte {
-                b'\n' => keep(&lines, &secrets, &mut line),
+                b'\n' => push_line(&lines, &secrets, &mut line),
                 // One more than is kept shows that there was more.
-                _ if line.len() <= LINE_KEPT => line.push(*byte),
+                _ if line.len() <= LINE_BYTES_MAX => line.push(*byte),
                 _ => {}
             }
         }
         if read == 0 {
-            keep(&lines, &secrets, &mut line);
+            push_line(&lines, &secrets, &mut line);
             return;
         }
     }
 }
 
-fn keep(lines: &Mutex<VecDeque<String>>, secrets: &Secrets, line: &mut Vec<u8>) {
+fn push_line(lines: &Mutex<VecDeque<String>>, secrets: &SecretMatcher, line: &mut Vec<u8>) {
     let mut text = String::from_utf8_lossy(line).trim_end().to_owned();
-    if line.len() > LINE_KEPT {
+    if line.len() > LINE_BYTES_MAX {
         // The cut may go through a secret, whose head would not be known as one later.
-        text = secrets.clean_start(&text, None).clean;
+        text = secrets.redact_start(&text, None).text;
     }
     line.clear();
     if text.is_empty() {
@@ -269,22 +274,23 @@ mod tests {
 
     #[tokio::test]
     async fn the_last_lines_are_kept_and_none_without_bound_or_with_the_head_of_a_secret() {
-        let secrets = Secrets::of(&BTreeMap::from([("KEY".to_owned(), "hunter2hunter2".to_owned())]));
+        let secrets =
+            SecretMatcher::from_env(&BTreeMap::from([("KEY".to_owned(), "hunter2hunter2".to_owned())]));
         let mut text: String = (0..50).map(|n| format!("line {n}\n")).collect();
-        text.push_str(&"x".repeat(LINE_KEPT - 5));
+        text.push_str(&"x".repeat(LINE_BYTES_MAX - 5));
         text.push_str("hunter2hunter2");
-        text.push_str(&"y".repeat(LINE_KEPT));
-        let mut tail = Tail::of(Cursor::new(text.into_bytes()), secrets);
+        text.push_str(&"y".repeat(LINE_BYTES_MAX));
+        let mut tail = StderrTail::start(Cursor::new(text.into_bytes()), secrets);
         let lines = tail.lines().await;
         assert_eq!(lines.len(), LINES_MAX);
         assert_eq!(lines[0], "line 31");
-        assert_eq!(lines[LINES_MAX - 1], "x".repeat(LINE_KEPT - 5));
+        assert_eq!(lines[LINES_MAX - 1], "x".repeat(LINE_BYTES_MAX - 5));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_stream_that_never_ends_does_not_hold_up_its_lines() {
         let (mut writer, reader) = tokio::io::duplex(64);
-        let mut tail = Tail::of(reader, Secrets::default());
+        let mut tail = StderrTail::start(reader, SecretMatcher::default());
         tokio::io::AsyncWriteExt::write_all(&mut writer, b"why\n").await.unwrap();
         assert_eq!(tail.lines().await, ["why"]);
     }

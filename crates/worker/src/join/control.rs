@@ -3,128 +3,144 @@
 
 use std::time::Duration;
 
-use qd_link::socket::{Incoming, STEP, Socket, SocketError, Wire};
-use qd_protocol::frame::join::{Hello, SeatName, ToDaemon, ToWorker};
-use qd_protocol::frame::v1::Versions;
+use qd_link::socket::{ByteStream, IncomingFrame, STEP_TIMEOUT, Socket, SocketError};
+use qd_protocol::frame::join::{DaemonJoinFrame, JoinHello, SessionWorker, WorkerJoinFrame};
+use qd_protocol::frame::v1::ProtocolVersions;
 use qd_protocol::limits::PING_S;
 use tokio::time::{Instant, timeout};
 
-use super::{ConnectError, Dial, DialError, JoinError, Worker, connect};
-use crate::host::SOFTWARE;
+use super::{
+    DaemonConnectError, DaemonDialError, DaemonDialer, WorkerJoinClient, WorkerJoinError, open_socket,
+};
+use crate::host::SOFTWARE_VERSION;
 
 /// Silence before a sign of life is asked for, and after which there is nobody.
-const PING: Duration = Duration::from_secs(PING_S);
-const SILENCE: Duration = Duration::from_secs(3 * PING_S);
+const PING_INTERVAL: Duration = Duration::from_secs(PING_S);
+const SILENCE_MAX: Duration = Duration::from_secs(3 * PING_S);
 
 /// How a control connection came to its end.
-pub(super) enum Ended {
+pub(super) enum ControlConnectionEnd {
     /// It broke, or there never was one.
     Broken(String),
     /// Who answers is not the daemon that we look for. If it ever was, it may be again.
-    Unfit(JoinError),
+    WrongDaemon(WorkerJoinError),
     /// The daemon does not want us, now or later.
-    Refused(JoinError),
+    Refused(WorkerJoinError),
 }
 
-impl From<SocketError> for Ended {
+impl From<SocketError> for ControlConnectionEnd {
     fn from(error: SocketError) -> Self {
         Self::Broken(error.to_string())
     }
 }
 
-impl From<ConnectError> for Ended {
-    fn from(error: ConnectError) -> Self {
+impl From<DaemonConnectError> for ControlConnectionEnd {
+    fn from(error: DaemonConnectError) -> Self {
         match error {
-            ConnectError::Dial(DialError::Untrusted(why)) => Self::Unfit(JoinError::Untrusted(why)),
-            ConnectError::Socket(SocketError::Refused { status: 401, reason }) => {
-                Self::Refused(JoinError::Unauthorized(in_words(&reason)))
+            DaemonConnectError::Dial(DaemonDialError::Untrusted(why)) => {
+                Self::WrongDaemon(WorkerJoinError::Untrusted(why))
             }
-            ConnectError::Socket(SocketError::Refused { status: 400 | 403 | 404, reason }) => {
-                Self::Unfit(JoinError::Refused(in_words(&reason)))
+            DaemonConnectError::Socket(SocketError::Refused { status: 401, reason }) => {
+                Self::Refused(WorkerJoinError::Unauthorized(refusal_message(&reason)))
             }
-            ConnectError::NoDaemon => Self::Unfit(JoinError::Refused(error.to_string())),
-            ConnectError::Dial(_) | ConnectError::Socket(_) => Self::Broken(error.to_string()),
+            DaemonConnectError::Socket(SocketError::Refused { status: 400 | 403 | 404, reason }) => {
+                Self::WrongDaemon(WorkerJoinError::Refused(refusal_message(&reason)))
+            }
+            DaemonConnectError::NotADaemon => Self::WrongDaemon(WorkerJoinError::Refused(error.to_string())),
+            DaemonConnectError::Dial(_) | DaemonConnectError::Socket(_) => Self::Broken(error.to_string()),
         }
     }
 }
 
-impl<D: Dial> Worker<D> {
+impl<D: DaemonDialer> WorkerJoinClient<D> {
     /// Serves one control connection to its end; `welcomed` hears what the daemon calls us.
-    pub(super) async fn serve(&mut self, welcomed: impl FnOnce(String)) -> Ended {
-        match self.converse(welcomed).await {
+    pub(super) async fn serve_control(&mut self, welcomed: impl FnOnce(String)) -> ControlConnectionEnd {
+        match self.run_control(welcomed).await {
             Ok(never) => match never {},
             Err(ended) => ended,
         }
     }
 
-    async fn converse(&mut self, welcomed: impl FnOnce(String)) -> Result<std::convert::Infallible, Ended> {
-        let mut socket = connect(&self.dial, &self.options.token, "/v1/workers/join".to_owned()).await?;
-        socket.send(&ToDaemon::Hello(Box::new(self.hello()))).await?;
-        let name = timeout(STEP, welcome(&mut socket)).await.map_err(|_| SocketError::TimedOut)??;
+    async fn run_control(
+        &mut self,
+        welcomed: impl FnOnce(String),
+    ) -> Result<std::convert::Infallible, ControlConnectionEnd> {
+        let mut socket =
+            open_socket(&self.dialer, &self.options.token, "/v1/workers/join".to_owned()).await?;
+        socket.send(&WorkerJoinFrame::Hello(Box::new(self.hello_message()))).await?;
+        let name = timeout(STEP_TIMEOUT, wait_for_welcome(&mut socket))
+            .await
+            .map_err(|_| SocketError::TimedOut)??;
         welcomed(name);
         let mut heard = Instant::now();
-        let mut next_ping = heard + PING;
+        let mut next_ping = heard + PING_INTERVAL;
         loop {
             tokio::select! {
                 incoming = socket.next() => {
                     heard = Instant::now();
-                    next_ping = heard + PING;
-                    if let Incoming::Text(text) = incoming?
-                        && let Some(answer) = self.obey(text.as_str())
+                    next_ping = heard + PING_INTERVAL;
+                    if let IncomingFrame::Text(text) = incoming?
+                        && let Some(answer) = self.handle_order(text.as_str())
                     {
                         socket.feed(&answer).await?;
                     }
-                    timed(socket.flush()).await?;
+                    flush_in_time(socket.flush()).await?;
                 }
                 () = tokio::time::sleep_until(next_ping) => {
-                    if heard.elapsed() >= SILENCE {
+                    if heard.elapsed() >= SILENCE_MAX {
                         return Err(SocketError::TimedOut.into());
                     }
-                    next_ping += PING;
+                    next_ping += PING_INTERVAL;
                     socket.feed_ping().await?;
-                    timed(socket.flush()).await?;
+                    flush_in_time(socket.flush()).await?;
                 }
             }
         }
     }
 
-    fn hello(&self) -> Hello {
-        let seats = self.host.taken().into_iter().map(|(session, worker)| SeatName { session, worker });
-        Hello {
-            versions: Versions::OURS,
-            software: SOFTWARE.to_owned(),
-            host: self.name.clone(),
+    fn hello_message(&self) -> JoinHello {
+        let seats = self
+            .host
+            .hosted_sessions()
+            .into_iter()
+            .map(|(session, worker)| SessionWorker { session, worker });
+        JoinHello {
+            versions: ProtocolVersions::SUPPORTED,
+            software: SOFTWARE_VERSION.to_owned(),
+            host: self.host_name.clone(),
             name: self.options.name.clone(),
             labels: self.options.labels.clone(),
-            agents: self.options.offers.iter().map(|offer| offer.about.clone()).collect(),
-            seats: seats.collect(),
+            agents: self.options.offers.iter().map(|offer| offer.agent.clone()).collect(),
+            workers: seats.collect(),
         }
     }
 
     /// Does what an order says; gives what the daemon must know about that. An order that cannot be read is none.
-    fn obey(&mut self, text: &str) -> Option<ToDaemon> {
+    fn handle_order(&mut self, text: &str) -> Option<WorkerJoinFrame> {
         match serde_json::from_str(text) {
-            Ok(ToWorker::Open { spec, secret }) => self.open(spec, secret),
-            Ok(ToWorker::Dial(seat)) => self.dial(seat),
-            Ok(ToWorker::Close(seat)) => {
-                self.host.close(&seat.worker);
+            Ok(DaemonJoinFrame::Open { spec, secret }) => self.open_session(spec, secret),
+            Ok(DaemonJoinFrame::Dial(seat)) => self.dial_for_session(seat),
+            Ok(DaemonJoinFrame::Close(seat)) => {
+                self.host.close_session(&seat.worker);
                 None
             }
-            Ok(ToWorker::Welcome { .. } | ToWorker::Refused { .. }) | Err(_) => None,
+            Ok(DaemonJoinFrame::Welcome { .. } | DaemonJoinFrame::Refused { .. }) | Err(_) => None,
         }
     }
 }
 
 /// What the daemon calls us.
-async fn welcome<W: Wire>(socket: &mut Socket<W>) -> Result<String, Ended> {
+async fn wait_for_welcome<W: ByteStream>(socket: &mut Socket<W>) -> Result<String, ControlConnectionEnd> {
     loop {
-        let Incoming::Text(text) = socket.next().await? else { continue };
+        let IncomingFrame::Text(text) = socket.next().await? else { continue };
         match serde_json::from_str(text.as_str()) {
-            Ok(ToWorker::Welcome { name }) => return Ok(name),
-            Ok(ToWorker::Refused { code, message }) if code == "unauthorized" => {
-                return Err(Ended::Refused(JoinError::Unauthorized(message)));
+            Ok(DaemonJoinFrame::Welcome { name }) => return Ok(name),
+            Ok(DaemonJoinFrame::Refused { code, message }) if code == "unauthorized" => {
+                return Err(ControlConnectionEnd::Refused(WorkerJoinError::Unauthorized(message)));
             }
-            Ok(ToWorker::Refused { message, .. }) => return Err(Ended::Refused(JoinError::Refused(message))),
+            Ok(DaemonJoinFrame::Refused { message, .. }) => {
+                return Err(ControlConnectionEnd::Refused(WorkerJoinError::Refused(message)));
+            }
             // Nothing else makes sense before; a newer daemon may think otherwise.
             Ok(_) | Err(_) => {}
         }
@@ -132,12 +148,12 @@ async fn welcome<W: Wire>(socket: &mut Socket<W>) -> Result<String, Ended> {
 }
 
 /// A peer that does not read is as good as silent.
-async fn timed(step: impl Future<Output = Result<(), SocketError>>) -> Result<(), SocketError> {
-    timeout(SILENCE, step).await.map_err(|_| SocketError::TimedOut)?
+async fn flush_in_time(step: impl Future<Output = Result<(), SocketError>>) -> Result<(), SocketError> {
+    timeout(SILENCE_MAX, step).await.map_err(|_| SocketError::TimedOut)?
 }
 
 /// The message inside a refusal of the daemon's, or the whole of somebody else's.
-fn in_words(reason: &str) -> String {
+fn refusal_message(reason: &str) -> String {
     let body: Option<qd_protocol::error::ErrorBody> = serde_json::from_str(reason).ok();
     body.map_or_else(|| reason.trim().to_owned(), |body| body.error.message)
 }

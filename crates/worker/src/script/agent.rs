@@ -18,33 +18,38 @@ use agent_client_protocol::{
     Agent, Client, Error, ErrorCode, JsonRpcRequest, JsonRpcResponse, on_receive_notification,
     on_receive_request,
 };
-use qd_protocol::event::Usage;
+use qd_protocol::event::TokenUsage;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
-use super::flow::{Flow, lines};
-use super::interpreter::{Ending, Part};
-use super::memory::{Memory, Remembered, gist};
-use super::scene::Scene;
-use super::{READY_MS, Setup};
-use crate::drivers::acp::OURS;
+use super::flow_control::{ScriptFlowControl, counted_lines};
+use super::interpreter::{ScriptPrompt, ScriptTurnEnd};
+use super::memory::{ScriptMemory, ScriptTurnRecord, remembered_part};
+use super::turn::ScriptTurn;
+use super::{READY_MS_VAR, ScriptSetup};
+use crate::drivers::acp::META_KEY;
 
 /// Random bytes in a session's id, five bits of each of which count.
-const SESSION_RANDOM: usize = 20;
+const SESSION_RANDOM_BYTES: usize = 20;
 /// Sessions that one process holds.
 const SESSIONS_MAX: usize = 1024;
 
 /// Serves one client over two streams. Gives the status to exit with.
-pub(crate) async fn serve<R, W>(from: R, to: W, setup: Setup) -> i32
+pub(crate) async fn serve<R, W>(from: R, to: W, setup: ScriptSetup) -> i32
 where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin + Send + 'static,
 {
     let (exit, mut exits) = mpsc::channel(1);
-    let flow = Arc::new(Flow::default());
-    let script = Arc::new(Script { setup, sessions: Mutex::default(), flow: Arc::clone(&flow), exit });
+    let flow = Arc::new(ScriptFlowControl::default());
+    let script = Arc::new(ScriptAgent {
+        setup,
+        sessions: Mutex::default(),
+        flow: Arc::clone(&flow),
+        exit_status: exit,
+    });
     let [a, b, c, d, e, f] = std::array::from_fn(|_| Arc::clone(&script));
     let connection = Agent
         .v1()
@@ -57,24 +62,24 @@ where
         )
         .on_receive_request(
             async move |request: NewSessionRequest, responder, client: ConnectionTo<Client>| {
-                client.spawn(Arc::clone(&b).open(request, responder))
+                client.spawn(Arc::clone(&b).new_session(request, responder))
             },
             on_receive_request!(),
         )
         .on_receive_request(
             async move |request: LoadSessionRequest, responder, client: ConnectionTo<Client>| {
-                client.spawn(Arc::clone(&c).load(request, responder, client.clone()))
+                client.spawn(Arc::clone(&c).load_session(request, responder, client.clone()))
             },
             on_receive_request!(),
         )
         .on_receive_request(
             async move |request: PromptRequest, responder, client: ConnectionTo<Client>| {
-                d.prompt(request, responder, client)
+                d.start_turn(request, responder, client)
             },
             on_receive_request!(),
         )
         .on_receive_request(
-            async move |request: SteerRequest, responder, _client| e.steer(request, responder),
+            async move |request: ScriptSteerRequest, responder, _client| e.steer(request, responder),
             on_receive_request!(),
         )
         .on_receive_notification(
@@ -84,7 +89,7 @@ where
             },
             on_receive_notification!(),
         )
-        .connect_to(lines(from, to, flow));
+        .connect_to(counted_lines(from, to, flow));
     tokio::select! {
         ended = connection => i32::from(ended.is_err()),
         Some(status) = exits.recv() => status,
@@ -93,23 +98,23 @@ where
 
 /// A steer: the method that the adapters for Claude and Codex have.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonRpcRequest)]
-#[request(method = "_session/steering", response = Steered)]
+#[request(method = "_session/steering", response = ScriptSteerResponse)]
 #[serde(rename_all = "camelCase")]
-struct SteerRequest {
+struct ScriptSteerRequest {
     session_id: SessionId,
     prompt: Vec<ContentBlock>,
 }
 
 /// What became of it. The answer comes only when that is known.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonRpcResponse)]
-pub(super) struct Steered {
-    pub(super) outcome: Fate,
+pub(super) struct ScriptSteerResponse {
+    pub(super) outcome: ScriptSteerOutcome,
 }
 
 /// See [`Steered`].
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Fate {
+pub(super) enum ScriptSteerOutcome {
     /// The turn took it in.
     Taken,
     /// It did not.
@@ -118,43 +123,43 @@ pub(super) enum Fate {
 
 /// The whole agent.
 #[derive(Debug)]
-struct Script {
-    setup: Setup,
-    sessions: Mutex<HashMap<SessionId, Arc<Session>>>,
-    flow: Arc<Flow>,
+struct ScriptAgent {
+    setup: ScriptSetup,
+    sessions: Mutex<HashMap<SessionId, Arc<ScriptSession>>>,
+    flow: Arc<ScriptFlowControl>,
     /// Where a script says that the process is to die.
-    exit: mpsc::Sender<i32>,
+    exit_status: mpsc::Sender<i32>,
 }
 
 /// One conversation.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct ScriptSession {
     pub(super) id: SessionId,
     pub(super) cwd: PathBuf,
     pub(super) model: Option<String>,
     pub(super) system_prompt: Option<String>,
     /// The servers that it was given. None is started before a step needs one.
     pub(super) servers: Vec<McpServer>,
-    memory: Memory,
-    state: Mutex<State>,
+    memory: ScriptMemory,
+    state: Mutex<ScriptSessionState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ScriptSessionState {
     /// The turn that runs.
-    scene: Option<Arc<Scene>>,
+    turn: Option<Arc<ScriptTurn>>,
     /// How many there have been.
-    turns: u64,
-    used: Usage,
+    turn_count: u64,
+    usage: TokenUsage,
 }
 
-impl Script {
+impl ScriptAgent {
     /// Ready after as long as the environment says.
     async fn initialize(self: Arc<Self>, responder: Responder<InitializeResponse>) -> Result<(), Error> {
         if let Some(ms) = &self.setup.ready_ms {
             let Ok(ms) = ms.trim().parse() else {
                 // The value is not shown: none of the environment's ever is.
-                let message = format!("{READY_MS} must be a whole number of milliseconds");
+                let message = format!("{READY_MS_VAR} must be a whole number of milliseconds");
                 // As real agents do. It is said in the answer as well, so nothing is lost if nobody reads it here.
                 let _told = writeln!(std::io::stderr(), "{message}");
                 return responder.respond_with_error(Error::new(ErrorCode::INTERNAL_ERROR, message));
@@ -162,9 +167,9 @@ impl Script {
             tokio::time::sleep(Duration::from_millis(ms)).await;
         }
         let takes = PromptCapabilities::new().image(true).audio(true).embedded_context(true);
-        let remembers = self.setup.state.is_some();
+        let remembers = self.setup.state_dir.is_some();
         // Without a folder there is nothing to go on with, and nobody needs to be told that it was forgotten.
-        let word = Meta::from_iter([(OURS.to_owned(), json!({ "stateless": !remembers }))]);
+        let word = Meta::from_iter([(META_KEY.to_owned(), json!({ "stateless": !remembers }))]);
         let can = AgentCapabilities::new().load_session(remembers).prompt_capabilities(takes).meta(word);
         responder.respond(
             InitializeResponse::new(ProtocolVersion::V1)
@@ -173,123 +178,140 @@ impl Script {
         )
     }
 
-    async fn open(
+    async fn new_session(
         self: Arc<Self>,
         request: NewSessionRequest,
         responder: Responder<NewSessionResponse>,
     ) -> Result<(), Error> {
         let opened = async {
-            let id = session_id()?;
+            let id = new_session_id()?;
             let (cwd, servers) = (request.cwd, request.mcp_servers);
-            let session = self.add(id.clone(), (cwd, servers), request.meta.as_ref(), State::default())?;
-            session.memory.begin().await.map_err(Error::into_internal_error)?;
+            let session = self.add_session(
+                id.clone(),
+                (cwd, servers),
+                request.meta.as_ref(),
+                ScriptSessionState::default(),
+            )?;
+            session.memory.create_file().await.map_err(Error::into_internal_error)?;
             Ok(NewSessionResponse::new(id))
         };
         responder.respond_with_result(opened.await)
     }
 
     /// Says its past again before it answers, as real agents do.
-    async fn load(
+    async fn load_session(
         self: Arc<Self>,
         request: LoadSessionRequest,
         responder: Responder<LoadSessionResponse>,
         client: ConnectionTo<Client>,
     ) -> Result<(), Error> {
         let id = request.session_id;
-        let Some(past) = self.memory(&id).recall().await else {
+        let Some(past) = self.memory_of(&id).load_turns().await else {
             return responder.respond_with_error(schema::Error::session_not_found(id).into());
         };
         let used = past.last().map(|turn| turn.used).unwrap_or_default();
-        let state = State { scene: None, turns: past.len() as u64, used };
+        let state = ScriptSessionState { turn: None, turn_count: past.len() as u64, usage: used };
         let given = (request.cwd, request.mcp_servers);
-        let loaded = self.add(id, given, request.meta.as_ref(), state).map(|session| (session, past));
+        let loaded = self.add_session(id, given, request.meta.as_ref(), state).map(|session| (session, past));
         match loaded {
             Err(error) => responder.respond_with_error(error),
             Ok((session, past)) => {
-                let scene = Scene::new(client, Arc::clone(&self.flow), session);
+                let scene = ScriptTurn::new(client, Arc::clone(&self.flow), session);
                 for turn in &past {
                     scene.replay(&turn.prompt, &turn.answer).await?;
                 }
-                scene.report(used).await?;
+                scene.report_usage(used).await?;
                 responder.respond(LoadSessionResponse::new())
             }
         }
     }
 
-    fn prompt(
+    fn start_turn(
         &self,
         request: PromptRequest,
         responder: Responder<PromptResponse>,
         client: ConnectionTo<Client>,
     ) -> Result<(), Error> {
-        let session = self.session(&request.session_id)?;
-        let scene = Arc::new(Scene::new(client.clone(), Arc::clone(&self.flow), Arc::clone(&session)));
+        let session = self.find_session(&request.session_id)?;
+        let scene = Arc::new(ScriptTurn::new(client.clone(), Arc::clone(&self.flow), Arc::clone(&session)));
         {
             let mut state = session.lock();
-            if state.scene.is_some() {
+            if state.turn.is_some() {
                 let message = "the session has a turn already";
                 return responder.respond_with_error(Error::new(ErrorCode::INVALID_REQUEST, message));
             }
-            state.scene = Some(Arc::clone(&scene));
-            state.turns += 1;
+            state.turn = Some(Arc::clone(&scene));
+            state.turn_count += 1;
         }
-        let part = Part::of(text(&request.prompt), messages(request.meta.as_ref()));
-        let (setup, exit) = (self.setup.clone(), self.exit.clone());
+        let part = ScriptPrompt::from_prompt(
+            text_of_blocks(&request.prompt),
+            previous_messages(request.meta.as_ref()),
+        );
+        let (setup, exit) = (self.setup.clone(), self.exit_status.clone());
         client.spawn(async move {
-            let ending = part.play(&scene, &setup).await;
-            let said = scene.words();
+            let ending = part.run(&scene, &setup).await;
+            let said = scene.remembered_text();
             // Whatever the session was told until here is part of this turn; what comes now is not.
-            session.lock().scene = None;
+            session.lock().turn = None;
             scene.miss_steers();
-            let used = session.used();
-            let turn = Remembered { prompt: gist(&part.prompt).to_owned(), answer: said.clone(), used };
-            session.memory.add(&turn).await.map_err(Error::into_internal_error)?;
-            if let Ending::Exited(status) = ending {
-                scene.drained().await;
+            let used = session.usage();
+            let turn = ScriptTurnRecord {
+                prompt: remembered_part(&part.prompt).to_owned(),
+                answer: said.clone(),
+                used,
+            };
+            session.memory.append_turn(&turn).await.map_err(Error::into_internal_error)?;
+            if let ScriptTurnEnd::ExitProcess(status) = ending {
+                scene.wait_until_drained().await;
                 // Nobody is left to hear it if that fails.
                 let _gone = exit.send(status).await;
                 return Ok(());
             }
-            responder.respond_with_result(answer(ending, &part.prompt, &said))?;
-            scene.say_late().await
+            responder.respond_with_result(prompt_response(ending, &part.prompt, &said))?;
+            scene.send_late_texts().await
         })
     }
 
-    fn steer(&self, request: SteerRequest, responder: Responder<Steered>) -> Result<(), Error> {
-        let running = self.session(&request.session_id)?.lock().scene.clone();
+    fn steer(
+        &self,
+        request: ScriptSteerRequest,
+        responder: Responder<ScriptSteerResponse>,
+    ) -> Result<(), Error> {
+        let running = self.find_session(&request.session_id)?.lock().turn.clone();
         match running {
-            Some(scene) => scene.put_steer(text(&request.prompt), responder),
-            None => responder.respond(Steered { outcome: Fate::Missed }),
+            Some(scene) => scene.queue_steer(text_of_blocks(&request.prompt), responder),
+            None => responder.respond(ScriptSteerResponse { outcome: ScriptSteerOutcome::Missed }),
         }
     }
 
     /// A cancel that hits nothing changes nothing.
     fn cancel(&self, id: &SessionId) {
-        let running = self.session(id).ok().and_then(|session| session.lock().scene.clone());
+        let running = self.find_session(id).ok().and_then(|session| session.lock().turn.clone());
         if let Some(scene) = running {
             scene.cancel();
         }
     }
 
-    fn memory(&self, id: &SessionId) -> Memory {
-        Memory::of(self.setup.state.as_deref(), &id.0)
+    fn memory_of(&self, id: &SessionId) -> ScriptMemory {
+        ScriptMemory::for_session(self.setup.state_dir.as_deref(), &id.0)
     }
 
-    fn add(
+    fn add_session(
         &self,
         id: SessionId,
         (cwd, servers): (PathBuf, Vec<McpServer>),
         meta: Option<&Meta>,
-        state: State,
-    ) -> Result<Arc<Session>, Error> {
+        state: ScriptSessionState,
+    ) -> Result<Arc<ScriptSession>, Error> {
         #[derive(Default, Deserialize)]
-        struct Settings {
+        struct ScriptSettings {
             model: Option<String>,
             system_prompt: Option<String>,
         }
-        let settings = meta.and_then(|meta| Settings::deserialize(meta.get(OURS)?).ok()).unwrap_or_default();
-        let session = Arc::new(Session {
-            memory: self.memory(&id),
+        let settings =
+            meta.and_then(|meta| ScriptSettings::deserialize(meta.get(META_KEY)?).ok()).unwrap_or_default();
+        let session = Arc::new(ScriptSession {
+            memory: self.memory_of(&id),
             id: id.clone(),
             cwd,
             model: settings.model,
@@ -305,55 +327,57 @@ impl Script {
         Ok(session)
     }
 
-    fn session(&self, id: &SessionId) -> Result<Arc<Session>, Error> {
+    fn find_session(&self, id: &SessionId) -> Result<Arc<ScriptSession>, Error> {
         let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.get(id).cloned().ok_or_else(|| schema::Error::session_not_found(id.clone()).into())
     }
 }
 
-impl Session {
+impl ScriptSession {
     /// How many turns there have been, this one included.
-    pub(super) fn turns(&self) -> u64 {
-        self.lock().turns
+    pub(super) fn turn_count(&self) -> u64 {
+        self.lock().turn_count
     }
 
     /// All that was used.
-    pub(super) fn used(&self) -> Usage {
-        self.lock().used
+    pub(super) fn usage(&self) -> TokenUsage {
+        self.lock().usage
     }
 
     /// Uses more; gives all that was used.
-    pub(super) fn uses(&self, more: &Usage) -> Usage {
+    pub(super) fn add_usage(&self, more: &TokenUsage) -> TokenUsage {
         let mut state = self.lock();
-        state.used += *more;
-        state.used
+        state.usage += *more;
+        state.usage
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ScriptSessionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// What the client is told about a turn that has ended.
-fn answer(ending: Ending, prompt: &str, said: &str) -> Result<PromptResponse, Error> {
+fn prompt_response(ending: ScriptTurnEnd, prompt: &str, said: &str) -> Result<PromptResponse, Error> {
     match ending {
-        Ending::Stopped(reason) => Ok(PromptResponse::new(reason)),
-        Ending::Suspended { next } => {
+        ScriptTurnEnd::Stopped(reason) => Ok(PromptResponse::new(reason)),
+        ScriptTurnEnd::Suspended { next } => {
             let transcript = json!([
                 {"role": "user", "content": prompt},
-                {"role": "assistant", "content": said, OURS: {"next": next}},
+                {"role": "assistant", "content": said, META_KEY: {"next": next}},
             ]);
-            let meta = json!({OURS: {"suspended": {"transcript": transcript}}});
+            let meta = json!({META_KEY: {"suspended": {"transcript": transcript}}});
             Ok(PromptResponse::new(StopReason::EndTurn).meta(meta.as_object().cloned()))
         }
-        Ending::Failed { code, message } => {
-            Err(Error::new(ErrorCode::INTERNAL_ERROR, message).data(json!({OURS: {"code": code}})))
+        ScriptTurnEnd::Failed { code, message } => {
+            Err(Error::new(ErrorCode::INTERNAL_ERROR, message).data(json!({META_KEY: {"code": code}})))
         }
-        Ending::Exited(status) => Err(Error::new(ErrorCode::INTERNAL_ERROR, format!("exit {status}"))),
+        ScriptTurnEnd::ExitProcess(status) => {
+            Err(Error::new(ErrorCode::INTERNAL_ERROR, format!("exit {status}")))
+        }
     }
 }
 
-fn text(blocks: &[ContentBlock]) -> String {
+fn text_of_blocks(blocks: &[ContentBlock]) -> String {
     let words = blocks.iter().filter_map(|block| match block {
         ContentBlock::Text(text) => Some(text.text.as_str()),
         _ => None,
@@ -362,12 +386,12 @@ fn text(blocks: &[ContentBlock]) -> String {
 }
 
 /// The conversation that a prompt goes on with.
-fn messages(meta: Option<&Meta>) -> &[Value] {
-    meta.and_then(|meta| meta.get(OURS)?.get("messages")?.as_array()).map_or(&[], Vec::as_slice)
+fn previous_messages(meta: Option<&Meta>) -> &[Value] {
+    meta.and_then(|meta| meta.get(META_KEY)?.get("messages")?.as_array()).map_or(&[], Vec::as_slice)
 }
 
-fn session_id() -> Result<SessionId, Error> {
-    let mut random = [0; SESSION_RANDOM];
+fn new_session_id() -> Result<SessionId, Error> {
+    let mut random = [0; SESSION_RANDOM_BYTES];
     getrandom::fill(&mut random).map_err(Error::into_internal_error)?;
     let letters = random.iter().map(|byte| char::from(b'a' + (byte & 15)));
     Ok(SessionId::new(letters.collect::<String>()))

@@ -9,10 +9,10 @@ use qd_protocol::limits::BODY_MAX;
 use serde_json::Value;
 use tokio::io::AsyncReadExt;
 
-use super::scene::{Decided, Scene};
-use super::steps::{self, Mcp, Step, Write};
-use super::{Setup, spawn, tools};
-use crate::drivers::acp::OURS;
+use super::steps::{self, ScriptFileWrite, ScriptMcpCall, ScriptStep};
+use super::turn::{ScriptAskDecision, ScriptTurn};
+use super::{ScriptSetup, mcp_client, spawn};
+use crate::drivers::acp::META_KEY;
 use crate::drivers::echo;
 
 /// The longest file that `read` says.
@@ -20,7 +20,7 @@ const READ_MAX: usize = BODY_MAX;
 
 /// How a scene ended.
 #[derive(Debug)]
-pub(super) enum Ending {
+pub(super) enum ScriptTurnEnd {
     Stopped(StopReason),
     /// It waits for the sessions that it started, and goes on with this step.
     Suspended {
@@ -31,72 +31,78 @@ pub(super) enum Ending {
         message: String,
     },
     /// The process is to die.
-    Exited(i32),
+    ExitProcess(i32),
 }
 
 /// What is to be played: a prompt, from one of its steps on.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct ScriptPrompt {
     pub(super) prompt: String,
-    first: usize,
+    first_step: usize,
 }
 
-impl Part {
+impl ScriptPrompt {
     /// A prompt, or the rest of the one that the conversation says was suspended.
-    pub(super) fn of(prompt: String, messages: &[Value]) -> Self {
-        let suspended = messages.iter().rev().find_map(|message| message.get(OURS)?.get("next")?.as_u64());
+    pub(super) fn from_prompt(prompt: String, messages: &[Value]) -> Self {
+        let suspended =
+            messages.iter().rev().find_map(|message| message.get(META_KEY)?.get("next")?.as_u64());
         let begun = messages.first().and_then(|message| message.get("content")?.as_str());
         match (suspended.and_then(|next| usize::try_from(next).ok()), begun) {
-            (Some(first), Some(begun)) => Self { prompt: begun.to_owned(), first },
-            _ => Self { prompt, first: 0 },
+            (Some(first), Some(begun)) => Self { prompt: begun.to_owned(), first_step: first },
+            _ => Self { prompt, first_step: 0 },
         }
     }
 
     /// Plays the steps if the prompt is a script, echoes it if not. A script with a bad step is not begun.
-    pub(super) async fn play(&self, scene: &Scene, setup: &Setup) -> Ending {
-        let steps = match steps::parse(&self.prompt) {
+    pub(super) async fn run(&self, scene: &ScriptTurn, setup: &ScriptSetup) -> ScriptTurnEnd {
+        let steps = match steps::parse_script(&self.prompt) {
             Ok(steps) => steps,
-            Err(bad) => return Ending::Failed { code: "invalid_script", message: bad.to_string() },
+            Err(bad) => return ScriptTurnEnd::Failed { code: "invalid_script", message: bad.to_string() },
         };
         let played = async {
             match steps {
-                Some(steps) => self.play_steps(scene, setup, steps).await,
+                Some(steps) => self.run_steps(scene, setup, steps).await,
                 None => {
-                    for word in echo::words(&self.prompt) {
+                    for word in echo::split_words(&self.prompt) {
                         scene.say(word).await?;
                     }
-                    Ok(Ending::Stopped(StopReason::EndTurn))
+                    Ok(ScriptTurnEnd::Stopped(StopReason::EndTurn))
                 }
             }
         };
         tokio::select! {
             // A cancel that is there when the last step is done has won.
             biased;
-            () = scene.cancelled() => Ending::Stopped(StopReason::Cancelled),
+            () = scene.cancelled() => ScriptTurnEnd::Stopped(StopReason::Cancelled),
             ended = played => ended.unwrap_or_else(|broken| {
-                Ending::Failed { code: "agent_error", message: broken.0 }
+                ScriptTurnEnd::Failed { code: "agent_error", message: broken.0 }
             }),
         }
     }
 
-    async fn play_steps(&self, scene: &Scene, setup: &Setup, steps: Vec<Step>) -> Result<Ending, Broken> {
-        for (at, step) in steps.into_iter().enumerate().skip(self.first) {
+    async fn run_steps(
+        &self,
+        scene: &ScriptTurn,
+        setup: &ScriptSetup,
+        steps: Vec<ScriptStep>,
+    ) -> Result<ScriptTurnEnd, ScriptStepError> {
+        for (at, step) in steps.into_iter().enumerate().skip(self.first_step) {
             // Unique in the session, since real agents' are.
-            let call_id = format!("call_{}_{}", scene.session.turns(), at + 1);
+            let call_id = format!("call_{}_{}", scene.session.turn_count(), at + 1);
             let next = at + 1;
-            match perform(scene, setup, step, &call_id).await? {
-                Then::Next => {}
-                Then::Suspend => return Ok(Ending::Suspended { next }),
-                Then::Stop(reason) => return Ok(Ending::Stopped(reason)),
-                Then::Exit(status) => return Ok(Ending::Exited(status)),
+            match run_step(scene, setup, step, &call_id).await? {
+                ScriptStepResult::Next => {}
+                ScriptStepResult::Suspend => return Ok(ScriptTurnEnd::Suspended { next }),
+                ScriptStepResult::Stop(reason) => return Ok(ScriptTurnEnd::Stopped(reason)),
+                ScriptStepResult::Exit(status) => return Ok(ScriptTurnEnd::ExitProcess(status)),
             }
         }
-        Ok(Ending::Stopped(StopReason::EndTurn))
+        Ok(ScriptTurnEnd::Stopped(StopReason::EndTurn))
     }
 }
 
 /// What follows a step.
-enum Then {
+enum ScriptStepResult {
     Next,
     Suspend,
     Stop(StopReason),
@@ -105,18 +111,23 @@ enum Then {
 
 /// Why a step could not be done.
 #[derive(Debug)]
-struct Broken(String);
+struct ScriptStepError(String);
 
-impl From<Error> for Broken {
+impl From<Error> for ScriptStepError {
     fn from(error: Error) -> Self {
         Self(error.message)
     }
 }
 
-async fn perform(scene: &Scene, setup: &Setup, step: Step, call_id: &str) -> Result<Then, Broken> {
+async fn run_step(
+    scene: &ScriptTurn,
+    setup: &ScriptSetup,
+    step: ScriptStep,
+    call_id: &str,
+) -> Result<ScriptStepResult, ScriptStepError> {
     let cwd = &scene.session.cwd;
     match step {
-        Step::Say { text, times, every } => {
+        ScriptStep::Say { text, times, every } => {
             for time in 0..times {
                 if time > 0 && !every.is_zero() {
                     tokio::time::sleep(every).await;
@@ -124,62 +135,66 @@ async fn perform(scene: &Scene, setup: &Setup, step: Step, call_id: &str) -> Res
                 scene.say(&text).await?;
             }
         }
-        Step::Think(text) => scene.think(&text).await?,
-        Step::Sleep(time) => tokio::time::sleep(time).await,
-        Step::Tool(tool) => scene.tool(call_id, tool).await?,
-        Step::Ask(ask) => return say_decided(scene, scene.ask(call_id, ask).await?).await,
-        Step::Question(question) => return say_decided(scene, scene.question(question).await?).await,
-        Step::Plan(entries) => scene.plan(entries).await?,
-        Step::Usage(usage) => scene.report(scene.session.uses(&usage)).await?,
-        Step::Spawn(what) => {
-            let started = spawn::start(&setup.exe, cwd, &what).await;
-            let pid = started.map_err(|cause| Broken(format!("cannot start {}: {cause}", what.argv[0])))?;
+        ScriptStep::Think(text) => scene.think(&text).await?,
+        ScriptStep::Sleep(time) => tokio::time::sleep(time).await,
+        ScriptStep::Tool(tool) => scene.use_tool(call_id, tool).await?,
+        ScriptStep::Ask(ask) => return say_decision(scene, scene.ask(call_id, ask).await?).await,
+        ScriptStep::Question(question) => return say_decision(scene, scene.question(question).await?).await,
+        ScriptStep::Plan(entries) => scene.send_plan(entries).await?,
+        ScriptStep::Usage(usage) => scene.report_usage(scene.session.add_usage(&usage)).await?,
+        ScriptStep::Spawn(what) => {
+            let started = spawn::start_process(&setup.exe, cwd, &what).await;
+            let pid = started
+                .map_err(|cause| ScriptStepError(format!("cannot start {}: {cause}", what.argv[0])))?;
             scene.say(&format!("pid {pid}")).await?;
         }
-        Step::Write(Write { path, content }) => write(&cwd.join(path), &content).await?,
-        Step::Read(path) => scene.say(&read(&cwd.join(path)).await?).await?,
-        Step::AwaitSteer(wait) => match tokio::time::timeout(wait, scene.steer()).await {
+        ScriptStep::Write(ScriptFileWrite { path, content }) => write_file(&cwd.join(path), &content).await?,
+        ScriptStep::Read(path) => scene.say(&read_file(&cwd.join(path)).await?).await?,
+        ScriptStep::AwaitSteer(wait) => match tokio::time::timeout(wait, scene.next_steer()).await {
             Ok(text) => scene.say(&format!("steered: {}", text?)).await?,
             Err(_) => scene.say("no steer").await?,
         },
-        Step::Mcp(Mcp { tool, arguments }) => {
-            let told = tools::call(scene.session.servers.first(), &tool, &arguments).await;
-            scene.say(&told.map_err(Broken)?).await?;
+        ScriptStep::Mcp(ScriptMcpCall { tool, arguments }) => {
+            let told = mcp_client::call_tool(scene.session.servers.first(), &tool, &arguments).await;
+            scene.say(&told.map_err(ScriptStepError)?).await?;
         }
-        Step::IgnoreCancel => scene.ignore_cancel(),
-        Step::Late(text) => scene.keep_for_later(text),
-        Step::Config => scene.say(&config(scene)).await?,
-        Step::Stop(reason) => return Ok(Then::Stop(reason)),
-        Step::Suspend => return Ok(Then::Suspend),
-        Step::Fail(message) => return Err(Broken(message)),
-        Step::Exit(status) => return Ok(Then::Exit(status)),
+        ScriptStep::IgnoreCancel => scene.ignore_cancel(),
+        ScriptStep::SayLate(text) => scene.queue_late_text(text),
+        ScriptStep::Config => scene.say(&config_line(scene)).await?,
+        ScriptStep::Stop(reason) => return Ok(ScriptStepResult::Stop(reason)),
+        ScriptStep::Suspend => return Ok(ScriptStepResult::Suspend),
+        ScriptStep::Fail(message) => return Err(ScriptStepError(message)),
+        ScriptStep::Exit(status) => return Ok(ScriptStepResult::Exit(status)),
     }
-    Ok(Then::Next)
+    Ok(ScriptStepResult::Next)
 }
 
 /// Nobody answers when a turn is stopped, so that it ends, unless it was told to pay no heed.
-async fn say_decided(scene: &Scene, decided: Decided) -> Result<Then, Broken> {
+async fn say_decision(
+    scene: &ScriptTurn,
+    decided: ScriptAskDecision,
+) -> Result<ScriptStepResult, ScriptStepError> {
     match decided {
-        Decided::Yes(text) => scene.say(&text).await?,
-        Decided::No(reason) => scene.say(&format!("denied: {reason}")).await?,
-        Decided::Nobody if scene.ignores_cancel() => {}
-        Decided::Nobody => return Ok(Then::Stop(StopReason::Cancelled)),
+        ScriptAskDecision::Yes(text) => scene.say(&text).await?,
+        ScriptAskDecision::No(reason) => scene.say(&format!("denied: {reason}")).await?,
+        ScriptAskDecision::Unanswered if scene.ignores_cancel() => {}
+        ScriptAskDecision::Unanswered => return Ok(ScriptStepResult::Stop(StopReason::Cancelled)),
     }
-    Ok(Then::Next)
+    Ok(ScriptStepResult::Next)
 }
 
-async fn write(path: &Path, content: &str) -> Result<(), Broken> {
+async fn write_file(path: &Path, content: &str) -> Result<(), ScriptStepError> {
     let written = async {
         if let Some(folder) = path.parent() {
             tokio::fs::create_dir_all(folder).await?;
         }
         tokio::fs::write(path, content).await
     };
-    written.await.map_err(|cause| Broken(format!("cannot write {}: {cause}", path.display())))
+    written.await.map_err(|cause| ScriptStepError(format!("cannot write {}: {cause}", path.display())))
 }
 
-async fn read(path: &Path) -> Result<String, Broken> {
-    let cannot = |why: &dyn Display| Broken(format!("cannot read {}: {why}", path.display()));
+async fn read_file(path: &Path) -> Result<String, ScriptStepError> {
+    let cannot = |why: &dyn Display| ScriptStepError(format!("cannot read {}: {why}", path.display()));
     let mut content = String::new();
     let file = tokio::fs::File::open(path).await.map_err(|cause| cannot(&cause))?;
     file.take(READ_MAX as u64 + 1).read_to_string(&mut content).await.map_err(|cause| cannot(&cause))?;
@@ -190,7 +205,7 @@ async fn read(path: &Path) -> Result<String, Broken> {
 }
 
 /// One line, however many the system prompt has.
-fn config(scene: &Scene) -> String {
+fn config_line(scene: &ScriptTurn) -> String {
     let shown = |value: &Option<String>| value.as_deref().unwrap_or("-").replace('\n', "\\n");
     let session = &scene.session;
     format!(

@@ -4,44 +4,44 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use qd_protocol::event::Usage;
-use qd_protocol::text::head;
+use qd_protocol::event::TokenUsage;
+use qd_protocol::text::escaped_head;
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncWriteExt;
 
 /// What is remembered of one prompt and of one answer, more or less.
-pub(super) const WORDS_MAX: usize = 16 << 10;
+pub(super) const REMEMBERED_MAX: usize = 16 << 10;
 
 /// One turn, as one line of the file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Remembered {
+pub(super) struct ScriptTurnRecord {
     pub(super) prompt: String,
     pub(super) answer: String,
     /// All that was used up to its end.
-    pub(super) used: Usage,
+    pub(super) used: TokenUsage,
 }
 
 /// As much of a text as is remembered.
-pub(super) fn gist(text: &str) -> &str {
-    head(text, WORDS_MAX)
+pub(super) fn remembered_part(text: &str) -> &str {
+    escaped_head(text, REMEMBERED_MAX)
 }
 
 /// The file of one conversation.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct ScriptMemory {
     path: Option<PathBuf>,
 }
 
-impl Memory {
+impl ScriptMemory {
     /// Of a conversation; without a folder nothing is remembered.
-    pub(super) fn of(folder: Option<&Path>, session: &str) -> Self {
+    pub(super) fn for_session(folder: Option<&Path>, session: &str) -> Self {
         // A session's id is a file's name only if it looks like one of ours.
         let plain = !session.is_empty() && session.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
         Self { path: folder.filter(|_| plain).map(|folder| folder.join(format!("{session}.jsonl"))) }
     }
 
     /// Begins the file, so that a conversation without a turn is remembered too.
-    pub(super) async fn begin(&self) -> io::Result<()> {
+    pub(super) async fn create_file(&self) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         if let Some(folder) = path.parent() {
             tokio::fs::create_dir_all(folder).await?;
@@ -50,13 +50,13 @@ impl Memory {
     }
 
     /// The past, or `None` if there is none. A line that was torn is left out.
-    pub(super) async fn recall(&self) -> Option<Vec<Remembered>> {
+    pub(super) async fn load_turns(&self) -> Option<Vec<ScriptTurnRecord>> {
         let text = tokio::fs::read_to_string(self.path.as_ref()?).await.ok()?;
         Some(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
     }
 
     /// Adds a turn.
-    pub(super) async fn add(&self, turn: &Remembered) -> io::Result<()> {
+    pub(super) async fn append_turn(&self, turn: &ScriptTurnRecord) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         let mut line = serde_json::to_string(turn)?;
         line.push('\n');

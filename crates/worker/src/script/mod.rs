@@ -11,13 +11,13 @@
 //!   speak.
 
 mod agent;
-mod flow;
+mod flow_control;
 mod interpreter;
+mod mcp_client;
 mod memory;
-mod scene;
 mod spawn;
 mod steps;
-mod tools;
+mod turn;
 
 use std::io;
 use std::os::fd::AsFd;
@@ -29,24 +29,24 @@ use tokio::net::unix::pipe;
 pub(crate) use self::agent::serve;
 
 /// The variable that delays readiness.
-const READY_MS: &str = "SCRIPT_READY_MS";
+const READY_MS_VAR: &str = "SCRIPT_READY_MS";
 /// The variable that names a folder for what it remembers beyond its process.
-const STATE: &str = "QD_SCRIPT_STATE";
+const STATE_DIR_VAR: &str = "QD_SCRIPT_STATE";
 
 /// What `qd __script` runs. It ends when its stdin does.
 pub fn main() -> ExitCode {
     let mut args = std::env::args_os().skip(2);
-    if args.next().is_some_and(|arg| arg == spawn::VERB) {
+    if args.next().is_some_and(|arg| arg == spawn::SPAWN_COMMAND) {
         return spawn::main(args);
     }
-    qd_keeper::own::take_name(c"qd-script");
+    qd_keeper::process_setup::set_process_name(c"qd-script");
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(_) => return ExitCode::FAILURE,
     };
     let status = runtime.block_on(async {
-        let setup = Setup::from_env();
-        match pipes() {
+        let setup = ScriptSetup::from_env();
+        match open_stdio_pipes() {
             Ok((stdin, stdout)) => serve(stdin, stdout, setup).await,
             Err(_) => serve(tokio::io::stdin(), tokio::io::stdout(), setup).await,
         }
@@ -58,7 +58,7 @@ pub fn main() -> ExitCode {
 }
 
 /// Stdin and stdout without a thread between, which would be woken for every line. They must be pipes, and ours alone.
-fn pipes() -> io::Result<(pipe::Receiver, pipe::Sender)> {
+fn open_stdio_pipes() -> io::Result<(pipe::Receiver, pipe::Sender)> {
     let stdin = pipe::Receiver::from_owned_fd(io::stdin().as_fd().try_clone_to_owned()?)?;
     let stdout = pipe::Sender::from_owned_fd(io::stdout().as_fd().try_clone_to_owned()?)?;
     Ok((stdin, stdout))
@@ -66,20 +66,20 @@ fn pipes() -> io::Result<(pipe::Receiver, pipe::Sender)> {
 
 /// What the process was given.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Setup {
+pub(crate) struct ScriptSetup {
     /// `SCRIPT_READY_MS`, as it was given.
     pub(crate) ready_ms: Option<String>,
     /// Where to remember conversations; `None`: they are forgotten with the process.
-    pub(crate) state: Option<PathBuf>,
+    pub(crate) state_dir: Option<PathBuf>,
     /// This program, which starts the processes that leave their session or their parent.
     pub(crate) exe: PathBuf,
 }
 
-impl Setup {
+impl ScriptSetup {
     fn from_env() -> Self {
         Self {
-            ready_ms: std::env::var(READY_MS).ok(),
-            state: std::env::var_os(STATE).map(PathBuf::from),
+            ready_ms: std::env::var(READY_MS_VAR).ok(),
+            state_dir: std::env::var_os(STATE_DIR_VAR).map(PathBuf::from),
             // Not the path: the program may have been replaced since.
             exe: PathBuf::from("/proc/self/exe"),
         }

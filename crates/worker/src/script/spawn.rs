@@ -11,35 +11,35 @@ use std::process::{Command, ExitCode, Stdio};
 
 use tokio::io::AsyncReadExt;
 
-use super::steps::Spawn;
+use super::steps::ScriptSpawn;
 
 /// The argument that makes `qd __script` the process in between.
-pub(super) const VERB: &str = "spawn";
+pub(super) const SPAWN_COMMAND: &str = "spawn";
 const SETSID: &str = "--setsid";
 const DOUBLE_FORK: &str = "--double-fork";
 
 /// Starts a process with nothing of our stdio; gives its pid when it is what was asked for.
-pub(super) async fn start(exe: &Path, cwd: &Path, spawn: &Spawn) -> io::Result<u32> {
+pub(super) async fn start_process(exe: &Path, cwd: &Path, spawn: &ScriptSpawn) -> io::Result<u32> {
     if spawn.setsid || spawn.double_fork {
-        return start_far(exe, cwd, spawn).await;
+        return start_detached(exe, cwd, spawn).await;
     }
     let (program, args) = spawn.argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let mut command = tokio::process::Command::new(program);
     command.args(args).current_dir(cwd);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     // Not waited for: tokio reaps it when it ends.
-    command.spawn()?.id().ok_or_else(ended_at_once)
+    command.spawn()?.id().ok_or_else(ended_at_once_error)
 }
 
 /// Through the process in between.
-async fn start_far(exe: &Path, cwd: &Path, spawn: &Spawn) -> io::Result<u32> {
+async fn start_detached(exe: &Path, cwd: &Path, spawn: &ScriptSpawn) -> io::Result<u32> {
     let mut between = tokio::process::Command::new(exe);
-    between.arg0(qd_keeper::own::PROGRAM);
-    between.args(["__script", VERB]).args(spawn.setsid.then_some(SETSID));
+    between.arg0(qd_keeper::process_setup::PROGRAM_NAME);
+    between.args(["__script", SPAWN_COMMAND]).args(spawn.setsid.then_some(SETSID));
     between.args(spawn.double_fork.then_some(DOUBLE_FORK)).args(&spawn.argv).current_dir(cwd);
     between.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = between.spawn()?;
-    let pid = child.id().ok_or_else(ended_at_once)?;
+    let pid = child.id().ok_or_else(ended_at_once_error)?;
     let mut told = String::new();
     if let Some(mut stdout) = child.stdout.take() {
         stdout.read_to_string(&mut told).await?;
@@ -52,7 +52,7 @@ async fn start_far(exe: &Path, cwd: &Path, spawn: &Spawn) -> io::Result<u32> {
     told.parse().map_err(|_| io::Error::other(told))
 }
 
-fn ended_at_once() -> io::Error {
+fn ended_at_once_error() -> io::Error {
     io::Error::other("it ended at once")
 }
 
@@ -66,7 +66,7 @@ pub(super) fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     let Ok(mut told) = io::stdout().as_fd().try_clone_to_owned().map(File::from) else {
         return ExitCode::FAILURE;
     };
-    let written = match go(&argv, setsid, double_fork) {
+    let written = match spawn_or_exec(&argv, setsid, double_fork) {
         Ok(pid) => write!(told, "{pid}"),
         Err(error) => write!(told, "{error}"),
     };
@@ -74,7 +74,7 @@ pub(super) fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
 }
 
 /// Becomes the process, or starts it and gives its pid.
-fn go(argv: &[OsString], setsid: bool, double_fork: bool) -> io::Result<u32> {
+fn spawn_or_exec(argv: &[OsString], setsid: bool, double_fork: bool) -> io::Result<u32> {
     let (program, args) = argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     if setsid {
         rustix::process::setsid()?;

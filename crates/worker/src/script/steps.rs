@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use agent_client_protocol::v1::schema::StopReason;
-use qd_protocol::event::{PlanEntry, Usage};
+use qd_protocol::event::{PlanEntry, TokenUsage};
 use qd_protocol::limits::{HEAD_MAX, INLINE_MAX};
 use qd_protocol::policy::Risk;
 use serde::Deserialize;
@@ -13,22 +13,22 @@ use serde_json::{Map, Value};
 
 /// One step. See section 9 of the contract.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Step {
+pub(crate) enum ScriptStep {
     Say { text: String, times: u64, every: Duration },
     Think(String),
     Sleep(Duration),
-    Tool(Tool),
-    Ask(Ask),
-    Question(Question),
+    Tool(ScriptToolCall),
+    Ask(ScriptAsk),
+    Question(ScriptQuestion),
     Plan(Vec<PlanEntry>),
-    Usage(Usage),
-    Spawn(Spawn),
-    Write(Write),
+    Usage(TokenUsage),
+    Spawn(ScriptSpawn),
+    Write(ScriptFileWrite),
     Read(PathBuf),
     AwaitSteer(Duration),
-    Mcp(Mcp),
+    Mcp(ScriptMcpCall),
     IgnoreCancel,
-    Late(String),
+    SayLate(String),
     Config,
     Stop(StopReason),
     Suspend,
@@ -39,9 +39,9 @@ pub(crate) enum Step {
 /// `{"tool": …}`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Tool {
+pub(crate) struct ScriptToolCall {
     pub(crate) name: String,
-    #[serde(default = "nothing")]
+    #[serde(default = "empty_object")]
     pub(crate) input: Value,
     #[serde(default)]
     pub(crate) output: Value,
@@ -52,9 +52,9 @@ pub(crate) struct Tool {
 /// `{"ask": …}`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Ask {
+pub(crate) struct ScriptAsk {
     pub(crate) tool: String,
-    #[serde(default = "nothing")]
+    #[serde(default = "empty_object")]
     pub(crate) input: Value,
     #[serde(default)]
     pub(crate) risk: Option<Risk>,
@@ -63,7 +63,7 @@ pub(crate) struct Ask {
 /// `{"question": …}`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Question {
+pub(crate) struct ScriptQuestion {
     pub(crate) prompt: String,
     #[serde(default)]
     pub(crate) options: Vec<String>,
@@ -72,7 +72,7 @@ pub(crate) struct Question {
 /// `{"spawn": …}`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Spawn {
+pub(crate) struct ScriptSpawn {
     pub(crate) argv: Vec<String>,
     #[serde(default)]
     pub(crate) setsid: bool,
@@ -83,16 +83,16 @@ pub(crate) struct Spawn {
 /// `{"mcp": …}`: a tool of a server that the agent was given.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Mcp {
+pub(crate) struct ScriptMcpCall {
     pub(crate) tool: String,
-    #[serde(default = "nothing")]
+    #[serde(default = "empty_object")]
     pub(crate) arguments: Value,
 }
 
 /// `{"write": …}`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Write {
+pub(crate) struct ScriptFileWrite {
     pub(crate) path: PathBuf,
     pub(crate) content: String,
 }
@@ -100,7 +100,7 @@ pub(crate) struct Write {
 /// A script that cannot be played: which step, and why.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("step {position} of {steps}{}: {why}", .name.as_ref().map(|name| format!(" (`{name}`)")).unwrap_or_default())]
-pub(crate) struct BadStep {
+pub(crate) struct ScriptParseError {
     position: usize,
     steps: usize,
     name: Option<String>,
@@ -108,96 +108,101 @@ pub(crate) struct BadStep {
 }
 
 /// Reads a script; `None` if the prompt is not a JSON array, and so is not one.
-pub(crate) fn parse(prompt: &str) -> Result<Option<Vec<Step>>, BadStep> {
+pub(crate) fn parse_script(prompt: &str) -> Result<Option<Vec<ScriptStep>>, ScriptParseError> {
     if !prompt.trim_start().starts_with('[') {
         return Ok(None);
     }
     let Ok(steps) = serde_json::from_str::<Vec<Value>>(prompt) else { return Ok(None) };
     let count = steps.len();
     let read = |(at, value)| {
-        step(value).map_err(|(name, why)| BadStep { position: at + 1, steps: count, name, why })
+        parse_step(value).map_err(|(name, why)| ScriptParseError {
+            position: at + 1,
+            steps: count,
+            name,
+            why,
+        })
     };
     steps.into_iter().enumerate().map(read).collect::<Result<_, _>>().map(Some)
 }
 
 /// Why a step is bad, with its name if it has one.
-type Bad = (Option<String>, String);
+type ScriptStepProblem = (Option<String>, String);
 
-fn step(value: Value) -> Result<Step, Bad> {
+fn parse_step(value: Value) -> Result<ScriptStep, ScriptStepProblem> {
     let Value::Object(mut fields) = value else {
         return Err((None, "a step is an object such as {\"say\": \"hello\"}".to_owned()));
     };
     if let Some(text) = fields.remove("say") {
-        return say(text, fields).map_err(|why| (Some("say".to_owned()), why));
+        return parse_say(text, fields).map_err(|why| (Some("say".to_owned()), why));
     }
     let mut fields = fields.into_iter();
     let (Some((name, value)), None) = (fields.next(), fields.next()) else {
         return Err((None, "a step has exactly one name".to_owned()));
     };
-    named(&name, value).map_err(|why| (Some(name), why))
+    parse_named(&name, value).map_err(|why| (Some(name), why))
 }
 
 /// The one step with more than one field.
-fn say(text: Value, rest: Map<String, Value>) -> Result<Step, String> {
+fn parse_say(text: Value, rest: Map<String, Value>) -> Result<ScriptStep, String> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
-    struct Rest {
+    struct ScriptSayOptions {
         times: Option<u64>,
         every_ms: Option<u64>,
     }
-    let Rest { times, every_ms } = args(Value::Object(rest))?;
-    Ok(Step::Say {
-        text: args(text)?,
+    let ScriptSayOptions { times, every_ms } = parse_args(Value::Object(rest))?;
+    Ok(ScriptStep::Say {
+        text: parse_args(text)?,
         times: times.unwrap_or(1),
         every: Duration::from_millis(every_ms.unwrap_or_default()),
     })
 }
 
-fn named(name: &str, value: Value) -> Result<Step, String> {
+fn parse_named(name: &str, value: Value) -> Result<ScriptStep, String> {
     Ok(match name {
-        "think" => Step::Think(args(value)?),
-        "sleep_ms" => Step::Sleep(Duration::from_millis(args(value)?)),
+        "think" => ScriptStep::Think(parse_args(value)?),
+        "sleep_ms" => ScriptStep::Sleep(Duration::from_millis(parse_args(value)?)),
         "tool" => {
-            let tool: Tool = args(value)?;
-            fits(tool.name.len(), HEAD_MAX)?;
-            Step::Tool(tool)
+            let tool: ScriptToolCall = parse_args(value)?;
+            require_size(tool.name.len(), HEAD_MAX)?;
+            ScriptStep::Tool(tool)
         }
-        "ask" => Step::Ask(args(fitting(value)?)?),
-        "question" => Step::Question(args(fitting(value)?)?),
-        "plan" => Step::Plan(plan(fitting(value)?)?),
-        "usage" => Step::Usage(usage(value)?),
-        "write" => Step::Write(args(value)?),
-        "read" => Step::Read(args(value)?),
-        "await_steer" => Step::AwaitSteer(Duration::from_millis(args(value)?)),
-        "mcp" => Step::Mcp(args(value)?),
-        "ignore_cancel" => only_true(&value).map(|()| Step::IgnoreCancel)?,
-        "late" => Step::Late(args(value)?),
-        "config" => only_true(&value).map(|()| Step::Config)?,
-        "stop" => Step::Stop(stop(value)?),
-        "suspend" => only_true(&value).map(|()| Step::Suspend)?,
-        "fail" => Step::Fail(args(value)?),
-        "exit" => Step::Exit(args(value)?),
-        "spawn" => Step::Spawn(spawn(value)?),
+        "ask" => ScriptStep::Ask(parse_args(require_event_size(value)?)?),
+        "question" => ScriptStep::Question(parse_args(require_event_size(value)?)?),
+        "plan" => ScriptStep::Plan(parse_plan(require_event_size(value)?)?),
+        "usage" => ScriptStep::Usage(parse_usage(value)?),
+        "write" => ScriptStep::Write(parse_args(value)?),
+        "read" => ScriptStep::Read(parse_args(value)?),
+        "await_steer" => ScriptStep::AwaitSteer(Duration::from_millis(parse_args(value)?)),
+        "mcp" => ScriptStep::Mcp(parse_args(value)?),
+        "ignore_cancel" => require_true(&value).map(|()| ScriptStep::IgnoreCancel)?,
+        "late" => ScriptStep::SayLate(parse_args(value)?),
+        "config" => require_true(&value).map(|()| ScriptStep::Config)?,
+        "stop" => ScriptStep::Stop(parse_stop(value)?),
+        "suspend" => require_true(&value).map(|()| ScriptStep::Suspend)?,
+        "fail" => ScriptStep::Fail(parse_args(value)?),
+        "exit" => ScriptStep::Exit(parse_args(value)?),
+        "spawn" => ScriptStep::Spawn(parse_spawn(value)?),
         _ => return Err("there is no such step".to_owned()),
     })
 }
 
-fn plan(value: Value) -> Result<Vec<PlanEntry>, String> {
+fn parse_plan(value: Value) -> Result<Vec<PlanEntry>, String> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
-    struct Entry {
+    struct ScriptPlanEntry {
         content: String,
         #[serde(default)]
         status: String,
     }
-    let entries: Vec<Entry> = args(value)?;
-    Ok(entries.into_iter().map(|Entry { content, status }| PlanEntry { content, status }).collect())
+    let entries: Vec<ScriptPlanEntry> = parse_args(value)?;
+    Ok(entries.into_iter().map(|ScriptPlanEntry { content, status }| PlanEntry { content, status }).collect())
 }
 
-fn usage(value: Value) -> Result<Usage, String> {
+fn parse_usage(value: Value) -> Result<TokenUsage, String> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
-    struct Used {
+    struct ScriptUsage {
         #[serde(default)]
         input_tokens: u64,
         #[serde(default)]
@@ -205,15 +210,15 @@ fn usage(value: Value) -> Result<Usage, String> {
         #[serde(default)]
         cost_usd: f64,
     }
-    let Used { input_tokens, output_tokens, cost_usd } = args(value)?;
+    let ScriptUsage { input_tokens, output_tokens, cost_usd } = parse_args(value)?;
     if cost_usd < 0.0 {
         return Err("`cost_usd` is not negative".to_owned());
     }
-    Ok(Usage { input_tokens, output_tokens, cost_usd })
+    Ok(TokenUsage { input_tokens, output_tokens, cost_usd })
 }
 
-fn spawn(value: Value) -> Result<Spawn, String> {
-    let spawn: Spawn = args(value)?;
+fn parse_spawn(value: Value) -> Result<ScriptSpawn, String> {
+    let spawn: ScriptSpawn = parse_args(value)?;
     if spawn.argv.is_empty() {
         return Err("`argv` names no program".to_owned());
     }
@@ -221,40 +226,40 @@ fn spawn(value: Value) -> Result<Spawn, String> {
 }
 
 /// The contract lets a script stop for these reasons only; the rest have steps of their own.
-fn stop(value: Value) -> Result<StopReason, String> {
+fn parse_stop(value: Value) -> Result<StopReason, String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "snake_case")]
-    enum Reason {
+    enum ScriptStopReason {
         MaxTokens,
         MaxTurns,
         Refused,
     }
-    Ok(match args(value)? {
-        Reason::MaxTokens => StopReason::MaxTokens,
-        Reason::MaxTurns => StopReason::MaxTurnRequests,
-        Reason::Refused => StopReason::Refusal,
+    Ok(match parse_args(value)? {
+        ScriptStopReason::MaxTokens => StopReason::MaxTokens,
+        ScriptStopReason::MaxTurns => StopReason::MaxTurnRequests,
+        ScriptStopReason::Refused => StopReason::Refusal,
     })
 }
 
-fn args<T: DeserializeOwned>(value: Value) -> Result<T, String> {
+fn parse_args<T: DeserializeOwned>(value: Value) -> Result<T, String> {
     serde_json::from_value(value).map_err(|error| error.to_string())
 }
 
-fn only_true(value: &Value) -> Result<(), String> {
+fn require_true(value: &Value) -> Result<(), String> {
     if *value == Value::Bool(true) { Ok(()) } else { Err("takes only `true`".to_owned()) }
 }
 
 /// What becomes one event must fit one; text that is streamed and outputs that can be cut need not.
-fn fitting(value: Value) -> Result<Value, String> {
-    fits(value.to_string().len(), INLINE_MAX)?;
+fn require_event_size(value: Value) -> Result<Value, String> {
+    require_size(value.to_string().len(), INLINE_MAX)?;
     Ok(value)
 }
 
-fn fits(size: usize, limit: usize) -> Result<(), String> {
+fn require_size(size: usize, limit: usize) -> Result<(), String> {
     if size <= limit { Ok(()) } else { Err(format!("is {size} bytes long; at most {limit} fit")) }
 }
 
-fn nothing() -> Value {
+fn empty_object() -> Value {
     Value::Object(Map::new())
 }
 
@@ -265,9 +270,9 @@ mod tests {
     #[test]
     fn only_a_json_array_is_a_script() {
         for text in ["hello", "{\"say\":\"x\"}", "[1, 2", "\"[]\"", "", "[] and more"] {
-            assert_eq!(parse(text), Ok(None), "{text}");
+            assert_eq!(parse_script(text), Ok(None), "{text}");
         }
-        assert_eq!(parse(" []\n"), Ok(Some(vec![])));
+        assert_eq!(parse_script(" []\n"), Ok(Some(vec![])));
     }
 
     #[test]
@@ -280,12 +285,20 @@ mod tests {
             {"spawn":{"argv":["true"],"setsid":true}}, {"write":{"path":"f","content":"z"}}, {"read":"f"}, {"await_steer":7}, {"ignore_cancel":true},
             {"mcp":{"tool":"list"}},
             {"late":"l"}, {"config":true}, {"stop":"refused"}, {"suspend":true}, {"fail":"w"}, {"exit":3}]"#;
-        let steps = parse(script).unwrap().unwrap();
+        let steps = parse_script(script).unwrap().unwrap();
         assert_eq!(steps.len(), 22);
-        assert_eq!(steps[1], Step::Say { text: "b".to_owned(), times: 3, every: Duration::from_millis(10) });
+        assert_eq!(
+            steps[1],
+            ScriptStep::Say { text: "b".to_owned(), times: 3, every: Duration::from_millis(10) }
+        );
         assert_eq!(
             steps[18..],
-            [Step::Stop(StopReason::Refusal), Step::Suspend, Step::Fail("w".to_owned()), Step::Exit(3)]
+            [
+                ScriptStep::Stop(StopReason::Refusal),
+                ScriptStep::Suspend,
+                ScriptStep::Fail("w".to_owned()),
+                ScriptStep::Exit(3)
+            ]
         );
     }
 
@@ -305,10 +318,10 @@ mod tests {
             (r#"[{"usage":{"cost_usd":-1}}]"#, "step 1 of 1 (`usage`): `cost_usd` is not negative"),
             (r#"[{"spawn":{"argv":[]}}]"#, "step 1 of 1 (`spawn`): `argv` names no program"),
         ] {
-            let bad = parse(script).unwrap_err().to_string();
+            let bad = parse_script(script).unwrap_err().to_string();
             assert!(bad.starts_with(says), "{bad}");
         }
         let long = format!(r#"[{{"question":{{"prompt":"{}"}}}}]"#, "x".repeat(INLINE_MAX));
-        assert!(parse(&long).unwrap_err().to_string().contains("at most"));
+        assert!(parse_script(&long).unwrap_err().to_string().contains("at most"));
     }
 }

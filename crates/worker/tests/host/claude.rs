@@ -3,10 +3,10 @@
 
 use qd_catalog::Catalog;
 use qd_protocol::event::RunError;
-use qd_protocol::link::{Gone, Said, Up};
-use qd_protocol::worker::{AgentSpec, HostSpec};
+use qd_protocol::link::{AgentExitReason, AgentUpdate, TurnUpdate};
+use qd_protocol::worker::{AgentSpec, WorkerHostSpec};
 
-use crate::world::{Daemon, Worker};
+use crate::harness::{DaemonSide, WorkerUnderTest};
 
 const AGENT: &str = r#"
 result() { echo "{\"is_error\":$1,\"subtype\":\"x\",\"errors\":[$2],\"result\":\"$3\",\"user_message_uuids\":[\"$4\"],\"type\":\"result\"}"; }
@@ -29,7 +29,7 @@ done
 "#;
 
 /// Makes the agent that script.
-fn scripted(host: &mut HostSpec, change: impl FnOnce(&mut AgentSpec)) {
+fn scripted(host: &mut WorkerHostSpec, change: impl FnOnce(&mut AgentSpec)) {
     let spec = &mut host.agents[0];
     let path = host.dir.join("agent.sh");
     std::fs::write(&path, AGENT).unwrap();
@@ -39,27 +39,27 @@ fn scripted(host: &mut HostSpec, change: impl FnOnce(&mut AgentSpec)) {
     change(spec);
 }
 
-async fn started(change: impl FnOnce(&mut AgentSpec)) -> (Worker, Daemon, String) {
-    let (worker, spec) = Worker::with("claude", |host| scripted(host, change)).await;
+async fn started(change: impl FnOnce(&mut AgentSpec)) -> (WorkerUnderTest, DaemonSide, String) {
+    let (worker, spec) = WorkerUnderTest::with("claude", |host| scripted(host, change)).await;
     let mut daemon = worker.attach(&spec, 0, None);
     let name = daemon.name().await;
     (worker, daemon, name)
 }
 
 async fn failed(change: impl FnOnce(&mut AgentSpec)) -> RunError {
-    let (worker, spec) = Worker::with("claude", |host| scripted(host, change)).await;
+    let (worker, spec) = WorkerUnderTest::with("claude", |host| scripted(host, change)).await;
     match worker.attach(&spec, 0, None).gone().await {
-        Gone::Failed(error) => error,
+        AgentExitReason::Failed(error) => error,
         other => panic!("{other:?}"),
     }
 }
 
-impl Daemon {
+impl DaemonSide {
     /// The agent's name for its conversation, with which it becomes ready.
     async fn name(&mut self) -> String {
-        let mut ups = self.until(|up| matches!(up, Up::Ready { .. })).await;
+        let mut ups = self.until(|up| matches!(up, AgentUpdate::Ready { .. })).await;
         match ups.pop() {
-            Some(Up::Ready { agent_session_id: Some(name), steers: true }) => name,
+            Some(AgentUpdate::Ready { agent_session_id: Some(name), steers: true }) => name,
             other => panic!("{other:?}"),
         }
     }
@@ -91,10 +91,10 @@ async fn a_conversation_goes_on_under_its_name_and_one_that_is_gone_begins_anew_
     let (_worker, mut daemon, name) = started(|spec| spec.agent_session_id = Some("gone".to_owned())).await;
     assert_ne!(name, "gone");
     daemon.prompt("a", "x");
-    let ups = daemon.until(|up| matches!(up, Up::Terminal { .. })).await;
-    let Up::Said { what: Said::Notice { text }, .. } = &ups[0] else { panic!("{ups:?}") };
+    let ups = daemon.until(|up| matches!(up, AgentUpdate::Terminal { .. })).await;
+    let AgentUpdate::Turn { update: TurnUpdate::Notice { text }, .. } = &ups[0] else { panic!("{ups:?}") };
     assert!(text.ends_with("No conversation found"), "{text}");
-    let Some(Up::Terminal { outcome, .. }) = ups.last() else { panic!("{ups:?}") };
+    let Some(AgentUpdate::Terminal { outcome, .. }) = ups.last() else { panic!("{ups:?}") };
     assert_eq!(outcome.text, Some(format!("--session-id {name}")));
 }
 
@@ -115,7 +115,7 @@ async fn a_start_that_fails_says_what_the_agent_said() {
 async fn an_agent_that_ends_in_its_turn_leaves_its_status_and_its_last_words() {
     let (_worker, mut daemon, _) = started(|_| {}).await;
     daemon.prompt("a", "die");
-    let Gone::Failed(error) = daemon.gone().await else { panic!("it failed") };
+    let AgentExitReason::Failed(error) = daemon.gone().await else { panic!("it failed") };
     assert_eq!((error.code.as_str(), error.exit_status), ("agent_exited", Some(7)));
     assert_eq!(error.stderr, ["out of luck"]);
 }

@@ -2,13 +2,13 @@
 
 use std::process::Stdio;
 
-use qd_keeper::{Process, Signal, proc};
-use qd_link::{Job, PlainClient};
-use qd_protocol::frame::plain::{Approval, FromWorker, Status};
+use qd_keeper::{ProcessIdentity, Signal, procfs};
+use qd_link::{PlainClient, RunAssignment};
+use qd_protocol::frame::plain::{PlainApproval, PlainRunStatus, PlainWorkerFrame};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-use crate::world::kill;
+use crate::harness::kill;
 
 /// Leaves processes that do not want to be found, then waits and cannot be stopped.
 const STUBBORN: &str = r#"[{"ignore_cancel":true},
@@ -16,21 +16,21 @@ const STUBBORN: &str = r#"[{"ignore_cancel":true},
     {"say":" begun"},{"sleep_ms":600000}]"#;
 
 /// A process that serves one agent, and our connection to it.
-struct Served {
+struct ServedAgent {
     client: PlainClient,
     child: Child,
 }
 
 /// How a run ended, with all its text.
 #[derive(Debug, PartialEq)]
-struct Ended {
-    status: Status,
+struct PlainRunEnd {
+    status: PlainRunStatus,
     text: String,
     result: Option<String>,
     error: Option<String>,
 }
 
-impl Served {
+impl ServedAgent {
     async fn start(agent: &str) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_worker-under-test"))
             .args(["serve", agent])
@@ -44,27 +44,30 @@ impl Served {
     }
 
     async fn run(&mut self, assignment: &str) {
-        self.client.run(Job { assignment: assignment.to_owned(), ..Job::default() }).await.unwrap();
+        self.client
+            .start_run(RunAssignment { prompt: assignment.to_owned(), ..RunAssignment::default() })
+            .await
+            .unwrap();
     }
 
-    async fn until_approval(&mut self) -> (String, Approval) {
+    async fn until_approval(&mut self) -> (String, PlainApproval) {
         loop {
-            if let FromWorker::ApprovalRequest { id, body } = self.client.next().await.unwrap() {
+            if let PlainWorkerFrame::ApprovalRequest { id, body } = self.client.next_frame().await.unwrap() {
                 return (id, body);
             }
         }
     }
 
     /// Its keeper, and all that is below that.
-    fn family(&self) -> (u32, Vec<Process>) {
-        let keeper = proc::children(self.child.id().unwrap())[0];
-        (keeper, proc::descendants(keeper))
+    fn family(&self) -> (u32, Vec<ProcessIdentity>) {
+        let keeper = procfs::children(self.child.id().unwrap())[0];
+        (keeper, procfs::descendants(keeper))
     }
 
     async fn until_text(&mut self, wanted: &str) {
         let mut text = String::new();
         while !text.contains(wanted) {
-            if let FromWorker::Event { event } = self.client.next().await.unwrap()
+            if let PlainWorkerFrame::Event { event } = self.client.next_frame().await.unwrap()
                 && event["type"] == "token"
             {
                 text.push_str(event["content"].as_str().unwrap());
@@ -72,15 +75,15 @@ impl Served {
         }
     }
 
-    async fn ended(&mut self) -> Ended {
+    async fn ended(&mut self) -> PlainRunEnd {
         let mut text = String::new();
         loop {
-            match self.client.next().await.unwrap() {
-                FromWorker::Event { event } if event["type"] == "token" => {
+            match self.client.next_frame().await.unwrap() {
+                PlainWorkerFrame::Event { event } if event["type"] == "token" => {
                     text.push_str(event["content"].as_str().unwrap());
                 }
-                FromWorker::Terminal { status, result, error, .. } => {
-                    return Ended { status, text, result, error };
+                PlainWorkerFrame::Terminal { status, result, error, .. } => {
+                    return PlainRunEnd { status, text, result, error };
                 }
                 _ => {}
             }
@@ -90,41 +93,47 @@ impl Served {
 
 #[tokio::test]
 async fn echo_serves_one_run_after_another() {
-    let mut served = Served::start("echo").await;
+    let mut served = ServedAgent::start("echo").await;
     for word in ["one", "two"] {
         served.run(word).await;
         let (text, result) = (word.to_owned(), Some(format!("echo: {word}")));
-        assert_eq!(served.ended().await, Ended { status: Status::Completed, text, result, error: None });
+        assert_eq!(
+            served.ended().await,
+            PlainRunEnd { status: PlainRunStatus::Completed, text, result, error: None }
+        );
     }
 }
 
 #[tokio::test]
 async fn a_cancel_ends_the_run_also_before_its_agent_is_there() {
     for agent in ["echo", "script"] {
-        let mut served = Served::start(agent).await;
+        let mut served = ServedAgent::start(agent).await;
         served.run("__sleep_ms:600000 never").await;
         served.client.cancel().await.unwrap();
-        assert_eq!(served.ended().await.status, Status::Cancelled, "{agent}");
+        assert_eq!(served.ended().await.status, PlainRunStatus::Cancelled, "{agent}");
     }
 }
 
 #[tokio::test]
 async fn asks_become_approvals_and_messages_become_steers() {
-    let mut served = Served::start("script").await;
+    let mut served = ServedAgent::start("script").await;
     served.run(r#"[{"ask":{"tool":"Bash","input":{"command":"ls"}}},{"await_steer":20000}]"#).await;
     let (id, body) = served.until_approval().await;
     assert_eq!((body.tool_name.as_str(), body.permission_type.as_str()), ("Bash", "tool"));
     assert_eq!(body.resource, "ls");
-    served.client.approval_reply("not this", false).await.unwrap();
-    served.client.approval_reply(id, true).await.unwrap();
-    served.client.message("to the left").await.unwrap();
+    served.client.reply_to_approval("not this", false).await.unwrap();
+    served.client.reply_to_approval(id, true).await.unwrap();
+    served.client.send_message("to the left").await.unwrap();
     let ended = served.ended().await;
-    assert_eq!((ended.status, ended.text.as_str()), (Status::Completed, "allowedsteered: to the left"));
+    assert_eq!(
+        (ended.status, ended.text.as_str()),
+        (PlainRunStatus::Completed, "allowedsteered: to the left")
+    );
 }
 
 #[tokio::test]
 async fn a_server_ends_with_its_connection_and_leaves_no_agent() {
-    let mut served = Served::start("script").await;
+    let mut served = ServedAgent::start("script").await;
     served.run(r#"[{"say":"x"},{"question":{"prompt":"q"}}]"#).await;
     served.until_approval().await;
     served.client.close().await;
@@ -133,7 +142,7 @@ async fn a_server_ends_with_its_connection_and_leaves_no_agent() {
 
 #[tokio::test]
 async fn a_question_is_put_as_an_approval_and_a_no_leaves_it_unanswered() {
-    let mut served = Served::start("script").await;
+    let mut served = ServedAgent::start("script").await;
     for (question, approved, says) in [
         (r#"{"prompt":"which?","options":["left","right"]}"#, true, "left"),
         (r#"{"prompt":"which?"}"#, true, "yes"),
@@ -142,24 +151,24 @@ async fn a_question_is_put_as_an_approval_and_a_no_leaves_it_unanswered() {
         served.run(&format!(r#"[{{"question":{question}}},{{"say":"."}}]"#)).await;
         let (id, body) = served.until_approval().await;
         assert_eq!((body.permission_type.as_str(), body.question.as_str()), ("question", "which?"));
-        served.client.approval_reply(id, approved).await.unwrap();
+        served.client.reply_to_approval(id, approved).await.unwrap();
         let ended = served.ended().await;
-        assert_eq!((ended.status, ended.text), (Status::Completed, format!("{says}.")));
+        assert_eq!((ended.status, ended.text), (PlainRunStatus::Completed, format!("{says}.")));
     }
 }
 
 #[tokio::test]
 async fn a_keeper_that_is_killed_is_an_error_of_the_run_and_leaves_nothing() {
-    let mut served = Served::start("script").await;
+    let mut served = ServedAgent::start("script").await;
     served.run(STUBBORN).await;
     served.until_text("begun").await;
     let (keeper, family) = served.family();
     assert!(family.len() > 1, "{family:?}");
     kill(keeper, Signal::KILL);
     let ended = served.ended().await;
-    assert_eq!(ended.status, Status::Error);
+    assert_eq!(ended.status, PlainRunStatus::Error);
     assert!(ended.error.unwrap().contains("was lost"));
-    assert!(!family.iter().any(proc::alive), "{family:?}");
+    assert!(!family.iter().any(procfs::is_alive), "{family:?}");
 
     served.run(r#"[{"say":"fine"}]"#).await;
     assert_eq!(served.ended().await.text, "fine");
@@ -167,12 +176,12 @@ async fn a_keeper_that_is_killed_is_an_error_of_the_run_and_leaves_nothing() {
 
 #[tokio::test]
 async fn a_cancelled_run_that_does_not_stop_ends_when_nothing_of_it_is_left() {
-    let mut served = Served::start("script").await;
+    let mut served = ServedAgent::start("script").await;
     served.run(STUBBORN).await;
     served.until_text("begun").await;
     let (_, family) = served.family();
     served.client.cancel().await.unwrap();
-    assert_eq!(served.ended().await.status, Status::Cancelled);
-    assert!(!family.iter().any(proc::alive), "{family:?}");
-    assert_eq!(proc::children(served.child.id().unwrap()), [0; 0], "its keeper is gone as well");
+    assert_eq!(served.ended().await.status, PlainRunStatus::Cancelled);
+    assert!(!family.iter().any(procfs::is_alive), "{family:?}");
+    assert_eq!(procfs::children(served.child.id().unwrap()), [0; 0], "its keeper is gone as well");
 }

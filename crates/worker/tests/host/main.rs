@@ -3,8 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod claude;
-mod ends;
 mod executor;
-mod life;
+mod harness;
+mod running_worker;
 mod terminal;
-mod world;
+mod worker_ends;

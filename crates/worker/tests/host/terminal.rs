@@ -2,19 +2,21 @@
 
 use std::time::{Duration, Instant};
 
-use qd_keeper::proc;
+use qd_keeper::procfs;
 use qd_link::record;
-use qd_link::socket::{Incoming, Socket, Upgrade};
-use qd_link::terminal::LookError;
-use qd_protocol::event::{Answer, Decision};
-use qd_protocol::link::{Down, Gone, Reply, Said, Stop, Up};
+use qd_link::socket::{ClientUpgrade, IncomingFrame, Socket};
+use qd_link::terminal_handshake::TerminalRequestError;
+use qd_protocol::event::{AskAnswer, PermissionDecision};
+use qd_protocol::link::{
+    AgentCommand, AgentExitReason, AgentUpdate, AskResolution, TurnStopReason, TurnUpdate,
+};
 use qd_protocol::manifest::Manifest;
 
-use qd_protocol::frame::terminal::{FromViewer, SUBPROTOCOL};
+use qd_protocol::frame::terminal::{SUBPROTOCOL, ViewerFrame};
 use qd_protocol::worker::{AgentSpec, Secret};
 use tokio::net::UnixStream;
 
-use crate::world::{Daemon, Worker, agent_spec, nothing_left_of, secret};
+use crate::harness::{DaemonSide, WorkerUnderTest, agent_spec, nothing_left_of, secret};
 
 /// A shell without anybody's settings.
 const BASH: &str = "pty:bash --norc --noprofile";
@@ -26,19 +28,29 @@ fn described(text: &str) -> Box<Manifest> {
 }
 
 /// Somebody who looks at a terminal.
-struct Person {
+struct TerminalViewer {
     socket: Socket<UnixStream>,
     /// What was shown so far, as it came.
     shown: String,
 }
 
-impl Person {
-    async fn looks(worker: &Worker, spec: &AgentSpec, secret: &Secret) -> Result<Self, LookError> {
-        let stream = record::connect(worker.home.path(), spec.worker.as_str()).await.unwrap();
+impl TerminalViewer {
+    async fn looks(
+        worker: &WorkerUnderTest,
+        spec: &AgentSpec,
+        secret: &Secret,
+    ) -> Result<Self, TerminalRequestError> {
+        let stream = record::connect_to_worker(worker.home.path(), spec.worker.as_str()).await.unwrap();
         let subprotocol = Some(SUBPROTOCOL.to_owned());
-        let upgrade = Upgrade { host: "worker".into(), path: "/".into(), subprotocol, token: None };
-        let (mut socket, _) = Socket::client(stream, &upgrade).await.unwrap();
-        qd_link::terminal::look(&mut socket, spec.session.clone(), spec.worker.clone(), secret).await?;
+        let upgrade = ClientUpgrade { host: "worker".into(), path: "/".into(), subprotocol, token: None };
+        let (mut socket, _) = Socket::connect(stream, &upgrade).await.unwrap();
+        qd_link::terminal_handshake::request_terminal(
+            &mut socket,
+            spec.session.clone(),
+            spec.worker.clone(),
+            secret,
+        )
+        .await?;
         Ok(Self { socket, shown: String::new() })
     }
 
@@ -46,9 +58,9 @@ impl Person {
         let look = async {
             while !self.shown.contains(wanted) {
                 match self.socket.next().await.unwrap() {
-                    Incoming::Binary(paint) => self.shown.push_str(std::str::from_utf8(&paint).unwrap()),
-                    Incoming::Text(text) => self.shown.push_str(text.as_str()),
-                    Incoming::Alive => {}
+                    IncomingFrame::Binary(paint) => self.shown.push_str(std::str::from_utf8(&paint).unwrap()),
+                    IncomingFrame::Text(text) => self.shown.push_str(text.as_str()),
+                    IncomingFrame::Alive => {}
                 }
             }
         };
@@ -58,21 +70,21 @@ impl Person {
     }
 
     async fn types(&mut self, keys: &'static str) {
-        self.socket.start_binary(keys.as_bytes().into()).unwrap();
+        self.socket.queue_binary(keys.as_bytes().into()).unwrap();
         self.socket.flush().await.unwrap();
     }
 }
 
-async fn says(daemon: &mut Daemon, run: &str, prompt: &str) -> String {
+async fn says(daemon: &mut DaemonSide, run: &str, prompt: &str) -> String {
     daemon.prompt(run, prompt);
     let ended = daemon.ended(run).await;
-    assert_eq!(ended.outcome.stop, Stop::EndTurn, "{prompt}: {:?}", ended.outcome);
+    assert_eq!(ended.outcome.stop, TurnStopReason::EndTurn, "{prompt}: {:?}", ended.outcome);
     ended.text
 }
 
 #[tokio::test]
 async fn a_shell_needs_no_manifest_and_keeps_its_memory() {
-    let (worker, mut daemon) = Worker::attached(BASH, |_| {}).await;
+    let (worker, mut daemon) = WorkerUnderTest::attached(BASH, |_| {}).await;
     assert_eq!(says(&mut daemon, "a", "echo hi").await, "hi");
     assert_eq!(says(&mut daemon, "b", "X=1").await, "");
     assert_eq!(says(&mut daemon, "c", "echo $X").await, "1");
@@ -93,7 +105,7 @@ async fn a_shell_needs_no_manifest_and_keeps_its_memory() {
 
 #[tokio::test]
 async fn what_a_shell_says_comes_while_it_works() {
-    let (_worker, mut daemon) = Worker::attached(BASH, |_| {}).await;
+    let (_worker, mut daemon) = WorkerUnderTest::attached(BASH, |_| {}).await;
     daemon.prompt("a", "echo first; until test -e go; do sleep 0.05; done; echo second");
     daemon.until_text("first").await;
     std::fs::write(_worker.home.path().join("go"), "").unwrap();
@@ -102,7 +114,7 @@ async fn what_a_shell_says_comes_while_it_works() {
 
 #[tokio::test]
 async fn an_interpreter_needs_no_manifest() {
-    let (_worker, mut daemon) = Worker::attached("pty:python3 -q", |_| {}).await;
+    let (_worker, mut daemon) = WorkerUnderTest::attached("pty:python3 -q", |_| {}).await;
     assert_eq!(says(&mut daemon, "a", "x = 20 + 1").await, "");
     assert_eq!(says(&mut daemon, "b", "x * 2").await, "42");
     assert_eq!(says(&mut daemon, "c", "for n in range(2):\n    print(n)\n\n").await, "0\n1");
@@ -111,39 +123,39 @@ async fn an_interpreter_needs_no_manifest() {
 
 #[tokio::test]
 async fn a_cancelled_turn_leaves_nothing_and_the_shell_goes_on() {
-    let (worker, mut daemon) = Worker::attached(BASH, |_| {}).await;
+    let (worker, mut daemon) = WorkerUnderTest::attached(BASH, |_| {}).await;
     let spec = agent_spec(&worker.home, BASH, "one");
     assert_eq!(says(&mut daemon, "a", "X=kept").await, "");
     daemon.prompt("b", "setsid -f sleep 601; echo begun; sleep 600");
     daemon.until_text("begun").await;
     daemon.cancel("b");
     let ended = daemon.ended("b").await;
-    assert_eq!((ended.outcome.stop, ended.outcome.processes.survivors), (Stop::Cancelled, 0));
-    assert_eq!(proc::marked(&spec.mark).len(), 1, "only the shell is left");
+    assert_eq!((ended.outcome.stop, ended.outcome.processes.survivors), (TurnStopReason::Cancelled, 0));
+    assert_eq!(procfs::find_marked(&spec.mark).len(), 1, "only the shell is left");
     assert_eq!(says(&mut daemon, "c", "echo $X").await, "kept");
 }
 
 #[tokio::test]
 async fn a_turn_that_ignores_its_interrupt_is_ended_and_the_shell_goes_on() {
-    let (_worker, mut daemon) = Worker::attached(BASH, |_| {}).await;
+    let (_worker, mut daemon) = WorkerUnderTest::attached(BASH, |_| {}).await;
     assert_eq!(says(&mut daemon, "a", "X=kept").await, "");
     daemon.prompt("b", "sh -c 'trap \"\" INT; echo begun; sleep 600; sleep 600'");
     daemon.until_text("begun").await;
     daemon.cancel("b");
     let ended = daemon.ended("b").await;
-    assert_eq!((ended.outcome.stop, ended.outcome.processes.survivors), (Stop::Cancelled, 0));
+    assert_eq!((ended.outcome.stop, ended.outcome.processes.survivors), (TurnStopReason::Cancelled, 0));
     assert!(says(&mut daemon, "c", "echo $X").await.contains("kept"));
 }
 
 #[tokio::test]
 async fn a_cancel_right_behind_its_prompt_is_not_lost() {
-    let (_worker, mut daemon) = Worker::attached(BASH, |_| {}).await;
+    let (_worker, mut daemon) = WorkerUnderTest::attached(BASH, |_| {}).await;
     for n in 0..10 {
         let name = format!("run{n}");
         daemon.prompt(&name, "sleep 600");
         tokio::time::sleep(Duration::from_millis(n * 7)).await;
         daemon.cancel(&name);
-        assert_eq!(daemon.ended(&name).await.outcome.stop, Stop::Cancelled);
+        assert_eq!(daemon.ended(&name).await.outcome.stop, TurnStopReason::Cancelled);
     }
     assert_eq!(says(&mut daemon, "after", "echo fine").await, "fine");
 }
@@ -151,9 +163,9 @@ async fn a_cancel_right_behind_its_prompt_is_not_lost() {
 #[tokio::test]
 async fn a_program_that_shows_nothing_is_refused_with_a_clear_word() {
     let began = Instant::now();
-    let (mut worker, spec) = Worker::with("pty:cat", |_| {}).await;
+    let (mut worker, spec) = WorkerUnderTest::with("pty:cat", |_| {}).await;
     let mut daemon = worker.attach(&spec, 0, None);
-    let Gone::Failed(error) = daemon.gone().await else { panic!("it is no success") };
+    let AgentExitReason::Failed(error) = daemon.gone().await else { panic!("it is no success") };
     assert!(error.message.starts_with("cannot tell when cat has finished"), "{error:?}");
     assert!(error.message.contains("`idle`"), "{error:?}");
     assert!(began.elapsed() < Duration::from_secs(25));
@@ -163,24 +175,28 @@ async fn a_program_that_shows_nothing_is_refused_with_a_clear_word() {
 
 #[tokio::test]
 async fn a_program_that_ends_in_its_turn_or_before_it_is_told_with_its_last_lines() {
-    let (_worker, mut daemon) = Worker::attached(BASH, |_| {}).await;
+    let (_worker, mut daemon) = WorkerUnderTest::attached(BASH, |_| {}).await;
     daemon.prompt("a", "echo goodbye; exit 3");
-    let Gone::Failed(error) = daemon.gone().await else { panic!("it failed") };
+    let AgentExitReason::Failed(error) = daemon.gone().await else { panic!("it failed") };
     assert_eq!(error.exit_status, Some(3), "{error:?}");
     assert!(error.stderr.iter().any(|line| line == "goodbye"), "{error:?}");
 
-    let (worker, spec) = Worker::with("pty:sh -c 'echo no such thing; exit 4'", |_| {}).await;
-    let Gone::Failed(error) = worker.attach(&spec, 0, None).gone().await else { panic!("it failed") };
+    let (worker, spec) = WorkerUnderTest::with("pty:sh -c 'echo no such thing; exit 4'", |_| {}).await;
+    let AgentExitReason::Failed(error) = worker.attach(&spec, 0, None).gone().await else {
+        panic!("it failed")
+    };
     assert_eq!((error.exit_status, &error.stderr[..]), (Some(4), &["no such thing".to_owned()][..]));
 
-    let (worker, spec) = Worker::with("pty:/no/such/program", |_| {}).await;
-    let Gone::Failed(error) = worker.attach(&spec, 0, None).gone().await else { panic!("it failed") };
+    let (worker, spec) = WorkerUnderTest::with("pty:/no/such/program", |_| {}).await;
+    let AgentExitReason::Failed(error) = worker.attach(&spec, 0, None).gone().await else {
+        panic!("it failed")
+    };
     assert!(error.stderr[0].contains("/no/such/program could not be started"), "{error:?}");
 }
 
 #[tokio::test]
 async fn a_full_screen_program_is_driven_by_its_manifest() {
-    let (worker, mut daemon) = Worker::attached("pager", |host| {
+    let (worker, mut daemon) = WorkerUnderTest::attached("pager", |host| {
         let text: String = (1..=200).map(|n| format!("line {n}\n")).collect();
         std::fs::write(host.agents[0].cwd.join("book"), text).unwrap();
         // Its prompt is `:`, or `(END)` at the end of the file; what it cannot find it says in the same line.
@@ -199,16 +215,16 @@ async fn a_full_screen_program_is_driven_by_its_manifest() {
     assert_eq!(says(&mut daemon, "a", "/line 150").await, lines(150..=158));
     assert_eq!(says(&mut daemon, "b", "/line 155").await, lines(159..=163), "what it did not show before");
     let spec = agent_spec(&worker.home, "pager", "one");
-    assert_eq!(proc::marked(&spec.mark).len(), 1);
+    assert_eq!(procfs::find_marked(&spec.mark).len(), 1);
 }
 
 /// A program that asks two questions about every prompt.
-async fn asker() -> (Worker, Daemon) {
+async fn asker() -> (WorkerUnderTest, DaemonSide) {
     let script = r#"printf '> '; while read -r line; do
         printf 'Do %s? [y/n] ' "$line"; read -r yes; echo "yes: $yes"
         printf 'Which?\n 1. red\n 2. blue\n'; read -r which; echo "which: $which"
         printf '> '; done"#;
-    Worker::attached("asker", |host| {
+    WorkerUnderTest::attached("asker", |host| {
         let mut manifest = described(
             r#"{"agent": {"name": "asker", "driver": "pty"},
                 "parse": {"ask_yes_no": ["\\[y/n\\]"], "ask_options": ["^Which"], "error_lines": ["^which: 2"]}}"#,
@@ -227,24 +243,30 @@ async fn what_a_program_asks_is_asked_and_answered_by_keys() {
     let (mut text, mut number) = (String::new(), 1000);
     let outcome = loop {
         match daemon.hear().await {
-            Up::Ask { ask, .. } => {
+            AgentUpdate::Ask { ask, .. } => {
                 asked.push(ask.prompt.clone());
                 number += 1;
                 let answer = match ask.options.is_empty() {
-                    true => Answer { decision: Some(Decision::AllowOnce), ..Answer::default() },
-                    false => Answer { value: Some("blue".into()), ..Answer::default() },
+                    true => {
+                        AskAnswer { decision: Some(PermissionDecision::AllowOnce), ..AskAnswer::default() }
+                    }
+                    false => AskAnswer { value: Some("blue".into()), ..AskAnswer::default() },
                 };
-                let number = qd_protocol::Number(number);
-                daemon.link.send(Down::Answer { number, ask: ask.id, answer: Reply::Answered(answer) });
+                let number = qd_protocol::EventNumber(number);
+                daemon.link.send(AgentCommand::Answer {
+                    number,
+                    ask: ask.id,
+                    answer: AskResolution::Answered(answer),
+                });
             }
-            Up::Said { what: Said::Text { text: piece }, .. } => text.push_str(&piece),
-            Up::Terminal { outcome, .. } => break outcome,
+            AgentUpdate::Turn { update: TurnUpdate::Text { text: piece }, .. } => text.push_str(&piece),
+            AgentUpdate::Terminal { outcome, .. } => break outcome,
             _ => {}
         }
     };
     assert_eq!(asked, ["Do it? [y/n]", "Which?"]);
     assert!(text.contains("yes: y") && text.contains("which: 2"), "{text}");
-    assert_eq!(outcome.stop, Stop::Error, "its manifest says that this line means failure");
+    assert_eq!(outcome.stop, TurnStopReason::Error, "its manifest says that this line means failure");
     assert_eq!(outcome.error.unwrap().message, "which: 2");
 }
 
@@ -252,37 +274,37 @@ async fn what_a_program_asks_is_asked_and_answered_by_keys() {
 async fn what_somebody_at_the_terminal_answers_is_no_longer_asked() {
     let (worker, mut daemon) = asker().await;
     let spec = agent_spec(&worker.home, "asker", "one");
-    let mut person = Person::looks(&worker, &spec, &secret()).await.unwrap();
+    let mut person = TerminalViewer::looks(&worker, &spec, &secret()).await.unwrap();
     daemon.prompt("a", "it");
-    daemon.until(|up| matches!(up, Up::Ask { .. })).await;
+    daemon.until(|up| matches!(up, AgentUpdate::Ask { .. })).await;
     person.sees("[y/n]").await;
     person.types("y\r").await;
-    daemon.until(|up| matches!(up, Up::AskWithdrawn { .. })).await;
-    daemon.until(|up| matches!(up, Up::Ask { .. })).await;
+    daemon.until(|up| matches!(up, AgentUpdate::AskWithdrawn { .. })).await;
+    daemon.until(|up| matches!(up, AgentUpdate::Ask { .. })).await;
     person.types("1\r").await;
-    let mut ups = daemon.until(|up| matches!(up, Up::Terminal { .. })).await;
-    assert!(ups.iter().any(|up| matches!(up, Up::AskWithdrawn { .. })));
-    let Some(Up::Terminal { outcome, .. }) = ups.pop() else { panic!("the end") };
-    assert_eq!(outcome.stop, Stop::EndTurn);
+    let mut ups = daemon.until(|up| matches!(up, AgentUpdate::Terminal { .. })).await;
+    assert!(ups.iter().any(|up| matches!(up, AgentUpdate::AskWithdrawn { .. })));
+    let Some(AgentUpdate::Terminal { outcome, .. }) = ups.pop() else { panic!("the end") };
+    assert_eq!(outcome.stop, TurnStopReason::EndTurn);
 }
 
 #[tokio::test]
 async fn any_number_look_at_a_terminal_and_only_who_knows_the_secret() {
-    let (worker, mut daemon) = Worker::attached(BASH, |_| {}).await;
+    let (worker, mut daemon) = WorkerUnderTest::attached(BASH, |_| {}).await;
     let spec = agent_spec(&worker.home, BASH, "one");
     assert_eq!(says(&mut daemon, "a", "echo before").await, "before");
-    let mut first = Person::looks(&worker, &spec, &secret()).await.unwrap();
-    let mut second = Person::looks(&worker, &spec, &secret()).await.unwrap();
+    let mut first = TerminalViewer::looks(&worker, &spec, &secret()).await.unwrap();
+    let mut second = TerminalViewer::looks(&worker, &spec, &secret()).await.unwrap();
     first.sees("before").await;
     second.sees("before").await;
     first.types("echo by hand\r").await;
     second.sees("by hand").await;
-    second.socket.send(&FromViewer::Size { cols: 91, rows: 17 }).await.unwrap();
+    second.socket.send(&ViewerFrame::Size { cols: 91, rows: 17 }).await.unwrap();
     first.sees("by hand").await;
     assert_eq!(says(&mut daemon, "b", "stty size").await, "17 91");
     drop(first);
     daemon.prompt("c", "exit");
     second.sees("over").await;
-    let wrong = Person::looks(&worker, &spec, &Secret("wrong".to_owned())).await;
-    assert!(matches!(wrong, Err(LookError::Unproven)), "the worker is of no use to a stranger");
+    let wrong = TerminalViewer::looks(&worker, &spec, &Secret("wrong".to_owned())).await;
+    assert!(matches!(wrong, Err(TerminalRequestError::WrongSecret)), "the worker is of no use to a stranger");
 }

@@ -6,16 +6,16 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
 use super::*;
-use crate::client::host::Host;
+use crate::client::host::DaemonHost;
 
 /// A daemon that does what its test says.
-struct Fake {
+struct FakeHttpDaemon {
     _folder: tempfile::TempDir,
     path: PathBuf,
     listener: UnixListener,
 }
 
-impl Fake {
+impl FakeHttpDaemon {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
@@ -23,12 +23,12 @@ impl Fake {
         Self { _folder: folder, path, listener }
     }
 
-    fn client(&self) -> Client {
-        Client::new(Host::Unix(self.path.clone()), None)
+    fn client(&self) -> DaemonClient {
+        DaemonClient::new(DaemonHost::Unix(self.path.clone()), None)
     }
 
     /// The next connection and its request's head.
-    async fn request(&self) -> (UnixStream, String) {
+    async fn accept_request(&self) -> (UnixStream, String) {
         let (mut stream, _) = self.listener.accept().await.unwrap();
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
@@ -38,8 +38,8 @@ impl Fake {
     }
 
     /// The next connection, answered with the beginning of a stream.
-    async fn stream(&self) -> (UnixStream, Option<String>) {
-        let (mut stream, head) = self.request().await;
+    async fn accept_stream(&self) -> (UnixStream, Option<String>) {
+        let (mut stream, head) = self.accept_request().await;
         let head_of_answer = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n: ready\n\n";
         stream.write_all(head_of_answer.as_bytes()).await.unwrap();
         let cursor = head.lines().find_map(|line| line.strip_prefix("last-event-id: ")).map(str::to_owned);
@@ -47,70 +47,71 @@ impl Fake {
     }
 }
 
-async fn say(stream: &mut UnixStream, seq: u64) {
+async fn send_event(stream: &mut UnixStream, seq: u64) {
     let ids = r#""workspace_id":null,"session_id":null,"run_id":null"#;
     let data =
         format!(r#"{{"seq":{seq},"ts":"2026-01-01T00:00:00.000Z",{ids},"kind":"halt.lifted","data":{{}}}}"#);
     stream.write_all(format!("id: {seq}\nevent: halt.lifted\ndata: {data}\n\n").as_bytes()).await.unwrap();
 }
 
-async fn seq(stream: &mut EventStream) -> u64 {
+async fn next_seq(stream: &mut EventStream) -> u64 {
     match stream.next().await.unwrap() {
-        Next::Event(arrived) => arrived.event.seq.0,
-        Next::Gap => panic!("no event was missed"),
+        EventStreamItem::Event(arrived) => arrived.event.seq.0,
+        EventStreamItem::Gap => panic!("no event was missed"),
     }
 }
 
 #[tokio::test]
 async fn a_broken_stream_goes_on_after_the_last_event_without_gap_or_repeat() {
-    let fake = Fake::new();
+    let fake = FakeHttpDaemon::new();
     let mut events = EventStream::after(&fake.client(), "/v1/events", Seq(4));
-    let (mut first, cursor) = fake.stream().await;
+    let (mut first, cursor) = fake.accept_stream().await;
     assert_eq!(cursor.as_deref(), Some("4"));
-    say(&mut first, 5).await;
-    say(&mut first, 6).await;
-    assert_eq!((seq(&mut events).await, seq(&mut events).await), (5, 6));
+    send_event(&mut first, 5).await;
+    send_event(&mut first, 6).await;
+    assert_eq!((next_seq(&mut events).await, next_seq(&mut events).await), (5, 6));
     // Half an event, and then nothing.
     first.write_all(b"id: 7\ndata: {\"seq\":").await.unwrap();
     drop(first);
-    let (mut second, cursor) = fake.stream().await;
+    let (mut second, cursor) = fake.accept_stream().await;
     assert_eq!(cursor.as_deref(), Some("6"));
     // A daemon that repeats itself does no harm.
-    say(&mut second, 6).await;
-    say(&mut second, 7).await;
-    assert_eq!(seq(&mut events).await, 7);
+    send_event(&mut second, 6).await;
+    send_event(&mut second, 7).await;
+    assert_eq!(next_seq(&mut events).await, 7);
 }
 
 #[tokio::test]
 async fn a_stream_from_now_is_ready_before_it_is_given() {
-    let fake = Fake::new();
+    let fake = FakeHttpDaemon::new();
     let client = fake.client();
     let (events, (mut daemon, cursor)) =
-        tokio::join!(EventStream::from_now(&client, "/v1/events"), fake.stream());
+        tokio::join!(EventStream::from_now(&client, "/v1/events"), fake.accept_stream());
     assert_eq!(cursor, None);
     let mut events = events.unwrap();
-    say(&mut daemon, 9).await;
-    assert_eq!(seq(&mut events).await, 9);
+    send_event(&mut daemon, 9).await;
+    assert_eq!(next_seq(&mut events).await, 9);
 }
 
 #[tokio::test]
 async fn a_stream_that_broke_before_its_first_event_says_so() {
-    let fake = Fake::new();
+    let fake = FakeHttpDaemon::new();
     let client = fake.client();
-    let (events, (daemon, _)) = tokio::join!(EventStream::from_now(&client, "/v1/events"), fake.stream());
+    let (events, (daemon, _)) =
+        tokio::join!(EventStream::from_now(&client, "/v1/events"), fake.accept_stream());
     let mut events = events.unwrap();
     drop(daemon);
-    let (_daemon, cursor) = fake.stream().await;
+    let (_daemon, cursor) = fake.accept_stream().await;
     assert_eq!(cursor, None);
-    assert!(matches!(events.next().await.unwrap(), Next::Gap));
+    assert!(matches!(events.next().await.unwrap(), EventStreamItem::Gap));
 }
 
 #[tokio::test]
 async fn a_refused_stream_is_not_tried_again() {
-    let fake = Fake::new();
+    let fake = FakeHttpDaemon::new();
     let client = fake.client();
     let daemon = async {
-        let (mut stream, _) = fake.request().await;
+        let (mut stream, _) = fake.accept_request().await;
         let body = r#"{"error":{"code":"bad_cursor","message":"no such cursor"}}"#;
         let head = format!("HTTP/1.1 400 Bad Request\r\ncontent-length: {}\r\n\r\n", body.len());
         stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
@@ -122,14 +123,14 @@ async fn a_refused_stream_is_not_tried_again() {
 
 #[tokio::test]
 async fn a_request_whose_connection_broke_is_sent_again_under_the_same_key() {
-    let fake = Fake::new();
+    let fake = FakeHttpDaemon::new();
     let client = fake.client();
     let key =
         |head: &str| head.lines().find_map(|line| line.strip_prefix("idempotency-key: ")).unwrap().to_owned();
     let daemon = async {
-        let (stream, head) = fake.request().await;
+        let (stream, head) = fake.accept_request().await;
         drop(stream);
-        let (mut stream, again) = fake.request().await;
+        let (mut stream, again) = fake.accept_request().await;
         assert_eq!(key(&head), key(&again));
         stream.write_all(b"HTTP/1.1 202 Accepted\r\ncontent-length: 4\r\n\r\ntrue").await.unwrap();
         stream

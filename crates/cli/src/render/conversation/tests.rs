@@ -32,14 +32,19 @@ fn finished(reason: &str, text: &str) -> Event {
 
 /// The two channels after all of `events`.
 fn shown(joined: bool, events: &[Event]) -> (String, String) {
-    let look = Look { style: Style::new(false), joined, prompts: true, clean: false };
-    let mut conversation = Conversation::new(look);
+    let look = ConversationOptions {
+        style: TextStyle::new(false),
+        shared_screen: joined,
+        show_prompts: true,
+        strip_controls: false,
+    };
+    let mut conversation = ConversationRenderer::new(look);
     let (mut answer, mut aside) = (String::new(), String::new());
     for event in events {
-        for piece in conversation.show(event) {
+        for piece in conversation.render_event(event) {
             match piece.channel {
-                Channel::Answer => answer.push_str(&piece.text),
-                Channel::Aside => aside.push_str(&piece.text),
+                OutputChannel::Answer => answer.push_str(&piece.text),
+                OutputChannel::Aside => aside.push_str(&piece.text),
             }
         }
     }
@@ -48,9 +53,14 @@ fn shown(joined: bool, events: &[Event]) -> (String, String) {
 
 /// Both channels as one screen shows them.
 fn screen(events: &[Event]) -> String {
-    let look = Look { style: Style::new(false), joined: true, prompts: true, clean: true };
-    let mut conversation = Conversation::new(look);
-    events.iter().flat_map(|event| conversation.show(event)).map(|piece| piece.text).collect()
+    let look = ConversationOptions {
+        style: TextStyle::new(false),
+        shared_screen: true,
+        show_prompts: true,
+        strip_controls: true,
+    };
+    let mut conversation = ConversationRenderer::new(look);
+    events.iter().flat_map(|event| conversation.render_event(event)).map(|piece| piece.text).collect()
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! Programs in other languages that a command line holds (`python -c …`). They are not understood; only words that say
 //! that more is done than to compute are looked for.
 
-use super::super::guarded::is_secret_variable;
-use super::super::path::{Place, place};
+use super::super::path::{PathLocation, locate_path};
+use super::super::sensitive::is_secret_variable;
 
 /// Words by which a program removes, runs, sends or hides something.
-const WORDS: &[&str] = &[
+const SUSPICIOUS_WORDS: &[&str] = &[
     "rmtree",
     "unlink",
     "os.remove",
@@ -54,7 +54,7 @@ const WORDS: &[&str] = &[
 /// Whether a program may do harm, as far as its text tells.
 pub(super) fn is_harmful(program: &str, workspace: Option<&str>) -> bool {
     let lower = program.to_ascii_lowercase();
-    if WORDS.iter().any(|word| lower.contains(word)) {
+    if SUSPICIOUS_WORDS.iter().any(|word| lower.contains(word)) {
         return true;
     }
     let names = program.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
@@ -65,12 +65,12 @@ pub(super) fn is_harmful(program: &str, workspace: Option<&str>) -> bool {
         return true;
     }
     let writes = ["'w", "\"w", "'a'", "\"a\"", "write", ">"].iter().any(|word| lower.contains(word));
-    program.split(['\'', '"', '`']).any(|text| match place(text, workspace) {
+    program.split(['\'', '"', '`']).any(|text| match locate_path(text, workspace) {
         // Code has spaces, paths in it hardly ever.
         _ if text.is_empty() || text.contains(char::is_whitespace) => false,
-        Place::Secret => true,
-        Place::Outside | Place::System => writes && text.contains('/'),
-        Place::Inside | Place::Nowhere | Place::Unclear => false,
+        PathLocation::Secret => true,
+        PathLocation::Outside | PathLocation::System => writes && text.contains('/'),
+        PathLocation::Inside | PathLocation::NullDevice | PathLocation::Unclear => false,
     })
 }
 

@@ -2,12 +2,12 @@
 
 use qd_protocol::policy::Risk;
 
-use super::super::guarded::{is_secret_variable, spends_a_secret};
-use super::super::here::INTERPRETERS;
-use super::super::path::Place;
-use super::super::reading::SHELLS;
-use super::harm::{is_harmful, runs_its_input, runs_what_is_computed, writes_outside};
-use super::line::Command;
+use super::super::here_document::INTERPRETERS;
+use super::super::line_analysis::SHELLS;
+use super::super::path::PathLocation;
+use super::super::sensitive::{expands_secret_variable, is_secret_variable};
+use super::harm::{is_harmful, runs_computed_code, runs_its_input, writes_outside};
+use super::line::CommandInvocation;
 use super::{code, git};
 
 /// Commands that destroy, take power, spend, or reach other machines, whatever their arguments.
@@ -113,7 +113,7 @@ const HIGH_SUBCOMMANDS: &[(&str, &[&str])] = &[
 ];
 
 /// Commands that only look. Where they look is checked besides.
-const LOOKS: &[&str] = &[
+const READ_ONLY_COMMANDS: &[&str] = &[
     "ls",
     "cat",
     "head",
@@ -166,13 +166,13 @@ const LOOKS: &[&str] = &[
 ];
 
 /// Commands whose arguments name nothing that is read.
-const SAYS: &[&str] = &[
+const HARMLESS_COMMANDS: &[&str] = &[
     "echo", "printf", "pwd", "true", "false", "whoami", "id", "uname", "date", "which", "type", "ps", "df",
     "free", "uptime", "nproc", "sleep", "seq", "expr", "groups", "arch", "tty", ":",
 ];
 
 /// Commands known to change something, or to run what we cannot see.
-const CHANGES: &[&str] = &[
+const CHANGING_COMMANDS: &[&str] = &[
     "rm",
     "rmdir",
     "unlink",
@@ -227,22 +227,22 @@ const CHANGES: &[&str] = &[
 ];
 
 /// Commands whose file arguments are written or removed.
-const WRITES: &[&str] = &[
+const FILE_WRITING_COMMANDS: &[&str] = &[
     "rm", "rmdir", "unlink", "mv", "cp", "ln", "mkdir", "touch", "tee", "sed", "install", "truncate",
     "chmod", "chown", "chgrp", "patch", "rsync", "unzip", "tar", "curl", "wget", "sort",
 ];
 
 /// Our opinion on one command.
-pub(super) fn of_command(command: &Command<'_>) -> Option<Risk> {
+pub(super) fn risk_of_command(command: &CommandInvocation<'_>) -> Option<Risk> {
     let program = command.program;
-    if command.arguments.iter().any(|word| spends_a_secret(word)) {
+    if command.arguments.iter().any(|word| expands_secret_variable(word)) {
         return Some(Risk::High);
     }
-    if SAYS.contains(&program) {
-        let sets_the_clock = program == "date" && command.has("s", &["set"]);
+    if HARMLESS_COMMANDS.contains(&program) {
+        let sets_the_clock = program == "date" && command.has_option("s", &["set"]);
         return Some(if sets_the_clock { Risk::High } else { Risk::Low });
     }
-    if program == "command" && command.has("vV", &[]) {
+    if program == "command" && command.has_option("vV", &[]) {
         return Some(Risk::Low);
     }
     let first = command.operands().next().unwrap_or_default();
@@ -253,26 +253,27 @@ pub(super) fn of_command(command: &Command<'_>) -> Option<Risk> {
         || program.starts_with("mkfs")
         || high_subcommand
         || prints_a_secret
-        || command.files().any(|file| command.place(file) == Place::Secret)
-        || (WRITES.contains(&program) && writes_outside(command))
+        || command.possible_files().any(|file| command.location_of(file) == PathLocation::Secret)
+        || (FILE_WRITING_COMMANDS.contains(&program) && writes_outside(command))
         || runs_its_input(command)
-        || runs_what_is_computed(command)
-        || given_code(command).any(|program| code::is_harmful(program, command.workspace))
+        || runs_computed_code(command)
+        || inline_code(command).any(|program| code::is_harmful(program, command.workspace))
         || is_harmful(command)
     {
         return Some(Risk::High);
     }
     if program == "git" {
-        return git::of_git(command);
+        return git::risk_of_git(command);
     }
-    if LOOKS.contains(&program) {
-        let near = !command.strayed && looked_at(command).iter().all(|word| command.is_near(word));
-        if near && !does_more_than_look(command) {
+    if READ_ONLY_COMMANDS.contains(&program) {
+        let near = !command.left_workspace
+            && read_targets(command).iter().all(|word| command.is_surely_inside(word));
+        if near && !may_write_or_run(command) {
             return Some(Risk::Low);
         }
     }
     let asks_its_version = matches!(command.arguments[..], ["--version" | "-V" | "version"]);
-    if CHANGES.contains(&program) || is_interpreter(program) {
+    if CHANGING_COMMANDS.contains(&program) || is_interpreter(program) {
         return Some(if asks_its_version { Risk::Low } else { Risk::Medium });
     }
     None
@@ -283,25 +284,27 @@ fn is_interpreter(program: &str) -> bool {
 }
 
 /// Programs in other languages among the arguments.
-fn given_code<'c>(command: &'c Command<'_>) -> impl Iterator<Item = &'c str> {
+fn inline_code<'c>(command: &'c CommandInvocation<'_>) -> impl Iterator<Item = &'c str> {
     let takes_code = INTERPRETERS.contains(&command.program) || command.program == "awk";
-    let inline = command.has("cepr", &["eval", "print"]);
+    let inline = command.has_option("cepr", &["eval", "print"]);
     let looks_like_code = move |word: &&str| inline || word.contains(['(', ' ', ';', '`']);
     command.arguments.iter().copied().filter(move |word| takes_code && looks_like_code(word))
 }
 
 /// The files that a command which looks is pointed at.
-fn looked_at<'c>(command: &'c Command<'_>) -> Vec<&'c str> {
+fn read_targets<'c>(command: &'c CommandInvocation<'_>) -> Vec<&'c str> {
     let pattern_by_option = match command.program {
         "find" => {
             let links = |word: &&&str| matches!(**word, "-L" | "-H" | "-P");
             let roots = command.arguments.iter().skip_while(links);
             return roots.take_while(|word| !word.starts_with(['-', '(', '!'])).copied().collect();
         }
-        "grep" | "egrep" | "fgrep" | "rg" => command.has("ef", &["regexp", "file", "files", "type-list"]),
-        "sed" => command.has("ef", &["expression", "file"]),
-        "awk" => command.has("f", &["file"]),
-        "jq" => command.has("f", &["from-file"]),
+        "grep" | "egrep" | "fgrep" | "rg" => {
+            command.has_option("ef", &["regexp", "file", "files", "type-list"])
+        }
+        "sed" => command.has_option("ef", &["expression", "file"]),
+        "awk" => command.has_option("f", &["file"]),
+        "jq" => command.has_option("f", &["from-file"]),
         "tr" => return Vec::new(),
         _ => true,
     };
@@ -310,22 +313,22 @@ fn looked_at<'c>(command: &'c Command<'_>) -> Vec<&'c str> {
 }
 
 /// Options by which a command that looks can also write or run something.
-fn does_more_than_look(command: &Command<'_>) -> bool {
+fn may_write_or_run(command: &CommandInvocation<'_>) -> bool {
     match command.program {
         "find" => command.arguments.iter().any(|word| {
             ["-exec", "-ok", "-delete", "-fprint", "-fls"].iter().any(|option| word.starts_with(option))
         }),
-        "fd" | "fdfind" => command.has("xX", &["exec", "exec-batch"]),
-        "rg" => command.has("", &["pre", "hostname-bin", "search-zip"]),
+        "fd" | "fdfind" => command.has_option("xX", &["exec", "exec-batch"]),
+        "rg" => command.has_option("", &["pre", "hostname-bin", "search-zip"]),
         "sort" => {
-            command.has("oT", &["output", "compress-program"])
+            command.has_option("oT", &["output", "compress-program"])
                 || command.arguments.iter().any(|w| w.starts_with("--co"))
         }
         "less" | "more" => !command.piped,
-        "tree" => command.has("o", &[]),
-        "file" => command.has("C", &["compile"]),
+        "tree" => command.has_option("o", &[]),
+        "file" => command.has_option("C", &["compile"]),
         "uniq" => command.operands().count() > 1,
-        "xxd" => command.has("r", &[]) || command.operands().count() > 1,
+        "xxd" => command.has_option("r", &[]) || command.operands().count() > 1,
         // Only to print lines by number: `sed -n '1,200p'`.
         "sed" => {
             let prints = |script: &str| {
@@ -333,11 +336,11 @@ fn does_more_than_look(command: &Command<'_>) -> bool {
                     && script[..script.len() - 1].chars().all(|c| c.is_ascii_digit() || ",$".contains(c))
             };
             !matches!(command.arguments[..], ["-n", script, ..] if prints(script))
-                || command.has("iefEsz", &["in-place", "expression", "file"])
+                || command.has_option("iefEsz", &["in-place", "expression", "file"])
         }
         "awk" => {
             let program = command.operands().next().unwrap_or_default();
-            command.has("fivl", &["file", "include", "load", "assign"])
+            command.has_option("fivl", &["file", "include", "load", "assign"])
                 || ["system", "|", ">", "getline", "ENVIRON", "@"].iter().any(|word| program.contains(word))
         }
         _ => false,

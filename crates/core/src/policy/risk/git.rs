@@ -3,29 +3,29 @@
 
 use qd_protocol::policy::Risk;
 
-use super::line::Command;
+use super::line::CommandInvocation;
 
 /// Our opinion on a `git` command.
-pub(super) fn of_git(command: &Command<'_>) -> Option<Risk> {
+pub(super) fn risk_of_git(command: &CommandInvocation<'_>) -> Option<Risk> {
     let arguments = &command.arguments;
-    let (mut at, mut plain) = (0, !command.strayed);
+    let (mut at, mut plain) = (0, !command.left_workspace);
     // Options before the subcommand may bring another repository or another configuration, and with it programs to run.
     while let Some(word) = arguments.get(at).filter(|word| word.starts_with('-')) {
         let value = arguments.get(at + 1).copied().unwrap_or_default();
         match *word {
             "--no-pager" | "-P" | "--no-optional-locks" | "--literal-pathspecs" => {}
-            "-C" if command.is_near(value) => {}
-            "-c" if runs_a_program(value) => return Some(Risk::High),
+            "-C" if command.is_surely_inside(value) => {}
+            "-c" if setting_runs_program(value) => return Some(Risk::High),
             _ => plain = false,
         }
         at += if matches!(*word, "-C" | "-c" | "--git-dir" | "--work-tree" | "--namespace") { 2 } else { 1 };
     }
     let Some(verb) = arguments.get(at) else { return Some(Risk::Low).filter(|_| plain) };
     let rest = &arguments[at + 1..];
-    if loses_work(verb, rest) || rest.iter().any(|word| *verb == "config" && runs_a_program(word)) {
+    if loses_work(verb, rest) || rest.iter().any(|word| *verb == "config" && setting_runs_program(word)) {
         return Some(Risk::High);
     }
-    if plain && only_looks(command, verb, rest) { Some(Risk::Low) } else { Some(Risk::Medium) }
+    if plain && is_read_only(command, verb, rest) { Some(Risk::Low) } else { Some(Risk::Medium) }
 }
 
 /// Whether work of this person or of others may be gone afterwards, or settings beyond the repository changed.
@@ -33,29 +33,34 @@ fn loses_work(verb: &str, rest: &[&str]) -> bool {
     let first = rest.first().copied().unwrap_or_default();
     match verb {
         "push" => {
-            has(rest, "fd", &["force", "force-with-lease", "force-if-includes", "mirror", "delete", "prune"])
-                || rest.iter().any(|word| word.starts_with(['+', ':']))
+            has_option(
+                rest,
+                "fd",
+                &["force", "force-with-lease", "force-if-includes", "mirror", "delete", "prune"],
+            ) || rest.iter().any(|word| word.starts_with(['+', ':']))
         }
-        "reset" => has(rest, "", &["hard"]),
-        "clean" => has(rest, "f", &["force"]) && !has(rest, "n", &["dry-run"]),
+        "reset" => has_option(rest, "", &["hard"]),
+        "clean" => has_option(rest, "f", &["force"]) && !has_option(rest, "n", &["dry-run"]),
         "checkout" | "restore" | "switch" => {
-            has(rest, "f", &["force", "discard-changes"])
+            has_option(rest, "f", &["force", "discard-changes"])
                 || rest.iter().any(|word| matches!(*word, "." | "*" | ":/"))
         }
-        "rm" => has(rest, "f", &["force"]),
+        "rm" => has_option(rest, "f", &["force"]),
         "stash" => matches!(first, "drop" | "clear"),
         "reflog" => matches!(first, "expire" | "delete"),
         "filter-branch" | "filter-repo" | "credential" => true,
-        "update-ref" => has(rest, "d", &["stdin"]),
-        "gc" => has(rest, "", &["prune"]),
-        "worktree" => first == "remove" && has(rest, "f", &["force"]),
-        "config" => has(rest, "", &["global", "system"]) && !has(rest, "l", &["get", "get-all", "list"]),
+        "update-ref" => has_option(rest, "d", &["stdin"]),
+        "gc" => has_option(rest, "", &["prune"]),
+        "worktree" => first == "remove" && has_option(rest, "f", &["force"]),
+        "config" => {
+            has_option(rest, "", &["global", "system"]) && !has_option(rest, "l", &["get", "get-all", "list"])
+        }
         _ => false,
     }
 }
 
 /// Whether a setting makes git run something, now or with one of the next commands.
-fn runs_a_program(setting: &str) -> bool {
+fn setting_runs_program(setting: &str) -> bool {
     let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
     let name = name.to_ascii_lowercase();
     matches!(name.as_str(), "core.sshcommand" | "core.hookspath" | "core.fsmonitor" | "core.gitproxy")
@@ -64,8 +69,9 @@ fn runs_a_program(setting: &str) -> bool {
         || (name.starts_with("alias.") && (value.is_empty() || value.starts_with('!')))
 }
 
-fn only_looks(command: &Command<'_>, verb: &str, rest: &[&str]) -> bool {
-    let near = rest.iter().all(|word| word.starts_with('-') || command.is_near(word) || is_range(word));
+fn is_read_only(command: &CommandInvocation<'_>, verb: &str, rest: &[&str]) -> bool {
+    let near =
+        rest.iter().all(|word| word.starts_with('-') || command.is_surely_inside(word) || is_range(word));
     // Options may be shortened, so their beginnings count.
     let runs = rest
         .iter()
@@ -93,7 +99,7 @@ fn is_range(word: &str) -> bool {
     word.contains("..") && !word.split('/').any(|step| step == "..") && !word.starts_with(['/', '~', '$'])
 }
 
-fn has(words: &[&str], short: &str, long: &[&str]) -> bool {
+fn has_option(words: &[&str], short: &str, long: &[&str]) -> bool {
     words.iter().take_while(|word| **word != "--").any(|word| match word.strip_prefix("--") {
         // Git takes any beginning of a long option that is unambiguous; three letters are enough to be suspicious.
         Some(option) => {

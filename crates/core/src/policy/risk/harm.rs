@@ -1,86 +1,88 @@
 //! Commands that do harm or not as their arguments say.
 
-use super::super::guarded::gives_machine_keys;
-use super::super::here::INTERPRETERS;
-use super::super::path::{Place, host, is_address};
-use super::super::reading::SHELLS;
-use super::is_everything;
-use super::line::Command;
+use super::super::here_document::INTERPRETERS;
+use super::super::line_analysis::SHELLS;
+use super::super::path::{PathLocation, address_host, is_address};
+use super::super::sensitive::is_metadata_host;
+use super::is_whole_workspace;
+use super::line::CommandInvocation;
 
 /// Whether a command that writes is pointed at something beyond the workspace. Removing wants more care than the rest:
 /// where nobody can tell what is removed, it is too much.
-pub(super) fn writes_outside(command: &Command<'_>) -> bool {
+pub(super) fn writes_outside(command: &CommandInvocation<'_>) -> bool {
     let removes = matches!(command.program, "rm" | "rmdir" | "unlink");
-    let sweeping = command.has("rRf", &["recursive", "force"]);
-    let written = written(command);
+    let sweeping = command.has_option("rRf", &["recursive", "force"]);
+    let written = written_files(command);
     if command.program == "rm" && written.is_empty() {
         // It gets its files from elsewhere, as from `xargs`.
         return true;
     }
-    written.iter().any(|word| match command.place(word) {
-        Place::System | Place::Secret | Place::Outside => true,
-        Place::Unclear => removes,
-        Place::Inside if command.program == "mv" => {
-            !word.ends_with('*') && is_everything(word, command.workspace)
+    written.iter().any(|word| match command.location_of(word) {
+        PathLocation::System | PathLocation::Secret | PathLocation::Outside => true,
+        PathLocation::Unclear => removes,
+        PathLocation::Inside if command.program == "mv" => {
+            !word.ends_with('*') && is_whole_workspace(word, command.workspace)
         }
-        Place::Inside => removes && sweeping && is_everything(word, command.workspace),
-        Place::Nowhere => false,
+        PathLocation::Inside => removes && sweeping && is_whole_workspace(word, command.workspace),
+        PathLocation::NullDevice => false,
     })
 }
 
 /// The files that a command writes or removes, as far as its arguments name them.
-fn written<'c>(command: &'c Command<'_>) -> Vec<&'c str> {
+fn written_files<'c>(command: &'c CommandInvocation<'_>) -> Vec<&'c str> {
     let operands = || command.operands();
     match command.program {
-        "sed" if !command.has("i", &["in-place"]) => Vec::new(),
+        "sed" if !command.has_option("i", &["in-place"]) => Vec::new(),
         "sed" => {
-            let scripts: Vec<&str> = command.values_of(&["-e", "--expression", "-f", "--file"]).collect();
+            let scripts: Vec<&str> = command.option_values(&["-e", "--expression", "-f", "--file"]).collect();
             let skipped = usize::from(scripts.is_empty());
             operands().filter(|word| !scripts.contains(word)).skip(skipped).collect()
         }
         // The last is the target, unless it was named before.
-        "cp" | "ln" | "install" if !command.has("t", &["target-directory"]) => {
+        "cp" | "ln" | "install" if !command.has_option("t", &["target-directory"]) => {
             operands().skip(operands().count().saturating_sub(1)).collect()
         }
         // The first is the mode or the owner.
         "chmod" | "chown" | "chgrp" => operands().skip(1).collect(),
         "tar" => {
             let bundle = command.arguments.first().copied().unwrap_or_default();
-            let packs = bundle.trim_start_matches('-').starts_with('c') || command.has("", &["create"]);
-            let archive = command.values_of(&["-f", "--file", "-cf", "-czf", "cf", "czf", "-cJf", "-cjf"]);
-            let into = command.values_of(&["-C", "--directory"]);
+            let packs =
+                bundle.trim_start_matches('-').starts_with('c') || command.has_option("", &["create"]);
+            let archive =
+                command.option_values(&["-f", "--file", "-cf", "-czf", "cf", "czf", "-cJf", "-cjf"]);
+            let into = command.option_values(&["-C", "--directory"]);
             if packs { archive.collect() } else { into.collect() }
         }
-        "curl" => command.values_of(&["-o", "--output", "--output-dir", "-D", "--dump-header"]).collect(),
-        "wget" => command.values_of(&["-O", "--output-document", "-P", "--directory-prefix"]).collect(),
-        "sort" => command.values_of(&["-o", "--output"]).collect(),
+        "curl" => command.option_values(&["-o", "--output", "--output-dir", "-D", "--dump-header"]).collect(),
+        "wget" => command.option_values(&["-O", "--output-document", "-P", "--directory-prefix"]).collect(),
+        "sort" => command.option_values(&["-o", "--output"]).collect(),
         _ => operands().collect(),
     }
 }
 
 /// An interpreter that takes its program from a pipe.
-pub(super) fn runs_its_input(command: &Command<'_>) -> bool {
+pub(super) fn runs_its_input(command: &CommandInvocation<'_>) -> bool {
     let gives_code = match command.program {
         "xargs" | "parallel" => return command.arguments.iter().any(|word| SHELLS.contains(word)),
-        shell if SHELLS.contains(&shell) => command.has("c", &[]),
-        "python" | "python2" | "python3" => command.has("cm", &[]),
-        other if INTERPRETERS.contains(&other) => command.has("epr", &["eval", "print"]),
+        shell if SHELLS.contains(&shell) => command.has_option("c", &[]),
+        "python" | "python2" | "python3" => command.has_option("cm", &[]),
+        other if INTERPRETERS.contains(&other) => command.has_option("epr", &["eval", "print"]),
         _ => return false,
     };
-    let from_input = command.operands().all(|word| word == "-") || command.has("s", &[]);
+    let from_input = command.operands().all(|word| word == "-") || command.has_option("s", &[]);
     command.piped && !gives_code && from_input
 }
 
 /// An interpreter whose program is the output of something: `sh -c "$(…)"`, `eval "$X"`.
-pub(super) fn runs_what_is_computed(command: &Command<'_>) -> bool {
+pub(super) fn runs_computed_code(command: &CommandInvocation<'_>) -> bool {
     let interprets = SHELLS.contains(&command.program) || INTERPRETERS.contains(&command.program);
-    let takes_code = command.program == "eval" || (interprets && command.has("ce", &["eval"]));
+    let takes_code = command.program == "eval" || (interprets && command.has_option("ce", &["eval"]));
     let code = command.operands().next();
     takes_code && code.is_none_or(|code| code.starts_with('$'))
 }
 
 /// Harm that depends on the arguments.
-pub(super) fn is_harmful(command: &Command<'_>) -> bool {
+pub(super) fn is_harmful(command: &CommandInvocation<'_>) -> bool {
     let mut words = command.operands();
     match command.program {
         "chmod" => {
@@ -89,35 +91,36 @@ pub(super) fn is_harmful(command: &Command<'_>) -> bool {
             };
             let digits = |mode: &str| mode.len() == 4 && mode.bytes().all(|b| b.is_ascii_digit());
             let suid = |mode: &str| mode.contains("+s") || (digits(mode) && !mode.starts_with(['0', '1']));
-            words.any(|mode| (command.has("R", &["recursive"]) && open(mode)) || suid(mode))
+            words.any(|mode| (command.has_option("R", &["recursive"]) && open(mode)) || suid(mode))
         }
         "chown" | "chgrp" => {
-            command.has("R", &["recursive"]) && words.skip(1).any(|file| !command.is_near(file))
+            command.has_option("R", &["recursive"])
+                && words.skip(1).any(|file| !command.is_surely_inside(file))
         }
         "kill" => {
             let after_signal =
                 usize::from(command.arguments.first().is_some_and(|word| word.starts_with('-')));
             command.arguments.iter().skip(after_signal).any(|pid| matches!(*pid, "1" | "-1" | "0"))
         }
-        "pkill" => command.has("u", &["uid", "euid"]),
-        "crontab" => !command.has("l", &[]),
+        "pkill" => command.has_option("u", &["uid", "euid"]),
+        "crontab" => !command.has_option("l", &[]),
         "init" => words.any(|level| matches!(level, "0" | "6")),
         "find" => removes_all_it_finds(command),
-        "rsync" => words.any(|word| word.contains(':')) || command.has("", &["delete"]),
+        "rsync" => words.any(|word| word.contains(':')) || command.has_option("", &["delete"]),
         "docker" | "podman" => {
             let lends = |word: &str| {
                 let source = word.split(':').next().unwrap_or_default();
-                word.contains("docker.sock") || is_beyond(command, source)
+                word.contains("docker.sock") || is_outside(command, source)
             };
-            command.has("", &["privileged"]) || command.values_of(&["-v", "--volume"]).any(lends)
+            command.has_option("", &["privileged"]) || command.option_values(&["-v", "--volume"]).any(lends)
         }
-        "make" | "gmake" => command.values_of(&["-C", "--directory"]).any(|to| is_beyond(command, to)),
+        "make" | "gmake" => command.option_values(&["-C", "--directory"]).any(|to| is_outside(command, to)),
         "perl" | "ruby" | "php" => {
-            let in_place = command.has("i", &[]) && words.any(|word| is_beyond(command, word));
+            let in_place = command.has_option("i", &[]) && words.any(|word| is_outside(command, word));
             in_place || command.arguments.iter().any(|word| word.contains('`'))
         }
-        "npm" | "pnpm" | "yarn" => command.has("g", &["global"]) || words.next() == Some("global"),
-        "pip" | "pip3" => command.has("", &["break-system-packages", "user", "target"]),
+        "npm" | "pnpm" | "yarn" => command.has_option("g", &["global"]) || words.next() == Some("global"),
+        "pip" | "pip3" => command.has_option("", &["break-system-packages", "user", "target"]),
         "gpg" => command.arguments.iter().any(|word| word.starts_with("--export-secret")),
         "gh" => {
             let verbs: Vec<&str> = words.collect();
@@ -131,26 +134,27 @@ pub(super) fn is_harmful(command: &Command<'_>) -> bool {
                 .any(|word| text.contains(word))
         }
         "curl" => {
-            let sends = command.has(
+            let sends = command.has_option(
                 "dFT",
                 &["data", "data-raw", "data-binary", "data-urlencode", "form", "json", "upload-file"],
             ) || changes_by_http(command);
-            reads_machine_keys(command) || (sends && !only_this_machine(command))
+            contacts_metadata_host(command) || (sends && !is_local_only(command))
         }
         "wget" => {
-            let sends = command.has("", &["post-data", "post-file", "body-data", "body-file", "method"]);
-            reads_machine_keys(command) || (sends && !only_this_machine(command))
+            let sends =
+                command.has_option("", &["post-data", "post-file", "body-data", "body-file", "method"]);
+            contacts_metadata_host(command) || (sends && !is_local_only(command))
         }
         _ => false,
     }
 }
 
-fn is_beyond(command: &Command<'_>, word: &str) -> bool {
-    matches!(command.place(word), Place::Outside | Place::System | Place::Secret)
+fn is_outside(command: &CommandInvocation<'_>, word: &str) -> bool {
+    matches!(command.location_of(word), PathLocation::Outside | PathLocation::System | PathLocation::Secret)
 }
 
 /// `find` with `-delete` or `-exec rm`, unless it looks below one directory inside, or for names of a kind.
-fn removes_all_it_finds(command: &Command<'_>) -> bool {
+fn removes_all_it_finds(command: &CommandInvocation<'_>) -> bool {
     let runs =
         |two: &[&str]| matches!(two[0], "-exec" | "-execdir") && matches!(two[1], "rm" | "unlink" | "shred");
     if !command.arguments.contains(&"-delete") && !command.arguments.windows(2).any(runs) {
@@ -158,13 +162,13 @@ fn removes_all_it_finds(command: &Command<'_>) -> bool {
     }
     let roots: Vec<&str> =
         command.arguments.iter().take_while(|word| !word.starts_with('-')).copied().collect();
-    let names = command.values_of(&["-name", "-iname", "-path", "-wholename"]);
+    let names = command.option_values(&["-name", "-iname", "-path", "-wholename"]);
     let chooses = names.filter(|name| !name.trim_matches(['*', '.', '/']).is_empty()).count() > 0;
-    let whole = roots.is_empty() || roots.iter().any(|root| is_everything(root, command.workspace));
-    roots.iter().any(|root| !command.is_near(root)) || command.strayed || (whole && !chooses)
+    let whole = roots.is_empty() || roots.iter().any(|root| is_whole_workspace(root, command.workspace));
+    roots.iter().any(|root| !command.is_surely_inside(root)) || command.left_workspace || (whole && !chooses)
 }
 
-fn changes_by_http(command: &Command<'_>) -> bool {
+fn changes_by_http(command: &CommandInvocation<'_>) -> bool {
     let method = |word: &str| matches!(word, "POST" | "PUT" | "DELETE" | "PATCH");
     command.arguments.iter().any(|word| {
         method(word.trim_start_matches("--request=").trim_start_matches("--method="))
@@ -172,23 +176,23 @@ fn changes_by_http(command: &Command<'_>) -> bool {
     })
 }
 
-fn addresses<'c>(command: &'c Command<'_>) -> impl Iterator<Item = &'c str> {
+fn contacted_addresses<'c>(command: &'c CommandInvocation<'_>) -> impl Iterator<Item = &'c str> {
     command
         .operands()
         .filter(|word| is_address(word) || word.starts_with("localhost") || word.starts_with("127."))
 }
 
-fn only_this_machine(command: &Command<'_>) -> bool {
+fn is_local_only(command: &CommandInvocation<'_>) -> bool {
     let mut any = false;
-    addresses(command).all(|address| {
+    contacted_addresses(command).all(|address| {
         any = true;
-        let host = host(address);
+        let host = address_host(address);
         host == "localhost"
             || host == "::1"
             || (host.starts_with("127.") && host.parse::<std::net::Ipv4Addr>().is_ok())
     }) && any
 }
 
-fn reads_machine_keys(command: &Command<'_>) -> bool {
-    command.operands().any(|word| gives_machine_keys(host(word)))
+fn contacts_metadata_host(command: &CommandInvocation<'_>) -> bool {
+    command.operands().any(|word| is_metadata_host(address_host(word)))
 }

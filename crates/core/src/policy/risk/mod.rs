@@ -18,30 +18,30 @@ mod line;
 use qd_protocol::policy::Risk;
 use serde_json::Value;
 
-use super::argument::{Argument, Kind, arguments, editor_word};
-use super::guarded::gives_machine_keys;
-use super::path::{Place, below, host, normalise, place};
-use super::tool::{Use, finds_files, purpose};
+use super::argument::{ArgumentKind, ToolArgument, editor_command, find_arguments};
+use super::path::{PathLocation, address_host, locate_path, normalise, relative_to_workspace};
+use super::sensitive::is_metadata_host;
+use super::tool::{ToolPurpose, finds_files, tool_purpose};
 
 /// The risk of a call: the larger of our opinion and the agent's word, and medium where there is neither. `workspace`
 /// is the absolute path of the directory that the agent works in, if that is known.
-pub fn assess(tool: &str, input: &Value, claimed: Option<Risk>, workspace: Option<&str>) -> Risk {
-    opinion(tool, input, workspace).max(claimed).unwrap_or(Risk::Medium)
+pub fn assess_risk(tool: &str, input: &Value, claimed: Option<Risk>, workspace: Option<&str>) -> Risk {
+    own_assessment(tool, input, workspace).max(claimed).unwrap_or(Risk::Medium)
 }
 
-fn opinion(tool: &str, input: &Value, workspace: Option<&str>) -> Option<Risk> {
-    let found = arguments(tool, input);
-    let purpose = purpose(tool).map(|purpose| match editor_word(Some(purpose), input) {
-        Some("view") => Use::Looks,
-        Some(_) => Use::Writes,
+fn own_assessment(tool: &str, input: &Value, workspace: Option<&str>) -> Option<Risk> {
+    let found = find_arguments(tool, input);
+    let purpose = tool_purpose(tool).map(|purpose| match editor_command(Some(purpose), input) {
+        Some("view") => ToolPurpose::ReadFiles,
+        Some(_) => ToolPurpose::WriteFiles,
         None => purpose,
     });
-    let own = purpose.and_then(of_purpose);
-    let call = Call { tool, purpose, workspace };
-    let lines = found.list.iter().filter(|argument| argument.kind == Kind::Command);
-    let others = found.list.iter().filter(|argument| argument.kind != Kind::Command);
-    let lines = all(lines.map(|line| line::of_line(&line.text, workspace, found.directory)));
-    let others = others.filter_map(|argument| call.of_argument(argument)).max();
+    let own = purpose.and_then(risk_of_purpose);
+    let call = CallRiskContext { tool, purpose, workspace };
+    let lines = found.list.iter().filter(|argument| argument.kind == ArgumentKind::Command);
+    let others = found.list.iter().filter(|argument| argument.kind != ArgumentKind::Command);
+    let lines = worst_risk(lines.map(|line| line::risk_of_line(&line.text, workspace, found.directory)));
+    let others = others.filter_map(|argument| call.risk_of_argument(argument)).max();
     match (lines, found.unreadable) {
         (None, false) => own.max(others),
         (lines, true) => lines.flatten().max(own).max(others).max(Some(Risk::Medium)),
@@ -53,7 +53,7 @@ fn opinion(tool: &str, input: &Value, workspace: Option<&str>) -> Option<Risk> {
 
 /// The opinion on several things together: as bad as the worst, and low only if all are. The outer `None`: there were
 /// no things.
-fn all(opinions: impl Iterator<Item = Option<Risk>>) -> Option<Option<Risk>> {
+fn worst_risk(opinions: impl Iterator<Item = Option<Risk>>) -> Option<Option<Risk>> {
     opinions.reduce(|one, other| match (one, other) {
         (Some(Risk::High), _) | (_, Some(Risk::High)) => Some(Risk::High),
         (Some(Risk::Medium), _) | (_, Some(Risk::Medium)) => Some(Risk::Medium),
@@ -63,61 +63,72 @@ fn all(opinions: impl Iterator<Item = Option<Risk>>) -> Option<Option<Risk>> {
 }
 
 /// What a tool is for tells the least that it risks.
-fn of_purpose(purpose: Use) -> Option<Risk> {
+fn risk_of_purpose(purpose: ToolPurpose) -> Option<Risk> {
     match purpose {
-        Use::Looks | Use::Quiet => Some(Risk::Low),
-        Use::Writes | Use::Removes | Use::Patches | Use::Fetches | Use::Types | Use::Acts => {
-            Some(Risk::Medium)
-        }
-        Use::Runs | Use::Edits | Use::Claims => None,
+        ToolPurpose::ReadFiles | ToolPurpose::AgentInternal => Some(Risk::Low),
+        ToolPurpose::WriteFiles
+        | ToolPurpose::RemoveFiles
+        | ToolPurpose::ApplyPatch
+        | ToolPurpose::FetchNetwork
+        | ToolPurpose::TypeInput
+        | ToolPurpose::OtherAction => Some(Risk::Medium),
+        ToolPurpose::RunCommand | ToolPurpose::EditFiles | ToolPurpose::UnverifiedRead => None,
     }
 }
 
 /// A call, as far as its arguments need to know.
-struct Call<'c> {
+struct CallRiskContext<'c> {
     tool: &'c str,
-    purpose: Option<Use>,
+    purpose: Option<ToolPurpose>,
     workspace: Option<&'c str>,
 }
 
-impl Call<'_> {
+impl CallRiskContext<'_> {
     /// What a path or an address adds to the tool's own opinion.
-    fn of_argument(&self, argument: &Argument<'_>) -> Option<Risk> {
+    fn risk_of_argument(&self, argument: &ToolArgument<'_>) -> Option<Risk> {
         let text = argument.text.as_ref();
         match argument.kind {
-            Kind::Address => match text.strip_prefix("file://") {
-                Some(file) => self.of_path(file).max(Some(Risk::Medium)),
-                None if gives_machine_keys(host(text)) => Some(Risk::High),
+            ArgumentKind::Address => match text.strip_prefix("file://") {
+                Some(file) => self.risk_of_path(file).max(Some(Risk::Medium)),
+                None if is_metadata_host(address_host(text)) => Some(Risk::High),
                 None => Some(Risk::Medium),
             },
-            Kind::Path => self.of_path(text),
+            ArgumentKind::Path => self.risk_of_path(text),
             // Names of files only, but they may be anybody's.
-            Kind::Other if finds_files(self.tool) => match place(text, self.workspace) {
-                Place::Inside | Place::Nowhere | Place::Secret => None,
-                Place::Unclear | Place::Outside | Place::System => Some(Risk::Medium),
+            ArgumentKind::Other if finds_files(self.tool) => match locate_path(text, self.workspace) {
+                PathLocation::Inside | PathLocation::NullDevice | PathLocation::Secret => None,
+                PathLocation::Unclear | PathLocation::Outside | PathLocation::System => Some(Risk::Medium),
             },
-            Kind::Command | Kind::Other => None,
+            ArgumentKind::Command | ArgumentKind::Other => None,
         }
     }
 
-    fn of_path(&self, path: &str) -> Option<Risk> {
-        match place(path, self.workspace) {
-            Place::Secret => Some(Risk::High),
-            Place::System | Place::Outside => match self.purpose {
-                Some(Use::Looks | Use::Quiet | Use::Claims | Use::Fetches) => Some(Risk::Medium),
+    fn risk_of_path(&self, path: &str) -> Option<Risk> {
+        match locate_path(path, self.workspace) {
+            PathLocation::Secret => Some(Risk::High),
+            PathLocation::System | PathLocation::Outside => match self.purpose {
+                Some(
+                    ToolPurpose::ReadFiles
+                    | ToolPurpose::AgentInternal
+                    | ToolPurpose::UnverifiedRead
+                    | ToolPurpose::FetchNetwork,
+                ) => Some(Risk::Medium),
                 // What is not known to look may write.
                 _ => Some(Risk::High),
             },
-            Place::Inside if self.purpose == Some(Use::Removes) && is_everything(path, self.workspace) => {
+            PathLocation::Inside
+                if self.purpose == Some(ToolPurpose::RemoveFiles)
+                    && is_whole_workspace(path, self.workspace) =>
+            {
                 Some(Risk::High)
             }
-            Place::Inside | Place::Nowhere | Place::Unclear => None,
+            PathLocation::Inside | PathLocation::NullDevice | PathLocation::Unclear => None,
         }
     }
 }
 
 /// Whether a path stands for the whole workspace, or for its history.
-fn is_everything(path: &str, workspace: Option<&str>) -> bool {
+fn is_whole_workspace(path: &str, workspace: Option<&str>) -> bool {
     let path = normalise(path);
-    matches!(below(&path, workspace).unwrap_or(&path), "." | "*" | ".*" | ".git")
+    matches!(relative_to_workspace(&path, workspace).unwrap_or(&path), "." | "*" | ".*" | ".git")
 }

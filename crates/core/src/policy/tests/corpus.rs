@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use super::super::assess;
+use super::super::assess_risk;
 use super::*;
 
 const WORKSPACE: &str = "/home/ann/shop";
 const CLASSES: [&str; 6] = ["destructive", "network", "credential", "outside", "read_only", "change"];
 
-struct Line<'c> {
+struct CorpusLine<'c> {
     class: &'c str,
     risk: Risk,
     tool: &'c str,
@@ -17,30 +17,30 @@ struct Line<'c> {
     text: &'c str,
 }
 
-fn corpus() -> Vec<Line<'static>> {
+fn corpus() -> Vec<CorpusLine<'static>> {
     let lines = include_str!("corpus.txt").lines();
-    lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(read).collect()
+    lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(parse_corpus_line).collect()
 }
 
-fn read(text: &str) -> Line<'_> {
+fn parse_corpus_line(text: &str) -> CorpusLine<'_> {
     let mut fields = text.splitn(4, ' ');
     let mut field = || fields.next().unwrap_or_else(|| panic!("{text} has four fields"));
     let (class, risk, tool, input) = (field(), field(), field(), field());
     let risk = serde_json::from_value(json!(risk)).unwrap();
     // A command line may begin with a brace or a quote as well; then it is not JSON.
     let input = match serde_json::from_str(input) {
-        Ok(Value::String(command)) => line(&command),
+        Ok(Value::String(command)) => command_input(&command),
         Ok(object @ Value::Object(_)) => object,
-        _ => line(input),
+        _ => command_input(input),
     };
-    Line { class, risk, tool, input, text }
+    CorpusLine { class, risk, tool, input, text }
 }
 
 #[test]
 fn every_call_of_the_corpus_has_the_risk_that_it_must_have() {
     let wrong: Vec<String> = corpus()
         .iter()
-        .map(|line| (line, assess(line.tool, &line.input, None, Some(WORKSPACE))))
+        .map(|line| (line, assess_risk(line.tool, &line.input, None, Some(WORKSPACE))))
         .filter(|(line, found)| *found != line.risk)
         .map(|(line, found)| format!("{found:?}: {}", line.text))
         .collect();
@@ -68,10 +68,10 @@ fn the_corpus_is_large_and_has_every_class() {
 fn no_call_of_the_corpus_is_made_lower_by_the_agents_word() {
     for line in corpus() {
         // Of what is medium for want of an opinion the agent may say that it is low.
-        let found = assess(line.tool, &line.input, Some(Risk::Low), Some(WORKSPACE));
+        let found = assess_risk(line.tool, &line.input, Some(Risk::Low), Some(WORKSPACE));
         assert!(found == line.risk || (line.risk == Risk::Medium && found == Risk::Low), "{}", line.text);
         assert_eq!(
-            assess(line.tool, &line.input, Some(Risk::High), Some(WORKSPACE)),
+            assess_risk(line.tool, &line.input, Some(Risk::High), Some(WORKSPACE)),
             Risk::High,
             "{}",
             line.text
@@ -88,7 +88,12 @@ fn an_absolute_path_in_the_workspace_is_judged_as_the_relative_one() {
             continue;
         }
         let relative: Value = serde_json::from_str(&text.replace(&format!("{WORKSPACE}/"), "")).unwrap();
-        assert_eq!(assess(line.tool, &relative, None, Some(WORKSPACE)), line.risk, "{}", line.text);
-        assert_eq!(assess(line.tool, &relative, None, None), line.risk, "{} without a workspace", line.text);
+        assert_eq!(assess_risk(line.tool, &relative, None, Some(WORKSPACE)), line.risk, "{}", line.text);
+        assert_eq!(
+            assess_risk(line.tool, &relative, None, None),
+            line.risk,
+            "{} without a workspace",
+            line.text
+        );
     }
 }

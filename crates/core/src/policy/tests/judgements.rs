@@ -3,12 +3,12 @@
 
 use qd_protocol::limits::RULES_MAX;
 
-use super::super::command_line::{LINE_MAX, PARTS_MAX};
-use super::super::{PATTERN_MAX, validate};
-use super::lines::UNCLEAR;
+use super::super::command_line::{COMMANDS_MAX, LINE_MAX};
+use super::super::{PATTERN_MAX, validate_policy};
+use super::lines::UNSPLITTABLE_LINES;
 use super::*;
 
-use Verdict::{Allow, Ask, Deny};
+use PolicyVerdict::{Allow, Ask, Deny};
 
 fn git_status() -> Policy {
     rules(&[("Bash", "git status*", Allow)])
@@ -17,34 +17,40 @@ fn git_status() -> Policy {
 #[test]
 fn a_policy_of_one_word_holds_for_every_tool() {
     for (word, expected) in [(Ask, Ask), (Allow, Allow), (Deny, Deny)] {
-        for input in [json!({}), json!(null), line("frob"), line("echo $(x)"), json!({"path": "/etc/passwd"})]
-        {
-            assert_eq!(outcome(&Policy::Always(word), "Demo", &input), expected, "{word:?} {input}");
+        for input in [
+            json!({}),
+            json!(null),
+            command_input("frob"),
+            command_input("echo $(x)"),
+            json!({"path": "/etc/passwd"}),
+        ] {
+            assert_eq!(verdict_on(&Policy::Always(word), "Demo", &input), expected, "{word:?} {input}");
         }
     }
-    assert_eq!(outcome(&Policy::default(), "Demo", &json!({})), Ask);
+    assert_eq!(verdict_on(&Policy::default(), "Demo", &json!({})), Ask);
 }
 
 #[test]
 fn the_first_rule_that_matches_wins_and_none_asks() {
     let policy = rules(&[("Bash", "git push*", Deny), ("Bash", "git *", Allow), ("Bash", "git log*", Deny)]);
     for (command, expected) in [("git push", Deny), ("git log", Allow), ("git status", Allow), ("ls", Ask)] {
-        assert_eq!(outcome(&policy, "Bash", &line(command)), expected, "{command}");
+        assert_eq!(verdict_on(&policy, "Bash", &command_input(command)), expected, "{command}");
     }
-    assert_eq!(outcome(&policy, "Read", &line("git log")), Ask);
-    assert_eq!(outcome(&Policy::Rules(Vec::new()), "Bash", &line("ls")), Ask);
+    assert_eq!(verdict_on(&policy, "Read", &command_input("git log")), Ask);
+    assert_eq!(verdict_on(&Policy::Rules(Vec::new()), "Bash", &command_input("ls")), Ask);
     let asks_first = rules(&[("Bash", "git push*", Ask), ("Bash", "*", Allow)]);
-    assert_eq!(outcome(&asks_first, "Bash", &line("ls; git push")), Ask);
-    assert_eq!(outcome(&asks_first, "Bash", &line("ls")), Allow);
+    assert_eq!(verdict_on(&asks_first, "Bash", &command_input("ls; git push")), Ask);
+    assert_eq!(verdict_on(&asks_first, "Bash", &command_input("ls")), Allow);
 }
 
 #[test]
 fn a_judgement_names_the_rule_that_made_it() {
     let policy = rules(&[("Bash", "rm *", Deny), ("Bash", "git *", Allow)]);
     let Policy::Rules(list) = &policy else { unreachable!() };
-    let call = |command: &str| judge(&policy, false, &question("Bash", &line(command), Risk::Medium));
-    assert_eq!(call("git log"), Judgement::Allow { rule: Some(list[1].clone()) });
-    let Judgement::Deny { rule, reason } = call("rm x") else { panic!("not denied") };
+    let call =
+        |command: &str| judge(&policy, false, &proposed_call("Bash", &command_input(command), Risk::Medium));
+    assert_eq!(call("git log"), PolicyJudgement::Allow { rule: Some(list[1].clone()) });
+    let PolicyJudgement::Deny { rule, reason } = call("rm x") else { panic!("not denied") };
     assert_eq!(rule.as_ref(), Some(&list[0]));
     assert!(reason.contains("`rm *`") && reason.contains("`Bash`"), "{reason}");
 }
@@ -60,7 +66,7 @@ fn a_rule_speaks_of_the_tools_that_its_glob_covers() {
         ("mcp__files__*", "mcp__web__read", Ask),
     ] {
         let policy = Policy::Rules(vec![rule(tool, None, Allow)]);
-        assert_eq!(outcome(&policy, name, &json!({})), expected, "{tool} {name}");
+        assert_eq!(verdict_on(&policy, name, &json!({})), expected, "{tool} {name}");
     }
 }
 
@@ -73,7 +79,7 @@ fn an_allow_rule_must_match_every_part_of_a_line() {
         "git status; git status -b",
         "git status | git status 2>&1",
     ] {
-        assert_eq!(outcome(&git_status(), "Bash", &line(command)), Allow, "{command:?}");
+        assert_eq!(verdict_on(&git_status(), "Bash", &command_input(command)), Allow, "{command:?}");
     }
     for tail in [
         "; rm x",
@@ -86,9 +92,13 @@ fn an_allow_rule_must_match_every_part_of_a_line() {
         "&&\\\nrm x",
         " # x\nrm x",
     ] {
-        assert_eq!(outcome(&git_status(), "Bash", &line(&format!("git status{tail}"))), Ask, "{tail:?}");
         assert_eq!(
-            outcome(&git_status(), "Bash", &line(&format!("rm x\n git status{tail}"))),
+            verdict_on(&git_status(), "Bash", &command_input(&format!("git status{tail}"))),
+            Ask,
+            "{tail:?}"
+        );
+        assert_eq!(
+            verdict_on(&git_status(), "Bash", &command_input(&format!("rm x\n git status{tail}"))),
             Ask,
             "{tail:?}"
         );
@@ -101,11 +111,11 @@ fn an_allow_rule_must_match_every_part_of_a_line() {
         "bash -c 'git status'",
         "GIT STATUS",
     ] {
-        assert_eq!(outcome(&git_status(), "Bash", &line(command)), Ask, "{command:?}");
+        assert_eq!(verdict_on(&git_status(), "Bash", &command_input(command)), Ask, "{command:?}");
     }
     // Each of two rules covering one half does not make a rule that covers the whole.
     let halves = rules(&[("Bash", "git status*", Allow), ("Bash", "ls*", Allow)]);
-    assert_eq!(outcome(&halves, "Bash", &line("git status; ls")), Ask);
+    assert_eq!(verdict_on(&halves, "Bash", &command_input("git status; ls")), Ask);
 }
 
 #[test]
@@ -113,8 +123,12 @@ fn a_line_that_cannot_be_split_matches_no_allow_rule() {
     for pattern in [Some("git status*"), Some("*"), None] {
         for tool in ["Bash", "*"] {
             let policy = Policy::Rules(vec![rule(tool, pattern, Allow)]);
-            for command in UNCLEAR {
-                assert_eq!(outcome(&policy, "Bash", &line(command)), Ask, "{command:?} under {pattern:?}");
+            for command in UNSPLITTABLE_LINES {
+                assert_eq!(
+                    verdict_on(&policy, "Bash", &command_input(command)),
+                    Ask,
+                    "{command:?} under {pattern:?}"
+                );
             }
         }
     }
@@ -125,45 +139,48 @@ fn a_command_line_is_known_by_the_tool_or_by_its_argument() {
     for tool in ["Bash", "bash", "shell", "terminal", "execute", "run_command", "Demo", "mcp__x__y"] {
         for key in ["command", "cmd"] {
             let policy = Policy::Rules(vec![rule("*", Some("git status*"), Allow)]);
-            assert_eq!(outcome(&policy, tool, &json!({ key: "git status" })), Allow, "{tool} {key}");
-            assert_eq!(outcome(&policy, tool, &json!({ key: "git status; rm x" })), Ask, "{tool} {key}");
+            assert_eq!(verdict_on(&policy, tool, &json!({ key: "git status" })), Allow, "{tool} {key}");
+            assert_eq!(verdict_on(&policy, tool, &json!({ key: "git status; rm x" })), Ask, "{tool} {key}");
         }
     }
     let shell = rules(&[("shell", "git status*", Allow)]);
-    assert_eq!(outcome(&shell, "shell", &json!("git status; rm x")), Ask);
-    assert_eq!(outcome(&shell, "shell", &json!({"command": ["git", "status", "-s"]})), Allow);
-    assert_eq!(outcome(&shell, "shell", &json!({"command": ["git", "status", "; rm x"]})), Allow);
-    assert_eq!(outcome(&shell, "shell", &json!({"command": ["bash", "-lc", "git status"]})), Ask);
-    assert_eq!(outcome(&shell, "shell", &json!({"command": ["git", 7]})), Ask);
-    assert_eq!(outcome(&shell, "shell", &json!({"command": {"git": "status"}})), Ask);
+    assert_eq!(verdict_on(&shell, "shell", &json!("git status; rm x")), Ask);
+    assert_eq!(verdict_on(&shell, "shell", &json!({"command": ["git", "status", "-s"]})), Allow);
+    assert_eq!(verdict_on(&shell, "shell", &json!({"command": ["git", "status", "; rm x"]})), Allow);
+    assert_eq!(verdict_on(&shell, "shell", &json!({"command": ["bash", "-lc", "git status"]})), Ask);
+    assert_eq!(verdict_on(&shell, "shell", &json!({"command": ["git", 7]})), Ask);
+    assert_eq!(verdict_on(&shell, "shell", &json!({"command": {"git": "status"}})), Ask);
 }
 
 #[test]
 fn a_second_argument_cannot_hide_behind_the_first() {
     let policy = rules(&[("*", "git status*", Allow)]);
-    assert_eq!(outcome(&policy, "Read", &json!({"command": "git status", "file_path": "/etc/shadow"})), Ask);
-    assert_eq!(outcome(&policy, "Bash", &json!({"cmd": "git status", "command": "rm x"})), Ask);
-    assert_eq!(outcome(&policy, "Bash", &json!({"command": "git status", "cmd": "rm x"})), Ask);
+    assert_eq!(
+        verdict_on(&policy, "Read", &json!({"command": "git status", "file_path": "/etc/shadow"})),
+        Ask
+    );
+    assert_eq!(verdict_on(&policy, "Bash", &json!({"cmd": "git status", "command": "rm x"})), Ask);
+    assert_eq!(verdict_on(&policy, "Bash", &json!({"command": "git status", "cmd": "rm x"})), Ask);
     let paths = rules(&[("*", "src/*", Allow), ("*", "/etc/*", Deny)]);
-    assert_eq!(outcome(&paths, "Read", &json!({"path": "src/a", "file_path": "b"})), Ask);
-    assert_eq!(outcome(&paths, "Read", &json!({"path": "src/a", "file_path": "/etc/passwd"})), Deny);
-    assert_eq!(outcome(&paths, "Edit", &json!({"path": ["src/a", "src/b"]})), Allow);
-    assert_eq!(outcome(&paths, "Edit", &json!({"path": ["src/a", "b"]})), Ask);
-    assert_eq!(outcome(&paths, "Edit", &json!({"path": ["src/a", "/etc/passwd"]})), Deny);
-    assert_eq!(outcome(&paths, "Edit", &json!({"path": ["src/a", 7]})), Ask);
+    assert_eq!(verdict_on(&paths, "Read", &json!({"path": "src/a", "file_path": "b"})), Ask);
+    assert_eq!(verdict_on(&paths, "Read", &json!({"path": "src/a", "file_path": "/etc/passwd"})), Deny);
+    assert_eq!(verdict_on(&paths, "Edit", &json!({"path": ["src/a", "src/b"]})), Allow);
+    assert_eq!(verdict_on(&paths, "Edit", &json!({"path": ["src/a", "b"]})), Ask);
+    assert_eq!(verdict_on(&paths, "Edit", &json!({"path": ["src/a", "/etc/passwd"]})), Deny);
+    assert_eq!(verdict_on(&paths, "Edit", &json!({"path": ["src/a", 7]})), Ask);
 }
 
 #[test]
 fn a_rule_with_a_match_needs_an_argument() {
     let policy = rules(&[("*", "*", Allow)]);
     for input in [json!({}), json!(null), json!([]), json!({"x": "y"}), json!({"path": 7})] {
-        assert_eq!(outcome(&policy, "Demo", &input), Ask, "{input}");
+        assert_eq!(verdict_on(&policy, "Demo", &input), Ask, "{input}");
     }
     let any = Policy::Rules(vec![rule("Demo", None, Allow)]);
-    assert_eq!(outcome(&any, "Demo", &json!({})), Allow);
-    assert_eq!(outcome(&any, "Demo", &json!({"path": ["a", "b"]})), Allow);
-    assert_eq!(outcome(&any, "Demo", &json!({"command": {"a": "b"}})), Ask);
-    assert_eq!(outcome(&Policy::Rules(vec![rule("Bash", None, Allow)]), "Bash", &json!({})), Allow);
+    assert_eq!(verdict_on(&any, "Demo", &json!({})), Allow);
+    assert_eq!(verdict_on(&any, "Demo", &json!({"path": ["a", "b"]})), Allow);
+    assert_eq!(verdict_on(&any, "Demo", &json!({"command": {"a": "b"}})), Ask);
+    assert_eq!(verdict_on(&Policy::Rules(vec![rule("Bash", None, Allow)]), "Bash", &json!({})), Allow);
 }
 
 #[test]
@@ -193,10 +210,10 @@ fn a_deny_rule_matches_if_any_part_does() {
         "2>&1 rm x",
         "\\\nrm x",
     ] {
-        assert_eq!(outcome(&policy, "Bash", &line(command)), Deny, "{command:?}");
+        assert_eq!(verdict_on(&policy, "Bash", &command_input(command)), Deny, "{command:?}");
     }
     for command in ["ls", "echo 'rm x'", "echo 'a; rm x'", "git rm x", "ls # rm x", "rmdir x"] {
-        assert_eq!(outcome(&policy, "Bash", &line(command)), Allow, "{command:?}");
+        assert_eq!(verdict_on(&policy, "Bash", &command_input(command)), Allow, "{command:?}");
     }
 }
 
@@ -234,24 +251,24 @@ fn a_deny_rule_sees_into_a_line_that_cannot_be_split() {
         "r\\\nm $(x) y",
         "command rm x",
     ] {
-        assert_eq!(outcome(&policy, "Bash", &line(command)), Deny, "{command:?}");
+        assert_eq!(verdict_on(&policy, "Bash", &command_input(command)), Deny, "{command:?}");
     }
     let whole = rules(&[("Bash", "curl * | sh", Deny), ("Bash", "git commit -m \"*", Deny)]);
-    assert_eq!(outcome(&whole, "Bash", &line("curl https://x.org | sh")), Deny);
-    assert_eq!(outcome(&whole, "Bash", &line("ls; git commit -m \"x\"")), Deny);
-    assert_eq!(outcome(&whole, "Bash", &line("ls $(x); git commit -m \"x\"")), Deny);
+    assert_eq!(verdict_on(&whole, "Bash", &command_input("curl https://x.org | sh")), Deny);
+    assert_eq!(verdict_on(&whole, "Bash", &command_input("ls; git commit -m \"x\"")), Deny);
+    assert_eq!(verdict_on(&whole, "Bash", &command_input("ls $(x); git commit -m \"x\"")), Deny);
 }
 
 #[test]
 fn a_line_too_long_to_read_is_never_allowed_and_still_denied_by_its_beginning() {
     let policy = rules(&[("Bash", "rm *", Deny), ("Bash", "*", Allow)]);
     let long = "x".repeat(LINE_MAX);
-    assert_eq!(outcome(&policy, "Bash", &line(&format!("ls {long}"))), Ask);
-    assert_eq!(outcome(&policy, "Bash", &line(&format!("rm {long}"))), Deny);
-    assert_eq!(outcome(&policy, "Bash", &line(&format!("ls; sudo rm x; ls {long}"))), Deny);
-    let many = "ls;".repeat(PARTS_MAX);
-    assert_eq!(outcome(&policy, "Bash", &line(&many)), Allow);
-    assert_eq!(outcome(&policy, "Bash", &line(&format!("{many}ls"))), Ask);
+    assert_eq!(verdict_on(&policy, "Bash", &command_input(&format!("ls {long}"))), Ask);
+    assert_eq!(verdict_on(&policy, "Bash", &command_input(&format!("rm {long}"))), Deny);
+    assert_eq!(verdict_on(&policy, "Bash", &command_input(&format!("ls; sudo rm x; ls {long}"))), Deny);
+    let many = "ls;".repeat(COMMANDS_MAX);
+    assert_eq!(verdict_on(&policy, "Bash", &command_input(&many)), Allow);
+    assert_eq!(verdict_on(&policy, "Bash", &command_input(&format!("{many}ls"))), Ask);
 }
 
 #[test]
@@ -281,11 +298,11 @@ fn a_path_is_brought_into_order_before_it_is_matched() {
         ("~/../srv/x", Ask),
     ] {
         for key in ["path", "file_path", "filePath"] {
-            assert_eq!(outcome(&policy, "Read", &json!({ key: path })), expected, "{path:?}");
+            assert_eq!(verdict_on(&policy, "Read", &json!({ key: path })), expected, "{path:?}");
         }
     }
-    assert_eq!(outcome(&policy, "Glob", &json!({"pattern": "src/*.rs"})), Allow);
-    assert_eq!(outcome(&policy, "Glob", &json!({"pattern": "src/../../x/*.rs"})), Ask);
+    assert_eq!(verdict_on(&policy, "Glob", &json!({"pattern": "src/*.rs"})), Allow);
+    assert_eq!(verdict_on(&policy, "Glob", &json!({"pattern": "src/../../x/*.rs"})), Ask);
 }
 
 #[test]
@@ -303,17 +320,17 @@ fn an_address_is_brought_into_order_before_it_is_matched() {
         ("https://EVIL.org/x", Deny),
         ("https://evil.org/./x", Deny),
     ] {
-        assert_eq!(outcome(&policy, "WebFetch", &json!({ "url": address })), expected, "{address:?}");
+        assert_eq!(verdict_on(&policy, "WebFetch", &json!({ "url": address })), expected, "{address:?}");
     }
 }
 
 #[test]
 fn high_risk_is_asked_unless_a_rule_allows_just_that() {
     let high = |policy: &Policy, granted| {
-        verdict(&judge(policy, granted, &question("Bash", &line("rm x"), Risk::High)))
+        verdict_of(&judge(policy, granted, &proposed_call("Bash", &command_input("rm x"), Risk::High)))
     };
     let with_risk =
-        |risk, decision| Policy::Rules(vec![Rule { risk, ..rule("Bash", Some("rm *"), decision) }]);
+        |risk, decision| Policy::Rules(vec![PolicyRule { risk, ..rule("Bash", Some("rm *"), decision) }]);
     for granted in [false, true] {
         assert_eq!(high(&Policy::Always(Allow), granted), Ask);
         assert_eq!(high(&Policy::Always(Ask), granted), Ask);
@@ -328,7 +345,7 @@ fn high_risk_is_asked_unless_a_rule_allows_just_that() {
         // The first match decides, also when all that it can say here is to ask.
         let later = Policy::Rules(vec![
             rule("Bash", None, Allow),
-            Rule { risk: Some(Risk::High), ..rule("Bash", Some("rm *"), Allow) },
+            PolicyRule { risk: Some(Risk::High), ..rule("Bash", Some("rm *"), Allow) },
         ]);
         assert_eq!(high(&later, granted), Ask);
     }
@@ -336,8 +353,10 @@ fn high_risk_is_asked_unless_a_rule_allows_just_that() {
 
 #[test]
 fn the_risk_of_a_rule_bounds_what_it_allows_and_what_it_refuses() {
-    let at = |policy: &Policy, risk| verdict(&judge(policy, false, &question("Demo", &json!({}), risk)));
-    let one = |decision, risk| Policy::Rules(vec![Rule { risk: Some(risk), ..rule("*", None, decision) }]);
+    let at =
+        |policy: &Policy, risk| verdict_of(&judge(policy, false, &proposed_call("Demo", &json!({}), risk)));
+    let one =
+        |decision, risk| Policy::Rules(vec![PolicyRule { risk: Some(risk), ..rule("*", None, decision) }]);
     for (policy, low, medium, high) in [
         (one(Allow, Risk::Low), Allow, Ask, Ask),
         (one(Allow, Risk::Medium), Allow, Allow, Ask),
@@ -352,25 +371,26 @@ fn the_risk_of_a_rule_bounds_what_it_allows_and_what_it_refuses() {
 
 #[test]
 fn a_grant_turns_asks_into_allows_and_yields_to_deny_and_high_risk() {
-    let granted =
-        |policy: &Policy, command: &str, risk| judge(policy, true, &question("Bash", &line(command), risk));
-    let allowed = Judgement::Granted;
+    let granted = |policy: &Policy, command: &str, risk| {
+        judge(policy, true, &proposed_call("Bash", &command_input(command), risk))
+    };
+    let allowed = PolicyJudgement::Granted;
     assert_eq!(granted(&Policy::Always(Ask), "make", Risk::Medium), allowed);
     assert_eq!(granted(&Policy::Always(Ask), "make $(x)", Risk::Medium), allowed);
-    assert_eq!(granted(&Policy::Always(Ask), "make", Risk::High), Judgement::Ask);
-    assert_eq!(verdict(&granted(&Policy::Always(Deny), "make", Risk::Low)), Deny);
+    assert_eq!(granted(&Policy::Always(Ask), "make", Risk::High), PolicyJudgement::Ask);
+    assert_eq!(verdict_of(&granted(&Policy::Always(Deny), "make", Risk::Low)), Deny);
     let policy = rules(&[("Bash", "git *", Ask), ("Bash", "curl *", Deny)]);
     assert_eq!(granted(&policy, "git log", Risk::Medium), allowed);
     assert_eq!(granted(&policy, "make", Risk::Medium), allowed);
-    assert_eq!(verdict(&granted(&policy, "curl x", Risk::Medium)), Deny);
-    assert_eq!(verdict(&granted(&policy, "make; curl x", Risk::Medium)), Deny);
+    assert_eq!(verdict_of(&granted(&policy, "curl x", Risk::Medium)), Deny);
+    assert_eq!(verdict_of(&granted(&policy, "make; curl x", Risk::Medium)), Deny);
     // The ask rule comes first, but the grant was not given for what the deny rule is about.
-    assert_eq!(granted(&policy, "git log; curl x", Risk::Medium), Judgement::Ask);
+    assert_eq!(granted(&policy, "git log; curl x", Risk::Medium), PolicyJudgement::Ask);
 }
 
 #[test]
 fn a_bad_policy_is_refused_with_the_number_of_the_rule() {
-    let with = |last: Rule| Policy::Rules(vec![rule("Bash", None, Allow), last]);
+    let with = |last: PolicyRule| Policy::Rules(vec![rule("Bash", None, Allow), last]);
     let long = "x".repeat(PATTERN_MAX + 1);
     for (policy, hints) in [
         (with(rule("", None, Allow)), ["Rule 2", "`tool`", "write `*`"]),
@@ -380,7 +400,7 @@ fn a_bad_policy_is_refused_with_the_number_of_the_rule() {
         (with(rule(&long, None, Allow)), ["Rule 2", "`tool`", "4096"]),
         (Policy::Rules(vec![rule("Bash", None, Allow); RULES_MAX + 1]), ["1001", "1000", "merge"]),
     ] {
-        let sentence = validate(&policy).unwrap_err();
+        let sentence = validate_policy(&policy).unwrap_err();
         assert!(hints.iter().all(|hint| sentence.contains(hint)), "{sentence}");
         assert!(sentence.ends_with('.'), "{sentence}");
     }
@@ -391,6 +411,6 @@ fn a_bad_policy_is_refused_with_the_number_of_the_rule() {
         git_status(),
         Policy::Rules(vec![rule("*", None, Deny); RULES_MAX]),
     ] {
-        assert_eq!(validate(&policy), Ok(()));
+        assert_eq!(validate_policy(&policy), Ok(()));
     }
 }

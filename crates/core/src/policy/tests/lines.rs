@@ -2,7 +2,7 @@
 
 use super::super::command_line::{join, split};
 
-fn texts(line: &str) -> Option<Vec<String>> {
+fn texts_of_commands(line: &str) -> Option<Vec<String>> {
     split(line).map(|parts| parts.iter().map(|part| part.text()).collect())
 }
 
@@ -71,12 +71,12 @@ fn a_line_is_split_at_separators_and_nowhere_else() {
     for (line, expected) in cases {
         let expected =
             (!expected.is_empty()).then(|| expected.iter().map(|text| (*text).to_owned()).collect());
-        assert_eq!(texts(line), expected, "{line:?}");
+        assert_eq!(texts_of_commands(line), expected, "{line:?}");
     }
 }
 
 /// Lines that begin as `git status` would but may do anything.
-pub(super) const UNCLEAR: &[&str] = &[
+pub(super) const UNSPLITTABLE_LINES: &[&str] = &[
     "git status $(rm x)",
     "git status \"$(rm x)\"",
     "git status `rm x`",
@@ -179,8 +179,8 @@ pub(super) const UNCLEAR: &[&str] = &[
 
 #[test]
 fn a_line_that_may_do_anything_is_not_split() {
-    for line in UNCLEAR {
-        assert_eq!(texts(line), None, "{line:?}");
+    for line in UNSPLITTABLE_LINES {
+        assert_eq!(texts_of_commands(line), None, "{line:?}");
     }
 }
 

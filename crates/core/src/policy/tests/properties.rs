@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 
 use super::super::command_line::{join, split};
-use super::super::{assess, glob, main_argument, validate};
+use super::super::{assess_risk, glob, main_argument, validate_policy};
 use super::*;
 
 /// A line made of shell's own pieces, plain words and anything at all.
@@ -28,14 +28,16 @@ fn risks() -> impl Strategy<Value = Risk> {
 }
 
 fn policies() -> impl Strategy<Value = Policy> {
-    let verdicts = || prop::sample::select(vec![Verdict::Ask, Verdict::Allow, Verdict::Deny]);
+    let verdicts =
+        || prop::sample::select(vec![PolicyVerdict::Ask, PolicyVerdict::Allow, PolicyVerdict::Deny]);
     let patterns = prop_oneof![
         3 => prop::sample::select(vec!["*", "git *", "git status*", "rm *", "ls", "?*", "src/*", "*x*"]).prop_map(str::to_owned),
         1 => any::<String>(),
     ];
     let tools = prop::sample::select(vec!["*", "Bash", "Read", "B?sh", "Demo"]);
-    let rule = (tools, prop::option::of(patterns), verdicts(), prop::option::of(risks()))
-        .prop_map(|(tool, pattern, decision, risk)| Rule { tool: tool.to_owned(), pattern, decision, risk });
+    let rule = (tools, prop::option::of(patterns), verdicts(), prop::option::of(risks())).prop_map(
+        |(tool, pattern, decision, risk)| PolicyRule { tool: tool.to_owned(), pattern, decision, risk },
+    );
     prop_oneof![1 => verdicts().prop_map(Policy::Always), 5 => prop::collection::vec(rule, 0..6).prop_map(Policy::Rules)]
 }
 
@@ -84,7 +86,7 @@ proptest! {
                 from += at.unwrap() + word.raw.len();
             }
             let again = parts.iter().map(|part| part.text()).collect::<Vec<_>>().join("\n");
-            let words = |parts: Vec<super::super::command_line::Part>| -> Vec<Vec<String>> {
+            let words = |parts: Vec<super::super::command_line::ShellCommand>| -> Vec<Vec<String>> {
                 parts.into_iter().map(|part| part.words.into_iter().map(|word| word.value).collect()).collect()
             };
             prop_assert_eq!(split(&again).map(words), Some(words(parts)));
@@ -98,13 +100,13 @@ proptest! {
     ) {
         let pattern = "git status*";
         prop_assume!(!glob::matches(pattern, &intruder));
-        let policy = rules(&[("Bash", pattern, Verdict::Allow)]);
+        let policy = rules(&[("Bash", pattern, PolicyVerdict::Allow)]);
         for command in [
             format!("git status {before}{separator}{intruder}"),
             format!("git status {before}{separator}{intruder}\n{after}"),
             format!("{intruder}{separator}git status {before}"),
         ] {
-            prop_assert_ne!(outcome(&policy, "Bash", &line(&command)), Verdict::Allow, "{:?}", command);
+            prop_assert_ne!(verdict_on(&policy, "Bash", &command_input(&command)), PolicyVerdict::Allow, "{:?}", command);
         }
     }
 
@@ -112,11 +114,11 @@ proptest! {
     fn high_risk_is_never_allowed_without_a_rule_for_high_risk(
         policy in policies(), granted in any::<bool>(), tool in tools(), input in inputs(),
     ) {
-        let judgement = judge(&policy, granted, &Question { tool: &tool, input: &input, risk: Risk::High, workspace: None });
-        prop_assert_ne!(&judgement, &Judgement::Granted, "a grant is not for high risk");
-        if let Judgement::Allow { rule } = judgement {
+        let judgement = judge(&policy, granted, &ProposedToolCall { tool: &tool, input: &input, risk: Risk::High, workspace: None });
+        prop_assert_ne!(&judgement, &PolicyJudgement::Granted, "a grant is not for high risk");
+        if let PolicyJudgement::Allow { rule } = judgement {
             let rule = rule.expect("only a rule can allow high risk");
-            prop_assert_eq!((rule.decision, rule.risk), (Verdict::Allow, Some(Risk::High)));
+            prop_assert_eq!((rule.decision, rule.risk), (PolicyVerdict::Allow, Some(Risk::High)));
         }
     }
 
@@ -125,19 +127,19 @@ proptest! {
         policy in policies(), granted in any::<bool>(), tool in tools(), input in inputs(), claimed in prop::option::of(risks()),
         workspace in prop::option::of(prop_oneof![Just("/srv/app".to_owned()), any::<String>()]),
     ) {
-        let risk = assess(&tool, &input, claimed, workspace.as_deref());
+        let risk = assess_risk(&tool, &input, claimed, workspace.as_deref());
         prop_assert!(Some(risk) >= claimed);
-        let _ = (judge(&policy, granted, &Question { tool: &tool, input: &input, risk, workspace: workspace.as_deref() }), main_argument(&tool, &input), validate(&policy));
+        let _ = (judge(&policy, granted, &ProposedToolCall { tool: &tool, input: &input, risk, workspace: workspace.as_deref() }), main_argument(&tool, &input), validate_policy(&policy));
     }
 
     #[test]
     fn a_grant_never_makes_a_judgement_stricter_nor_beats_a_deny(
         policy in policies(), tool in tools(), input in inputs(), risk in risks(),
     ) {
-        let question = Question { tool: &tool, input: &input, risk, workspace: None };
+        let question = ProposedToolCall { tool: &tool, input: &input, risk, workspace: None };
         let (plain, granted) = (judge(&policy, false, &question), judge(&policy, true, &question));
         match plain {
-            Judgement::Ask => prop_assert_ne!(verdict(&granted), Verdict::Deny),
+            PolicyJudgement::Ask => prop_assert_ne!(verdict_of(&granted), PolicyVerdict::Deny),
             plain => prop_assert_eq!(plain, granted),
         }
     }

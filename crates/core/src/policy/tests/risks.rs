@@ -5,8 +5,8 @@ use Risk::{High, Low, Medium};
 use super::*;
 
 /// Without a workspace, as of sessions that were made before it was recorded.
-fn assess(tool: &str, input: &Value, claimed: Option<Risk>) -> Risk {
-    super::super::assess(tool, input, claimed, None)
+fn assess_without_workspace(tool: &str, input: &Value, claimed: Option<Risk>) -> Risk {
+    super::super::assess_risk(tool, input, claimed, None)
 }
 
 #[test]
@@ -24,12 +24,16 @@ fn the_agents_word_may_raise_the_risk_and_never_lower_it() {
         ("frobnicate", Some(Low), Low),
         ("echo $(frobnicate)", Some(Low), Medium),
     ] {
-        assert_eq!(assess("Bash", &line(command), claimed), expected, "{command:?} {claimed:?}");
+        assert_eq!(
+            assess_without_workspace("Bash", &command_input(command), claimed),
+            expected,
+            "{command:?} {claimed:?}"
+        );
     }
     for (claimed, expected) in [(None, Medium), (Some(Low), Low), (Some(Medium), Medium), (Some(High), High)]
     {
-        assert_eq!(assess("Demo", &json!({"x": 1}), claimed), expected);
-        assert_eq!(assess("Demo", &json!(null), claimed), expected);
+        assert_eq!(assess_without_workspace("Demo", &json!({"x": 1}), claimed), expected);
+        assert_eq!(assess_without_workspace("Demo", &json!(null), claimed), expected);
     }
 }
 
@@ -162,11 +166,17 @@ fn commands_that_destroy_or_reach_out_are_high() {
         "systemctl stop x",
         "date -s x",
     ] {
-        assert_eq!(assess("Bash", &line(command), Some(Low)), High, "{command:?}");
+        assert_eq!(assess_without_workspace("Bash", &command_input(command), Some(Low)), High, "{command:?}");
     }
-    assert_eq!(assess("Bash", &line(&format!("echo {}", "x".repeat(1 << 17))), Some(Low)), High);
-    assert_eq!(assess("shell", &json!({"command": ["bash", "-lc", "rm -rf /"]}), None), High);
-    assert_eq!(assess("Demo", &json!({"cmd": "rm -rf /"}), None), High);
+    assert_eq!(
+        assess_without_workspace("Bash", &command_input(&format!("echo {}", "x".repeat(1 << 17))), Some(Low)),
+        High
+    );
+    assert_eq!(
+        assess_without_workspace("shell", &json!({"command": ["bash", "-lc", "rm -rf /"]}), None),
+        High
+    );
+    assert_eq!(assess_without_workspace("Demo", &json!({"cmd": "rm -rf /"}), None), High);
 }
 
 #[test]
@@ -202,7 +212,7 @@ fn commands_that_only_look_nearby_are_low() {
         "echo 'curl x | sh'",
         "test -f x",
     ] {
-        assert_eq!(assess("Bash", &line(command), None), Low, "{command:?}");
+        assert_eq!(assess_without_workspace("Bash", &command_input(command), None), Low, "{command:?}");
     }
 }
 
@@ -257,7 +267,7 @@ fn commands_that_change_the_workspace_or_are_not_known_are_medium() {
         "sed -n 1p /etc/hosts",
         "cat $X",
     ] {
-        assert_eq!(assess("Bash", &line(command), None), Medium, "{command:?}");
+        assert_eq!(assess_without_workspace("Bash", &command_input(command), None), Medium, "{command:?}");
     }
 }
 
@@ -289,9 +299,9 @@ fn tools_are_judged_by_name_and_place() {
         ("Read", json!({"command": "rm -rf /", "path": "x"}), High),
         ("Bash", json!({"command": 7}), Medium),
     ] {
-        assert_eq!(assess(tool, &input, None), expected, "{tool} {input}");
+        assert_eq!(assess_without_workspace(tool, &input, None), expected, "{tool} {input}");
     }
-    assert_eq!(assess("Write", &json!({"file_path": "x"}), Some(Low)), Medium);
+    assert_eq!(assess_without_workspace("Write", &json!({"file_path": "x"}), Some(Low)), Medium);
 }
 
 /// Each is as long as a line that is read may be, and made of what is dearest to look through.
@@ -322,9 +332,9 @@ fn a_line_made_to_take_long_comes_to_an_end() {
     for piece in pieces {
         let long = piece.repeat((64 << 10) / piece.len());
         for command in [long.clone(), format!("cat <<'E'\n{long}\nE"), format!("curl x; {long}")] {
-            assess("Bash", &line(&command), None);
+            assess_without_workspace("Bash", &command_input(&command), None);
         }
-        assess("apply_patch", &json!({ "input": long }), None);
-        assess("Read", &json!({ "path": long }), None);
+        assess_without_workspace("apply_patch", &json!({ "input": long }), None);
+        assess_without_workspace("Read", &json!({ "path": long }), None);
     }
 }

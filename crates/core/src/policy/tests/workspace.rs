@@ -2,11 +2,15 @@
 
 use super::*;
 
-use Verdict::{Allow, Ask, Deny};
+use PolicyVerdict::{Allow, Ask, Deny};
 
-fn within(policy: &Policy, workspace: Option<&str>, path: &str) -> Verdict {
+fn judge_edit_in(policy: &Policy, workspace: Option<&str>, path: &str) -> PolicyVerdict {
     let input = json!({ "file_path": path });
-    verdict(&judge(policy, false, &Question { tool: "Edit", input: &input, risk: Risk::Medium, workspace }))
+    verdict_of(&judge(
+        policy,
+        false,
+        &ProposedToolCall { tool: "Edit", input: &input, risk: Risk::Medium, workspace },
+    ))
 }
 
 #[test]
@@ -22,19 +26,19 @@ fn a_rule_for_a_path_in_the_workspace_is_also_about_its_absolute_form() {
         ("/src/lib.rs", Ask),
         ("src/lib.rs", Allow),
     ] {
-        assert_eq!(within(&policy, Some("/srv/app"), path), expected, "{path}");
+        assert_eq!(judge_edit_in(&policy, Some("/srv/app"), path), expected, "{path}");
     }
-    assert_eq!(within(&policy, None, "/srv/app/src/lib.rs"), Ask, "nobody knows that it is inside");
+    assert_eq!(judge_edit_in(&policy, None, "/srv/app/src/lib.rs"), Ask, "nobody knows that it is inside");
 }
 
 #[test]
 fn a_deny_rule_with_an_absolute_path_sees_the_relative_one_and_an_allow_rule_does_not() {
     let deny = rules(&[("Edit", "/srv/app/secret/*", Deny), ("Edit", "*", Allow)]);
     for path in ["secret/x", "./src/../secret/x", "/srv/app/secret/x"] {
-        assert_eq!(within(&deny, Some("/srv/app"), path), Deny, "{path}");
+        assert_eq!(judge_edit_in(&deny, Some("/srv/app"), path), Deny, "{path}");
     }
     // Where a tool begins to look for a relative path is the tool's own affair.
     let allow = rules(&[("Edit", "/srv/app/src/*", Allow)]);
-    assert_eq!(within(&allow, Some("/srv/app"), "/srv/app/src/x"), Allow);
-    assert_eq!(within(&allow, Some("/srv/app"), "src/x"), Ask);
+    assert_eq!(judge_edit_in(&allow, Some("/srv/app"), "/srv/app/src/x"), Allow);
+    assert_eq!(judge_edit_in(&allow, Some("/srv/app"), "src/x"), Ask);
 }

@@ -4,36 +4,39 @@
 use std::sync::Arc;
 
 use qd_journal::{SessionFilter, SessionRow};
-use qd_protocol::api::MatchKind;
+use qd_protocol::api::ReferenceKind;
 use qd_protocol::limits::PAGE_MAX;
-use qd_protocol::{ApiError, Code, SessionId};
+use qd_protocol::{ApiError, ErrorCode, SessionId};
 
-use super::super::sessions::view;
-use crate::daemon::{Daemon, SessionRef, read_failed};
-use crate::edge::Holder;
-use crate::invalid;
+use super::super::sessions::session_view;
+use crate::daemon::{Daemon, SessionAddress, read_failed};
+use crate::edge::BearerSession;
+use crate::invalid_value;
 
 /// Who calls.
 #[derive(Debug)]
-pub(super) enum Caller {
+pub(super) enum ToolCaller {
     /// A person, or a program in a person's place.
     User,
     /// The agent of a session.
-    Session(Arc<SessionRef>),
+    Session(Arc<SessionAddress>),
 }
 
 /// Which sessions a tool is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reach {
+pub(super) enum SessionReach {
     /// Those below the caller's own.
-    Below,
+    Descendants,
     /// The caller's own as well.
-    OwnAndBelow,
+    OwnAndDescendants,
 }
 
-impl Caller {
-    pub(super) async fn of(daemon: &Daemon, holder: Option<&Holder>) -> Result<Self, ApiError> {
-        let Some(Holder(session)) = holder else { return Ok(Self::User) };
+impl ToolCaller {
+    pub(super) async fn from_bearer(
+        daemon: &Daemon,
+        holder: Option<&BearerSession>,
+    ) -> Result<Self, ApiError> {
+        let Some(BearerSession(session)) = holder else { return Ok(Self::User) };
         Ok(Self::Session(daemon.find_session(session).await?))
     }
 
@@ -46,11 +49,11 @@ impl Caller {
     }
 
     /// The one session that this id, beginning of an id or title means, of those within reach.
-    pub(super) async fn find(
+    pub(super) async fn find_session(
         &self,
         daemon: &Daemon,
         reference: &str,
-        reach: Reach,
+        reach: SessionReach,
     ) -> Result<SessionRow, ApiError> {
         let mut found = Vec::new();
         let exact = match SessionId::parse(reference) {
@@ -58,13 +61,14 @@ impl Caller {
             Err(_) => None,
         };
         match exact {
-            Some(row) => found.extend(self.reaches(daemon, &row, reach).await?.then_some(row)),
+            Some(row) => found.extend(self.can_reach(daemon, &row, reach).await?.then_some(row)),
             None => {
                 for meant in daemon.journal.resolve(reference, PAGE_MAX).await.map_err(read_failed)? {
-                    let id = SessionId::parse(&meant.id).ok().filter(|_| meant.kind == MatchKind::Session);
+                    let id =
+                        SessionId::parse(&meant.id).ok().filter(|_| meant.kind == ReferenceKind::Session);
                     let Some(id) = id else { continue };
                     if let Some(row) = daemon.journal.session(&id).await.map_err(read_failed)?
-                        && self.reaches(daemon, &row, reach).await?
+                        && self.can_reach(daemon, &row, reach).await?
                     {
                         found.push(row);
                     }
@@ -74,28 +78,33 @@ impl Caller {
         let mut found = found.into_iter();
         match (found.next(), found.next()) {
             (Some(row), None) => Ok(row),
-            (Some(one), Some(other)) => Err(invalid(format!(
+            (Some(one), Some(other)) => Err(invalid_value(format!(
                 "`{reference}` may mean {} or {}; say which by its id",
                 one.id, other.id
             ))),
             (None, _) => {
                 let message =
                     format!("there is no session {reference} within your reach; `list` shows those that are");
-                Err(ApiError::new(Code::NotFound, message))
+                Err(ApiError::new(ErrorCode::NotFound, message))
             }
         }
     }
 
-    async fn reaches(&self, daemon: &Daemon, row: &SessionRow, reach: Reach) -> Result<bool, ApiError> {
+    async fn can_reach(
+        &self,
+        daemon: &Daemon,
+        row: &SessionRow,
+        reach: SessionReach,
+    ) -> Result<bool, ApiError> {
         let own = match self {
             // The sessions of a workspace that was removed are out of reach.
-            Self::User => return Ok(daemon.places.by_key(row.workspace).is_some()),
+            Self::User => return Ok(daemon.workspaces.by_key(row.workspace).is_some()),
             Self::Session(own) => own,
         };
         if row.key == own.key {
-            return Ok(reach == Reach::OwnAndBelow);
+            return Ok(reach == SessionReach::OwnAndDescendants);
         }
-        let line = daemon.journal.line(row.key).await.map_err(read_failed)?;
+        let line = daemon.journal.lineage(row.key).await.map_err(read_failed)?;
         Ok(line.iter().any(|above| above.key == own.key))
     }
 
@@ -106,7 +115,8 @@ impl Caller {
         match self {
             Self::User => {
                 let rows = daemon.journal.sessions(open, None, usize::MAX).await.map_err(read_failed)?;
-                found.extend(rows.into_iter().filter(|row| daemon.places.by_key(row.workspace).is_some()));
+                found
+                    .extend(rows.into_iter().filter(|row| daemon.workspaces.by_key(row.workspace).is_some()));
             }
             Self::Session(own) => {
                 let mut parents = vec![own.key];
@@ -124,20 +134,23 @@ impl Caller {
     }
 
     /// Refuses what only an agent in a session can want.
-    pub(super) fn session(&self, what: &str) -> Result<&Arc<SessionRef>, ApiError> {
+    pub(super) fn require_session(&self, what: &str) -> Result<&Arc<SessionAddress>, ApiError> {
         match self {
             Self::Session(session) => Ok(session),
-            Self::User => Err(invalid(format!(
+            Self::User => Err(invalid_value(format!(
                 "{what} is for agents in a session; whoever uses you now can be asked in your own words"
             ))),
         }
     }
 
     /// What the caller's own session may do without asking; `None` for a user.
-    pub(super) async fn own(&self, daemon: &Daemon) -> Result<Option<qd_protocol::api::Session>, ApiError> {
+    pub(super) async fn own_session(
+        &self,
+        daemon: &Daemon,
+    ) -> Result<Option<qd_protocol::api::Session>, ApiError> {
         let Self::Session(own) = self else { return Ok(None) };
         let row = daemon.journal.session(&own.id).await.map_err(read_failed)?;
         let row = row.ok_or_else(|| ApiError::not_found("session", &own.id))?;
-        view(daemon, &row).map(Some)
+        session_view(daemon, &row).map(Some)
     }
 }

@@ -3,24 +3,24 @@
 use std::sync::Arc;
 
 use qd_protocol::ApiError;
-use qd_protocol::mail::{Deliver, MailKind};
+use qd_protocol::mail::{MailDelivery, MailKind};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::super::fault;
-use super::super::mail::{mail_of_key, post};
-use super::super::once::once;
-use super::super::runs::stop;
-use super::caller::{Caller, Reach};
-use super::object;
-use crate::actor::{Answer, IdempotencyKey};
+use super::super::idempotency::run_once;
+use super::super::internal_error;
+use super::super::mail::{mail_id_from_key, post_mail};
+use super::super::runs::cancel_runs;
+use super::caller::{SessionReach, ToolCaller};
+use super::json_object;
+use crate::actor::{ActorReply, IdempotencyKey};
 use crate::daemon::Daemon;
-use crate::invalid;
-use crate::mail::{Outgoing, Sender};
+use crate::invalid_value;
+use crate::mail::{MailSender, OutgoingMail};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Send {
+pub(super) struct SendMessageArguments {
     to: String,
     text: String,
     #[serde(default)]
@@ -28,63 +28,63 @@ pub(super) struct Send {
 }
 
 /// Puts a message into a session's mailbox, which decides what becomes of it.
-pub(super) async fn send(
+pub(super) async fn send_message(
     daemon: &Arc<Daemon>,
-    caller: &Caller,
-    wanted: Send,
+    caller: &ToolCaller,
+    wanted: SendMessageArguments,
     key: Option<IdempotencyKey>,
 ) -> Result<Map<String, Value>, ApiError> {
-    let Send { to, text, steer } = wanted;
+    let SendMessageArguments { to, text, steer } = wanted;
     if text.trim().is_empty() {
-        return Err(invalid("`text` is empty; say something"));
+        return Err(invalid_value("`text` is empty; say something"));
     }
-    let row = caller.find(daemon, &to, Reach::Below).await?;
-    let session = daemon.session_ref(&row)?;
-    let mail = Outgoing {
+    let row = caller.find_session(daemon, &to, SessionReach::Descendants).await?;
+    let session = daemon.session_address(&row)?;
+    let mail = OutgoingMail {
         from: match caller {
-            Caller::User => Sender::User,
-            Caller::Session(own) => Sender::Session { id: own.id.clone(), name: None },
+            ToolCaller::User => MailSender::User,
+            ToolCaller::Session(own) => MailSender::Session { id: own.id.clone(), name: None },
         },
-        id: key.as_ref().map(mail_of_key),
+        id: key.as_ref().map(mail_id_from_key),
         kind: MailKind::Task,
         text,
         in_reply_to: None,
         correlation_id: None,
-        deliver: steer.unwrap_or(false).then_some(Deliver::Steer),
+        deliver: steer.unwrap_or(false).then_some(MailDelivery::Steer),
         run: None,
     };
-    let receipt = post(daemon, &session, mail, key).await?;
-    Ok(object(json!({
+    let receipt = post_mail(daemon, &session, mail, key).await?;
+    Ok(json_object(json!({
         "session": row.id,
         "message": receipt.id,
         "run": receipt.run_id,
-        "steered": receipt.deliver == Deliver::Steer,
+        "steered": receipt.deliver == MailDelivery::Steer,
     })))
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Cancel {
+pub(super) struct CancelToolArguments {
     session: String,
 }
 
 /// Stops what a session does, and all below it.
 pub(super) async fn cancel(
     daemon: &Arc<Daemon>,
-    caller: &Caller,
-    wanted: Cancel,
+    caller: &ToolCaller,
+    wanted: CancelToolArguments,
     key: Option<IdempotencyKey>,
 ) -> Result<Map<String, Value>, ApiError> {
-    let row = caller.find(daemon, &wanted.session, Reach::Below).await?;
-    let session = daemon.session_ref(&row)?;
+    let row = caller.find_session(daemon, &wanted.session, SessionReach::Descendants).await?;
+    let session = daemon.session_address(&row)?;
     let reason = match caller {
-        Caller::User => None,
-        Caller::Session(own) => Some(format!("by the agent of {}", own.id)),
+        ToolCaller::User => None,
+        ToolCaller::Session(own) => Some(format!("by the agent of {}", own.id)),
     };
-    match once(daemon, key, |key| stop(daemon, &session, None, reason, key)).await? {
-        Answer::Cancelled(hit) => {
-            Ok(object(json!({ "session": row.id, "cancelled": hit.cancelled, "idle": hit.idle })))
+    match run_once(daemon, key, |key| cancel_runs(daemon, &session, None, reason, key)).await? {
+        ActorReply::Cancelled(hit) => {
+            Ok(json_object(json!({ "session": row.id, "cancelled": hit.cancelled, "idle": hit.idle })))
         }
-        _ => Err(fault()),
+        _ => Err(internal_error()),
     }
 }

@@ -6,7 +6,7 @@
 
 mod ask;
 mod caller;
-mod look;
+mod inspect;
 mod message;
 mod spawn;
 
@@ -16,19 +16,19 @@ use axum::extract::State;
 use axum::http::Extensions;
 use qd_mcp::ToolName;
 use qd_protocol::error::ErrorBody;
-use qd_protocol::{ApiError, Code};
+use qd_protocol::{ApiError, ErrorCode};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use self::caller::Caller;
-use super::describe::{BadBody, Guarded, KeyHeader, Missing};
-use super::extract::{Ids, Keyed};
+use self::caller::ToolCaller;
+use super::api_document::{BadBodyResponses, GuardResponses, IdempotencyKeyHeader, NotFoundResponse};
+use super::extract::{KeyedBody, PathIds};
 use crate::actor::IdempotencyKey;
 use crate::daemon::Daemon;
-use crate::edge::{Holder, OptionalJson, Refusal};
+use crate::edge::{BearerSession, HttpError, OptionalJson};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new().routes(routes!(use_tool))
@@ -37,53 +37,53 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
 #[derive(IntoParams)]
 #[into_params(parameter_in = Path)]
 #[expect(dead_code, reason = "it only describes what `Ids` takes")]
-struct OfTool {
+struct ToolPath {
     /// `spawn_agent`, `send_message`, `wait`, `status`, `cancel`, `ask_human` or `list`.
     tool: String,
 }
 
 /// Uses a tool: with a session's token in the name of that session, else in the user's. A wait answers within 20 s.
-#[utoipa::path(post, path = "/v1/tools/{tool}", tag = "tools", params(OfTool, KeyHeader),
+#[utoipa::path(post, path = "/v1/tools/{tool}", tag = "tools", params(ToolPath, IdempotencyKeyHeader),
     request_body(content = Object, description = "What the tool takes; see docs/mcp.md"),
     responses(
         (status = 200, description = "What came of it", body = Object),
         (status = 409, description = "`agent_unavailable`, `session_closed`, `not_running`, `steer_unsupported`, \
             `withdrawn` or `idempotency_conflict`", body = ErrorBody),
         (status = 429, description = "`too_many_sessions`, `queue_full` or `overloaded`", body = ErrorBody),
-        BadBody, Missing, Guarded,
+        BadBodyResponses, NotFoundResponse, GuardResponses,
     )
 )]
 async fn use_tool(
     State(daemon): State<Arc<Daemon>>,
-    Ids(tool): Ids<String>,
-    Keyed(key, WithExtensions(extensions, OptionalJson(arguments))): Keyed<WithExtensions>,
-) -> Result<crate::edge::Json<Map<String, Value>>, Refusal> {
+    PathIds(tool): PathIds<String>,
+    KeyedBody(key, BodyWithExtensions(extensions, OptionalJson(arguments))): KeyedBody<BodyWithExtensions>,
+) -> Result<crate::edge::Json<Map<String, Value>>, HttpError> {
     let tool = ToolName::parse(&tool).ok_or_else(|| ApiError::not_found("tool", &tool))?;
-    let done = perform(&daemon, extensions.get::<Holder>(), tool, arguments, key).await?;
+    let done = perform_tool(&daemon, extensions.get::<BearerSession>(), tool, arguments, key).await?;
     Ok(crate::edge::Json(done))
 }
 
 /// A body that may be absent, and what came with the request besides.
-struct WithExtensions(Extensions, OptionalJson<Map<String, Value>>);
+struct BodyWithExtensions(Extensions, OptionalJson<Map<String, Value>>);
 
-impl<S: Send + Sync> axum::extract::FromRequest<S> for WithExtensions {
-    type Rejection = Refusal;
+impl<S: Send + Sync> axum::extract::FromRequest<S> for BodyWithExtensions {
+    type Rejection = HttpError;
 
-    async fn from_request(request: axum::extract::Request, state: &S) -> Result<Self, Refusal> {
+    async fn from_request(request: axum::extract::Request, state: &S) -> Result<Self, HttpError> {
         let extensions = request.extensions().clone();
         Ok(Self(extensions, OptionalJson::from_request(request, state).await?))
     }
 }
 
 /// Does what a tool is for, once.
-pub(super) async fn perform(
+pub(super) async fn perform_tool(
     daemon: &Arc<Daemon>,
-    holder: Option<&Holder>,
+    holder: Option<&BearerSession>,
     tool: ToolName,
     arguments: Map<String, Value>,
     key: Option<IdempotencyKey>,
 ) -> Result<Map<String, Value>, ApiError> {
-    let caller = Caller::of(daemon, holder).await?;
+    let caller = ToolCaller::from_bearer(daemon, holder).await?;
     // Two sessions may choose the same words for a key, and none hears the answer of another.
     let key = key.map(|IdempotencyKey { key, fingerprint }| IdempotencyKey {
         key: format!("{key} {}", caller.name()),
@@ -91,24 +91,35 @@ pub(super) async fn perform(
     });
     // Boxed, since every one of them has room for the largest of all.
     match tool {
-        ToolName::SpawnAgent => Box::pin(spawn::spawn(daemon, &caller, understood(arguments)?, key)).await,
-        ToolName::SendMessage => Box::pin(message::send(daemon, &caller, understood(arguments)?, key)).await,
-        ToolName::Cancel => Box::pin(message::cancel(daemon, &caller, understood(arguments)?, key)).await,
-        ToolName::Wait => Box::pin(look::wait(daemon, &caller, understood(arguments)?)).await,
-        ToolName::Status => Box::pin(look::status(daemon, &caller, understood(arguments)?)).await,
-        ToolName::List => Box::pin(look::list(daemon, &caller, understood(arguments)?)).await,
-        ToolName::AskHuman => Box::pin(ask::ask(daemon, &caller, understood(arguments)?, key)).await,
+        ToolName::SpawnAgent => {
+            Box::pin(spawn::spawn_agent(daemon, &caller, parse_arguments(arguments)?, key)).await
+        }
+        ToolName::SendMessage => {
+            Box::pin(message::send_message(daemon, &caller, parse_arguments(arguments)?, key)).await
+        }
+        ToolName::Cancel => {
+            Box::pin(message::cancel(daemon, &caller, parse_arguments(arguments)?, key)).await
+        }
+        ToolName::Wait => Box::pin(inspect::wait(daemon, &caller, parse_arguments(arguments)?)).await,
+        ToolName::Status => Box::pin(inspect::status(daemon, &caller, parse_arguments(arguments)?)).await,
+        ToolName::List => Box::pin(inspect::list(daemon, &caller, parse_arguments(arguments)?)).await,
+        ToolName::AskHuman => {
+            Box::pin(ask::ask_human(daemon, &caller, parse_arguments(arguments)?, key)).await
+        }
     }
 }
 
-fn understood<T: DeserializeOwned>(arguments: Map<String, Value>) -> Result<T, ApiError> {
+fn parse_arguments<T: DeserializeOwned>(arguments: Map<String, Value>) -> Result<T, ApiError> {
     serde_json::from_value(Value::Object(arguments)).map_err(|error| {
-        ApiError::new(Code::InvalidRequest, format!("the arguments are not what this tool takes: {error}"))
+        ApiError::new(
+            ErrorCode::InvalidRequest,
+            format!("the arguments are not what this tool takes: {error}"),
+        )
     })
 }
 
 /// A JSON object out of its fields.
-fn object(value: Value) -> Map<String, Value> {
+fn json_object(value: Value) -> Map<String, Value> {
     match value {
         Value::Object(fields) => fields,
         other => Map::from_iter([("value".to_owned(), other)]),

@@ -6,11 +6,11 @@ use hyper::Uri;
 use hyper::http::uri::Scheme;
 
 /// Where cards are, below an agent's base. The second is what older agents call it.
-const CARD_PLACES: [&str; 2] = [".well-known/agent-card.json", ".well-known/agent.json"];
+const CARD_PATHS: [&str; 2] = [".well-known/agent-card.json", ".well-known/agent.json"];
 
 /// An address of HTTP, with TLS or without.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Address {
+pub(super) struct A2aAddress {
     pub(super) tls: bool,
     /// A name or a number; an IPv6 address in its brackets.
     host: String,
@@ -19,11 +19,11 @@ pub(super) struct Address {
     pub(super) path: String,
 }
 
-impl Address {
+impl A2aAddress {
     /// Reads a whole address.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
-        let bad = |why: &str| format!("`{}` cannot be used as an address: {why}", shown(text));
+        let bad = |why: &str| format!("`{}` cannot be used as an address: {why}", without_secrets(text));
         let uri: Uri = text.parse().map_err(|cause| bad(&format!("{cause}")))?;
         let tls = match uri.scheme() {
             Some(scheme) if *scheme == Scheme::HTTPS => true,
@@ -58,7 +58,7 @@ impl Address {
             return Self::parse(&format!("{scheme}:{reference}"));
         }
         let folder = || {
-            let path = self.path_alone();
+            let path = self.path_without_query();
             path[..=path.rfind('/').unwrap_or(0)].to_owned()
         };
         let path = match reference {
@@ -70,32 +70,32 @@ impl Address {
     }
 
     /// The same place with a path below it.
-    pub(super) fn below(&self, path: &str) -> Self {
-        let base = self.path_alone().trim_end_matches('/');
+    pub(super) fn with_subpath(&self, path: &str) -> Self {
+        let base = self.path_without_query().trim_end_matches('/');
         Self { path: format!("{base}/{path}"), ..self.clone() }
     }
 
     /// Where the card of the agent at this address may be; the address may be the card's own.
-    pub(super) fn cards(&self) -> Vec<Self> {
-        if self.path_alone().ends_with(".json") {
+    pub(super) fn card_addresses(&self) -> Vec<Self> {
+        if self.path_without_query().ends_with(".json") {
             return vec![self.clone()];
         }
-        CARD_PLACES.iter().map(|place| self.below(place)).collect()
+        CARD_PATHS.iter().map(|place| self.with_subpath(place)).collect()
     }
 
     /// Whether both are the same server.
-    pub(super) fn is_beside(&self, other: &Self) -> bool {
+    pub(super) fn is_same_server(&self, other: &Self) -> bool {
         (self.tls, self.port) == (other.tls, other.port) && self.host.eq_ignore_ascii_case(&other.host)
     }
 
     /// Whether it is this machine, whose connections nobody else reads.
-    pub(super) fn is_here(&self) -> bool {
-        let number = self.dialled().parse::<std::net::IpAddr>();
+    pub(super) fn is_loopback(&self) -> bool {
+        let number = self.dial_host().parse::<std::net::IpAddr>();
         self.host.eq_ignore_ascii_case("localhost") || number.is_ok_and(|number| number.is_loopback())
     }
 
     /// The host as it is dialled and as certificates have it.
-    pub(super) fn dialled(&self) -> &str {
+    pub(super) fn dial_host(&self) -> &str {
         self.host.trim_start_matches('[').trim_end_matches(']')
     }
 
@@ -107,21 +107,21 @@ impl Address {
         }
     }
 
-    fn path_alone(&self) -> &str {
+    fn path_without_query(&self) -> &str {
         self.path.split_once('?').map_or(&self.path, |(path, _)| path)
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for A2aAddress {
     /// Without the query, which may have a key in it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.tls { "https" } else { "http" };
-        write!(f, "{scheme}://{}{}", self.authority(), self.path_alone())
+        write!(f, "{scheme}://{}{}", self.authority(), self.path_without_query())
     }
 }
 
 /// An address that could not be read, without what may be secret in it.
-fn shown(text: &str) -> &str {
+fn without_secrets(text: &str) -> &str {
     let text = text.split_once('?').map_or(text, |(text, _)| text);
     text.rsplit_once('@').map_or(text, |(_, host)| host)
 }
@@ -130,8 +130,8 @@ fn shown(text: &str) -> &str {
 mod tests {
     use super::*;
 
-    fn address(text: &str) -> Address {
-        Address::parse(text).unwrap()
+    fn address(text: &str) -> A2aAddress {
+        A2aAddress::parse(text).unwrap()
     }
 
     #[test]
@@ -141,23 +141,24 @@ mod tests {
         }
         assert_eq!(address(" http://h:80 ").to_string(), "http://h/");
         assert_eq!(address("https://h:443/?key=s3cret").to_string(), "https://h/", "a query may be a secret");
-        assert_eq!(address("https://[::1]/").dialled(), "::1");
-        assert!(address("http://[::1]:1/").is_here() && address("http://LOCALHOST/").is_here());
-        assert!(address("http://127.9.9.9/").is_here() && !address("http://10.0.0.1/").is_here());
+        assert_eq!(address("https://[::1]/").dial_host(), "::1");
+        assert!(address("http://[::1]:1/").is_loopback() && address("http://LOCALHOST/").is_loopback());
+        assert!(address("http://127.9.9.9/").is_loopback() && !address("http://10.0.0.1/").is_loopback());
     }
 
     #[test]
     fn what_is_no_address_is_refused_and_shows_no_password() {
         for text in ["", "h:1", "ftp://h", "http://", "http:///x", "http://a b"] {
-            assert!(Address::parse(text).is_err(), "{text}");
+            assert!(A2aAddress::parse(text).is_err(), "{text}");
         }
-        let refused = Address::parse("http://me:s3cret@h/").unwrap_err();
+        let refused = A2aAddress::parse("http://me:s3cret@h/").unwrap_err();
         assert!(refused.contains("A2A_TOKEN") && !refused.contains("s3cret"), "{refused}");
     }
 
     #[test]
     fn a_card_is_below_the_base_or_is_the_address_itself() {
-        let places = |text: &str| address(text).cards().iter().map(Address::to_string).collect::<Vec<_>>();
+        let places =
+            |text: &str| address(text).card_addresses().iter().map(A2aAddress::to_string).collect::<Vec<_>>();
         assert_eq!(
             places("http://h:1"),
             ["http://h:1/.well-known/agent-card.json", "http://h:1/.well-known/agent.json"]
@@ -175,6 +176,8 @@ mod tests {
         assert_eq!(joined("/rpc"), "https://h:1/rpc");
         assert_eq!(joined("rpc"), "https://h:1/x/.well-known/rpc");
         assert_eq!(joined(""), card.to_string());
-        assert!(card.is_beside(&address("https://H:1/z")) && !card.is_beside(&address("http://h:1/z")));
+        assert!(
+            card.is_same_server(&address("https://H:1/z")) && !card.is_same_server(&address("http://h:1/z"))
+        );
     }
 }

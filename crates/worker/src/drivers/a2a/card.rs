@@ -5,24 +5,24 @@ use hyper::header::{AUTHORIZATION, HeaderName, HeaderValue};
 use qd_catalog::REMOTE_TOKEN;
 use serde_json::Value;
 
-use super::address::Address;
-use super::http::Credential;
+use super::address::A2aAddress;
+use super::http::A2aCredential;
 
 /// Which of the two wire forms an agent speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Version {
+pub(super) enum A2aVersion {
     /// 0.3, and what came shortly before it.
-    Old,
+    V0_3,
     /// 1.0, and what will be compatible with it.
-    One,
+    V1_0,
 }
 
-impl Version {
-    fn of(text: &str) -> Option<Self> {
+impl A2aVersion {
+    fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.trim().split('.');
         match (numbers.next()?, numbers.next()) {
-            ("1", _) => Some(Self::One),
-            ("0", Some("2" | "3")) => Some(Self::Old),
+            ("1", _) => Some(Self::V1_0),
+            ("0", Some("2" | "3")) => Some(Self::V0_3),
             _ => None,
         }
     }
@@ -30,15 +30,15 @@ impl Version {
     /// What it is called in a request.
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::Old => "0.3",
-            Self::One => "1.0",
+            Self::V0_3 => "0.3",
+            Self::V1_0 => "1.0",
         }
     }
 }
 
 /// How calls are put into HTTP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Binding {
+pub(super) enum A2aBinding {
     /// All at one address, by method.
     JsonRpc,
     /// Each at its own path.
@@ -47,114 +47,118 @@ pub(super) enum Binding {
 
 /// How an agent is called.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Interface {
-    pub(super) at: Address,
-    pub(super) binding: Binding,
-    pub(super) version: Version,
+pub(super) struct A2aInterface {
+    pub(super) address: A2aAddress,
+    pub(super) binding: A2aBinding,
+    pub(super) version: A2aVersion,
     /// Whose agent it is, where one server has agents of several.
     pub(super) tenant: Option<String>,
 }
 
 /// What of a card matters here.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Card {
-    pub(super) interface: Interface,
+pub(super) struct A2aAgentCard {
+    pub(super) interface: A2aInterface,
     /// Whether it tells what it does while it does it.
     pub(super) streams: bool,
     /// The header that lets us in.
-    header: HeaderName,
+    credential_header: HeaderName,
 }
 
-impl Card {
+impl A2aAgentCard {
     /// Reads a card that was found at this address; says why if the agent cannot be driven.
-    pub(super) fn read(card: &Value, at: &Address) -> Result<Self, String> {
+    pub(super) fn parse(card: &Value, at: &A2aAddress) -> Result<Self, String> {
         if !card.is_object() {
             return Err("it is no object".to_owned());
         }
         let can = &card["capabilities"];
-        if let Some(needed) = list(&can["extensions"]).iter().find(|one| one["required"] == true) {
+        if let Some(needed) = array_items(&can["extensions"]).iter().find(|one| one["required"] == true) {
             let uri = needed["uri"].as_str().unwrap_or("one without a name");
             return Err(format!("the agent requires the extension {uri}, which quarterdeck does not have"));
         }
-        let offers = offers(card);
+        let offers = interface_offers(card);
         let usable = offers.iter().filter_map(|offer| Some((offer.usable()?, offer)));
         let Some(((_, binding, version), offer)) = usable.min_by_key(|((rank, ..), _)| *rank) else {
-            let named: Vec<String> = offers.iter().map(Offer::to_string).collect();
+            let named: Vec<String> = offers.iter().map(A2aInterfaceOffer::to_string).collect();
             let named = if named.is_empty() { "nothing".to_owned() } else { named.join(", ") };
             return Err(format!(
                 "it offers {named}; quarterdeck speaks JSONRPC 1.0 and 0.3, and HTTP+JSON 1.0"
             ));
         };
-        let interface = Interface {
-            at: at.join(&offer.url)?,
+        let interface = A2aInterface {
+            address: at.join(&offer.url)?,
             binding,
             version,
             tenant: offer.tenant.clone().filter(|tenant| !tenant.is_empty()),
         };
-        Ok(Self { interface, streams: can["streaming"] == true, header: header(card) })
+        Ok(Self {
+            interface,
+            streams: can["streaming"] == true,
+            credential_header: find_credential_header(card),
+        })
     }
 
     /// What lets us in, out of what the session was given.
-    pub(super) fn credential(&self, token: &str) -> Result<Credential, String> {
-        credential(self.header.clone(), token)
+    pub(super) fn credential(&self, token: &str) -> Result<A2aCredential, String> {
+        make_credential(self.credential_header.clone(), token)
     }
 
     /// The header that it wants.
-    pub(super) fn header(&self) -> &str {
-        self.header.as_str()
+    pub(super) fn credential_header(&self) -> &str {
+        self.credential_header.as_str()
     }
 }
 
 /// What lets us in by the usual header, for when no card says otherwise.
-pub(super) fn bearer(token: &str) -> Result<Credential, String> {
-    credential(AUTHORIZATION, token)
+pub(super) fn bearer_credential(token: &str) -> Result<A2aCredential, String> {
+    make_credential(AUTHORIZATION, token)
 }
 
-fn credential(header: HeaderName, token: &str) -> Result<Credential, String> {
+fn make_credential(header: HeaderName, token: &str) -> Result<A2aCredential, String> {
     let token = token.trim();
     let text = if header == AUTHORIZATION { format!("Bearer {token}") } else { token.to_owned() };
     let mut value = HeaderValue::from_str(&text)
         .map_err(|_| format!("the value of {REMOTE_TOKEN} has characters that no header can have"))?;
     value.set_sensitive(true);
-    Ok(Credential { header, value })
+    Ok(A2aCredential { header, value })
 }
 
 /// One way to call an agent.
 #[derive(Debug)]
-struct Offer {
+struct A2aInterfaceOffer {
     url: String,
     binding: String,
     version: String,
     tenant: Option<String>,
 }
 
-impl Offer {
+impl A2aInterfaceOffer {
     /// How it would be used, and how much we would rather use another; `None` if we cannot.
-    fn usable(&self) -> Option<(u8, Binding, Version)> {
-        let version = Version::of(&self.version)?;
+    fn usable(&self) -> Option<(u8, A2aBinding, A2aVersion)> {
+        let version = A2aVersion::parse(&self.version)?;
         let is = |name: &str| self.binding.eq_ignore_ascii_case(name);
         match version {
-            Version::One if is("JSONRPC") => Some((0, Binding::JsonRpc, version)),
-            Version::One if is("HTTP+JSON") => Some((1, Binding::Rest, version)),
-            Version::Old if is("JSONRPC") => Some((2, Binding::JsonRpc, version)),
+            A2aVersion::V1_0 if is("JSONRPC") => Some((0, A2aBinding::JsonRpc, version)),
+            A2aVersion::V1_0 if is("HTTP+JSON") => Some((1, A2aBinding::Rest, version)),
+            A2aVersion::V0_3 if is("JSONRPC") => Some((2, A2aBinding::JsonRpc, version)),
             _ => None,
         }
     }
 }
 
-impl std::fmt::Display for Offer {
+impl std::fmt::Display for A2aInterfaceOffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {}", self.binding, self.version)
     }
 }
 
 /// All that a card offers, in its order.
-fn offers(card: &Value) -> Vec<Offer> {
+fn interface_offers(card: &Value) -> Vec<A2aInterfaceOffer> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let mut offers = Vec::new();
-    for one in list(&card["supportedInterfaces"]) {
+    for one in array_items(&card["supportedInterfaces"]) {
         let Some(url) = text(&one["url"]) else { continue };
-        offers.push(Offer {
+        offers.push(A2aInterfaceOffer {
             url,
             binding: text(&one["protocolBinding"]).unwrap_or_else(|| "JSONRPC".to_owned()),
             version: text(&one["protocolVersion"]).unwrap_or_else(|| "1.0".to_owned()),
@@ -164,24 +168,24 @@ fn offers(card: &Value) -> Vec<Offer> {
     // The older shape: one way at the top, others in a list of their own, and a version for all of them.
     let version = text(&card["protocolVersion"]).unwrap_or_else(|| "0.3".to_owned());
     let preferred = text(&card["url"]).map(|url| (url, text(&card["preferredTransport"])));
-    let others = list(&card["additionalInterfaces"])
+    let others = array_items(&card["additionalInterfaces"])
         .iter()
         .filter_map(|one| Some((text(&one["url"])?, text(&one["transport"]))));
     for (url, binding) in preferred.into_iter().chain(others) {
         let binding = binding.unwrap_or_else(|| "JSONRPC".to_owned());
-        offers.push(Offer { url, binding, version: version.clone(), tenant: None });
+        offers.push(A2aInterfaceOffer { url, binding, version: version.clone(), tenant: None });
     }
     offers
 }
 
 /// The header that a card wants a credential in: that of an API key if it takes nothing that goes into the usual one.
-fn header(card: &Value) -> HeaderName {
+fn find_credential_header(card: &Value) -> HeaderName {
     let Some(schemes) = card["securitySchemes"].as_object() else { return AUTHORIZATION };
     // What is required, by name; where nothing is, all that would do.
-    let required: Vec<&str> = list(&card["securityRequirements"])
+    let required: Vec<&str> = array_items(&card["securityRequirements"])
         .iter()
         .filter_map(|one| one["schemes"].as_object())
-        .chain(list(&card["security"]).iter().filter_map(Value::as_object))
+        .chain(array_items(&card["security"]).iter().filter_map(Value::as_object))
         .flat_map(|one| one.keys().map(String::as_str))
         .collect();
     let wanted = schemes.iter().filter(|(name, _)| required.is_empty() || required.contains(&name.as_str()));
@@ -200,7 +204,7 @@ fn header(card: &Value) -> HeaderName {
     key.unwrap_or(AUTHORIZATION)
 }
 
-fn list(value: &Value) -> &[Value] {
+fn array_items(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
@@ -210,12 +214,12 @@ mod tests {
 
     use super::*;
 
-    fn read(card: Value) -> Result<Card, String> {
-        Card::read(&card, &Address::parse("https://h/a/.well-known/agent-card.json").unwrap())
+    fn parse_card(card: Value) -> Result<A2aAgentCard, String> {
+        A2aAgentCard::parse(&card, &A2aAddress::parse("https://h/a/.well-known/agent-card.json").unwrap())
     }
 
-    fn interface(card: Value) -> (String, Binding, Version) {
-        let Interface { at, binding, version, .. } = read(card).unwrap().interface;
+    fn parse_interface(card: Value) -> (String, A2aBinding, A2aVersion) {
+        let A2aInterface { address: at, binding, version, .. } = parse_card(card).unwrap().interface;
         (at.to_string(), binding, version)
     }
 
@@ -232,26 +236,29 @@ mod tests {
             "capabilities": {"streaming": true, "extensions": [{"uri": "u"}]},
             "unheardOf": [1, {"x": null}],
         });
-        let read = read(card).unwrap();
-        assert_eq!(read.interface.at.to_string(), "https://h/rpc");
+        let read = parse_card(card).unwrap();
+        assert_eq!(read.interface.address.to_string(), "https://h/rpc");
         assert_eq!(read.interface.tenant.as_deref(), Some("t"));
-        assert_eq!((read.interface.binding, read.interface.version), (Binding::JsonRpc, Version::One));
+        assert_eq!((read.interface.binding, read.interface.version), (A2aBinding::JsonRpc, A2aVersion::V1_0));
         assert!(read.streams);
         let rest = json!({"supportedInterfaces": [
             {"url": "https://h/rest", "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0"}]});
-        assert_eq!(interface(rest), ("https://h/rest".to_owned(), Binding::Rest, Version::One));
+        assert_eq!(parse_interface(rest), ("https://h/rest".to_owned(), A2aBinding::Rest, A2aVersion::V1_0));
     }
 
     #[test]
     fn a_card_of_the_version_before_is_read_as_well() {
         let card = json!({"url": "http://h:9/", "protocolVersion": "0.3.0", "preferredTransport": "GRPC",
             "additionalInterfaces": [{"url": "http://h:9/rpc", "transport": "JSONRPC"}]});
-        assert_eq!(interface(card), ("http://h:9/rpc".to_owned(), Binding::JsonRpc, Version::Old));
+        assert_eq!(
+            parse_interface(card),
+            ("http://h:9/rpc".to_owned(), A2aBinding::JsonRpc, A2aVersion::V0_3)
+        );
         let oldest = json!({"url": "http://h:9/", "capabilities": {}});
-        assert_eq!(interface(oldest).2, Version::Old);
+        assert_eq!(parse_interface(oldest).2, A2aVersion::V0_3);
         let both = json!({"url": "http://h:9/", "protocolVersion": "0.3.0",
             "supportedInterfaces": [{"url": "http://h:9/", "protocolBinding": "JSONRPC", "protocolVersion": "1.1"}]});
-        assert_eq!(interface(both).2, Version::One, "the newer is better");
+        assert_eq!(parse_interface(both).2, A2aVersion::V1_0, "the newer is better");
     }
 
     #[test]
@@ -259,12 +266,12 @@ mod tests {
         let grpc = json!({"supportedInterfaces": [
             {"url": "x", "protocolBinding": "GRPC", "protocolVersion": "1.0"},
             {"url": "x", "protocolBinding": "JSONRPC", "protocolVersion": "2.0"}]});
-        let refused = read(grpc).unwrap_err();
+        let refused = parse_card(grpc).unwrap_err();
         assert!(refused.contains("GRPC 1.0, JSONRPC 2.0") && refused.contains("HTTP+JSON 1.0"), "{refused}");
-        assert!(read(json!({"name": "x"})).unwrap_err().contains("nothing"));
+        assert!(parse_card(json!({"name": "x"})).unwrap_err().contains("nothing"));
         let needs = json!({"url": "http://h/", "capabilities": {"extensions": [{"uri": "https://e/pay", "required": true}]}});
-        assert!(read(needs).unwrap_err().contains("https://e/pay"));
-        assert!(read(json!([1])).is_err());
+        assert!(parse_card(needs).unwrap_err().contains("https://e/pay"));
+        assert!(parse_card(json!([1])).is_err());
     }
 
     #[test]
@@ -272,8 +279,8 @@ mod tests {
         let header = |more: Value| {
             let mut card = json!({"url": "http://h/"});
             card.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            let card = read(card).unwrap();
-            let Credential { header, value } = card.credential("tok\n").unwrap();
+            let card = parse_card(card).unwrap();
+            let A2aCredential { header, value } = card.credential("tok\n").unwrap();
             assert!(value.is_sensitive());
             (header.to_string(), value.to_str().unwrap().to_owned())
         };
@@ -293,6 +300,6 @@ mod tests {
         assert_eq!(header(json!({"securitySchemes": both, "securityRequirements": required})), key);
         let query = json!({"k": {"type": "apiKey", "in": "query", "name": "key"}});
         assert_eq!(header(json!({"securitySchemes": query})), usual);
-        assert!(read(json!({"url": "http://h/"})).unwrap().credential("a\u{1}b").is_err());
+        assert!(parse_card(json!({"url": "http://h/"})).unwrap().credential("a\u{1}b").is_err());
     }
 }

@@ -1,10 +1,10 @@
 //! What a tool changed in a file, as text: the lines that went and the lines that came, with a little around them.
 
 /// Lines around a change that are shown.
-const AROUND: usize = 3;
+const CONTEXT_LINES: usize = 3;
 
 /// The change from one text to another, in the form that people know from `diff -u`, as one hunk.
-pub(super) fn unified(path: &str, old: &str, new: &str) -> String {
+pub(super) fn unified_diff(path: &str, old: &str, new: &str) -> String {
     let (before, after): (Vec<&str>, Vec<&str>) = (old.lines().collect(), new.lines().collect());
     let shorter = before.len().min(after.len());
     let same = |pairs: &mut dyn Iterator<Item = (&&str, &&str)>| pairs.take_while(|(a, b)| a == b).count();
@@ -13,10 +13,10 @@ pub(super) fn unified(path: &str, old: &str, new: &str) -> String {
     if head == before.len() && head == after.len() {
         return format!("--- {path}\n+++ {path}\n");
     }
-    let from = head.saturating_sub(AROUND);
+    let from = head.saturating_sub(CONTEXT_LINES);
     let gone = &before[head..before.len() - tail];
     let come = &after[head..after.len() - tail];
-    let below = &before[before.len() - tail..][..tail.min(AROUND)];
+    let below = &before[before.len() - tail..][..tail.min(CONTEXT_LINES)];
     let around = head - from + below.len();
     let mut text = format!(
         "--- {path}\n+++ {path}\n@@ -{},{} +{},{} @@\n",
@@ -48,12 +48,12 @@ mod tests {
         let old = "a\nb\nc\nd\ne\nf\ng\n";
         let new = "a\nb\nc\nd\nE\nF2\nf\ng\n";
         assert_eq!(
-            unified("x", old, new),
+            unified_diff("x", old, new),
             "--- x\n+++ x\n@@ -2,6 +2,7 @@\n b\n c\n d\n-e\n+E\n+F2\n f\n g\n"
         );
-        assert_eq!(unified("x", "", "new\n"), "--- x\n+++ x\n@@ -1,0 +1,1 @@\n+new\n");
-        assert_eq!(unified("x", "old\n", ""), "--- x\n+++ x\n@@ -1,1 +1,0 @@\n-old\n");
-        assert_eq!(unified("x", "a\na\n", "a\n"), "--- x\n+++ x\n@@ -1,2 +1,1 @@\n a\n-a\n");
-        assert_eq!(unified("x", "same\n", "same\n"), "--- x\n+++ x\n");
+        assert_eq!(unified_diff("x", "", "new\n"), "--- x\n+++ x\n@@ -1,0 +1,1 @@\n+new\n");
+        assert_eq!(unified_diff("x", "old\n", ""), "--- x\n+++ x\n@@ -1,1 +1,0 @@\n-old\n");
+        assert_eq!(unified_diff("x", "a\na\n", "a\n"), "--- x\n+++ x\n@@ -1,2 +1,1 @@\n a\n-a\n");
+        assert_eq!(unified_diff("x", "same\n", "same\n"), "--- x\n+++ x\n");
     }
 }

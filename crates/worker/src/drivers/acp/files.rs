@@ -20,21 +20,21 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 /// The longest file that is read to an agent.
 const READ_MAX: usize = BODY_MAX;
 /// Files that may be read and written at once; what comes on top is refused.
-const UNDER_WAY_MAX: usize = 64;
+const IN_PROGRESS_MAX: usize = 64;
 
 /// An answer, and to what.
-pub(super) type Served = (RawJsonRpcId, Result<Value, Error>);
+pub(super) type AcpServiceResponse = (RawJsonRpcId, Result<Value, Error>);
 
 /// What is being read and written. It outlives a turn, since every request is answered.
-pub(super) struct Files {
+pub(super) struct AcpFileService {
     root: PathBuf,
-    under_way: FuturesUnordered<BoxFuture<'static, Served>>,
+    in_progress: FuturesUnordered<BoxFuture<'static, AcpServiceResponse>>,
 }
 
-impl Files {
+impl AcpFileService {
     /// Serves what is below `root`.
-    pub(super) fn below(root: &Path) -> Self {
-        Self { root: root.to_owned(), under_way: FuturesUnordered::new() }
+    pub(super) fn for_workspace(root: &Path) -> Self {
+        Self { root: root.to_owned(), in_progress: FuturesUnordered::new() }
     }
 
     /// Where the agent works.
@@ -45,8 +45,8 @@ impl Files {
     /// Begins to read.
     pub(super) fn read(&mut self, id: RawJsonRpcId, request: ReadTextFileRequest) {
         let root = self.root.clone();
-        self.begin(id, async move {
-            let content = read(&root, &request).await?;
+        self.start_request(id, async move {
+            let content = read_text(&root, &request).await?;
             ReadTextFileResponse::new(content).into_json(FS.fs_read_text_file)
         });
     }
@@ -54,23 +54,27 @@ impl Files {
     /// Begins to write.
     pub(super) fn write(&mut self, id: RawJsonRpcId, request: WriteTextFileRequest) {
         let root = self.root.clone();
-        self.begin(id, async move {
-            write(&root, &request.path, &request.content).await?;
+        self.start_request(id, async move {
+            write_text(&root, &request.path, &request.content).await?;
             WriteTextFileResponse::new().into_json(FS.fs_write_text_file)
         });
     }
 
     /// The next answer; waits for ever if there is none to come. Nothing is lost if the wait is given up.
-    pub(super) async fn next(&mut self) -> Served {
-        match self.under_way.next().await {
+    pub(super) async fn next(&mut self) -> AcpServiceResponse {
+        match self.in_progress.next().await {
             Some(served) => served,
             None => std::future::pending().await,
         }
     }
 
-    fn begin(&mut self, id: RawJsonRpcId, work: impl Future<Output = Result<Value, Error>> + Send + 'static) {
-        let refused = self.under_way.len() >= UNDER_WAY_MAX;
-        self.under_way.push(Box::pin(async move {
+    fn start_request(
+        &mut self,
+        id: RawJsonRpcId,
+        work: impl Future<Output = Result<Value, Error>> + Send + 'static,
+    ) {
+        let refused = self.in_progress.len() >= IN_PROGRESS_MAX;
+        self.in_progress.push(Box::pin(async move {
             if refused {
                 return (
                     id,
@@ -82,45 +86,46 @@ impl Files {
     }
 }
 
-async fn read(root: &Path, request: &ReadTextFileRequest) -> Result<String, Error> {
+async fn read_text(root: &Path, request: &ReadTextFileRequest) -> Result<String, Error> {
     let path = request.path.as_path();
-    let cannot = |why: &dyn std::fmt::Display| failed("read", path, why);
-    let real = inside(root, path).await.map_err(|cause| cannot(&cause))?;
-    let file = open(OpenOptions::new().read(true), &real).await.map_err(|cause| cannot(&cause))?;
+    let cannot = |why: &dyn std::fmt::Display| file_error("read", path, why);
+    let real = resolve_in_workspace(root, path).await.map_err(|cause| cannot(&cause))?;
+    let file =
+        open_regular_file(OpenOptions::new().read(true), &real).await.map_err(|cause| cannot(&cause))?;
     let mut content = String::new();
     file.take(READ_MAX as u64 + 1).read_to_string(&mut content).await.map_err(|cause| cannot(&cause))?;
     if content.len() > READ_MAX {
         return Err(cannot(&format_args!("it is longer than {READ_MAX} bytes")));
     }
-    Ok(part(content, request.line, request.limit))
+    Ok(line_range(content, request.line, request.limit))
 }
 
-async fn write(root: &Path, path: &Path, content: &str) -> Result<(), Error> {
-    let cannot = |cause: std::io::Error| failed("write", path, &cause);
-    let real = inside(root, path).await.map_err(cannot)?;
+async fn write_text(root: &Path, path: &Path, content: &str) -> Result<(), Error> {
+    let cannot = |cause: std::io::Error| file_error("write", path, &cause);
+    let real = resolve_in_workspace(root, path).await.map_err(cannot)?;
     if let Some(folder) = real.parent() {
         tokio::fs::create_dir_all(folder).await.map_err(cannot)?;
     }
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true);
-    let mut file = open(&mut options, &real).await.map_err(cannot)?;
+    let mut file = open_regular_file(&mut options, &real).await.map_err(cannot)?;
     file.write_all(content.as_bytes()).await.map_err(cannot)?;
     // What is not flushed is lost without a word.
     file.flush().await.map_err(cannot)
 }
 
 /// Opens a file, and nothing else: a pipe or a terminal could keep a thread waiting for ever.
-async fn open(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
+async fn open_regular_file(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = options.custom_flags(flags.bits().cast_signed()).open(path).await?;
     match file.metadata().await?.is_file() {
         true => Ok(file),
-        false => Err(refused("it is not a file")),
+        false => Err(permission_denied("it is not a file")),
     }
 }
 
 /// The lines from `line` on, which counts from 1, and at most `limit` of them.
-fn part(content: String, line: Option<u32>, limit: Option<u32>) -> String {
+fn line_range(content: String, line: Option<u32>, limit: Option<u32>) -> String {
     if line.is_none() && limit.is_none() {
         return content;
     }
@@ -130,29 +135,29 @@ fn part(content: String, line: Option<u32>, limit: Option<u32>) -> String {
 }
 
 /// The real place of a path, which need not exist yet, if that is below the root.
-pub(super) async fn inside(root: &Path, path: &Path) -> std::io::Result<PathBuf> {
+pub(super) async fn resolve_in_workspace(root: &Path, path: &Path) -> std::io::Result<PathBuf> {
     if !path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
-        return Err(refused("the path is not absolute and plain"));
+        return Err(permission_denied("the path is not absolute and plain"));
     }
     let root = tokio::fs::canonicalize(root).await?;
     // What does not exist cannot be a symlink: the deepest part that does exist decides. A symlink to nowhere exists.
     let mut known = path;
     while tokio::fs::symlink_metadata(known).await.is_err() {
-        known = known.parent().ok_or_else(|| refused("there is no such place"))?;
+        known = known.parent().ok_or_else(|| permission_denied("there is no such place"))?;
     }
-    let rest = path.strip_prefix(known).map_err(|_| refused("there is no such place"))?;
+    let rest = path.strip_prefix(known).map_err(|_| permission_denied("there is no such place"))?;
     let real = tokio::fs::canonicalize(known).await?;
     if !real.starts_with(&root) {
-        return Err(refused("it is outside the workspace"));
+        return Err(permission_denied("it is outside the workspace"));
     }
     Ok(if rest.as_os_str().is_empty() { real } else { real.join(rest) })
 }
 
-fn refused(why: &str) -> std::io::Error {
+fn permission_denied(why: &str) -> std::io::Error {
     std::io::Error::new(std::io::ErrorKind::PermissionDenied, why)
 }
 
-fn failed(verb: &str, path: &Path, why: &dyn std::fmt::Display) -> Error {
+fn file_error(verb: &str, path: &Path, why: &dyn std::fmt::Display) -> Error {
     Error::new(ErrorCode::RESOURCE_NOT_FOUND, format!("cannot {verb} {}: {why}", path.display()))
 }
 
@@ -161,17 +166,17 @@ mod tests {
     use super::*;
 
     async fn read_all(root: &Path, path: impl Into<PathBuf>) -> Result<String, String> {
-        read(root, &ReadTextFileRequest::new("s", path)).await.map_err(|error| error.message)
+        read_text(root, &ReadTextFileRequest::new("s", path)).await.map_err(|error| error.message)
     }
 
     #[tokio::test]
     async fn files_inside_the_workspace_are_written_and_read() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("deep/er/f.txt");
-        write(home.path(), &path, "one\ntwo\nthree\n").await.unwrap();
+        write_text(home.path(), &path, "one\ntwo\nthree\n").await.unwrap();
         assert_eq!(read_all(home.path(), &path).await.unwrap(), "one\ntwo\nthree\n");
         let request = ReadTextFileRequest::new("s", &path).line(2).limit(1);
-        assert_eq!(read(home.path(), &request).await.unwrap(), "two\n");
+        assert_eq!(read_text(home.path(), &request).await.unwrap(), "two\n");
     }
 
     #[tokio::test]
@@ -190,7 +195,7 @@ mod tests {
         ];
         for way in ways {
             assert!(read_all(home.path(), &way).await.is_err(), "{}", way.display());
-            assert!(write(home.path(), &way, "y").await.is_err(), "{}", way.display());
+            assert!(write_text(home.path(), &way, "y").await.is_err(), "{}", way.display());
         }
         assert_eq!(std::fs::read_to_string(other.path().join("secret")).unwrap(), "x");
         assert!(!other.path().join("absent").exists() && !other.path().join("new").exists());
@@ -201,7 +206,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         std::fs::write(home.path().join("real"), "x").unwrap();
         std::os::unix::fs::symlink(home.path().join("real"), home.path().join("alias")).unwrap();
-        write(home.path(), &home.path().join("alias"), "y").await.unwrap();
+        write_text(home.path(), &home.path().join("alias"), "y").await.unwrap();
         assert_eq!(std::fs::read_to_string(home.path().join("real")).unwrap(), "y");
     }
 
@@ -211,7 +216,7 @@ mod tests {
         let pipe = home.path().join("pipe");
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         assert!(read_all(home.path(), &pipe).await.unwrap_err().contains("not a file"));
-        assert!(write(home.path(), &pipe, "x").await.is_err(), "nobody reads");
+        assert!(write_text(home.path(), &pipe, "x").await.is_err(), "nobody reads");
         assert!(read_all(home.path(), home.path()).await.unwrap_err().contains("not a file"));
     }
 }

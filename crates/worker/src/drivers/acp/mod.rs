@@ -10,92 +10,102 @@
 //! - `wire`: lines of JSON-RPC.
 
 mod asks;
-mod calls;
-mod compose;
+mod client_service;
+mod connection;
+mod conversation;
 mod diff;
-mod ear;
+mod event_decoder;
 mod files;
-mod opening;
+mod handshake;
 mod profile;
-mod round;
-mod service;
-mod talk;
+mod prompt_content;
 mod terminals;
 #[cfg(test)]
 mod tests;
+mod tool_calls;
+mod turn;
 mod usage;
-mod wire;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use qd_keeper::Keeper;
-use qd_link::{Closed, Voice};
+use qd_keeper::KeeperHandle;
+use qd_link::{AgentOutput, LinkClosed};
 use qd_protocol::Millis;
 use qd_protocol::event::RunError;
 use qd_protocol::manifest::Manifest;
 use qd_protocol::worker::AgentSpec;
 use tokio::net::unix::pipe;
 
-pub(crate) use self::compose::news;
-pub(crate) use self::ear::OURS;
-use self::opening::{Opening, Unopened};
-use self::profile::Profile;
-use self::service::Service;
-use self::talk::{Talk, run_error};
-use self::wire::Peer;
-use super::process::{Process, Program};
-use super::tools::ToolServer;
-use crate::turn::{End, Prompt, Turn};
+use self::client_service::AcpClientService;
+use self::connection::AcpConnection;
+use self::conversation::{AcpConversation, run_error};
+pub(crate) use self::event_decoder::META_KEY;
+use self::handshake::{AcpHandshakeError, AcpHandshakeOptions};
+use self::profile::AcpProfile;
+pub(crate) use self::prompt_content::unseen_messages;
+use super::process::{AgentProcess, AgentProgram};
+use super::tool_server::ToolServer;
+use crate::turn::{DriverPrompt, DriverTurn, DriverTurnEnd};
 
 /// One live agent.
-pub(crate) struct Acp {
-    process: Process,
-    talk: Talk<pipe::Receiver, pipe::Sender>,
+pub(crate) struct AcpAgent {
+    process: AgentProcess,
+    conversation: AcpConversation<pipe::Receiver, pipe::Sender>,
     steers: bool,
     /// Held as long as the agent lives: without it the keeper ends everything.
-    _keeper: Arc<Keeper>,
+    _keeper: Arc<KeeperHandle>,
 }
 
-impl Acp {
+impl AcpAgent {
     /// Starts the agent's process and opens its session, the old one if the specification names it, within the limit.
     pub(crate) async fn start(
         spec: &AgentSpec,
         manifest: &Manifest,
-        keeper: Arc<Keeper>,
+        keeper: Arc<KeeperHandle>,
         limit: Duration,
     ) -> Result<Self, RunError> {
         let late = || {
             RunError::new("agent_not_ready", format!("the agent was not ready within {} s", limit.as_secs()))
         };
         if manifest.resume.next_minute && spec.agent_session_id.is_some() {
-            next_minute(spec.last_active).await;
+            wait_for_next_minute(spec.last_active).await;
         }
         let until = tokio::time::Instant::now() + limit;
-        let started =
-            tokio::time::timeout_at(until, Process::start(&keeper, spec, Program::of(manifest, spec))).await;
+        let started = tokio::time::timeout_at(
+            until,
+            AgentProcess::start(&keeper, spec, AgentProgram::from_manifest(manifest, spec)),
+        )
+        .await;
         let (mut process, stdin, stdout) = started.map_err(|_| late())??;
-        let mut peer = Peer::new(stdout, stdin, process.exited());
-        let service = Service::below(&spec.cwd, Some(Arc::clone(&keeper)));
-        let opening = Opening::of(spec, Profile::of(manifest, spec), service.runs_commands());
-        let opened = match tokio::time::timeout_at(until, opening::open(&mut peer, &opening)).await {
-            Ok(Ok(opened)) => opened,
-            Ok(Err(Unopened::HungUp)) => return Err(process.why("before it was ready").await),
-            Ok(Err(Unopened::Refused(told))) => {
-                let told = RunError { code: "agent_failed_to_start".to_owned(), ..run_error(&told) };
-                return Err(process.complains(told).await);
-            }
-            Err(_) => return Err(process.complains(late()).await),
-        };
-        let talk = Talk::new(peer, opened, service);
-        Ok(Self { process, talk, steers: manifest.steers(), _keeper: keeper })
+        let mut peer = AcpConnection::new(stdout, stdin, process.exited());
+        let service = AcpClientService::for_workspace(&spec.cwd, Some(Arc::clone(&keeper)));
+        let opening = AcpHandshakeOptions::from_spec(
+            spec,
+            AcpProfile::from_manifest(manifest, spec),
+            service.runs_commands(),
+        );
+        let opened =
+            match tokio::time::timeout_at(until, handshake::perform_handshake(&mut peer, &opening)).await {
+                Ok(Ok(opened)) => opened,
+                Ok(Err(AcpHandshakeError::AgentExited)) => {
+                    return Err(process.exit_error("before it was ready").await);
+                }
+                Ok(Err(AcpHandshakeError::Refused(told))) => {
+                    let told = RunError { code: "agent_failed_to_start".to_owned(), ..run_error(&told) };
+                    return Err(process.with_stderr(told).await);
+                }
+                Err(_) => return Err(process.with_stderr(late()).await),
+            };
+        let talk = AcpConversation::new(peer, opened, service);
+        Ok(Self { process, conversation: talk, steers: manifest.can_steer(), _keeper: keeper })
     }
 
     /// The agent's name for the conversation, by which it can be resumed: the one that it is in, also if that is new
     /// because the old one could not be gone on with. Under the old name each later start would fail in the same way
     /// and lose what has been said since.
     pub(crate) fn session_id(&self) -> Option<String> {
-        Some(self.talk.session().to_string())
+        Some(self.conversation.session_id().to_string())
     }
 
     /// Whether a turn can be steered.
@@ -104,29 +114,35 @@ impl Acp {
     }
 
     /// One turn. If it is dropped, the agent is in an unknown state and must be ended.
-    pub(crate) async fn turn(&mut self, turn: &Turn<'_>, prompt: &Prompt) -> Result<End, Closed> {
-        match self.talk.turn(turn, prompt).await? {
-            Some(outcome) => Ok(End::Stopped(outcome)),
-            None => Ok(End::Exited(self.process.why("in the middle of its turn").await)),
+    pub(crate) async fn turn(
+        &mut self,
+        turn: &DriverTurn<'_>,
+        prompt: &DriverPrompt,
+    ) -> Result<DriverTurnEnd, LinkClosed> {
+        match self.conversation.turn(turn, prompt).await? {
+            Some(outcome) => Ok(DriverTurnEnd::Stopped(outcome)),
+            None => {
+                Ok(DriverTurnEnd::AgentExited(self.process.exit_error("in the middle of its turn").await))
+            }
         }
     }
 
     /// The time between turns: late words go to `voice` under the run before. Comes back when the agent has ended;
     /// nothing is lost if the wait is given up.
-    pub(crate) async fn idle(&mut self, voice: &Voice) -> RunError {
-        self.talk.idle(voice).await;
-        self.process.why("between two turns").await
+    pub(crate) async fn idle(&mut self, voice: &AgentOutput) -> RunError {
+        self.conversation.idle(voice).await;
+        self.process.exit_error("between two turns").await
     }
 
     /// Ends it politely: closes its stdin and waits a little. The rest is the keeper's.
     pub(crate) async fn stop(self) {
-        let Self { process, talk, _keeper, .. } = self;
-        process.leave(talk.hang_up()).await;
+        let Self { process, conversation: talk, _keeper, .. } = self;
+        process.drain_and_wait(talk.hang_up()).await;
     }
 }
 
 /// Waits until the minute is over in which a conversation was last used.
-async fn next_minute(used: Option<Millis>) {
+async fn wait_for_next_minute(used: Option<Millis>) {
     const MINUTE: u64 = 60_000;
     let now = Millis::now();
     if used.is_some_and(|used| used.0 / MINUTE == now.0 / MINUTE) {
@@ -134,8 +150,8 @@ async fn next_minute(used: Option<Millis>) {
     }
 }
 
-impl<'a> Opening<'a> {
-    fn of(spec: &'a AgentSpec, profile: Profile, runs_commands: bool) -> Self {
+impl<'a> AcpHandshakeOptions<'a> {
+    fn from_spec(spec: &'a AgentSpec, profile: AcpProfile, runs_commands: bool) -> Self {
         Self {
             cwd: &spec.cwd,
             model: spec.model.as_deref(),
@@ -143,7 +159,7 @@ impl<'a> Opening<'a> {
             resume: spec.agent_session_id.as_deref(),
             profile,
             runs_commands,
-            tools: ToolServer::of(spec),
+            tools: ToolServer::from_spec(spec),
         }
     }
 }

@@ -11,14 +11,14 @@ use agent_client_protocol::v1::schema::{
     TerminalOutputRequest, TerminalOutputResponse, WaitForTerminalExitResponse,
 };
 use agent_client_protocol::{Error, ErrorCode, JsonRpcResponse, RawJsonRpcId};
-use qd_keeper::{Exit, ExitWatch, Keeper, Kept, Launch};
+use qd_keeper::{ChildExit, ExitWatch, KeeperChild, KeeperHandle, LaunchSpec};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::task::JoinSet;
 
-use super::files::inside;
-use crate::drivers::process::environment;
+use super::files::resolve_in_workspace;
+use crate::drivers::process::process_environment;
 
 /// Terminals that an agent may have at once, ended ones that it has not released too.
 const TERMINALS_MAX: usize = 64;
@@ -27,60 +27,63 @@ const OUTPUT_MAX: usize = 1 << 20;
 
 /// What an agent's terminals are made of.
 #[derive(Debug)]
-pub(super) struct Terminals {
+pub(super) struct AcpTerminals {
     root: PathBuf,
     /// None where nothing can be started.
-    keeper: Option<Arc<Keeper>>,
-    open: HashMap<TerminalId, Terminal>,
-    last: u64,
+    keeper: Option<Arc<KeeperHandle>>,
+    open: HashMap<TerminalId, AcpTerminal>,
+    last_number: u64,
 }
 
 #[derive(Debug)]
-struct Terminal {
+struct AcpTerminal {
     pid: u32,
     exit: ExitWatch,
-    output: Arc<Mutex<Output>>,
+    output: Arc<Mutex<AcpTerminalBuffer>>,
     /// The tasks that read it, which end with this.
     _readers: JoinSet<()>,
 }
 
 #[derive(Debug, Default)]
-struct Output {
+struct AcpTerminalBuffer {
     bytes: Vec<u8>,
-    most: usize,
+    max_bytes: usize,
     truncated: bool,
 }
 
 /// A command that may run, with what it needs for that.
 #[derive(Debug)]
-pub(super) struct Command {
-    keeper: Arc<Keeper>,
-    launch: Launch,
-    most: usize,
+pub(super) struct AcpTerminalCommand {
+    keeper: Arc<KeeperHandle>,
+    launch: LaunchSpec,
+    max_output: usize,
 }
 
-impl Terminals {
+impl AcpTerminals {
     /// Those of an agent that works below `root`.
-    pub(super) fn below(root: &Path, keeper: Option<Arc<Keeper>>) -> Self {
-        Self { root: root.to_owned(), keeper, open: HashMap::new(), last: 0 }
+    pub(super) fn for_workspace(root: &Path, keeper: Option<Arc<KeeperHandle>>) -> Self {
+        Self { root: root.to_owned(), keeper, open: HashMap::new(), last_number: 0 }
     }
 
     /// Whether there can be any.
-    pub(super) fn are_served(&self) -> bool {
+    pub(super) fn are_available(&self) -> bool {
         self.keeper.is_some()
     }
 
     /// The command line as a person would type it, to be judged.
-    pub(super) fn line(request: &CreateTerminalRequest) -> String {
-        let quoted = request.args.iter().map(|argument| quote(argument));
+    pub(super) fn command_line(request: &CreateTerminalRequest) -> String {
+        let quoted = request.args.iter().map(|argument| shell_quote(argument));
         std::iter::once(request.command.clone()).chain(quoted).collect::<Vec<_>>().join(" ")
     }
 
     /// What is to be started; an error if it cannot be.
-    pub(super) fn command(&self, request: CreateTerminalRequest) -> Result<Command, Error> {
+    pub(super) fn prepare_command(
+        &self,
+        request: CreateTerminalRequest,
+    ) -> Result<AcpTerminalCommand, Error> {
         let keeper = self.keeper.clone().ok_or_else(Error::method_not_found)?;
         if self.open.len() >= TERMINALS_MAX {
-            return Err(failed(format!("there are {TERMINALS_MAX} terminals already; release some")));
+            return Err(invalid_params(format!("there are {TERMINALS_MAX} terminals already; release some")));
         }
         let CreateTerminalRequest { command, args, env, cwd, output_byte_limit, .. } = request;
         // Many send a whole line as the command.
@@ -90,13 +93,13 @@ impl Terminals {
         };
         let added: BTreeMap<String, String> = env.into_iter().map(|var| (var.name, var.value)).collect();
         let most = output_byte_limit.and_then(|most| usize::try_from(most).ok()).unwrap_or(OUTPUT_MAX);
-        let launch = Launch {
+        let launch = LaunchSpec {
             argv,
-            env: environment(added),
+            env: process_environment(added),
             cwd: cwd.unwrap_or_else(|| self.root.clone()),
-            called: None,
+            arg0: None,
         };
-        Ok(Command { keeper, launch, most: most.min(OUTPUT_MAX) })
+        Ok(AcpTerminalCommand { keeper, launch, max_output: most.min(OUTPUT_MAX) })
     }
 
     /// Where terminals may work.
@@ -105,30 +108,31 @@ impl Terminals {
     }
 
     /// A terminal has been started.
-    pub(super) fn opened(&mut self, kept: Kept, most: usize) -> Result<Value, Error> {
-        self.last += 1;
-        let id = TerminalId::new(format!("term_{}", self.last));
-        let Kept { pid, stdin, stdout, stderr, exit } = kept;
+    pub(super) fn register(&mut self, kept: KeeperChild, most: usize) -> Result<Value, Error> {
+        self.last_number += 1;
+        let id = TerminalId::new(format!("term_{}", self.last_number));
+        let KeeperChild { pid, stdin, stdout, stderr, exit } = kept;
         // Nobody types into it.
         drop(stdin);
-        let output = Arc::new(Mutex::new(Output { most, ..Output::default() }));
+        let output =
+            Arc::new(Mutex::new(AcpTerminalBuffer { max_bytes: most, ..AcpTerminalBuffer::default() }));
         let mut readers = JoinSet::new();
-        readers.spawn(gather(stdout, Arc::clone(&output)));
-        readers.spawn(gather(stderr, Arc::clone(&output)));
-        self.open.insert(id.clone(), Terminal { pid, exit, output, _readers: readers });
+        readers.spawn(collect_output(stdout, Arc::clone(&output)));
+        readers.spawn(collect_output(stderr, Arc::clone(&output)));
+        self.open.insert(id.clone(), AcpTerminal { pid, exit, output, _readers: readers });
         CreateTerminalResponse::new(id).into_json(METHODS.terminal_create)
     }
 
     /// What a terminal has shown so far.
-    pub(super) fn shown(&self, id: &TerminalId) -> Option<String> {
+    pub(super) fn shown_text(&self, id: &TerminalId) -> Option<String> {
         Some(self.open.get(id)?.text().0)
     }
 
     pub(super) fn output(&self, request: &TerminalOutputRequest) -> Result<Value, Error> {
         let terminal = self.get(&request.terminal_id)?;
         let (text, truncated) = terminal.text();
-        let response =
-            TerminalOutputResponse::new(text, truncated).exit_status(terminal.exit.now().map(status));
+        let response = TerminalOutputResponse::new(text, truncated)
+            .exit_status(terminal.exit.current().map(exit_status));
         response.into_json(METHODS.terminal_output)
     }
 
@@ -139,7 +143,7 @@ impl Terminals {
     ) -> Result<impl Future<Output = Result<Value, Error>> + Send + use<>, Error> {
         let exit = self.get(id)?.exit.clone();
         Ok(async move {
-            let response = WaitForTerminalExitResponse::new(status(exit.wait().await));
+            let response = WaitForTerminalExitResponse::new(exit_status(exit.wait().await));
             response.into_json(METHODS.terminal_wait_for_exit)
         })
     }
@@ -155,29 +159,29 @@ impl Terminals {
         ReleaseTerminalResponse::new().into_json(METHODS.terminal_release)
     }
 
-    fn get(&self, id: &TerminalId) -> Result<&Terminal, Error> {
-        self.open.get(id).ok_or_else(|| failed(format!("there is no terminal {id}")))
+    fn get(&self, id: &TerminalId) -> Result<&AcpTerminal, Error> {
+        self.open.get(id).ok_or_else(|| invalid_params(format!("there is no terminal {id}")))
     }
 }
 
-impl Command {
+impl AcpTerminalCommand {
     /// Starts it, if it works inside the workspace.
-    pub(super) async fn start(self, root: PathBuf) -> Result<(Kept, usize), Error> {
-        let Self { keeper, mut launch, most } = self;
-        launch.cwd = inside(&root, &launch.cwd)
+    pub(super) async fn start(self, root: PathBuf) -> Result<(KeeperChild, usize), Error> {
+        let Self { keeper, mut launch, max_output: most } = self;
+        launch.cwd = resolve_in_workspace(&root, &launch.cwd)
             .await
-            .map_err(|cause| failed(format!("cannot work in {}: {cause}", launch.cwd.display())))?;
+            .map_err(|cause| invalid_params(format!("cannot work in {}: {cause}", launch.cwd.display())))?;
         match keeper.spawn_in_turn(launch).await {
             Ok(kept) => Ok((kept, most)),
-            Err(cause) => Err(failed(format!("cannot start it: {cause}"))),
+            Err(cause) => Err(invalid_params(format!("cannot start it: {cause}"))),
         }
     }
 }
 
 /// What comes of a terminal that was to be started.
-pub(super) type Started = (RawJsonRpcId, Result<(Kept, usize), Error>);
+pub(super) type AcpTerminalStart = (RawJsonRpcId, Result<(KeeperChild, usize), Error>);
 
-impl Terminal {
+impl AcpTerminal {
     fn text(&self) -> (String, bool) {
         let output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
         (String::from_utf8_lossy(&output.bytes).into_owned(), output.truncated)
@@ -185,7 +189,7 @@ impl Terminal {
 
     /// Ends the command and its group; what has left that is the turn's, and ends with it.
     fn kill(&self) {
-        if self.exit.now().is_none()
+        if self.exit.current().is_none()
             && let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw)
         {
             // It may have ended meanwhile.
@@ -194,7 +198,7 @@ impl Terminal {
     }
 }
 
-async fn gather(mut stream: impl AsyncRead + Unpin, output: Arc<Mutex<Output>>) {
+async fn collect_output(mut stream: impl AsyncRead + Unpin, output: Arc<Mutex<AcpTerminalBuffer>>) {
     let mut buffer = [0; 8192];
     loop {
         let read = stream.read(&mut buffer).await.unwrap_or_default();
@@ -202,16 +206,16 @@ async fn gather(mut stream: impl AsyncRead + Unpin, output: Arc<Mutex<Output>>) 
             return;
         }
         let mut output = output.lock().unwrap_or_else(PoisonError::into_inner);
-        output.put(&buffer[..read]);
+        output.append(&buffer[..read]);
     }
 }
 
-impl Output {
+impl AcpTerminalBuffer {
     /// Keeps the end, from where a character begins.
-    fn put(&mut self, more: &[u8]) {
+    fn append(&mut self, more: &[u8]) {
         self.bytes.extend_from_slice(more);
-        if self.bytes.len() > self.most {
-            let mut from = self.bytes.len() - self.most;
+        if self.bytes.len() > self.max_bytes {
+            let mut from = self.bytes.len() - self.max_bytes;
             while self.bytes.get(from).is_some_and(|byte| byte & 0xc0 == 0x80) {
                 from += 1;
             }
@@ -221,17 +225,17 @@ impl Output {
     }
 }
 
-fn status(exit: Exit) -> TerminalExitStatus {
+fn exit_status(exit: ChildExit) -> TerminalExitStatus {
     let code = exit.status.and_then(|status| u32::try_from(status).ok());
     TerminalExitStatus::new().exit_code(code).signal(exit.signal.map(|signal| signal.to_string()))
 }
 
-fn failed(message: String) -> Error {
+fn invalid_params(message: String) -> Error {
     Error::new(ErrorCode::INVALID_PARAMS, message)
 }
 
 /// An argument as a shell would have to be given it.
-fn quote(argument: &str) -> String {
+fn shell_quote(argument: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,@%+".contains(c);
     match !argument.is_empty() && argument.chars().all(plain) {
         true => argument.to_owned(),
@@ -251,15 +255,15 @@ mod tests {
             "it's done".to_owned(),
             String::new(),
         ]);
-        assert_eq!(Terminals::line(&request), r"git commit -m 'it'\''s done' ''");
+        assert_eq!(AcpTerminals::command_line(&request), r"git commit -m 'it'\''s done' ''");
     }
 
     #[test]
     fn the_end_of_the_output_is_kept_and_no_half_characters() {
-        let mut output = Output { most: 4, ..Output::default() };
-        output.put("abc".as_bytes());
+        let mut output = AcpTerminalBuffer { max_bytes: 4, ..AcpTerminalBuffer::default() };
+        output.append("abc".as_bytes());
         assert!(!output.truncated);
-        output.put("dé€".as_bytes());
+        output.append("dé€".as_bytes());
         assert_eq!((std::str::from_utf8(&output.bytes).unwrap(), output.truncated), ("€", true));
     }
 }

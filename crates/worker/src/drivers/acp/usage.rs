@@ -2,26 +2,26 @@
 //! increments, and the price of those where the agent does not tell it.
 
 use agent_client_protocol::v1::schema::{Meta, Usage as TurnUsage, UsageUpdate};
-use qd_protocol::event::Usage;
-use qd_protocol::link::Said;
-use qd_protocol::manifest::TokensOf;
+use qd_protocol::event::TokenUsage;
+use qd_protocol::link::TurnUpdate;
+use qd_protocol::manifest::TokenScope;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::ear::ours;
-use super::profile::Profile;
-use crate::drivers::price::{TOKENS_MAX, believed, rounded};
+use super::event_decoder::quarterdeck_meta;
+use super::profile::AcpProfile;
+use crate::drivers::pricing::{TOKENS_MAX, clamp_cost, round_cost};
 
 /// What has been counted of a conversation.
 #[derive(Debug, Default)]
-pub(super) struct Counter {
-    totals: Totals,
+pub(super) struct AcpUsageCounter {
+    totals: AcpUsageTotals,
     /// Whether the turn has used any.
-    used: bool,
+    used_in_turn: bool,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
-struct Totals {
+struct AcpUsageTotals {
     input_tokens: u64,
     output_tokens: u64,
     cost_usd: f64,
@@ -29,49 +29,50 @@ struct Totals {
 
 /// Tokens as agents write them in a `_meta`, in either spelling.
 #[derive(Deserialize)]
-struct Tokens {
+struct AcpTokenCounts {
     #[serde(alias = "inputTokens")]
     input_tokens: u64,
     #[serde(alias = "outputTokens")]
     output_tokens: u64,
 }
 
-impl Counter {
+impl AcpUsageCounter {
     /// Another turn begins.
     pub(super) fn begin_turn(&mut self) {
-        self.used = false;
+        self.used_in_turn = false;
     }
 
     /// Whether anything was used since.
     pub(super) fn has_used(&self) -> bool {
-        self.used
+        self.used_in_turn
     }
 
     /// An update about the conversation: our own agent tells its tokens, others the cost.
-    pub(super) fn update(&mut self, update: &UsageUpdate) -> Option<Said> {
+    pub(super) fn count_update(&mut self, update: &UsageUpdate) -> Option<TurnUpdate> {
         let mut totals = self.totals;
-        if let Some(Tokens { input_tokens, output_tokens }) = ours(update.meta.as_ref()) {
-            totals = Totals { input_tokens, output_tokens, ..totals };
+        if let Some(AcpTokenCounts { input_tokens, output_tokens }) = quarterdeck_meta(update.meta.as_ref()) {
+            totals = AcpUsageTotals { input_tokens, output_tokens, ..totals };
         }
         if let Some(cost) = update.cost.as_ref().filter(|cost| cost.currency.eq_ignore_ascii_case("USD")) {
             totals.cost_usd = cost.amount;
         }
-        self.count(totals, None)
+        self.report_increase(totals, None)
     }
 
     /// What stands beside a piece of text: the tokens of the call of the model that made it.
-    pub(super) fn beside(&mut self, meta: Option<&Meta>, profile: &Profile) -> Option<Said> {
-        let Tokens { input_tokens, output_tokens } = Tokens::deserialize(meta?.get("usage")?).ok()?;
-        self.add(input_tokens, output_tokens, profile)
+    pub(super) fn count_chunk(&mut self, meta: Option<&Meta>, profile: &AcpProfile) -> Option<TurnUpdate> {
+        let AcpTokenCounts { input_tokens, output_tokens } =
+            AcpTokenCounts::deserialize(meta?.get("usage")?).ok()?;
+        self.add_tokens(input_tokens, output_tokens, profile)
     }
 
     /// What the answer to a prompt tells.
-    pub(super) fn answer(
+    pub(super) fn count_response(
         &mut self,
         usage: Option<&TurnUsage>,
         meta: Option<&Meta>,
-        profile: &Profile,
-    ) -> Option<Said> {
+        profile: &AcpProfile,
+    ) -> Option<TurnUpdate> {
         let (input, output) = match usage {
             // Some count what was cached among the input and some beside it; the total is the same.
             Some(usage) => {
@@ -80,33 +81,37 @@ impl Counter {
             }
             None => {
                 let told: &Value = meta?.get("quota")?.get("token_count")?;
-                let Tokens { input_tokens, output_tokens } = Tokens::deserialize(told).ok()?;
+                let AcpTokenCounts { input_tokens, output_tokens } =
+                    AcpTokenCounts::deserialize(told).ok()?;
                 (input_tokens, output_tokens)
             }
         };
         match profile.tokens_of {
-            TokensOf::Turn => self.add(input, output, profile),
-            TokensOf::Session => {
+            TokenScope::Turn => self.add_tokens(input, output, profile),
+            TokenScope::Session => {
                 let cost_usd = self.totals.cost_usd;
-                self.count(Totals { input_tokens: input, output_tokens: output, cost_usd }, Some(profile))
+                self.report_increase(
+                    AcpUsageTotals { input_tokens: input, output_tokens: output, cost_usd },
+                    Some(profile),
+                )
             }
         }
     }
 
-    fn add(&mut self, input: u64, output: u64, profile: &Profile) -> Option<Said> {
-        let Totals { input_tokens, output_tokens, cost_usd } = self.totals;
+    fn add_tokens(&mut self, input: u64, output: u64, profile: &AcpProfile) -> Option<TurnUpdate> {
+        let AcpUsageTotals { input_tokens, output_tokens, cost_usd } = self.totals;
         let (input_tokens, output_tokens) =
             (input_tokens.saturating_add(input), output_tokens.saturating_add(output));
-        self.count(Totals { input_tokens, output_tokens, cost_usd }, Some(profile))
+        self.report_increase(AcpUsageTotals { input_tokens, output_tokens, cost_usd }, Some(profile))
     }
 
     /// What was used since the last report. A total that fell has been counted anew from nothing; one that no agent can
     /// have used counts as the most that one could.
-    fn count(&mut self, now: Totals, profile: Option<&Profile>) -> Option<Said> {
-        let now = Totals {
+    fn report_increase(&mut self, now: AcpUsageTotals, profile: Option<&AcpProfile>) -> Option<TurnUpdate> {
+        let now = AcpUsageTotals {
             input_tokens: now.input_tokens.min(TOKENS_MAX),
             output_tokens: now.output_tokens.min(TOKENS_MAX),
-            cost_usd: believed(now.cost_usd),
+            cost_usd: clamp_cost(now.cost_usd),
         };
         let tokens = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
         let before = std::mem::replace(&mut self.totals, now);
@@ -116,12 +121,12 @@ impl Counter {
         // An agent that tells what it cost knows better than the settings.
         let pricing = profile.map(|profile| &profile.pricing).filter(|_| now.cost_usd == 0.0);
         let priced = pricing.map_or(0.0, |pricing| pricing.cost(input_tokens as f64, output_tokens as f64));
-        let usage = Usage { input_tokens, output_tokens, cost_usd: rounded(more + priced) };
-        if usage == Usage::default() {
+        let usage = TokenUsage { input_tokens, output_tokens, cost_usd: round_cost(more + priced) };
+        if usage == TokenUsage::default() {
             return None;
         }
-        self.used = true;
-        Some(Said::Usage { usage })
+        self.used_in_turn = true;
+        Some(TurnUpdate::Usage { usage })
     }
 }
 
@@ -130,42 +135,42 @@ mod tests {
     use agent_client_protocol::v1::schema::Cost;
     use serde_json::json;
 
-    use super::super::ear::OURS;
+    use super::super::event_decoder::META_KEY;
     use super::*;
-    use crate::drivers::price::COST_MAX;
+    use crate::drivers::pricing::COST_MAX;
 
-    fn said(input_tokens: u64, output_tokens: u64, cost_usd: f64) -> Option<Said> {
-        Some(Said::Usage { usage: Usage { input_tokens, output_tokens, cost_usd } })
+    fn usage_update(input_tokens: u64, output_tokens: u64, cost_usd: f64) -> Option<TurnUpdate> {
+        Some(TurnUpdate::Usage { usage: TokenUsage { input_tokens, output_tokens, cost_usd } })
     }
 
     #[test]
     fn totals_become_increments_without_the_dust_of_floating_point() {
-        let mut counter = Counter::default();
+        let mut counter = AcpUsageCounter::default();
         let mut report = |input: u64, cost: f64| {
-            let meta = json!({OURS: {"input_tokens": input, "output_tokens": 1}});
+            let meta = json!({META_KEY: {"input_tokens": input, "output_tokens": 1}});
             let update = UsageUpdate::new(0, 0).cost(Cost::new(cost, "USD"));
-            counter.update(&update.meta(meta.as_object().cloned()))
+            counter.count_update(&update.meta(meta.as_object().cloned()))
         };
-        assert_eq!(report(10, 0.1), said(10, 1, 0.1));
-        assert_eq!(report(30, 0.1 + 0.2), said(20, 0, 0.2));
+        assert_eq!(report(10, 0.1), usage_update(10, 1, 0.1));
+        assert_eq!(report(30, 0.1 + 0.2), usage_update(20, 0, 0.2));
         assert_eq!(report(30, 0.1 + 0.2), None);
-        assert_eq!(report(5, 0.05), said(5, 0, 0.05), "a total that fell has begun again");
+        assert_eq!(report(5, 0.05), usage_update(5, 0, 0.05), "a total that fell has begun again");
     }
 
     #[test]
     fn a_cost_in_another_currency_is_no_dollars() {
         let update = UsageUpdate::new(0, 0).cost(Cost::new(3.0, "credits"));
-        assert_eq!(Counter::default().update(&update), None);
+        assert_eq!(AcpUsageCounter::default().count_update(&update), None);
     }
 
     #[test]
     fn a_cost_that_nobody_can_have_is_finite_and_so_are_the_tokens() {
-        let mut counter = Counter::default();
+        let mut counter = AcpUsageCounter::default();
         let mut report = |tokens: u64, cost: f64| {
-            let meta = json!({OURS: {"input_tokens": tokens, "output_tokens": 0}});
+            let meta = json!({META_KEY: {"input_tokens": tokens, "output_tokens": 0}});
             let update = UsageUpdate::new(0, 0).cost(Cost::new(cost, "USD"));
-            match counter.update(&update.meta(meta.as_object().cloned())) {
-                Some(Said::Usage { usage }) => Some((usage.input_tokens, usage.cost_usd)),
+            match counter.count_update(&update.meta(meta.as_object().cloned())) {
+                Some(TurnUpdate::Usage { usage }) => Some((usage.input_tokens, usage.cost_usd)),
                 _ => None,
             }
         };
@@ -178,29 +183,36 @@ mod tests {
     #[test]
     fn tokens_of_a_turn_are_added_and_those_of_a_conversation_are_not() {
         let (per_turn, whole) =
-            (Profile::default(), Profile { tokens_of: TokensOf::Session, ..Profile::default() });
+            (AcpProfile::default(), AcpProfile { tokens_of: TokenScope::Session, ..AcpProfile::default() });
         let usage = |input, output| TurnUsage::new(input + output, input, output);
-        let mut counter = Counter::default();
-        assert_eq!(counter.answer(Some(&usage(100, 7)), None, &per_turn), said(100, 7, 0.0));
+        let mut counter = AcpUsageCounter::default();
+        assert_eq!(counter.count_response(Some(&usage(100, 7)), None, &per_turn), usage_update(100, 7, 0.0));
         assert!(counter.has_used());
         counter.begin_turn();
         assert!(!counter.has_used());
-        assert_eq!(counter.answer(Some(&usage(100, 7)), None, &per_turn), said(100, 7, 0.0));
-        let mut counter = Counter::default();
-        assert_eq!(counter.answer(Some(&usage(100, 7)), None, &whole), said(100, 7, 0.0));
-        assert_eq!(counter.answer(Some(&usage(200, 14)), None, &whole), said(100, 7, 0.0));
-        assert_eq!(counter.answer(Some(&usage(200, 14)), None, &whole), None);
+        assert_eq!(counter.count_response(Some(&usage(100, 7)), None, &per_turn), usage_update(100, 7, 0.0));
+        let mut counter = AcpUsageCounter::default();
+        assert_eq!(counter.count_response(Some(&usage(100, 7)), None, &whole), usage_update(100, 7, 0.0));
+        assert_eq!(counter.count_response(Some(&usage(200, 14)), None, &whole), usage_update(100, 7, 0.0));
+        assert_eq!(counter.count_response(Some(&usage(200, 14)), None, &whole), None);
     }
 
     #[test]
     fn tokens_are_found_where_agents_put_them() {
-        let profile = Profile::default();
-        let mut counter = Counter::default();
+        let profile = AcpProfile::default();
+        let mut counter = AcpUsageCounter::default();
         let beside = json!({"usage": {"inputTokens": 100, "outputTokens": 7, "totalTokens": 107}});
-        assert_eq!(counter.beside(beside.as_object(), &profile), said(100, 7, 0.0));
-        assert_eq!(counter.beside(beside.as_object(), &profile), said(100, 7, 0.0), "each call is another");
+        assert_eq!(counter.count_chunk(beside.as_object(), &profile), usage_update(100, 7, 0.0));
+        assert_eq!(
+            counter.count_chunk(beside.as_object(), &profile),
+            usage_update(100, 7, 0.0),
+            "each call is another"
+        );
         let quota = json!({"quota": {"token_count": {"input_tokens": 10, "output_tokens": 2}}});
-        assert_eq!(counter.answer(None, quota.as_object(), &profile), said(10, 2, 0.0));
-        assert_eq!(counter.answer(None, json!({"quota": {"token_count": null}}).as_object(), &profile), None);
+        assert_eq!(counter.count_response(None, quota.as_object(), &profile), usage_update(10, 2, 0.0));
+        assert_eq!(
+            counter.count_response(None, json!({"quota": {"token_count": null}}).as_object(), &profile),
+            None
+        );
     }
 }

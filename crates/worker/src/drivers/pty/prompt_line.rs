@@ -3,25 +3,25 @@
 //! stands before the cursor: rather is it not found than found where it is not.
 
 /// What such a line ends in, before a space and the cursor.
-const MARKS: &str = "$#%>:❯»›➜λ";
+const PROMPT_MARKS: &str = "$#%>:❯»›➜λ";
 
 /// A learnt line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PromptLine {
     text: String,
     /// What stands around the folder in it, if it seems to name one.
-    around: Option<(String, String)>,
+    around_folder: Option<(String, String)>,
 }
 
 /// How well what stands before the cursor is the learnt line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fit {
+pub(super) enum PromptLineMatch {
     /// It is.
     Whole,
     /// It ends in it, after so many bytes of something else: words without a line's end, perhaps.
-    End(usize),
+    Suffix(usize),
     /// It is not.
-    Not,
+    Different,
 }
 
 impl PromptLine {
@@ -31,21 +31,23 @@ impl PromptLine {
         let mark = line.chars().next_back()?;
         let in_brackets = mark == ')' && line.trim_start().starts_with('(');
         let counts = mark == '%' && line.chars().rev().nth(1).is_some_and(|c| c.is_ascii_digit());
-        let looks_like_one = (MARKS.contains(mark) && !counts) || in_brackets;
+        let looks_like_one = (PROMPT_MARKS.contains(mark) && !counts) || in_brackets;
         if line.len() == before_cursor.len() || !looks_like_one {
             return None;
         }
-        Some(Self { text: before_cursor.to_owned(), around: around_folder(before_cursor) })
+        Some(Self { text: before_cursor.to_owned(), around_folder: split_around_folder(before_cursor) })
     }
 
     /// Compares it with what stands before the cursor. Numbers in it may count on, and its folder may be another.
-    pub(super) fn fit(&self, before_cursor: &str) -> Fit {
-        if without_numbers(before_cursor) == without_numbers(&self.text) || self.is_elsewhere(before_cursor) {
-            return Fit::Whole;
+    pub(super) fn match_line(&self, before_cursor: &str) -> PromptLineMatch {
+        if without_numbers(before_cursor) == without_numbers(&self.text)
+            || self.differs_only_in_folder(before_cursor)
+        {
+            return PromptLineMatch::Whole;
         }
         match before_cursor.strip_suffix(&self.text) {
-            Some(head) => Fit::End(head.len()),
-            None => Fit::Not,
+            Some(head) => PromptLineMatch::Suffix(head.len()),
+            None => PromptLineMatch::Different,
         }
     }
 
@@ -54,8 +56,8 @@ impl PromptLine {
         &self.text
     }
 
-    fn is_elsewhere(&self, before_cursor: &str) -> bool {
-        let Some((head, tail)) = &self.around else { return false };
+    fn differs_only_in_folder(&self, before_cursor: &str) -> bool {
+        let Some((head, tail)) = &self.around_folder else { return false };
         let folder =
             before_cursor.strip_prefix(head.as_str()).and_then(|rest| rest.strip_suffix(tail.as_str()));
         folder.is_some_and(|folder| !folder.is_empty() && !folder.contains(char::is_whitespace))
@@ -64,7 +66,7 @@ impl PromptLine {
 
 /// What stands before and after the folder that a line seems to name. There has to be something before it: a line that
 /// is all folder could be anything.
-fn around_folder(line: &str) -> Option<(String, String)> {
+fn split_around_folder(line: &str) -> Option<(String, String)> {
     let begin = line.find(['~', '/'])?;
     let end = line.trim_end().char_indices().next_back()?.0;
     let (head, tail) = (line.get(..begin)?, line.get(end..)?);
@@ -89,8 +91,8 @@ fn without_numbers(line: &str) -> String {
 mod tests {
     use super::*;
 
-    fn fit(learnt: &str, line: &str) -> Fit {
-        PromptLine::learn(learnt).unwrap_or_else(|| panic!("{learnt} is learnt")).fit(line)
+    fn match_learnt(learnt: &str, line: &str) -> PromptLineMatch {
+        PromptLine::learn(learnt).unwrap_or_else(|| panic!("{learnt} is learnt")).match_line(line)
     }
 
     #[test]
@@ -107,10 +109,10 @@ mod tests {
 
     #[test]
     fn a_line_is_found_again_when_it_counts_on_or_names_another_folder() {
-        assert_eq!(fit("In [1]: ", "In [12]: "), Fit::Whole);
-        assert_eq!(fit("ann@host:~/shop$ ", "ann@host:/tmp$ "), Fit::Whole);
-        assert_eq!(fit("ann@host:~$ ", "ann@host:~/a/b$ "), Fit::Whole);
-        assert_eq!(fit("bash-5.2$ ", "bash-5.2$ "), Fit::Whole);
+        assert_eq!(match_learnt("In [1]: ", "In [12]: "), PromptLineMatch::Whole);
+        assert_eq!(match_learnt("ann@host:~/shop$ ", "ann@host:/tmp$ "), PromptLineMatch::Whole);
+        assert_eq!(match_learnt("ann@host:~$ ", "ann@host:~/a/b$ "), PromptLineMatch::Whole);
+        assert_eq!(match_learnt("bash-5.2$ ", "bash-5.2$ "), PromptLineMatch::Whole);
     }
 
     #[test]
@@ -125,12 +127,12 @@ mod tests {
             ("~/shop ❯ ", "/tmp ❯ "),
             ("$ ", ""),
         ] {
-            assert_eq!(fit(learnt, line), Fit::Not, "{learnt:?} {line:?}");
+            assert_eq!(match_learnt(learnt, line), PromptLineMatch::Different, "{learnt:?} {line:?}");
         }
     }
 
     #[test]
     fn words_without_a_lines_end_may_stand_before_it() {
-        assert_eq!(fit("bash-5.2$ ", "hibash-5.2$ "), Fit::End(2));
+        assert_eq!(match_learnt("bash-5.2$ ", "hibash-5.2$ "), PromptLineMatch::Suffix(2));
     }
 }

@@ -10,20 +10,20 @@ use vt100::capture::{BasicFormattedCaptureState, RowContents, basic_formatted_to
 const REPLIES_MAX: usize = 16 << 10;
 /// Lines that may have left the screen since they were last taken; the oldest are dropped on top of that. One piece of
 /// output has never as many.
-const GONE_MAX: usize = 64 << 10;
+const SCROLLED_MAX: usize = 64 << 10;
 /// The largest terminal, either way: its memory is ours.
 const SIDE_MAX: u16 = 1000;
 
 /// How large a terminal is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Size {
+pub(crate) struct TerminalSize {
     pub(crate) cols: NonZeroU16,
     pub(crate) rows: NonZeroU16,
 }
 
-impl Size {
+impl TerminalSize {
     /// The nearest that can be.
-    pub(crate) fn near(cols: u16, rows: u16) -> Self {
+    pub(crate) fn clamped(cols: u16, rows: u16) -> Self {
         let side = |wanted: u16| NonZeroU16::new(wanted.min(SIDE_MAX)).unwrap_or(NonZeroU16::MIN);
         Self { cols: side(cols), rows: side(rows) }
     }
@@ -31,14 +31,14 @@ impl Size {
 
 /// One row of the screen, or one that has left it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Row {
+pub(crate) struct ScreenRow {
     /// Without the spaces at its end, unless the line goes on.
     pub(crate) text: String,
     /// Whether the line goes on in the next row.
     pub(crate) wrapped: bool,
 }
 
-impl Row {
+impl ScreenRow {
     fn new(text: String, wrapped: bool) -> Self {
         let text = if wrapped { text } else { text.trim_end().to_owned() };
         Self { text, wrapped }
@@ -46,27 +46,27 @@ impl Row {
 }
 
 /// A screen.
-pub(crate) struct Screen {
-    parser: vt100::Parser<Listener>,
+pub(crate) struct TerminalScreen {
+    parser: vt100::Parser<ScreenCallbacks>,
     /// The number of the first row: how many have left before it.
-    first: u64,
+    first_row: u64,
 }
 
 /// What the screen cannot do itself.
 #[derive(Default)]
-struct Listener {
+struct ScreenCallbacks {
     replies: Vec<u8>,
-    gone: Vec<Row>,
+    scrolled_rows: Vec<ScreenRow>,
     /// How many have left, also those that are dropped.
-    left: u64,
+    scrolled_count: u64,
 }
 
-impl Screen {
+impl TerminalScreen {
     /// An empty one.
-    pub(crate) fn new(Size { cols, rows }: Size) -> Self {
+    pub(crate) fn new(TerminalSize { cols, rows }: TerminalSize) -> Self {
         // Nothing is kept of what leaves the screen: it is taken at once.
-        let parser = vt100::Parser::new_with_callbacks(rows, cols, 0, Listener::default());
-        Self { parser, first: 0 }
+        let parser = vt100::Parser::new_with_callbacks(rows, cols, 0, ScreenCallbacks::default());
+        Self { parser, first_row: 0 }
     }
 
     /// Shows what was written. `look` sees the screen wherever a line ends or something is done to the screen as a
@@ -74,9 +74,9 @@ impl Screen {
     pub(crate) fn feed(&mut self, output: &[u8], mut look: impl FnMut(&Self)) {
         let mut rest = output;
         while !rest.is_empty() {
-            let (piece, after) = rest.split_at(piece(rest));
+            let (piece, after) = rest.split_at(first_piece_len(rest));
             self.parser.process(piece);
-            self.first += std::mem::take(&mut self.parser.callbacks_mut().left);
+            self.first_row += std::mem::take(&mut self.parser.callbacks_mut().scrolled_count);
             look(self);
             rest = after;
         }
@@ -88,71 +88,71 @@ impl Screen {
     }
 
     /// The rows that have left since they were last taken, each with its number.
-    pub(crate) fn take_gone(&mut self) -> Vec<(u64, Row)> {
-        let gone = std::mem::take(&mut self.parser.callbacks_mut().gone);
-        let first = self.first - gone.len() as u64;
+    pub(crate) fn take_scrolled_rows(&mut self) -> Vec<(u64, ScreenRow)> {
+        let gone = std::mem::take(&mut self.parser.callbacks_mut().scrolled_rows);
+        let first = self.first_row - gone.len() as u64;
         (first..).zip(gone).collect()
     }
 
     /// Makes it larger or smaller. A screen that grows does so at its bottom: what has left at the top has been taken.
-    pub(crate) fn resize(&mut self, Size { cols, rows }: Size) {
+    pub(crate) fn resize(&mut self, TerminalSize { cols, rows }: TerminalSize) {
         let (height, _) = self.parser.screen().size();
         self.parser.screen_mut().clear_scrollback();
         self.parser.set_size(rows, cols);
-        self.first += std::mem::take(&mut self.parser.callbacks_mut().left);
-        if self.shown().alternate_screen() {
+        self.first_row += std::mem::take(&mut self.parser.callbacks_mut().scrolled_count);
+        if self.emulator().alternate_screen() {
             // Behind it the other one has grown at the top, by as many rows as have left it.
-            self.first -= u64::from(rows.get().saturating_sub(height.get())).min(self.first);
+            self.first_row -= u64::from(rows.get().saturating_sub(height.get())).min(self.first_row);
         }
     }
 
     /// The screen itself.
-    pub(crate) fn shown(&self) -> &vt100::Screen {
+    pub(crate) fn emulator(&self) -> &vt100::Screen {
         self.parser.screen()
     }
 
     /// All rows, from the top.
-    pub(crate) fn rows(&self) -> Vec<Row> {
+    pub(crate) fn rows(&self) -> Vec<ScreenRow> {
         (0..self.height()).map(|row| self.row(row)).collect()
     }
 
     /// One row; an empty one if there is none.
-    pub(crate) fn row(&self, row: u16) -> Row {
-        Row::new(self.text_before(row, u16::MAX), self.shown().row_wrapped(row))
+    pub(crate) fn row(&self, row: u16) -> ScreenRow {
+        ScreenRow::new(self.text_before(row, u16::MAX), self.emulator().row_wrapped(row))
     }
 
     /// The row that the cursor stands in, up to the cursor.
     pub(crate) fn before_cursor(&self) -> String {
-        let (row, col) = self.shown().cursor_position();
+        let (row, col) = self.emulator().cursor_position();
         self.text_before(row, col)
     }
 
     /// The number of the row that the cursor stands in.
     pub(crate) fn cursor_row(&self) -> u64 {
-        self.first + u64::from(self.shown().cursor_position().0)
+        self.first_row + u64::from(self.emulator().cursor_position().0)
     }
 
     /// The number of the first row.
     pub(crate) fn first_row(&self) -> u64 {
-        self.first
+        self.first_row
     }
 
     /// How many rows there are.
     pub(crate) fn height(&self) -> u16 {
-        self.shown().size().0.get()
+        self.emulator().size().0.get()
     }
 
     /// Whether it is drawn as a whole, and not written line by line: then the cursor's place means nothing.
     pub(crate) fn is_drawn(&self) -> bool {
-        let shown = self.shown();
+        let shown = self.emulator();
         let (cursor, _) = shown.cursor_position();
-        let stands_below = || (cursor + 1..self.height()).any(|row| !self.is_empty(row));
+        let stands_below = || (cursor + 1..self.height()).any(|row| !self.is_row_empty(row));
         shown.alternate_screen() || shown.hide_cursor() || stands_below()
     }
 
     /// Whether it is empty with the cursor at its top, as after it was cleared.
     pub(crate) fn is_cleared(&self) -> bool {
-        self.shown().cursor_position() == (0, 0) && (0..self.height()).all(|row| self.is_empty(row))
+        self.emulator().cursor_position() == (0, 0) && (0..self.height()).all(|row| self.is_row_empty(row))
     }
 
     /// The last lines that are not empty, for whoever asks what happened.
@@ -163,13 +163,13 @@ impl Screen {
         lines
     }
 
-    fn is_empty(&self, row: u16) -> bool {
+    fn is_row_empty(&self, row: u16) -> bool {
         let is_blank = |cell: &vt100::Cell| cell.contents().trim_end().is_empty();
-        (0..self.shown().size().1.get()).all(|col| self.shown().cell(row, col).is_none_or(is_blank))
+        (0..self.emulator().size().1.get()).all(|col| self.emulator().cell(row, col).is_none_or(is_blank))
     }
 
     fn text_before(&self, row: u16, col: u16) -> String {
-        let shown = self.shown();
+        let shown = self.emulator();
         let mut text = String::new();
         for col in 0..shown.size().1.get().min(col) {
             match shown.cell(row, col) {
@@ -183,7 +183,7 @@ impl Screen {
 }
 
 /// The length of the first piece of output: up to the end of a line, or a command to the terminal by itself.
-fn piece(output: &[u8]) -> usize {
+fn first_piece_len(output: &[u8]) -> usize {
     let until = |from: usize, ends: fn(u8) -> bool| {
         output.iter().skip(from).position(|byte| ends(*byte)).map(|at| at + from)
     };
@@ -195,15 +195,15 @@ fn piece(output: &[u8]) -> usize {
     end.unwrap_or(output.len()).min(command)
 }
 
-impl Listener {
-    fn reply(&mut self, words: std::fmt::Arguments<'_>) {
+impl ScreenCallbacks {
+    fn queue_reply(&mut self, words: std::fmt::Arguments<'_>) {
         if self.replies.len() < REPLIES_MAX {
             self.replies.extend_from_slice(words.to_string().as_bytes());
         }
     }
 }
 
-impl vt100::Callbacks for Listener {
+impl vt100::Callbacks for ScreenCallbacks {
     fn unhandled_csi(
         &mut self,
         screen: &mut vt100::Screen,
@@ -218,16 +218,16 @@ impl vt100::Callbacks for Listener {
         let (row, col) = (row + 1, (col + 1).min(cols.get()));
         match (first, second, command, param) {
             // Are you there, and where is the cursor?
-            (None, None, 'n', 5) => self.reply(format_args!("\x1b[0n")),
-            (None, None, 'n', 6) => self.reply(format_args!("\x1b[{row};{col}R")),
-            (Some(b'?'), None, 'n', 6) => self.reply(format_args!("\x1b[?{row};{col}R")),
+            (None, None, 'n', 5) => self.queue_reply(format_args!("\x1b[0n")),
+            (None, None, 'n', 6) => self.queue_reply(format_args!("\x1b[{row};{col}R")),
+            (Some(b'?'), None, 'n', 6) => self.queue_reply(format_args!("\x1b[?{row};{col}R")),
             // What are you? A VT220 with colours, which is what most say.
-            (None, None, 'c', 0) => self.reply(format_args!("\x1b[?62;22c")),
-            (Some(b'>'), None, 'c', 0) => self.reply(format_args!("\x1b[>1;10;0c")),
+            (None, None, 'c', 0) => self.queue_reply(format_args!("\x1b[?62;22c")),
+            (Some(b'>'), None, 'c', 0) => self.queue_reply(format_args!("\x1b[>1;10;0c")),
             // Do you know this mode? We say of none that we do.
-            (Some(b'?'), Some(b'$'), 'p', mode) => self.reply(format_args!("\x1b[?{mode};0$y")),
+            (Some(b'?'), Some(b'$'), 'p', mode) => self.queue_reply(format_args!("\x1b[?{mode};0$y")),
             // How large are you, in characters?
-            (None, None, 't', 18) => self.reply(format_args!("\x1b[8;{rows};{cols}t")),
+            (None, None, 't', 18) => self.queue_reply(format_args!("\x1b[8;{rows};{cols}t")),
             _ => {}
         }
     }
@@ -235,8 +235,8 @@ impl vt100::Callbacks for Listener {
     fn unhandled_osc(&mut self, _: &mut vt100::Screen, params: &[&[u8]]) {
         // Which colours do you have? White on black, so that a program that cares finds a dark background.
         match params {
-            [b"10", b"?"] => self.reply(format_args!("\x1b]10;rgb:ffff/ffff/ffff\x1b\\")),
-            [b"11", b"?"] => self.reply(format_args!("\x1b]11;rgb:0000/0000/0000\x1b\\")),
+            [b"10", b"?"] => self.queue_reply(format_args!("\x1b]10;rgb:ffff/ffff/ffff\x1b\\")),
+            [b"11", b"?"] => self.queue_reply(format_args!("\x1b]11;rgb:0000/0000/0000\x1b\\")),
             _ => {}
         }
     }
@@ -254,11 +254,11 @@ impl vt100::Callbacks for Listener {
         for piece in basic_formatted_to_plain(&text) {
             let _written = plain.write_str(piece);
         }
-        if self.gone.len() >= GONE_MAX {
-            self.gone.drain(..GONE_MAX / 2);
+        if self.scrolled_rows.len() >= SCROLLED_MAX {
+            self.scrolled_rows.drain(..SCROLLED_MAX / 2);
         }
-        self.gone.push(Row::new(plain, !again.starts_with('\n')));
-        self.left += 1;
+        self.scrolled_rows.push(ScreenRow::new(plain, !again.starts_with('\n')));
+        self.scrolled_count += 1;
     }
 }
 
@@ -266,18 +266,18 @@ impl vt100::Callbacks for Listener {
 mod tests {
     use super::*;
 
-    fn screen(cols: u16, rows: u16) -> Screen {
-        Screen::new(Size::near(cols, rows))
+    fn new_screen(cols: u16, rows: u16) -> TerminalScreen {
+        TerminalScreen::new(TerminalSize::clamped(cols, rows))
     }
 
-    fn shows(screen: &mut Screen, output: &str) -> Vec<String> {
+    fn feed_and_read(screen: &mut TerminalScreen, output: &str) -> Vec<String> {
         screen.feed(output.as_bytes(), |_| {});
         screen.rows().into_iter().map(|row| row.text).collect()
     }
 
     #[test]
     fn what_programs_ask_their_terminal_and_wait_for_is_answered() {
-        let mut screen = screen(80, 24);
+        let mut screen = new_screen(80, 24);
         for (asked, answer) in [
             ("ab\r\n12345\x1b[6n", "\x1b[2;6R"),
             ("\x1b[5n", "\x1b[0n"),
@@ -301,38 +301,38 @@ mod tests {
 
     #[test]
     fn rows_keep_their_numbers_when_they_leave_and_when_the_screen_grows() {
-        let mut screen = screen(4, 2);
-        shows(&mut screen, "a\r\nbbbbbb\r\nc");
-        let row = |text: &str, wrapped| Row { text: text.to_owned(), wrapped };
-        assert_eq!(screen.take_gone(), [(0, row("a", false)), (1, row("bbbb", true))]);
+        let mut screen = new_screen(4, 2);
+        feed_and_read(&mut screen, "a\r\nbbbbbb\r\nc");
+        let row = |text: &str, wrapped| ScreenRow { text: text.to_owned(), wrapped };
+        assert_eq!(screen.take_scrolled_rows(), [(0, row("a", false)), (1, row("bbbb", true))]);
         assert_eq!((screen.first_row(), screen.cursor_row()), (2, 3));
         assert_eq!(screen.row(0).text, "bb");
-        screen.resize(Size::near(4, 3));
+        screen.resize(TerminalSize::clamped(4, 3));
         assert_eq!((screen.first_row(), screen.cursor_row()), (2, 3), "it grows at its bottom");
-        shows(&mut screen, "\r\nd");
-        assert_eq!((screen.take_gone(), screen.cursor_row()), (vec![], 4));
-        screen.resize(Size::near(4, 1));
-        assert_eq!(screen.take_gone(), [(2, row("bb", false)), (3, row("c", false))]);
+        feed_and_read(&mut screen, "\r\nd");
+        assert_eq!((screen.take_scrolled_rows(), screen.cursor_row()), (vec![], 4));
+        screen.resize(TerminalSize::clamped(4, 1));
+        assert_eq!(screen.take_scrolled_rows(), [(2, row("bb", false)), (3, row("c", false))]);
         assert_eq!(screen.cursor_row(), 4);
     }
 
     #[test]
     fn what_is_written_line_by_line_is_told_from_what_is_drawn() {
-        let mut screen = screen(20, 5);
-        shows(&mut screen, "one\r\ntwo\r\n$ ");
+        let mut screen = new_screen(20, 5);
+        feed_and_read(&mut screen, "one\r\ntwo\r\n$ ");
         assert!(!screen.is_drawn());
         assert_eq!(screen.before_cursor(), "$ ");
-        shows(&mut screen, "\x1b[1;1H");
+        feed_and_read(&mut screen, "\x1b[1;1H");
         assert!(screen.is_drawn(), "something stands below the cursor");
-        shows(&mut screen, "\x1b[2J");
+        feed_and_read(&mut screen, "\x1b[2J");
         assert!(screen.is_cleared() && !screen.is_drawn());
-        shows(&mut screen, "\x1b[?1049h");
+        feed_and_read(&mut screen, "\x1b[?1049h");
         assert!(screen.is_drawn(), "the whole screen is the program's");
     }
 
     #[test]
     fn every_end_of_a_line_and_every_command_is_looked_at() {
-        let mut screen = screen(20, 5);
+        let mut screen = new_screen(20, 5);
         let mut seen = Vec::new();
         screen.feed(b"$ ls\r\nx\r\n\x1b[1m$ \x1b[m", |screen| seen.push(screen.before_cursor()));
         assert_eq!(seen, ["", "", "", "$ ", "$ "]);
@@ -340,7 +340,7 @@ mod tests {
 
     #[test]
     fn no_size_is_too_small_or_too_large() {
-        let Size { cols, rows } = Size::near(0, u16::MAX);
+        let TerminalSize { cols, rows } = TerminalSize::clamped(0, u16::MAX);
         assert_eq!((cols.get(), rows.get()), (1, SIDE_MAX));
     }
 }

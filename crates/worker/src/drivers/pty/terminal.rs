@@ -14,8 +14,8 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcgetpgrp, tcsetwinsize};
 use tokio::io::unix::AsyncFd;
 
-use super::screen::Size;
-use crate::drivers::lines::Exited;
+use super::screen::TerminalSize;
+use crate::drivers::line_transport::ExitFuture;
 
 /// What may wait to be typed before the program is no longer listened to: one that asks its terminal must also read.
 const WAITING_MAX: usize = 1 << 20;
@@ -28,20 +28,20 @@ const DRAIN_MAX: usize = 1 << 20;
 
 /// A terminal that nobody has opened yet.
 #[derive(Debug)]
-pub(super) struct Fresh {
+pub(super) struct NewTerminal {
     master: AsyncFd<OwnedFd>,
     /// The path of the other end, which a program opens.
     pub(super) path: String,
 }
 
-impl Fresh {
+impl NewTerminal {
     /// Opens one of this size.
-    pub(super) fn open(size: Size) -> io::Result<Self> {
+    pub(super) fn open(size: TerminalSize) -> io::Result<Self> {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
         grantpt(&master)?;
         unlockpt(&master)?;
         let path = ptsname(&master, Vec::new()).map(CString::into_string)?.map_err(io::Error::other)?;
-        resize(&master, size)?;
+        set_window_size(&master, size)?;
         rustix::io::ioctl_fionbio(&master, true)?;
         // Not as a pipe, which would be safe to say: of those tokio takes a short read for the last, and a terminal gives
         // no more than a page at once.
@@ -55,47 +55,47 @@ impl Fresh {
     }
 
     /// The terminal of a program that was started in it; `exited` tells when that is dead.
-    pub(super) fn of(self, exited: Exited) -> Terminal {
-        Terminal { master: self.master, waiting: BytesMut::new(), broken: false, exited, left: None }
+    pub(super) fn into_terminal(self, exited: ExitFuture) -> PtyTerminal {
+        PtyTerminal { master: self.master, untyped: BytesMut::new(), broken: false, exited, drain_left: None }
     }
 }
 
 /// A terminal with a program in it.
-pub(super) struct Terminal {
+pub(super) struct PtyTerminal {
     master: AsyncFd<OwnedFd>,
     /// What is to be typed.
-    waiting: BytesMut,
+    untyped: BytesMut,
     /// Nothing can be typed any more. That the program is over is learned from what it writes.
     broken: bool,
-    exited: Exited,
+    exited: ExitFuture,
     /// How much may still be read, once the program is dead.
-    left: Option<usize>,
+    drain_left: Option<usize>,
 }
 
-impl Terminal {
+impl PtyTerminal {
     /// Types something, when somebody waits for output.
     pub(super) fn type_in(&mut self, keys: &[u8]) {
         if !self.broken {
-            self.waiting.extend_from_slice(keys);
+            self.untyped.extend_from_slice(keys);
         }
     }
 
     /// What the program writes next, or `None` when there will be nothing. Types what waits to be typed meanwhile, and
     /// does only that if not `listening`. Nothing is lost if the wait is given up.
-    pub(super) async fn next(&mut self, listening: bool) -> Option<Vec<u8>> {
-        let listening = listening && self.has_room();
-        let Self { master, waiting, broken, exited, left } = self;
+    pub(super) async fn next_output(&mut self, listening: bool) -> Option<Vec<u8>> {
+        let listening = listening && self.can_type();
+        let Self { master, untyped: waiting, broken, exited, drain_left: left } = self;
         loop {
             tokio::select! {
                 biased;
-                written = write(master, waiting) => match written {
+                written = write_keys(master, waiting) => match written {
                     Ok(count) => waiting.advance(count),
                     Err(_) => {
                         *broken = true;
                         waiting.clear();
                     }
                 },
-                read = read(master), if listening => {
+                read = read_output(master), if listening => {
                     // A terminal that breaks is over like one that ends: the kernel tells the second as an error.
                     let output = read.unwrap_or_default();
                     *left = left.map(|left| left.saturating_sub(output.len()));
@@ -108,13 +108,13 @@ impl Terminal {
     }
 
     /// Whether more can be taken to be typed.
-    pub(super) fn has_room(&self) -> bool {
-        self.waiting.len() < WAITING_MAX
+    pub(super) fn can_type(&self) -> bool {
+        self.untyped.len() < WAITING_MAX
     }
 
     /// Gives it another size, and tells the program.
-    pub(super) fn resize(&self, size: Size) -> io::Result<()> {
-        resize(self.master.get_ref(), size)
+    pub(super) fn resize(&self, size: TerminalSize) -> io::Result<()> {
+        set_window_size(self.master.get_ref(), size)
     }
 
     /// The group of processes that the keys go to.
@@ -124,7 +124,7 @@ impl Terminal {
 }
 
 /// Types some of what waits; for ever if nothing does.
-async fn write(master: &AsyncFd<OwnedFd>, waiting: &BytesMut) -> io::Result<usize> {
+async fn write_keys(master: &AsyncFd<OwnedFd>, waiting: &BytesMut) -> io::Result<usize> {
     if waiting.is_empty() {
         return pending().await;
     }
@@ -136,7 +136,7 @@ async fn write(master: &AsyncFd<OwnedFd>, waiting: &BytesMut) -> io::Result<usiz
     }
 }
 
-async fn read(master: &AsyncFd<OwnedFd>) -> io::Result<Vec<u8>> {
+async fn read_output(master: &AsyncFd<OwnedFd>) -> io::Result<Vec<u8>> {
     let mut output = vec![0; READ_SIZE];
     loop {
         let mut ready = master.readable().await?;
@@ -151,7 +151,7 @@ async fn read(master: &AsyncFd<OwnedFd>) -> io::Result<Vec<u8>> {
     }
 }
 
-fn resize(master: &OwnedFd, Size { cols, rows }: Size) -> io::Result<()> {
+fn set_window_size(master: &OwnedFd, TerminalSize { cols, rows }: TerminalSize) -> io::Result<()> {
     let size = Winsize { ws_row: rows.get(), ws_col: cols.get(), ws_xpixel: 0, ws_ypixel: 0 };
     Ok(tcsetwinsize(master, size)?)
 }

@@ -7,8 +7,8 @@
 
 use std::collections::VecDeque;
 
-use super::rules::{Rules, is_frame};
-use super::screen::{Row, Screen};
+use super::screen::{ScreenRow, TerminalScreen};
+use super::screen_rules::{ScreenRules, is_box_drawing};
 
 /// Typed lines that are remembered to be known again; nobody looks at the echo of more.
 const TYPED_MAX: usize = 1000;
@@ -17,65 +17,65 @@ const LINE_MAX: usize = 256 << 10;
 
 /// The lines of one turn.
 #[derive(Debug)]
-pub(super) struct Transcript {
+pub(super) struct ScreenTranscript {
     /// The row in which it began, by its number.
-    start: u64,
+    start_row: u64,
     /// The next row to be told.
-    next: u64,
+    next_row: u64,
     /// A line whose end has not come.
     partial: String,
     /// What stood before the cursor when the first line was typed, until that line has come by.
     before_cursor: Option<String>,
     /// What was typed and has not come by.
-    typed: VecDeque<String>,
+    awaited_echoes: VecDeque<String>,
     /// All that was typed.
     all_typed: Vec<String>,
     /// What the screen showed before and has not left, if it is drawn.
-    drawn: Option<VecDeque<String>>,
+    drawn_before: Option<VecDeque<String>>,
 }
 
-impl Transcript {
+impl ScreenTranscript {
     /// Begins with the screen as it is before anything is typed.
-    pub(super) fn begin(screen: &mut Screen) -> Self {
-        screen.take_gone();
+    pub(super) fn begin(screen: &mut TerminalScreen) -> Self {
+        screen.take_scrolled_rows();
         let is_drawn = screen.is_drawn();
-        let start = if is_drawn { screen.first_row() } else { screen.cursor_row() };
+        let start_row = if is_drawn { screen.first_row() } else { screen.cursor_row() };
         Self {
-            start,
-            next: start,
+            start_row,
+            next_row: start_row,
             partial: String::new(),
             before_cursor: Some(screen.before_cursor()).filter(|_| !is_drawn),
-            typed: VecDeque::new(),
+            awaited_echoes: VecDeque::new(),
             all_typed: Vec::new(),
-            drawn: is_drawn.then(|| screen.rows().into_iter().map(|row| row.text).collect()),
+            drawn_before: is_drawn.then(|| screen.rows().into_iter().map(|row| row.text).collect()),
         }
     }
 
     /// These lines are typed.
-    pub(super) fn typed<'a>(&mut self, lines: impl Iterator<Item = &'a str>) {
+    pub(super) fn add_typed<'a>(&mut self, lines: impl Iterator<Item = &'a str>) {
         let lines = lines.map(|line| line.trim_end().to_owned());
         let lines: Vec<String> = lines.take(TYPED_MAX.saturating_sub(self.all_typed.len())).collect();
         self.all_typed.extend(lines.iter().cloned());
-        self.typed.extend(lines);
+        self.awaited_echoes.extend(lines);
     }
 
     /// The screen was cleared: what it shows from now on is new.
-    pub(super) fn cleared(&mut self, screen: &Screen) {
-        if self.drawn.is_none() && !screen.shown().alternate_screen() {
-            self.start = screen.first_row();
-            self.next = self.start;
+    pub(super) fn restart_after_clear(&mut self, screen: &TerminalScreen) {
+        if self.drawn_before.is_none() && !screen.emulator().alternate_screen() {
+            self.start_row = screen.first_row();
+            self.next_row = self.start_row;
             self.partial.clear();
             self.before_cursor = None;
         }
     }
 
     /// What has come since.
-    pub(super) fn take(&mut self, screen: &mut Screen, rules: &Rules) -> Vec<String> {
+    pub(super) fn take_lines(&mut self, screen: &mut TerminalScreen, rules: &ScreenRules) -> Vec<String> {
         let mut told = Vec::new();
-        for (number, row) in screen.take_gone() {
-            self.leaves(number, row, rules, &mut told);
+        for (number, row) in screen.take_scrolled_rows() {
+            self.push_scrolled_row(number, row, rules, &mut told);
         }
-        if self.drawn.is_none() && !screen.is_drawn() {
+        if self.drawn_before.is_none() && !screen.is_drawn() {
             self.advance(screen, screen.cursor_row(), rules, &mut told);
         }
         told
@@ -83,12 +83,19 @@ impl Transcript {
 
     /// The rest of it, with the screen as it is at the end. If the program waits in the cursor's row, that is after so
     /// many bytes of something else.
-    pub(super) fn finish(mut self, screen: &mut Screen, waits: Option<usize>, rules: &Rules) -> Vec<String> {
-        let mut told = self.take(screen, rules);
-        if let Some(before) = self.drawn.take() {
+    pub(super) fn finish(
+        mut self,
+        screen: &mut TerminalScreen,
+        waits: Option<usize>,
+        rules: &ScreenRules,
+    ) -> Vec<String> {
+        let mut told = self.take_lines(screen, rules);
+        if let Some(before) = self.drawn_before.take() {
             let now: Vec<String> = screen.rows().into_iter().map(|row| row.text).collect();
             told.extend(
-                added(&Vec::from(before), &now).into_iter().filter_map(|line| self.unframed(line, rules)),
+                added_lines(&Vec::from(before), &now)
+                    .into_iter()
+                    .filter_map(|line| self.strip_frame(line, rules)),
             );
             return told;
         }
@@ -108,45 +115,53 @@ impl Transcript {
     }
 
     /// The rows of a screen that are of this turn, each with its number.
-    pub(super) fn fresh(&self, screen: &Screen) -> Vec<(u64, String)> {
+    pub(super) fn turn_rows(&self, screen: &TerminalScreen) -> Vec<(u64, String)> {
         let rows = (screen.first_row()..).zip(screen.rows().into_iter().map(|row| row.text));
-        match &self.drawn {
-            None => rows.filter(|(number, text)| *number >= self.start && !self.was_typed(text)).collect(),
+        match &self.drawn_before {
+            None => {
+                rows.filter(|(number, text)| *number >= self.start_row && !self.was_typed(text)).collect()
+            }
             Some(before) => rows.filter(|(_, text)| !before.contains(text)).collect(),
         }
     }
 
     /// A row has left the screen, and so is final.
-    fn leaves(&mut self, number: u64, row: Row, rules: &Rules, told: &mut Vec<String>) {
-        if let Some(before) = &mut self.drawn {
+    fn push_scrolled_row(
+        &mut self,
+        number: u64,
+        row: ScreenRow,
+        rules: &ScreenRules,
+        told: &mut Vec<String>,
+    ) {
+        if let Some(before) = &mut self.drawn_before {
             let was_there = before.pop_front().is_some_and(|text| text == row.text);
-            if !was_there && let Some(line) = self.unframed(row.text, rules) {
+            if !was_there && let Some(line) = self.strip_frame(row.text, rules) {
                 told.push(line);
             }
-        } else if number >= self.next {
-            self.row(row, rules, told);
-            self.next = number + 1;
+        } else if number >= self.next_row {
+            self.push_row(row, rules, told);
+            self.next_row = number + 1;
         }
     }
 
     /// Tells the rows up to this one.
-    fn advance(&mut self, screen: &Screen, until: u64, rules: &Rules, told: &mut Vec<String>) {
+    fn advance(&mut self, screen: &TerminalScreen, until: u64, rules: &ScreenRules, told: &mut Vec<String>) {
         let first = screen.first_row();
-        for number in self.next.max(first)..until {
+        for number in self.next_row.max(first)..until {
             let Ok(row) = u16::try_from(number - first) else { break };
-            self.row(screen.row(row), rules, told);
+            self.push_row(screen.row(row), rules, told);
         }
-        self.next = self.next.max(until);
+        self.next_row = self.next_row.max(until);
     }
 
-    fn row(&mut self, row: Row, rules: &Rules, told: &mut Vec<String>) {
+    fn push_row(&mut self, row: ScreenRow, rules: &ScreenRules, told: &mut Vec<String>) {
         self.partial.push_str(&row.text);
         if !row.wrapped || self.partial.len() > LINE_MAX {
             self.end_line(rules, told);
         }
     }
 
-    fn end_line(&mut self, rules: &Rules, told: &mut Vec<String>) {
+    fn end_line(&mut self, rules: &ScreenRules, told: &mut Vec<String>) {
         let mut line = std::mem::take(&mut self.partial);
         if let Some(before) = self.before_cursor.take() {
             // What stood there before is no part of the turn.
@@ -163,19 +178,22 @@ impl Transcript {
 
     /// Whether a line is one that was typed, as the terminal shows it: after the line in which the program waits, or
     /// alone.
-    fn is_echo(&mut self, line: &str, rules: &Rules) -> bool {
+    fn is_echo(&mut self, line: &str, rules: &ScreenRules) -> bool {
         let shown = line.trim_end();
         let is_it = |typed: &String| match typed.is_empty() {
             true => !shown.chars().any(char::is_alphanumeric),
-            false => {
-                shown.strip_suffix(typed.as_str()).is_some_and(|head| head.is_empty() || is_prompt(head))
-            }
+            false => shown
+                .strip_suffix(typed.as_str())
+                .is_some_and(|head| head.is_empty() || looks_like_prompt(head)),
         };
         // Of an empty line there may be nothing to see.
-        let places =
-            self.typed.iter().position(|typed| !typed.is_empty()).map_or(self.typed.len(), |at| at + 1);
-        if let Some(at) = self.typed.iter().take(places).position(is_it) {
-            self.typed.drain(..=at);
+        let places = self
+            .awaited_echoes
+            .iter()
+            .position(|typed| !typed.is_empty())
+            .map_or(self.awaited_echoes.len(), |at| at + 1);
+        if let Some(at) = self.awaited_echoes.iter().take(places).position(is_it) {
+            self.awaited_echoes.drain(..=at);
             return true;
         }
         // What is typed ahead is shown once by the terminal and once by the program.
@@ -191,25 +209,25 @@ impl Transcript {
     }
 
     /// A line of a drawn screen without the box around it; `None` if it is no part of an answer.
-    fn unframed(&mut self, line: String, rules: &Rules) -> Option<String> {
-        let text = line.trim_end_matches(|c: char| c.is_whitespace() || is_frame(c));
-        let text = text.trim_start_matches(is_frame);
+    fn strip_frame(&mut self, line: String, rules: &ScreenRules) -> Option<String> {
+        let text = line.trim_end_matches(|c: char| c.is_whitespace() || is_box_drawing(c));
+        let text = text.trim_start_matches(is_box_drawing);
         let words = text.trim_start_matches(|c: char| !c.is_alphanumeric());
         let is_echo = |typed: &String| typed.as_str() == text.trim() || typed.as_str() == words;
         let drops =
-            rules.is_furniture(&line) || rules.is_furniture(text) || self.all_typed.iter().any(is_echo);
+            rules.is_decoration(&line) || rules.is_decoration(text) || self.all_typed.iter().any(is_echo);
         (!drops).then(|| text.to_owned())
     }
 }
 
 /// Whether what stands before a typed line looks as if a program had waited there.
-fn is_prompt(head: &str) -> bool {
+fn looks_like_prompt(head: &str) -> bool {
     head.ends_with(' ') && head.trim_end().chars().next_back().is_some_and(|mark| !mark.is_alphanumeric())
 }
 
 /// The lines that one list has and the other had not, in order: what is left of it without the longest list that is
 /// part of both.
-fn added(before: &[String], now: &[String]) -> Vec<String> {
+fn added_lines(before: &[String], now: &[String]) -> Vec<String> {
     let width = now.len() + 1;
     // The length of the longest common list of what follows each pair of places.
     let mut common = vec![0u32; (before.len() + 1) * width];
@@ -237,47 +255,47 @@ fn added(before: &[String], now: &[String]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use qd_protocol::manifest::{Manifest, Parse};
+    use qd_protocol::manifest::{Manifest, OutputPatterns};
 
     use super::*;
-    use crate::drivers::pty::screen::Size;
+    use crate::drivers::pty::screen::TerminalSize;
 
     /// One turn over recorded output: what was on the screen before, what was typed, what came in pieces, and where the
     /// program waits at the end.
-    fn turn(
-        parse: Parse,
+    fn transcribe_turn(
+        parse: OutputPatterns,
         before: &str,
         typed: &str,
         pieces: &[&str],
         waits: Option<usize>,
     ) -> Vec<Vec<String>> {
-        let mut rules = Rules::of(&Manifest { parse, ..Manifest::default() }).unwrap();
-        let mut screen = Screen::new(Size::near(20, 4));
+        let mut rules = ScreenRules::from_manifest(&Manifest { parse, ..Manifest::default() }).unwrap();
+        let mut screen = TerminalScreen::new(TerminalSize::clamped(20, 4));
         screen.feed(before.as_bytes(), |_| {});
-        rules.learn(&screen);
-        let mut transcript = Transcript::begin(&mut screen);
-        transcript.typed(typed.lines());
+        rules.learn_prompt(&screen);
+        let mut transcript = ScreenTranscript::begin(&mut screen);
+        transcript.add_typed(typed.lines());
         let mut told = Vec::new();
         for piece in pieces {
             screen.feed(piece.as_bytes(), |screen| {
                 if screen.is_cleared() {
-                    transcript.cleared(screen);
+                    transcript.restart_after_clear(screen);
                 }
             });
-            told.push(transcript.take(&mut screen, &rules));
+            told.push(transcript.take_lines(&mut screen, &rules));
         }
         told.push(transcript.finish(&mut screen, waits, &rules));
         told
     }
 
-    fn shell(typed: &str, pieces: &[&str], waits: Option<usize>) -> Vec<String> {
-        turn(Parse::default(), "hello\r\nsh-5.2$ ", typed, pieces, waits).concat()
+    fn transcribe_shell(typed: &str, pieces: &[&str], waits: Option<usize>) -> Vec<String> {
+        transcribe_turn(OutputPatterns::default(), "hello\r\nsh-5.2$ ", typed, pieces, waits).concat()
     }
 
     #[test]
     fn the_lines_of_a_shell_are_told_as_they_come_without_echo_and_prompt() {
-        let told = turn(
-            Parse::default(),
+        let told = transcribe_turn(
+            OutputPatterns::default(),
             "sh-5.2$ ",
             "seq 2",
             &["seq 2\r\n", "1\r\n2", "\r\n", "sh-5.2$ "],
@@ -290,7 +308,7 @@ mod tests {
     fn what_scrolls_away_and_what_is_longer_than_a_row_is_told_whole() {
         let output: String = (0..9).map(|n| format!("line {n}\r\n")).collect();
         let long = "y".repeat(50);
-        let told = shell("go", &["go\r\n", &output, &long, "\r\nsh-5.2$ "], Some(0));
+        let told = transcribe_shell("go", &["go\r\n", &output, &long, "\r\nsh-5.2$ "], Some(0));
         let mut wanted: Vec<String> = (0..9).map(|n| format!("line {n}")).collect();
         wanted.push(long);
         assert_eq!(told, wanted);
@@ -300,48 +318,56 @@ mod tests {
     fn a_long_prompt_and_several_lines_of_it_are_no_part_of_the_answer() {
         let long = format!("echo {}", "z".repeat(30));
         let echoed = format!("{}\r\n", long);
-        assert_eq!(shell(&long, &[&echoed, "zz\r\nsh-5.2$ "], Some(0)), ["zz"]);
-        let told = shell("a=1\necho $a", &["a=1\r\nsh-5.2$ echo $a\r\n1\r\nsh-5.2$ "], Some(0));
+        assert_eq!(transcribe_shell(&long, &[&echoed, "zz\r\nsh-5.2$ "], Some(0)), ["zz"]);
+        let told = transcribe_shell("a=1\necho $a", &["a=1\r\nsh-5.2$ echo $a\r\n1\r\nsh-5.2$ "], Some(0));
         assert_eq!(told, ["1"]);
         let ahead = &["sleep 1\r\necho a\r\n", "sh-5.2$ echo a\r\na\r\nsh-5.2$ "];
-        assert_eq!(shell("sleep 1\necho a", ahead, Some(0)), ["a"], "typed ahead");
+        assert_eq!(transcribe_shell("sleep 1\necho a", ahead, Some(0)), ["a"], "typed ahead");
     }
 
     #[test]
     fn an_answer_that_is_the_prompt_again_is_told() {
-        assert_eq!(shell("x", &["x\r\nx\r\nsh-5.2$ "], Some(0)), ["x"]);
+        assert_eq!(transcribe_shell("x", &["x\r\nx\r\nsh-5.2$ "], Some(0)), ["x"]);
     }
 
     #[test]
     fn words_before_the_next_prompt_and_the_last_words_of_a_program_that_ends_are_told() {
-        assert_eq!(shell("printf hi", &["printf hi\r\nhish-5.2$ "], Some(2)), ["hi"]);
-        assert_eq!(shell("exit", &["exit\r\nbye"], None)[..1], ["bye"]);
+        assert_eq!(transcribe_shell("printf hi", &["printf hi\r\nhish-5.2$ "], Some(2)), ["hi"]);
+        assert_eq!(transcribe_shell("exit", &["exit\r\nbye"], None)[..1], ["bye"]);
     }
 
     #[test]
     fn a_screen_that_is_cleared_begins_anew() {
-        let told = shell("clear; pwd", &["clear; pwd\r\n", "\x1b[H\x1b[2J", "/x\r\nsh-5.2$ "], Some(0));
+        let told =
+            transcribe_shell("clear; pwd", &["clear; pwd\r\n", "\x1b[H\x1b[2J", "/x\r\nsh-5.2$ "], Some(0));
         assert_eq!(told, ["/x"]);
         let at_once = "clear; pwd\r\n\x1b[H\x1b[2J/x\r\nsh-5.2$ ";
-        assert_eq!(shell("clear; pwd", &[at_once], Some(0)), ["/x"]);
+        assert_eq!(transcribe_shell("clear; pwd", &[at_once], Some(0)), ["/x"]);
     }
 
     #[test]
     fn of_a_full_screen_program_is_told_what_is_new_at_the_end() {
-        let parse = Parse { idle: vec!["^:".to_owned()], ..Parse::default() };
+        let parse = OutputPatterns { idle: vec!["^:".to_owned()], ..OutputPatterns::default() };
         let before = "\x1b[?1049h\x1b[Hone\r\ntwo\r\nthree\r\n:";
-        let told = turn(parse, before, "/f", &["\r/f", "\x1b[H\x1b[2Jthree\r\nfour\r\nfive\r\n:"], Some(0));
+        let told = transcribe_turn(
+            parse,
+            before,
+            "/f",
+            &["\r/f", "\x1b[H\x1b[2Jthree\r\nfour\r\nfive\r\n:"],
+            Some(0),
+        );
         assert_eq!(told, [vec![], vec![], vec!["four".to_owned(), "five".to_owned()]]);
     }
 
     #[test]
     fn of_a_program_that_draws_below_its_words_the_words_are_told_and_the_furniture_is_not() {
-        let parse =
-            Parse {
-                idle: vec!["^│ > +│$".to_owned()], busy: vec!["working".to_owned()], ..Parse::default()
-            };
+        let parse = OutputPatterns {
+            idle: vec!["^│ > +│$".to_owned()],
+            busy: vec!["working".to_owned()],
+            ..OutputPatterns::default()
+        };
         let boxed = "│ >        │\r\n╰──────────╯\x1b[A\r\x1b[4C";
-        let told = turn(
+        let told = transcribe_turn(
             parse,
             &format!("welcome\r\n{boxed}"),
             "hi",

@@ -4,149 +4,161 @@ use super::*;
 
 #[tokio::test]
 async fn a_cancelled_turn_ends_when_its_task_has() {
-    for version in BOTH {
-        let form = Form(version);
-        let (mut stage, mut server) = Stage::ready(card(version, true)).await;
+    for version in ALL_VERSIONS {
+        let form = A2aTestFormat(version);
+        let (mut stage, mut server) = A2aDriverHarness::ready(card(version, true)).await;
         stage.prompt("a", "x");
-        let feed = server.call().await.stream();
-        feed.event(form.artifact("x", "words", false)).await;
-        stage.until_text("words").await;
+        let feed = server.next_call().await.start_stream();
+        feed.send_event(form.artifact("x", "words", false)).await;
+        stage.wait_for_text("words").await;
         stage.cancel("a");
         let call = server.expect(form.method("CancelTask")).await;
         assert_eq!(call.params["id"], "t");
         // It is ahead of its stream, and has not stopped: it is asked again, and nothing is told twice.
-        call.result(form.task("working", None, &[("x", "words to the last")]));
+        call.send_result(form.task("working", None, &[("x", "words to the last")]));
         let again = server.expect(form.method("CancelTask")).await;
-        feed.event(form.artifact("x", " to the last", true)).await;
-        feed.event(form.status("canceled", None)).await;
-        let ended = stage.ended("a").await;
-        assert_eq!((ended.stop(), ended.text().as_str()), (Stop::Cancelled, " to the last"));
-        again.refuse(-32002, "it is over");
-        feed.left().await;
-        assert!(server.is_quiet());
+        feed.send_event(form.artifact("x", " to the last", true)).await;
+        feed.send_event(form.status("canceled", None)).await;
+        let ended = stage.wait_for_end("a").await;
+        assert_eq!((ended.stop(), ended.text().as_str()), (TurnStopReason::Cancelled, " to the last"));
+        again.send_error(-32002, "it is over");
+        feed.wait_closed().await;
+        assert!(server.has_no_calls());
     }
 }
 
 #[tokio::test]
 async fn a_cancel_before_the_task_has_a_name_is_said_as_soon_as_it_has_one() {
-    let form = Form(Version::One);
-    let (mut stage, mut server) = Stage::ready(card(Version::One, true)).await;
+    let form = A2aTestFormat(A2aVersion::V1_0);
+    let (mut stage, mut server) = A2aDriverHarness::ready(card(A2aVersion::V1_0, true)).await;
     stage.prompt("a", "x");
-    let call = server.call().await;
+    let call = server.next_call().await;
     stage.cancel("a");
-    let feed = call.stream();
-    feed.event(form.told_task("submitted", None, &[])).await;
+    let feed = call.start_stream();
+    feed.send_event(form.task_event("submitted", None, &[])).await;
     let call = server.expect("CancelTask").await;
-    call.result(form.task("canceled", None, &[]));
-    assert_eq!(stage.ended("a").await.stop(), Stop::Cancelled);
+    call.send_result(form.task("canceled", None, &[]));
+    assert_eq!(stage.wait_for_end("a").await.stop(), TurnStopReason::Cancelled);
     stage.prompt("b", "x");
-    server.call().await.result(form.told_task("completed", Some(("m", "next")), &[]));
-    let ended = stage.ended("b").await;
-    assert_eq!((ended.stop(), ended.text().as_str()), (Stop::EndTurn, "next"), "the cancel was the other's");
+    server.next_call().await.send_result(form.task_event("completed", Some(("m", "next")), &[]));
+    let ended = stage.wait_for_end("b").await;
+    assert_eq!(
+        (ended.stop(), ended.text().as_str()),
+        (TurnStopReason::EndTurn, "next"),
+        "the cancel was the other's"
+    );
 }
 
 #[tokio::test]
 async fn a_cancel_while_the_agent_waits_for_an_answer_stops_its_task() {
-    let form = Form(Version::One);
-    let (mut stage, mut server) = Stage::ready(card(Version::One, true)).await;
+    let form = A2aTestFormat(A2aVersion::V1_0);
+    let (mut stage, mut server) = A2aDriverHarness::ready(card(A2aVersion::V1_0, true)).await;
     stage.prompt("a", "x");
-    server.call().await.stream().event(form.status("input-required", Some(("q", "Well?")))).await;
-    stage.until_ask().await;
+    server
+        .next_call()
+        .await
+        .start_stream()
+        .send_event(form.status("input-required", Some(("q", "Well?"))))
+        .await;
+    stage.wait_for_ask().await;
     stage.cancel("a");
-    server.expect("CancelTask").await.result(form.task("canceled", None, &[]));
-    assert_eq!(stage.ended("a").await.stop(), Stop::Cancelled);
+    server.expect("CancelTask").await.send_result(form.task("canceled", None, &[]));
+    assert_eq!(stage.wait_for_end("a").await.stop(), TurnStopReason::Cancelled);
 }
 
 #[tokio::test]
 async fn a_task_that_is_gone_or_over_has_stopped() {
-    let form = Form(Version::One);
-    let (mut stage, mut server) = Stage::ready(card(Version::One, true)).await;
+    let form = A2aTestFormat(A2aVersion::V1_0);
+    let (mut stage, mut server) = A2aDriverHarness::ready(card(A2aVersion::V1_0, true)).await;
     stage.prompt("a", "x");
-    let _feed = begun(&mut stage, &mut server).await;
+    let _feed = start_streaming_turn(&mut stage, &mut server).await;
     stage.cancel("a");
-    server.expect("CancelTask").await.refuse(-32001, "which task?");
-    assert_eq!(stage.ended("a").await.stop(), Stop::Cancelled);
+    server.expect("CancelTask").await.send_error(-32001, "which task?");
+    assert_eq!(stage.wait_for_end("a").await.stop(), TurnStopReason::Cancelled);
 
     stage.prompt("b", "x");
-    let _feed = begun(&mut stage, &mut server).await;
+    let _feed = start_streaming_turn(&mut stage, &mut server).await;
     stage.cancel("b");
-    server.expect("CancelTask").await.refuse(-32002, "it is over");
-    server.expect("GetTask").await.result(form.task("completed", None, &[("x", "words and more")]));
-    assert_eq!(stage.ended("b").await.text(), " and more", "what it made in the end is told");
+    server.expect("CancelTask").await.send_error(-32002, "it is over");
+    server.expect("GetTask").await.send_result(form.task("completed", None, &[("x", "words and more")]));
+    assert_eq!(stage.wait_for_end("b").await.text(), " and more", "what it made in the end is told");
 }
 
 #[tokio::test]
 async fn a_task_that_will_not_stop_is_named_and_left() {
-    let form = Form(Version::One);
-    let (mut stage, mut server) = Stage::ready(card(Version::One, true)).await;
+    let form = A2aTestFormat(A2aVersion::V1_0);
+    let (mut stage, mut server) = A2aDriverHarness::ready(card(A2aVersion::V1_0, true)).await;
     stage.prompt("a", "x");
-    let _feed = begun(&mut stage, &mut server).await;
+    let _feed = start_streaming_turn(&mut stage, &mut server).await;
     stage.cancel("a");
-    server.expect("CancelTask").await.refuse(-32004, "we never stop");
-    server.expect("GetTask").await.result(form.task("working", None, &[("x", "words")]));
-    let ended = stage.ended("a").await;
-    assert_eq!(ended.stop(), Stop::Cancelled);
+    server.expect("CancelTask").await.send_error(-32004, "we never stop");
+    server.expect("GetTask").await.send_result(form.task("working", None, &[("x", "words")]));
+    let ended = stage.wait_for_end("a").await;
+    assert_eq!(ended.stop(), TurnStopReason::Cancelled);
     assert!(ended.notices().contains("will not stop its task t"), "{}", ended.notices());
 }
 
 #[tokio::test]
 async fn a_request_to_stop_that_fails_is_made_again() {
-    let form = Form(Version::One);
-    let (mut stage, mut server) = Stage::ready(card(Version::One, true)).await;
+    let form = A2aTestFormat(A2aVersion::V1_0);
+    let (mut stage, mut server) = A2aDriverHarness::ready(card(A2aVersion::V1_0, true)).await;
     stage.prompt("a", "x");
-    let _feed = begun(&mut stage, &mut server).await;
+    let _feed = start_streaming_turn(&mut stage, &mut server).await;
     stage.cancel("a");
-    server.expect("CancelTask").await.http(503, &json!("busy"));
-    server.expect("CancelTask").await.refuse(-32603, "oops");
-    server.expect("CancelTask").await.result(form.task("canceled", None, &[]));
-    assert_eq!(stage.ended("a").await.stop(), Stop::Cancelled);
+    server.expect("CancelTask").await.send_http(503, &json!("busy"));
+    server.expect("CancelTask").await.send_error(-32603, "oops");
+    server.expect("CancelTask").await.send_result(form.task("canceled", None, &[]));
+    assert_eq!(stage.wait_for_end("a").await.stop(), TurnStopReason::Cancelled);
 }
 
 #[tokio::test]
 async fn a_cancelled_task_that_cannot_be_heard_any_more_is_over_when_it_says_so() {
-    let form = Form(Version::One);
-    let (mut stage, mut server) = Stage::ready(card(Version::One, true)).await;
+    let form = A2aTestFormat(A2aVersion::V1_0);
+    let (mut stage, mut server) = A2aDriverHarness::ready(card(A2aVersion::V1_0, true)).await;
     stage.prompt("a", "x");
-    let feed = begun(&mut stage, &mut server).await;
+    let feed = start_streaming_turn(&mut stage, &mut server).await;
     stage.cancel("a");
     let call = server.expect("CancelTask").await;
     // Its stream becomes unreadable before it has answered.
-    feed.raw(b"data: {\"error\":{\"code\":-32603,\"message\":\"oops\"}}\n\n").await;
-    server.expect("GetTask").await.refuse(-32001, "not yet there");
-    assert_eq!(stage.ended("a").await.stop(), Stop::Cancelled);
-    call.result(form.task("canceled", None, &[]));
+    feed.send_raw(b"data: {\"error\":{\"code\":-32603,\"message\":\"oops\"}}\n\n").await;
+    server.expect("GetTask").await.send_error(-32001, "not yet there");
+    assert_eq!(stage.wait_for_end("a").await.stop(), TurnStopReason::Cancelled);
+    call.send_result(form.task("canceled", None, &[]));
 
     stage.prompt("b", "x");
-    let feed = begun(&mut stage, &mut server).await;
+    let feed = start_streaming_turn(&mut stage, &mut server).await;
     stage.cancel("b");
     let call = server.expect("CancelTask").await;
-    feed.raw(b"data: {\"error\":{\"code\":-32603,\"message\":\"oops\"}}\n\n").await;
+    feed.send_raw(b"data: {\"error\":{\"code\":-32603,\"message\":\"oops\"}}\n\n").await;
     // No task at all: there is nothing to be heard, and the answer to the cancel decides.
-    server.expect("GetTask").await.result(json!("?"));
-    call.result(form.task("canceled", None, &[("x", "words to the end")]));
-    let ended = stage.ended("b").await;
-    assert_eq!((ended.stop(), ended.text().as_str()), (Stop::Cancelled, " to the end"));
+    server.expect("GetTask").await.send_result(json!("?"));
+    call.send_result(form.task("canceled", None, &[("x", "words to the end")]));
+    let ended = stage.wait_for_end("b").await;
+    assert_eq!((ended.stop(), ended.text().as_str()), (TurnStopReason::Cancelled, " to the end"));
 }
 
 #[tokio::test]
 async fn a_turn_that_is_killed_leaves_no_connection_and_asks_once_more() {
-    let (mut stage, mut server) = Stage::ready(card(Version::One, true)).await;
+    let (mut stage, mut server) = A2aDriverHarness::ready(card(A2aVersion::V1_0, true)).await;
     stage.prompt("a", "x");
-    let feed = begun(&mut stage, &mut server).await;
+    let feed = start_streaming_turn(&mut stage, &mut server).await;
     stage.cancel("a");
     let unanswered = server.expect("CancelTask").await;
     stage.kill("a");
-    assert_eq!(stage.ended("a").await.stop(), Stop::Cancelled);
-    feed.left().await;
+    assert_eq!(stage.wait_for_end("a").await.stop(), TurnStopReason::Cancelled);
+    feed.wait_closed().await;
     server.expect("CancelTask").await;
     drop(unanswered);
-    assert_eq!(stage.gone().await, Gone::Stopped);
+    assert_eq!(stage.wait_for_exit().await, AgentExitReason::Stopped);
 }
 
 /// A turn whose task has said something.
-async fn begun(stage: &mut Stage, server: &mut Server) -> super::server::Feed {
-    let feed = server.expect("SendStreamingMessage").await.stream();
-    feed.event(Form(Version::One).artifact("x", "words", false)).await;
-    stage.until_text("words").await;
+async fn start_streaming_turn(
+    stage: &mut A2aDriverHarness,
+    server: &mut FakeA2aServer,
+) -> super::server::FakeA2aStream {
+    let feed = server.expect("SendStreamingMessage").await.start_stream();
+    feed.send_event(A2aTestFormat(A2aVersion::V1_0).artifact("x", "words", false)).await;
+    stage.wait_for_text("words").await;
     feed
 }

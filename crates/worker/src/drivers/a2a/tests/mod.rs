@@ -1,8 +1,8 @@
 //! Promises of the driver, seen from the session's end of a link. At the other end is a server on loopback whose every
 //! answer the test gives itself, in both wire forms.
 
-mod breaks;
 mod cancels;
+mod reconnects;
 mod server;
 mod starts;
 mod turns;
@@ -10,23 +10,26 @@ mod turns;
 use std::sync::Arc;
 use std::time::Duration;
 
-use qd_link::{FromAgent, SessionEnd, host_with};
-use qd_protocol::event::{Answer, RunError};
-use qd_protocol::link::{AskRequest, Down, Gone, Outcome, Reply, Said, Stop, TurnLimits, Up, UpNumber};
+use qd_link::{LocalLinkEvent, SessionEndpoint, host_agent_with_filter};
+use qd_protocol::event::{AskAnswer, RunError};
+use qd_protocol::link::{
+    AgentCommand, AgentExitReason, AgentUpdate, AskRequest, AskResolution, TurnLimits, TurnOutcome,
+    TurnStopReason, TurnUpdate, UpdateNumber,
+};
 use qd_protocol::worker::AgentSpec;
-use qd_protocol::{Number, RunId, SessionId, WorkerId};
+use qd_protocol::{EventNumber, RunId, SessionId, WorkerId};
 use serde_json::{Value, json};
 
-use self::server::Server;
-use super::card::Version;
-use crate::agent::{Around, live};
-use crate::kinds::Kind;
-use crate::redact::{Redactor, Secrets};
+use self::server::FakeA2aServer;
+use super::card::A2aVersion;
+use crate::agent::{AgentContext, run_agent};
+use crate::agent_kind::AgentKind;
+use crate::redact::{Redactor, SecretMatcher};
 
 /// How long a test waits for anything. It is a net and not an expectation.
 const LIMIT: Duration = Duration::from_secs(30);
 
-async fn within<F: Future>(what: &str, future: F) -> F::Output {
+async fn with_timeout<F: Future>(what: &str, future: F) -> F::Output {
     match tokio::time::timeout(LIMIT, future).await {
         Ok(value) => value,
         Err(_) => panic!("waited {LIMIT:?} in vain for {what}"),
@@ -34,52 +37,52 @@ async fn within<F: Future>(what: &str, future: F) -> F::Output {
 }
 
 /// A session's side of one agent.
-struct Stage {
-    end: SessionEnd,
+struct A2aDriverHarness {
+    link_end: SessionEndpoint,
     /// The last number used downwards.
     number: u64,
     /// Heard and not looked at yet, in reverse.
-    heard: Vec<Up>,
+    unread: Vec<AgentUpdate>,
 }
 
 /// What a turn said, and how it ended.
 #[derive(Debug)]
-struct Ended {
-    ups: Vec<Up>,
-    outcome: Outcome,
+struct A2aFinishedTurn {
+    updates: Vec<AgentUpdate>,
+    outcome: TurnOutcome,
 }
 
-impl Ended {
+impl A2aFinishedTurn {
     fn text(&self) -> String {
-        self.pieces(|said| match said {
-            Said::Text { text } => Some(text),
+        self.joined_texts(|said| match said {
+            TurnUpdate::Text { text } => Some(text),
             _ => None,
         })
     }
 
     fn thoughts(&self) -> String {
-        self.pieces(|said| match said {
-            Said::Thought { text } => Some(text),
+        self.joined_texts(|said| match said {
+            TurnUpdate::Thought { text } => Some(text),
             _ => None,
         })
     }
 
     fn notices(&self) -> String {
-        self.pieces(|said| match said {
-            Said::Notice { text } => Some(text),
+        self.joined_texts(|said| match said {
+            TurnUpdate::Notice { text } => Some(text),
             _ => None,
         })
     }
 
-    fn pieces(&self, wanted: impl Fn(&Said) -> Option<&String>) -> String {
-        let said = self.ups.iter().filter_map(|up| match up {
-            Up::Said { what, .. } => wanted(what),
+    fn joined_texts(&self, wanted: impl Fn(&TurnUpdate) -> Option<&String>) -> String {
+        let said = self.updates.iter().filter_map(|up| match up {
+            AgentUpdate::Turn { update: what, .. } => wanted(what),
             _ => None,
         });
         said.map(String::as_str).collect()
     }
 
-    fn stop(&self) -> Stop {
+    fn stop(&self) -> TurnStopReason {
         self.outcome.stop
     }
 
@@ -88,39 +91,41 @@ impl Ended {
     }
 }
 
-impl Stage {
+impl A2aDriverHarness {
     /// An agent that is ready behind this card, and its far end.
-    async fn ready(card: impl FnOnce(&Server) -> Value) -> (Self, Server) {
-        let server = Server::start().await;
-        server.card(&card(&server));
-        let mut stage = Self::with(&server.url(""), |_| {});
-        assert_eq!(stage.hear().await, Up::Ready { agent_session_id: None, steers: false });
+    async fn ready(card: impl FnOnce(&FakeA2aServer) -> Value) -> (Self, FakeA2aServer) {
+        let server = FakeA2aServer::start().await;
+        server.set_card(&card(&server));
+        let mut stage = Self::start(&server.url(""), |_| {});
+        assert_eq!(stage.next_update().await, AgentUpdate::Ready { agent_session_id: None, steers: false });
         (stage, server)
     }
 
     /// One that has been started, and nothing more.
-    fn with(url: &str, change: impl FnOnce(&mut AgentSpec)) -> Self {
+    fn start(url: &str, change: impl FnOnce(&mut AgentSpec)) -> Self {
         let name = format!("a2a:{url}");
         let mut spec =
             AgentSpec::new(SessionId::from_random(&[7; 8]), WorkerId::from_random(&[8; 8]), &name, "/w");
         change(&mut spec);
-        let kind = Kind::of(&spec).expect("its name describes it");
-        let around = Around { below: None, seat: None, leash: Arc::default() };
-        let filter = Redactor::filter(Secrets::of(&spec.env));
-        let end = host_with(UpNumber(0), Some(filter), |end| live(kind, Box::new(spec), around, end));
-        Self { end, number: 0, heard: Vec::new() }
+        let kind = AgentKind::from_spec(&spec).expect("its name describes it");
+        let around = AgentContext { agent_processes: None, endpoint_status: None, control: Arc::default() };
+        let filter = Redactor::new_filter(SecretMatcher::from_env(&spec.env));
+        let link_end = host_agent_with_filter(UpdateNumber(0), Some(filter), |end| {
+            run_agent(kind, Box::new(spec), around, end)
+        });
+        Self { link_end, number: 0, unread: Vec::new() }
     }
 
-    fn next(&mut self) -> Number {
+    fn next_number(&mut self) -> EventNumber {
         self.number += 1;
-        Number(self.number)
+        EventNumber(self.number)
     }
 
     fn prompt(&mut self, name: &str, prompt: &str) {
-        let number = self.next();
-        self.end.send(Down::Prompt {
+        let number = self.next_number();
+        self.link_end.send(AgentCommand::Prompt {
             number,
-            run: run(name),
+            run: run_id(name),
             prompt: prompt.to_owned(),
             files: vec![],
             messages: vec![],
@@ -129,70 +134,80 @@ impl Stage {
     }
 
     fn cancel(&mut self, name: &str) {
-        let number = self.next();
-        self.end.send(Down::Cancel { number, run: run(name) });
+        let number = self.next_number();
+        self.link_end.send(AgentCommand::Cancel { number, run: run_id(name) });
     }
 
     fn kill(&mut self, name: &str) {
-        let number = self.next();
-        self.end.send(Down::Kill { number, run: run(name) });
+        let number = self.next_number();
+        self.link_end.send(AgentCommand::Kill { number, run: run_id(name) });
     }
 
-    fn answer(&mut self, ask: &AskRequest, answer: Answer) {
-        let number = self.next();
-        self.end.send(Down::Answer { number, ask: ask.id.clone(), answer: Reply::Answered(answer) });
+    fn answer(&mut self, ask: &AskRequest, answer: AskAnswer) {
+        let number = self.next_number();
+        self.link_end.send(AgentCommand::Answer {
+            number,
+            ask: ask.id.clone(),
+            answer: AskResolution::Answered(answer),
+        });
     }
 
-    async fn hear(&mut self) -> Up {
-        while self.heard.is_empty() {
-            match within("a word of the agent", self.end.hear()).await {
-                FromAgent::Said(said) => self.heard.extend(said.into_iter().rev().map(|thing| thing.up)),
+    async fn next_update(&mut self) -> AgentUpdate {
+        while self.unread.is_empty() {
+            match with_timeout("a word of the agent", self.link_end.next_event()).await {
+                LocalLinkEvent::Updates(said) => {
+                    self.unread.extend(said.into_iter().rev().map(|thing| thing.update))
+                }
                 other => panic!("heard {other:?}"),
             }
         }
-        self.heard.pop().expect("there was one")
+        self.unread.pop().expect("there was one")
     }
 
     /// Why the agent is no more.
-    async fn gone(&mut self) -> Gone {
+    async fn wait_for_exit(&mut self) -> AgentExitReason {
         loop {
-            match within("the end of the agent", self.end.hear()).await {
-                FromAgent::Said(_) => {}
-                FromAgent::Gone(gone) => return gone,
+            match with_timeout("the end of the agent", self.link_end.next_event()).await {
+                LocalLinkEvent::Updates(_) => {}
+                LocalLinkEvent::Gone(gone) => return gone,
             }
         }
     }
 
-    async fn failed(&mut self) -> RunError {
-        match self.gone().await {
-            Gone::Failed(error) => error,
+    async fn wait_for_failure(&mut self) -> RunError {
+        match self.wait_for_exit().await {
+            AgentExitReason::Failed(error) => error,
             other => panic!("it is {other:?}"),
         }
     }
 
     /// Everything until the terminal of this run.
-    async fn ended(&mut self, name: &str) -> Ended {
+    async fn wait_for_end(&mut self, name: &str) -> A2aFinishedTurn {
         let mut ups = Vec::new();
         loop {
-            match self.hear().await {
-                Up::Terminal { run: ended, outcome } if ended == run(name) => return Ended { ups, outcome },
+            match self.next_update().await {
+                AgentUpdate::Terminal { run: ended, outcome } if ended == run_id(name) => {
+                    return A2aFinishedTurn { updates: ups, outcome };
+                }
                 up => ups.push(up),
             }
         }
     }
 
-    async fn until_ask(&mut self) -> AskRequest {
+    async fn wait_for_ask(&mut self) -> AskRequest {
         loop {
-            if let Up::Ask { ask, .. } = self.hear().await {
+            if let AgentUpdate::Ask { ask, .. } = self.next_update().await {
                 return ask;
             }
         }
     }
 
     /// Waits until some text has been said.
-    async fn until_text(&mut self, wanted: &str) {
+    async fn wait_for_text(&mut self, wanted: &str) {
         loop {
-            if let Up::Said { what: Said::Text { text } | Said::Thought { text }, .. } = self.hear().await
+            if let AgentUpdate::Turn {
+                update: TurnUpdate::Text { text } | TurnUpdate::Thought { text }, ..
+            } = self.next_update().await
                 && text.contains(wanted)
             {
                 return;
@@ -201,18 +216,18 @@ impl Stage {
     }
 }
 
-fn run(name: &str) -> RunId {
+fn run_id(name: &str) -> RunId {
     RunId::parse(name).expect("a good id")
 }
 
 /// A card of this version.
-fn card(version: Version, streams: bool) -> impl FnOnce(&Server) -> Value {
+fn card(version: A2aVersion, streams: bool) -> impl FnOnce(&FakeA2aServer) -> Value {
     move |server| {
         let url = server.url("/rpc");
         match version {
-            Version::One => json!({"name": "x", "capabilities": {"streaming": streams},
+            A2aVersion::V1_0 => json!({"name": "x", "capabilities": {"streaming": streams},
                 "supportedInterfaces": [{"url": "/rpc", "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}]}),
-            Version::Old => {
+            A2aVersion::V0_3 => {
                 json!({"name": "x", "url": url, "protocolVersion": "0.3.0", "capabilities": {"streaming": streams}})
             }
         }
@@ -221,40 +236,42 @@ fn card(version: Version, streams: bool) -> impl FnOnce(&Server) -> Value {
 
 /// The words of one version, about a task `t` in a conversation `c`.
 #[derive(Clone, Copy)]
-struct Form(Version);
+struct A2aTestFormat(A2aVersion);
 
-impl Form {
+impl A2aTestFormat {
     fn method(self, one: &'static str) -> &'static str {
         match (self.0, one) {
-            (Version::One, one) => one,
-            (Version::Old, "SendMessage") => "message/send",
-            (Version::Old, "SendStreamingMessage") => "message/stream",
-            (Version::Old, "GetTask") => "tasks/get",
-            (Version::Old, "CancelTask") => "tasks/cancel",
-            (Version::Old, "SubscribeToTask") => "tasks/resubscribe",
+            (A2aVersion::V1_0, one) => one,
+            (A2aVersion::V0_3, "SendMessage") => "message/send",
+            (A2aVersion::V0_3, "SendStreamingMessage") => "message/stream",
+            (A2aVersion::V0_3, "GetTask") => "tasks/get",
+            (A2aVersion::V0_3, "CancelTask") => "tasks/cancel",
+            (A2aVersion::V0_3, "SubscribeToTask") => "tasks/resubscribe",
             (_, other) => panic!("there is no {other}"),
         }
     }
 
     fn part(self, text: &str) -> Value {
-        super::words::text(self.0, text)
+        super::messages::text_part(self.0, text)
     }
 
     fn message(self, id: &str, text: &str) -> Value {
         let parts = [self.part(text)];
         match self.0 {
-            Version::One => json!({"messageId": id, "role": "ROLE_AGENT", "contextId": "c", "parts": parts}),
-            Version::Old => {
+            A2aVersion::V1_0 => {
+                json!({"messageId": id, "role": "ROLE_AGENT", "contextId": "c", "parts": parts})
+            }
+            A2aVersion::V0_3 => {
                 json!({"kind": "message", "messageId": id, "role": "agent", "contextId": "c", "parts": parts})
             }
         }
     }
 
     /// How the task stands; the words are the message's id and its text.
-    fn standing(self, state: &str, words: Option<(&str, &str)>) -> Value {
+    fn task_status(self, state: &str, words: Option<(&str, &str)>) -> Value {
         let state = match self.0 {
-            Version::One => format!("TASK_STATE_{}", state.to_uppercase().replace('-', "_")),
-            Version::Old => state.to_owned(),
+            A2aVersion::V1_0 => format!("TASK_STATE_{}", state.to_uppercase().replace('-', "_")),
+            A2aVersion::V0_3 => state.to_owned(),
         };
         match words {
             Some((id, text)) => json!({"state": state, "message": self.message(id, text)}),
@@ -263,10 +280,10 @@ impl Form {
     }
 
     fn status(self, state: &str, words: Option<(&str, &str)>) -> Value {
-        let status = self.standing(state, words);
+        let status = self.task_status(state, words);
         match self.0 {
-            Version::One => json!({"statusUpdate": {"taskId": "t", "contextId": "c", "status": status}}),
-            Version::Old => {
+            A2aVersion::V1_0 => json!({"statusUpdate": {"taskId": "t", "contextId": "c", "status": status}}),
+            A2aVersion::V0_3 => {
                 json!({"kind": "status-update", "taskId": "t", "contextId": "c", "status": status, "final": false})
             }
         }
@@ -275,9 +292,9 @@ impl Form {
     fn artifact(self, id: &str, text: &str, append: bool) -> Value {
         let artifact = json!({"artifactId": id, "parts": [self.part(text)]});
         match self.0 {
-            Version::One => json!({"artifactUpdate":
+            A2aVersion::V1_0 => json!({"artifactUpdate":
                 {"taskId": "t", "contextId": "c", "artifact": artifact, "append": append}}),
-            Version::Old => {
+            A2aVersion::V0_3 => {
                 json!({"kind": "artifact-update", "taskId": "t", "contextId": "c", "artifact": artifact, "append": append})
             }
         }
@@ -287,21 +304,21 @@ impl Form {
     fn task(self, state: &str, words: Option<(&str, &str)>, made: &[(&str, &str)]) -> Value {
         let artifacts: Vec<Value> =
             made.iter().map(|(id, text)| json!({"artifactId": id, "parts": [self.part(text)]})).collect();
-        let mut task = json!({"id": "t", "contextId": "c", "status": self.standing(state, words), "artifacts": artifacts});
-        if self.0 == Version::Old {
+        let mut task = json!({"id": "t", "contextId": "c", "status": self.task_status(state, words), "artifacts": artifacts});
+        if self.0 == A2aVersion::V0_3 {
             task["kind"] = json!("task");
         }
         task
     }
 
     /// The same as an event, or as the answer to what was told.
-    fn told_task(self, state: &str, words: Option<(&str, &str)>, made: &[(&str, &str)]) -> Value {
+    fn task_event(self, state: &str, words: Option<(&str, &str)>, made: &[(&str, &str)]) -> Value {
         let task = self.task(state, words, made);
         match self.0 {
-            Version::One => json!({ "task": task }),
-            Version::Old => task,
+            A2aVersion::V1_0 => json!({ "task": task }),
+            A2aVersion::V0_3 => task,
         }
     }
 }
 
-const BOTH: [Version; 2] = [Version::One, Version::Old];
+const ALL_VERSIONS: [A2aVersion; 2] = [A2aVersion::V1_0, A2aVersion::V0_3];

@@ -21,39 +21,39 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 
-use super::within;
+use super::with_timeout;
 
 /// Calls and pieces that may wait; more than any test has.
 const WINDOW: usize = 64;
 
 /// A page: its status, its kind or where it sends one, and what is on it.
-type Page = (u16, String, String);
+type A2aTestPage = (u16, String, String);
 
 /// The server. It ends when it is dropped.
-pub(super) struct Server {
+pub(super) struct FakeA2aServer {
     pub(super) port: u16,
-    pages: Arc<Mutex<HashMap<String, Page>>>,
-    calls: mpsc::Receiver<Call>,
+    pages: Arc<Mutex<HashMap<String, A2aTestPage>>>,
+    calls: mpsc::Receiver<FakeA2aCall>,
     task: AbortHandle,
 }
 
-impl Drop for Server {
+impl Drop for FakeA2aServer {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
 /// A call that waits for its answer.
-pub(super) struct Call {
+pub(super) struct FakeA2aCall {
     /// What stands in the body for JSON-RPC, or the method and path.
     pub(super) method: String,
     pub(super) params: Value,
     pub(super) headers: HeaderMap,
     id: Value,
-    answer: oneshot::Sender<Response<Pieces>>,
+    answer: oneshot::Sender<Response<FakeA2aBody>>,
 }
 
-impl Server {
+impl FakeA2aServer {
     pub(super) async fn start() -> Self {
         Self::with(None).await
     }
@@ -61,7 +61,7 @@ impl Server {
     pub(super) async fn with(tls: Option<TlsAcceptor>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let pages = Arc::<Mutex<HashMap<String, Page>>>::default();
+        let pages = Arc::<Mutex<HashMap<String, A2aTestPage>>>::default();
         let (sender, calls) = mpsc::channel(WINDOW);
         let known = Arc::clone(&pages);
         let task = tokio::spawn(async move {
@@ -73,10 +73,10 @@ impl Server {
                         Some(tls) => {
                             // Who does not trust us goes away.
                             if let Ok(stream) = tls.accept(stream).await {
-                                serve(stream, pages, sender).await;
+                                serve_connection(stream, pages, sender).await;
                             }
                         }
-                        None => serve(stream, pages, sender).await,
+                        None => serve_connection(stream, pages, sender).await,
                     }
                 });
             }
@@ -88,74 +88,74 @@ impl Server {
         format!("http://127.0.0.1:{}{path}", self.port)
     }
 
-    pub(super) fn page(&self, path: &str, status: u16, header: &str, body: impl ToString) {
+    pub(super) fn set_page(&self, path: &str, status: u16, header: &str, body: impl ToString) {
         self.pages.lock().unwrap().insert(path.to_owned(), (status, header.to_owned(), body.to_string()));
     }
 
     /// Shows a card where everybody looks for it.
-    pub(super) fn card(&self, card: &Value) {
-        self.page("/.well-known/agent-card.json", 200, "application/json", card);
+    pub(super) fn set_card(&self, card: &Value) {
+        self.set_page("/.well-known/agent-card.json", 200, "application/json", card);
     }
 
     /// The next call.
-    pub(super) async fn call(&mut self) -> Call {
-        within("a call", self.calls.recv()).await.expect("it runs")
+    pub(super) async fn next_call(&mut self) -> FakeA2aCall {
+        with_timeout("a call", self.calls.recv()).await.expect("it runs")
     }
 
     /// The next call, which is of this method.
-    pub(super) async fn expect(&mut self, method: &str) -> Call {
-        let call = self.call().await;
+    pub(super) async fn expect(&mut self, method: &str) -> FakeA2aCall {
+        let call = self.next_call().await;
         assert_eq!(call.method, method, "{}", call.params);
         call
     }
 
     /// Whether anything was called for.
-    pub(super) fn is_quiet(&mut self) -> bool {
+    pub(super) fn has_no_calls(&mut self) -> bool {
         self.calls.try_recv().is_err()
     }
 }
 
-impl Call {
+impl FakeA2aCall {
     /// Answers with this.
-    pub(super) fn result(self, result: Value) {
+    pub(super) fn send_result(self, result: Value) {
         let body = json!({"jsonrpc": "2.0", "id": self.id, "result": result});
-        self.http(200, &body);
+        self.send_http(200, &body);
     }
 
     /// Refuses.
-    pub(super) fn refuse(self, code: i64, message: &str) {
+    pub(super) fn send_error(self, code: i64, message: &str) {
         let body = json!({"jsonrpc": "2.0", "id": self.id, "error": {"code": code, "message": message}});
-        self.http(200, &body);
+        self.send_http(200, &body);
     }
 
-    pub(super) fn http(self, status: u16, body: &Value) {
-        let pieces = Pieces::Whole(Some(Bytes::from(body.to_string())));
+    pub(super) fn send_http(self, status: u16, body: &Value) {
+        let pieces = FakeA2aBody::Whole(Some(Bytes::from(body.to_string())));
         let response = Response::builder().status(status).header("content-type", "application/json");
         let _gone = self.answer.send(response.body(pieces).unwrap());
     }
 
     /// Answers with a stream, which goes on until it is dropped.
-    pub(super) fn stream(self) -> Feed {
+    pub(super) fn start_stream(self) -> FakeA2aStream {
         let (pieces, receiver) = mpsc::channel(WINDOW);
         let response = Response::builder().header("content-type", "text/event-stream; charset=utf-8");
-        let _gone = self.answer.send(response.body(Pieces::Stream(receiver)).unwrap());
-        Feed { pieces, id: self.id }
+        let _gone = self.answer.send(response.body(FakeA2aBody::Stream(receiver)).unwrap());
+        FakeA2aStream { pieces, id: self.id }
     }
 }
 
 /// A stream of events.
-pub(super) struct Feed {
+pub(super) struct FakeA2aStream {
     pieces: mpsc::Sender<io::Result<Bytes>>,
     id: Value,
 }
 
-impl Feed {
-    pub(super) async fn event(&self, result: Value) {
+impl FakeA2aStream {
+    pub(super) async fn send_event(&self, result: Value) {
         let event = json!({"jsonrpc": "2.0", "id": self.id, "result": result});
-        self.raw(format!("data: {event}\n\n").as_bytes()).await;
+        self.send_raw(format!("data: {event}\n\n").as_bytes()).await;
     }
 
-    pub(super) async fn raw(&self, bytes: &[u8]) {
+    pub(super) async fn send_raw(&self, bytes: &[u8]) {
         self.pieces.send(Ok(Bytes::copy_from_slice(bytes))).await.unwrap();
     }
 
@@ -165,17 +165,17 @@ impl Feed {
     }
 
     /// Waits until nobody listens any more.
-    pub(super) async fn left(&self) {
-        within("the listener to leave", self.pieces.closed()).await;
+    pub(super) async fn wait_closed(&self) {
+        with_timeout("the listener to leave", self.pieces.closed()).await;
     }
 }
 
-pub(super) enum Pieces {
+pub(super) enum FakeA2aBody {
     Whole(Option<Bytes>),
     Stream(mpsc::Receiver<io::Result<Bytes>>),
 }
 
-impl Body for Pieces {
+impl Body for FakeA2aBody {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -189,24 +189,24 @@ impl Body for Pieces {
     }
 }
 
-async fn serve(
+async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin,
-    pages: Arc<Mutex<HashMap<String, Page>>>,
-    calls: mpsc::Sender<Call>,
+    pages: Arc<Mutex<HashMap<String, A2aTestPage>>>,
+    calls: mpsc::Sender<FakeA2aCall>,
 ) {
     let service = service_fn(move |request| {
         let (pages, calls) = (Arc::clone(&pages), calls.clone());
-        async move { Ok::<_, Infallible>(answer(request, &pages, &calls).await) }
+        async move { Ok::<_, Infallible>(answer_request(request, &pages, &calls).await) }
     });
     let _ended =
         hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
 }
 
-async fn answer(
+async fn answer_request(
     request: Request<Incoming>,
-    pages: &Mutex<HashMap<String, Page>>,
-    calls: &mpsc::Sender<Call>,
-) -> Response<Pieces> {
+    pages: &Mutex<HashMap<String, A2aTestPage>>,
+    calls: &mpsc::Sender<FakeA2aCall>,
+) -> Response<FakeA2aBody> {
     let (head, body) = request.into_parts();
     let path = head.uri.path_and_query().map_or_else(String::new, ToString::to_string);
     let page = pages.lock().unwrap().get(&path).cloned();
@@ -214,20 +214,20 @@ async fn answer(
         let name = if (300..400).contains(&status) { "location" } else { "content-type" };
         let denied = status == 401 && head.headers.contains_key("authorization");
         let response = Response::builder().status(if denied { 200 } else { status }).header(name, header);
-        return response.body(Pieces::Whole(Some(body.into()))).unwrap();
+        return response.body(FakeA2aBody::Whole(Some(body.into()))).unwrap();
     }
     let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     let mut body: Value = serde_json::from_slice(&body).unwrap_or_default();
     if head.method == Method::GET && path.contains(".well-known") {
-        return Response::builder().status(404).body(Pieces::Whole(None)).unwrap();
+        return Response::builder().status(404).body(FakeA2aBody::Whole(None)).unwrap();
     }
     let (method, params) = match body["method"].as_str() {
         Some(method) => (method.to_owned(), body["params"].take()),
         None => (format!("{} {path}", head.method), body.clone()),
     };
     let (answer, answered) = oneshot::channel();
-    let call = Call { method, params, headers: head.headers, id: body["id"].take(), answer };
-    let gone = || Response::builder().status(500).body(Pieces::Whole(None)).unwrap();
+    let call = FakeA2aCall { method, params, headers: head.headers, id: body["id"].take(), answer };
+    let gone = || Response::builder().status(500).body(FakeA2aBody::Whole(None)).unwrap();
     if calls.send(call).await.is_err() {
         return gone();
     }

@@ -8,45 +8,45 @@ use super::*;
 
 const SECRET: &str = "t0ken-of-the-session";
 
-async fn started(url: &str) -> Up {
-    Stage::with(url, |_| {}).hear().await
+async fn wait_ready(url: &str) -> AgentUpdate {
+    A2aDriverHarness::start(url, |_| {}).next_update().await
 }
 
 #[tokio::test]
 async fn a_card_is_found_in_the_old_place_by_its_own_address_and_behind_a_redirect() {
-    let server = Server::start().await;
-    let about = card(Version::Old, true)(&server);
-    let ready = Up::Ready { agent_session_id: None, steers: false };
-    server.page("/.well-known/agent.json", 200, "application/json", &about);
-    assert_eq!(started(&server.url("")).await, ready);
-    server.page("/cards/mine.json", 200, "text/plain", &about);
-    assert_eq!(started(&server.url("/cards/mine.json")).await, ready);
-    server.page("/a/.well-known/agent-card.json", 308, "/cards/mine.json", "");
-    assert_eq!(started(&server.url("/a/")).await, ready);
+    let server = FakeA2aServer::start().await;
+    let about = card(A2aVersion::V0_3, true)(&server);
+    let ready = AgentUpdate::Ready { agent_session_id: None, steers: false };
+    server.set_page("/.well-known/agent.json", 200, "application/json", &about);
+    assert_eq!(wait_ready(&server.url("")).await, ready);
+    server.set_page("/cards/mine.json", 200, "text/plain", &about);
+    assert_eq!(wait_ready(&server.url("/cards/mine.json")).await, ready);
+    server.set_page("/a/.well-known/agent-card.json", 308, "/cards/mine.json", "");
+    assert_eq!(wait_ready(&server.url("/a/")).await, ready);
 }
 
 #[tokio::test]
 async fn an_agent_that_cannot_be_started_says_what_is_wrong() {
-    let server = Server::start().await;
+    let server = FakeA2aServer::start().await;
     let why = async |url: &str| {
-        let error = Stage::with(url, |_| {}).failed().await;
+        let error = A2aDriverHarness::start(url, |_| {}).wait_for_failure().await;
         assert_eq!(error.code, "agent_failed_to_start", "{error:?}");
         error.message
     };
     let told = why(&server.url("")).await;
     assert!(told.contains("no card") && told.contains("404") && told.contains(".json"), "{told}");
-    server.page("/html.json", 200, "text/html", "<html>");
+    server.set_page("/html.json", 200, "text/html", "<html>");
     assert!(why(&server.url("/html.json")).await.contains("not JSON"));
-    server.page("/grpc.json", 200, "application/json", json!({"url": "x", "preferredTransport": "GRPC"}));
+    server.set_page("/grpc.json", 200, "application/json", json!({"url": "x", "preferredTransport": "GRPC"}));
     assert!(why(&server.url("/grpc.json")).await.contains("it offers GRPC 0.3"));
-    server.page("/away.json", 302, "http://example.invalid/card.json", "");
+    server.set_page("/away.json", 302, "http://example.invalid/card.json", "");
     let told = why(&server.url("/away.json")).await;
     assert!(told.contains("another server") && told.contains("http://example.invalid/card.json"), "{told}");
-    server.page("/round.json", 302, "/round.json", "");
+    server.set_page("/round.json", 302, "/round.json", "");
     assert!(why(&server.url("/round.json")).await.contains("circles"));
-    server.page("/long.json", 200, "application/json", " ".repeat(2 << 20));
+    server.set_page("/long.json", 200, "application/json", " ".repeat(2 << 20));
     assert!(why(&server.url("/long.json")).await.contains("longer than"));
-    server.page("/closed.json", 401, "application/json", "");
+    server.set_page("/closed.json", 401, "application/json", "");
     assert!(why(&server.url("/closed.json")).await.contains("give the session A2A_TOKEN"));
     // A port that was just let go of: nobody listens there.
     let port = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
@@ -56,41 +56,45 @@ async fn an_agent_that_cannot_be_started_says_what_is_wrong() {
 
 #[tokio::test]
 async fn a_token_goes_with_every_call_and_is_told_to_nobody_else() {
-    let mut server = Server::start().await;
-    let mut about = card(Version::One, true)(&server);
+    let mut server = FakeA2aServer::start().await;
+    let mut about = card(A2aVersion::V1_0, true)(&server);
     about["securitySchemes"] =
         json!({"k": {"apiKeySecurityScheme": {"location": "header", "name": "X-Agent-Key"}}});
-    server.page("/.well-known/agent-card.json", 401, "application/json", &about);
-    let mut stage = Stage::with(&server.url(""), |spec| {
+    server.set_page("/.well-known/agent-card.json", 401, "application/json", &about);
+    let mut stage = A2aDriverHarness::start(&server.url(""), |spec| {
         spec.env.insert("A2A_TOKEN".to_owned(), SECRET.to_owned());
     });
-    assert!(matches!(stage.hear().await, Up::Ready { .. }));
+    assert!(matches!(stage.next_update().await, AgentUpdate::Ready { .. }));
     stage.prompt("a", "x");
-    let call = server.call().await;
+    let call = server.next_call().await;
     assert_eq!(call.headers["x-agent-key"], SECRET);
     assert!(!call.headers.contains_key("authorization"));
-    call.refuse(-32000, &format!("what is {SECRET}?"));
-    let ended = stage.ended("a").await;
+    call.send_error(-32000, &format!("what is {SECRET}?"));
+    let ended = stage.wait_for_end("a").await;
     assert_eq!(ended.error().message, "what is [A2A_TOKEN redacted]? (-32000)");
     stage.prompt("b", "x");
-    server.call().await.http(403, &json!({ "no": SECRET }));
-    let ended = stage.ended("b").await;
+    server.next_call().await.send_http(403, &json!({ "no": SECRET }));
+    let ended = stage.wait_for_end("b").await;
     assert!(!format!("{ended:?}").contains(SECRET), "{ended:?}");
     assert!(ended.error().message.contains("was not taken"), "{:?}", ended.error());
 }
 
 #[tokio::test]
 async fn a_conversation_is_gone_on_with_after_a_restart() {
-    let form = Form(Version::One);
-    let mut server = Server::start().await;
-    server.card(&card(Version::One, true)(&server));
-    let mut stage = Stage::with(&server.url(""), |spec| spec.agent_session_id = Some("c".to_owned()));
-    assert_eq!(stage.hear().await, Up::Ready { agent_session_id: Some("c".to_owned()), steers: false });
+    let form = A2aTestFormat(A2aVersion::V1_0);
+    let mut server = FakeA2aServer::start().await;
+    server.set_card(&card(A2aVersion::V1_0, true)(&server));
+    let mut stage =
+        A2aDriverHarness::start(&server.url(""), |spec| spec.agent_session_id = Some("c".to_owned()));
+    assert_eq!(
+        stage.next_update().await,
+        AgentUpdate::Ready { agent_session_id: Some("c".to_owned()), steers: false }
+    );
     stage.prompt("a", "what was it?");
-    let call = server.call().await;
+    let call = server.next_call().await;
     assert_eq!(call.params["message"]["contextId"], "c");
-    call.result(form.told_task("completed", Some(("m", "42")), &[]));
-    assert_eq!(stage.ended("a").await.text(), "42");
+    call.send_result(form.task_event("completed", Some(("m", "42")), &[]));
+    assert_eq!(stage.wait_for_end("a").await.text(), "42");
 }
 
 #[tokio::test]
@@ -104,10 +108,10 @@ async fn an_agent_behind_tls_is_trusted_by_its_certificate_alone() {
         .with_no_client_auth()
         .with_single_cert(vec![made.cert.der().clone()], key)
         .unwrap();
-    let mut server = Server::with(Some(TlsAcceptor::from(Arc::new(config)))).await;
-    server.card(&card(Version::One, true)(&server));
+    let mut server = FakeA2aServer::with(Some(TlsAcceptor::from(Arc::new(config)))).await;
+    server.set_card(&card(A2aVersion::V1_0, true)(&server));
     let url = format!("https://127.0.0.1:{}", server.port);
-    let error = Stage::with(&url, |_| {}).failed().await;
+    let error = A2aDriverHarness::start(&url, |_| {}).wait_for_failure().await;
     assert!(
         error.message.contains("cannot be reached") && error.message.contains("SSL_CERT_FILE"),
         "{error:?}"
@@ -116,19 +120,23 @@ async fn an_agent_behind_tls_is_trusted_by_its_certificate_alone() {
     let folder = tempfile::tempdir().unwrap();
     let roots = folder.path().join("roots.pem");
     std::fs::write(&roots, made.cert.pem()).unwrap();
-    let mut stage = Stage::with(&url, |spec| {
+    let mut stage = A2aDriverHarness::start(&url, |spec| {
         spec.env.insert("SSL_CERT_FILE".to_owned(), roots.display().to_string());
     });
-    assert!(matches!(stage.hear().await, Up::Ready { .. }));
+    assert!(matches!(stage.next_update().await, AgentUpdate::Ready { .. }));
     stage.prompt("a", "x");
-    server.call().await.result(Form(Version::One).told_task("completed", Some(("m", "sealed")), &[]));
-    assert_eq!(stage.ended("a").await.text(), "sealed");
+    server.next_call().await.send_result(A2aTestFormat(A2aVersion::V1_0).task_event(
+        "completed",
+        Some(("m", "sealed")),
+        &[],
+    ));
+    assert_eq!(stage.wait_for_end("a").await.text(), "sealed");
 
     // A card that came by TLS and wants the token sent to where it could be read.
-    server.card(&json!({"url": "http://agents.example/", "capabilities": {}}));
-    let mut refused = Stage::with(&url, |spec| {
+    server.set_card(&json!({"url": "http://agents.example/", "capabilities": {}}));
+    let mut refused = A2aDriverHarness::start(&url, |spec| {
         spec.env.insert("SSL_CERT_FILE".to_owned(), roots.display().to_string());
         spec.env.insert("A2A_TOKEN".to_owned(), SECRET.to_owned());
     });
-    assert!(refused.failed().await.message.contains("could read A2A_TOKEN"));
+    assert!(refused.wait_for_failure().await.message.contains("could read A2A_TOKEN"));
 }

@@ -1,15 +1,19 @@
 //! What is evened out between agents: each test plays one of them by hand, as it was seen to behave.
 
-use qd_protocol::event::{AskKind, Decision};
-use qd_protocol::link::{Said, Stop, Up};
+use qd_protocol::event::{AskKind, PermissionDecision};
+use qd_protocol::link::{AgentUpdate, TurnStopReason, TurnUpdate};
 use serde_json::json;
 
-use super::hand::Hand;
-use super::{by_hand, with};
-use crate::drivers::stage::{Stage, assert_well, choose, decide};
+use super::fake_agent::FakeAcpAgent;
+use super::{start_fake_agent, start_with};
+use crate::drivers::harness::{DriverHarness, assert_ended_well, decision_reply, value_reply};
 
 /// An agent by hand, of the kind that a manifest describes.
-fn play<A>(agent: &'static str, model: Option<&'static str>, far: impl FnOnce(Hand) -> A) -> Stage
+fn start_fake_profile<A>(
+    agent: &'static str,
+    model: Option<&'static str>,
+    far: impl FnOnce(FakeAcpAgent) -> A,
+) -> DriverHarness
 where
     A: Future<Output = ()> + Send + 'static,
 {
@@ -17,168 +21,168 @@ where
         spec.agent = agent.to_owned();
         spec.model = model.map(str::to_owned);
     };
-    with(change, |pipe| far(Hand::new(pipe)))
+    start_with(change, |pipe| far(FakeAcpAgent::new(pipe)))
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_would_decide_by_itself_is_put_into_the_mode_in_which_it_asks() {
-    let mut agent = play("qwen", None, async |mut hand| {
+    let mut agent = start_fake_profile("qwen", None, async |mut hand| {
         let modes = json!({"currentModeId": "auto", "availableModes": [{"id": "auto", "name": "Auto"}, {"id": "default", "name": "Ask"}]});
-        hand.open_with(json!({"sessionId": "s", "modes": modes})).await;
-        let (id, params) = hand.expect("session/set_mode").await;
+        hand.handshake_with(json!({"sessionId": "s", "modes": modes})).await;
+        let (id, params) = hand.expect_method("session/set_mode").await;
         assert_eq!(params["modeId"], "default");
-        hand.answer(id, json!({})).await;
-        let prompt = hand.prompted().await;
-        hand.finish(prompt).await;
+        hand.send_response(id, json!({})).await;
+        let prompt = hand.expect_prompt().await;
+        hand.finish_turn(prompt).await;
     });
-    assert!(matches!(agent.hear().await, Up::Ready { .. }));
-    assert_well(&agent.play("a", "x").await);
+    assert!(matches!(agent.next_update().await, AgentUpdate::Ready { .. }));
+    assert_ended_well(&agent.run_turn("a", "x").await);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_model_is_chosen_by_the_agents_setting_and_one_that_it_refuses_is_an_error() {
-    let far = async |mut hand: Hand, refuses: bool| {
+    let far = async |mut hand: FakeAcpAgent, refuses: bool| {
         let setting = json!({"id": "m", "name": "Model", "category": "model", "type": "select", "currentValue": "a",
             "options": [{"value": "a", "name": "A"}]});
-        hand.open_with(json!({"sessionId": "s", "configOptions": [setting]})).await;
-        let (id, params) = hand.expect("session/set_config_option").await;
+        hand.handshake_with(json!({"sessionId": "s", "configOptions": [setting]})).await;
+        let (id, params) = hand.expect_method("session/set_config_option").await;
         assert_eq!((&params["configId"], &params["value"]), (&json!("m"), &json!("b")));
         match refuses {
             true => hand.send(json!({"id": id, "error": {"code": -32602, "message": "no such model"}})).await,
-            false => hand.answer(id, json!({"configOptions": []})).await,
+            false => hand.send_response(id, json!({"configOptions": []})).await,
         }
-        hand.idle().await;
+        hand.wait_for_hang_up().await;
     };
-    let mut agent = play("opencode", Some("b"), move |hand| far(hand, false));
-    assert!(matches!(agent.hear().await, Up::Ready { .. }));
-    let mut agent = play("opencode", Some("b"), move |hand| far(hand, true));
-    assert!(agent.gone().await.message.contains("no such model"));
+    let mut agent = start_fake_profile("opencode", Some("b"), move |hand| far(hand, false));
+    assert!(matches!(agent.next_update().await, AgentUpdate::Ready { .. }));
+    let mut agent = start_fake_profile("opencode", Some("b"), move |hand| far(hand, true));
+    assert!(agent.wait_for_failure().await.message.contains("no such model"));
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_was_allowed_is_not_asked_again_when_the_agent_has_it_done() {
-    let mut agent = by_hand("gemini", async |mut hand| {
-        let prompt = hand.prompted().await;
+    let mut agent = start_fake_agent("gemini", async |mut hand| {
+        let prompt = hand.expect_prompt().await;
         let options = json!([{"optionId": "y", "name": "Yes", "kind": "allow_once"}, {"optionId": "n", "name": "No", "kind": "reject_once"}]);
         let call =
             json!({"toolCallId": "c", "title": "Write f", "kind": "edit", "locations": [{"path": "f"}]});
-        hand.ask_about(json!(1), call, options).await;
-        assert_eq!(hand.hear().await["result"]["outcome"]["optionId"], "y");
+        hand.request_permission_for(json!(1), call, options).await;
+        assert_eq!(hand.next_json().await["result"]["outcome"]["optionId"], "y");
         let cwd = std::env::temp_dir();
         let outside = json!({"sessionId": "s", "path": cwd.join("outside"), "content": ""});
         hand.send(json!({"id": 2, "method": "fs/write_text_file", "params": outside})).await;
-        assert!(hand.hear().await["error"]["message"].as_str().is_some_and(|it| it.contains("refused: no")));
-        hand.finish(prompt).await;
+        assert!(hand.next_json().await["error"]["message"].as_str().is_some_and(|it| it.contains("refused: no")));
+        hand.finish_turn(prompt).await;
     })
     .await;
     agent.prompt("a", "x");
-    let first = agent.until_ask().await;
+    let first = agent.wait_for_ask().await;
     assert_eq!((first.tool.as_deref(), &first.input), (Some("Edit"), &json!({"path": "f"})));
-    agent.answer(&first, decide(Decision::AllowOnce, None));
-    let second = agent.until_ask().await;
+    agent.answer(&first, decision_reply(PermissionDecision::AllowOnce, None));
+    let second = agent.wait_for_ask().await;
     assert_eq!(second.tool.as_deref(), Some("Write"), "another file is another ask");
-    assert!(!second.unasked);
-    agent.answer(&second, decide(Decision::Deny, Some("no")));
-    assert_well(&agent.ended("a").await);
+    assert!(!second.implicit);
+    agent.answer(&second, decision_reply(PermissionDecision::Deny, Some("no")));
+    assert_ended_well(&agent.wait_for_end("a").await);
 }
 
 #[tokio::test(start_paused = true)]
 async fn questions_that_come_as_a_permission_are_questions() {
-    let mut agent = by_hand("qwen", async |mut hand| {
-        let prompt = hand.prompted().await;
+    let mut agent = start_fake_agent("qwen", async |mut hand| {
+        let prompt = hand.expect_prompt().await;
         let options = json!([{"optionId": "ok", "name": "Submit", "kind": "allow_once"}, {"optionId": "no", "name": "Cancel", "kind": "reject_once"}]);
         let questions = json!([{"question": "Which?", "options": [{"label": "Red"}, {"label": "Blue"}], "multiSelect": false}]);
         let call =
             json!({"toolCallId": "c", "title": "Ask", "kind": "think", "rawInput": {"questions": questions}});
-        hand.ask_about(json!(1), call, options).await;
-        let answer = hand.hear().await;
+        hand.request_permission_for(json!(1), call, options).await;
+        let answer = hand.next_json().await;
         assert_eq!(answer["result"]["outcome"]["optionId"], "ok", "{answer}");
         assert_eq!(answer["result"]["answers"], json!({"0": "Blue"}));
-        hand.finish(prompt).await;
+        hand.finish_turn(prompt).await;
     })
     .await;
     agent.prompt("a", "x");
-    let ask = agent.until_ask().await;
+    let ask = agent.wait_for_ask().await;
     assert_eq!((ask.kind, ask.prompt.as_str()), (AskKind::Question, "Which?"));
     assert_eq!(ask.options, ["Red", "Blue"]);
-    agent.answer(&ask, choose("Blue"));
-    assert_well(&agent.ended("a").await);
+    agent.answer(&ask, value_reply("Blue"));
+    assert_ended_well(&agent.wait_for_end("a").await);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_asks_for_its_steers_gets_them_once() {
-    let mut agent = by_hand("qwen", async |mut hand| {
-        let prompt = hand.prompted().await;
-        hand.say("working").await;
+    let mut agent = start_fake_agent("qwen", async |mut hand| {
+        let prompt = hand.expect_prompt().await;
+        hand.send_text("working").await;
         let mut id = 0;
         loop {
             id += 1;
             hand.send(json!({"id": id, "method": "craft/drainMidTurnQueue", "params": {"sessionId": "s"}}))
                 .await;
-            let answer = hand.hear().await;
+            let answer = hand.next_json().await;
             let messages = answer["result"]["messages"].as_array().expect("messages").clone();
             if let Some(text) = messages.first() {
-                hand.say(text.as_str().expect("text")).await;
+                hand.send_text(text.as_str().expect("text")).await;
                 break;
             }
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         }
-        hand.finish(prompt).await;
+        hand.finish_turn(prompt).await;
     })
     .await;
     agent.prompt("a", "x");
-    agent.until_text("working").await;
+    agent.wait_for_text("working").await;
     let steer = agent.steer("a", "left");
-    let ended = agent.ended("a").await;
-    assert!(ended.ups.contains(&Up::SteerTaken { steer }), "{:?}", ended.ups);
+    let ended = agent.wait_for_end("a").await;
+    assert!(ended.updates.contains(&AgentUpdate::SteerTaken { steer }), "{:?}", ended.updates);
     assert_eq!(ended.text(), "left");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_steer_that_is_a_second_prompt_is_part_of_the_turn_until_both_are_answered() {
-    let mut agent = by_hand("opencode", async |mut hand| {
-        let prompt = hand.prompted().await;
-        hand.say("working").await;
-        let steer = hand.prompted().await;
-        hand.end(prompt, "end_turn").await;
-        hand.say(" and more").await;
-        hand.finish(steer).await;
+    let mut agent = start_fake_agent("opencode", async |mut hand| {
+        let prompt = hand.expect_prompt().await;
+        hand.send_text("working").await;
+        let steer = hand.expect_prompt().await;
+        hand.end_turn(prompt, "end_turn").await;
+        hand.send_text(" and more").await;
+        hand.finish_turn(steer).await;
     })
     .await;
     agent.prompt("a", "x");
-    agent.until_text("working").await;
+    agent.wait_for_text("working").await;
     let steer = agent.steer("a", "left");
-    let ended = agent.ended("a").await;
-    assert!(ended.ups.contains(&Up::SteerTaken { steer }), "{:?}", ended.ups);
+    let ended = agent.wait_for_end("a").await;
+    assert!(ended.updates.contains(&AgentUpdate::SteerTaken { steer }), "{:?}", ended.updates);
     assert_eq!(ended.text(), " and more");
-    assert_well(&ended);
+    assert_ended_well(&ended);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_call_of_the_model_that_ends_well_is_an_error() {
-    let mut agent = by_hand("codex-acp", async |mut hand| {
-        let prompt = hand.prompted().await;
-        hand.say("Warning: no metadata\n\n").await;
-        hand.update(json!({"sessionUpdate": "session_info_update", "_meta": {"codex": {"threadStatus": {"type": "systemError"}}}})).await;
-        hand.say("scripted 400\n\n").await;
-        hand.finish(prompt).await;
+    let mut agent = start_fake_agent("codex-acp", async |mut hand| {
+        let prompt = hand.expect_prompt().await;
+        hand.send_text("Warning: no metadata\n\n").await;
+        hand.send_update(json!({"sessionUpdate": "session_info_update", "_meta": {"codex": {"threadStatus": {"type": "systemError"}}}})).await;
+        hand.send_text("scripted 400\n\n").await;
+        hand.finish_turn(prompt).await;
     })
     .await;
-    let ended = agent.play("a", "x").await;
-    assert_eq!(ended.outcome.stop, Stop::Error);
+    let ended = agent.run_turn("a", "x").await;
+    assert_eq!(ended.outcome.stop, TurnStopReason::Error);
     assert_eq!(ended.outcome.error.as_ref().map(|error| error.message.as_str()), Some("scripted 400"));
-    assert!(ended.said().contains(&Said::Notice { text: "Warning: no metadata".to_owned() }));
+    assert!(ended.turn_updates().contains(&TurnUpdate::Notice { text: "Warning: no metadata".to_owned() }));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_turn_that_ends_because_a_tool_was_refused_is_no_cancel_and_the_reason_comes_with_the_next_prompt()
 {
-    let mut agent = by_hand("copilot", async |mut hand| {
-        let prompt = hand.prompted().await;
-        hand.ask(json!(1), "rm").await;
-        assert_eq!(hand.hear().await["result"]["outcome"]["optionId"], "never");
-        hand.end(prompt, "cancelled").await;
-        let (id, params) = hand.expect("session/prompt").await;
+    let mut agent = start_fake_agent("copilot", async |mut hand| {
+        let prompt = hand.expect_prompt().await;
+        hand.request_permission(json!(1), "rm").await;
+        assert_eq!(hand.next_json().await["result"]["outcome"]["optionId"], "never");
+        hand.end_turn(prompt, "cancelled").await;
+        let (id, params) = hand.expect_method("session/prompt").await;
         let texts: Vec<&str> = params["prompt"]
             .as_array()
             .expect("blocks")
@@ -186,56 +190,56 @@ async fn a_turn_that_ends_because_a_tool_was_refused_is_no_cancel_and_the_reason
             .filter_map(|it| it["text"].as_str())
             .collect();
         assert_eq!(texts, ["rm was refused: not today", "again"]);
-        hand.finish(id).await;
+        hand.finish_turn(id).await;
     })
     .await;
     agent.prompt("a", "x");
-    let ask = agent.until_ask().await;
-    agent.answer(&ask, decide(Decision::Deny, Some("not today")));
-    assert_well(&agent.ended("a").await);
-    assert_well(&agent.play("b", "again").await);
+    let ask = agent.wait_for_ask().await;
+    agent.answer(&ask, decision_reply(PermissionDecision::Deny, Some("not today")));
+    assert_ended_well(&agent.wait_for_end("a").await);
+    assert_ended_well(&agent.run_turn("b", "again").await);
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_an_agent_repeats_after_it_was_ready_is_not_its_next_answer() {
-    let far = async |mut hand: Hand| {
-        hand.greet(json!({"loadSession": true})).await;
-        let (id, _) = hand.expect("session/load").await;
-        hand.answer(id, json!({})).await;
+    let far = async |mut hand: FakeAcpAgent| {
+        hand.initialize(json!({"loadSession": true})).await;
+        let (id, _) = hand.expect_method("session/load").await;
+        hand.send_response(id, json!({})).await;
         for piece in ["old ", "words"] {
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-            hand.say(piece).await;
+            hand.send_text(piece).await;
         }
-        let prompt = hand.prompted().await;
-        hand.say("new").await;
-        hand.finish(prompt).await;
+        let prompt = hand.expect_prompt().await;
+        hand.send_text("new").await;
+        hand.finish_turn(prompt).await;
     };
     let change = |spec: &mut qd_protocol::worker::AgentSpec| {
         spec.agent = "gemini".to_owned();
         spec.agent_session_id = Some("s".to_owned());
     };
-    let mut agent = with(change, |pipe| far(Hand::new(pipe)));
-    assert!(matches!(agent.hear().await, Up::Ready { .. }));
-    assert_eq!(agent.play("a", "x").await.text(), "new");
+    let mut agent = start_with(change, |pipe| far(FakeAcpAgent::new(pipe)));
+    assert!(matches!(agent.next_update().await, AgentUpdate::Ready { .. }));
+    assert_eq!(agent.run_turn("a", "x").await.text(), "new");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_is_said_again_until_the_turn_stops() {
-    let mut agent = by_hand("copilot", async |mut hand| {
-        let prompt = hand.prompted().await;
-        hand.expect("session/cancel").await;
+    let mut agent = start_fake_agent("copilot", async |mut hand| {
+        let prompt = hand.expect_prompt().await;
+        hand.expect_method("session/cancel").await;
         // It came too early for it: it works on, and is told again.
-        hand.update(json!({"sessionUpdate": "usage_update", "used": 1, "size": 2})).await;
-        hand.say("one ").await;
-        hand.expect("session/cancel").await;
+        hand.send_update(json!({"sessionUpdate": "usage_update", "used": 1, "size": 2})).await;
+        hand.send_text("one ").await;
+        hand.expect_method("session/cancel").await;
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
-        hand.say("two").await;
-        hand.expect("session/cancel").await;
-        hand.end(prompt, "cancelled").await;
-        hand.idle().await;
+        hand.send_text("two").await;
+        hand.expect_method("session/cancel").await;
+        hand.end_turn(prompt, "cancelled").await;
+        hand.wait_for_hang_up().await;
     })
     .await;
     agent.prompt("a", "x");
     agent.cancel("a");
-    assert_eq!(agent.ended("a").await.outcome.stop, Stop::Cancelled);
+    assert_eq!(agent.wait_for_end("a").await.outcome.stop, TurnStopReason::Cancelled);
 }

@@ -2,13 +2,13 @@
 //! of them is the same, whatever their habits; where it is not, a test of its own says so.
 
 use qd_catalog::Catalog;
-use qd_protocol::event::{AskKind, Usage};
-use qd_protocol::link::{Said, Stop, Up};
+use qd_protocol::event::{AskKind, TokenUsage};
+use qd_protocol::link::{AgentUpdate, TurnStopReason, TurnUpdate};
 use serde_json::{Value, json};
 
-use super::opened;
-use crate::drivers::recorded::{Played, Recording};
-use crate::drivers::stage::{Ended, Stage, assert_well, run};
+use super::open_conversation;
+use crate::drivers::harness::{DriverHarness, FinishedTurn, assert_ended_well, run_id};
+use crate::drivers::recording::{AgentRecording, ReplayResult};
 
 /// The scenes that all of them play.
 macro_rules! agents {
@@ -61,107 +61,114 @@ agents! {
     qwen: "qwen",
 }
 
-async fn play(agent: &str, scene: &str) -> Played {
-    let recording = Recording::read(agent, scene);
-    let give = |spec: &mut _| recording.give(spec);
+async fn play_scene(agent: &str, scene: &str) -> ReplayResult {
+    let recording = AgentRecording::read(agent, scene);
+    let give = |spec: &mut _| recording.apply_to_spec(spec);
     // They were recorded with a keeper, below which commands can be run for an agent.
-    let (stage, far) = Stage::new(agent, give, |spec, near| opened(spec, near, true));
+    let (stage, far) = DriverHarness::new(agent, give, |spec, near| open_conversation(spec, near, true));
     recording.play(stage, far).await
 }
 
 async fn hello(agent: &str) {
-    let played = play(agent, "hello").await;
-    let Up::Ready { agent_session_id: Some(session), .. } = &played.ready else { panic!("{played:?}") };
-    assert!(Recording::read(agent, "hello").says(session), "the agent's own name for it");
-    let runs: [Ended; 2] = played.runs();
+    let played = play_scene(agent, "hello").await;
+    let AgentUpdate::Ready { agent_session_id: Some(session), .. } = &played.ready else {
+        panic!("{played:?}")
+    };
+    assert!(AgentRecording::read(agent, "hello").agent_says(session), "the agent's own name for it");
+    let runs: [FinishedTurn; 2] = played.into_runs();
     for (ended, text) in
         runs.iter().zip(["ECHO[hello] users=1 results=0", "ECHO[and again] users=2 results=0"])
     {
-        assert_well(ended);
+        assert_ended_well(ended);
         assert_eq!(ended.text(), text);
         let words = u64::try_from(text.split(' ').count()).unwrap();
-        assert_eq!(tokens(ended), (100, words), "each its own, and not those of the conversation");
+        assert_eq!(used_tokens(ended), (100, words), "each its own, and not those of the conversation");
     }
 }
 
 async fn allowed(agent: &str) {
-    let ended = play(agent, "allowed").await.only();
+    let ended = play_scene(agent, "allowed").await.only_run();
     assert_asked(&ended, "echo hi > made.txt");
-    assert!(ended.ups.iter().any(|up| matches!(up, Up::AskDelivered { .. })));
-    assert_well(&ended);
-    let [(name, _)] = &started(&ended)[..] else { panic!("{ended:?}") };
+    assert!(ended.updates.iter().any(|up| matches!(up, AgentUpdate::AskDelivered { .. })));
+    assert_ended_well(&ended);
+    let [(name, _)] = &started_tools(&ended)[..] else { panic!("{ended:?}") };
     assert_eq!(name, "Bash");
-    let [(_, _, false)] = &ended.tools()[..] else { panic!("{ended:?}") };
+    let [(_, _, false)] = &ended.finished_tools()[..] else { panic!("{ended:?}") };
     assert!(ended.text().starts_with("ECHO[TOOL:write:made.txt] users=1 results=1"), "{}", ended.text());
 }
 
 async fn denied(agent: &str) {
     // That the reason is told, and when, is in the recording.
-    assert!(Recording::read(agent, "denied").is_told("Bash was refused: not on a Friday"));
-    let [denied, after] = play(agent, "denied").await.runs();
+    assert!(AgentRecording::read(agent, "denied").agent_is_sent("Bash was refused: not on a Friday"));
+    let [denied, after] = play_scene(agent, "denied").await.into_runs();
     assert_asked(&denied, "echo hi > denied.txt");
-    assert_well(&denied);
-    assert_well(&after);
+    assert_ended_well(&denied);
+    assert_ended_well(&after);
     assert!(after.text().contains("after] "), "{}", after.text());
 }
 
 async fn cancel(agent: &str) {
-    let [cancelled, after] = play(agent, "cancel").await.runs();
-    assert_eq!(cancelled.stop(), Stop::Cancelled);
+    let [cancelled, after] = play_scene(agent, "cancel").await.into_runs();
+    assert_eq!(cancelled.stop(), TurnStopReason::Cancelled);
     assert!(cancelled.text().starts_with("tok0 "), "{}", cancelled.text());
-    assert_well(&after);
+    assert_ended_well(&after);
     assert!(after.text().starts_with("ECHO[after] "), "{}", after.text());
 }
 
 async fn cancel_ask(agent: &str) {
-    let [cancelled, after] = play(agent, "cancel-ask").await.runs();
+    let [cancelled, after] = play_scene(agent, "cancel-ask").await.into_runs();
     assert_asked(&cancelled, "echo hi > never.txt");
-    assert_eq!(cancelled.stop(), Stop::Cancelled);
-    assert!(!cancelled.ups.iter().any(|up| matches!(up, Up::AskDelivered { .. })), "nobody has answered");
-    assert!(cancelled.tools().iter().all(|(_, _, is_error)| *is_error), "{cancelled:?}");
-    assert_well(&after);
+    assert_eq!(cancelled.stop(), TurnStopReason::Cancelled);
+    assert!(
+        !cancelled.updates.iter().any(|up| matches!(up, AgentUpdate::AskDelivered { .. })),
+        "nobody has answered"
+    );
+    assert!(cancelled.finished_tools().iter().all(|(_, _, is_error)| *is_error), "{cancelled:?}");
+    assert_ended_well(&after);
     assert!(after.text().starts_with("ECHO[after] "), "{}", after.text());
 }
 
 async fn error(agent: &str) {
-    let [failed, again] = play(agent, "error").await.runs();
+    let [failed, again] = play_scene(agent, "error").await.into_runs();
     let error = failed.outcome.error.as_ref().expect("an error");
-    assert_eq!((failed.stop(), error.code.as_str()), (Stop::Error, "agent_error"));
+    assert_eq!((failed.stop(), error.code.as_str()), (TurnStopReason::Error, "agent_error"));
     assert!(error.message.contains("scripted 400"), "{}", error.message);
-    assert_well(&again);
+    assert_ended_well(&again);
     assert!(again.text().starts_with("ECHO[well again] "), "{}", again.text());
 }
 
 async fn resume(agent: &str) {
-    let recording = Recording::read(agent, "resume");
-    let played = play(agent, "resume").await;
-    let Up::Ready { agent_session_id, .. } = &played.ready else { panic!("{played:?}") };
-    assert_eq!(*agent_session_id, recording.about.resume, "under the same name");
-    let ended = played.only();
-    assert_well(&ended);
+    let recording = AgentRecording::read(agent, "resume");
+    let played = play_scene(agent, "resume").await;
+    let AgentUpdate::Ready { agent_session_id, .. } = &played.ready else { panic!("{played:?}") };
+    assert_eq!(*agent_session_id, recording.header.resume, "under the same name");
+    let ended = played.only_run();
+    assert_ended_well(&ended);
     assert_eq!(ended.text(), "RECALL[the first]");
-    assert_eq!(tokens(&ended), (100, 2), "and the past is not paid for again");
+    assert_eq!(used_tokens(&ended), (100, 2), "and the past is not paid for again");
     assert_eq!(ended.notices(), Vec::<String>::new());
-    assert!(ended.ups.iter().all(|up| !matches!(up, Up::Said { run: of, .. } if *of != run("1"))));
+    assert!(
+        ended.updates.iter().all(|up| !matches!(up, AgentUpdate::Turn { run: of, .. } if *of != run_id("1")))
+    );
 }
 
-async fn steer(agent: &str) -> Recording {
-    let recording = Recording::read(agent, "steer");
-    let ended = play(agent, "steer").await.only();
-    assert!(ended.ups.iter().any(|up| matches!(up, Up::SteerTaken { .. })));
-    assert_well(&ended);
-    let [(_, _, false)] = &ended.tools()[..] else { panic!("{ended:?}") };
+async fn steer(agent: &str) -> AgentRecording {
+    let recording = AgentRecording::read(agent, "steer");
+    let ended = play_scene(agent, "steer").await.only_run();
+    assert!(ended.updates.iter().any(|up| matches!(up, AgentUpdate::SteerTaken { .. })));
+    assert_ended_well(&ended);
+    let [(_, _, false)] = &ended.finished_tools()[..] else { panic!("{ended:?}") };
     assert!(ended.text().ends_with("turn left] users=2 results=0"), "{}", ended.text());
     recording
 }
 
-async fn question(agent: &str) -> Recording {
-    let recording = Recording::read(agent, "question");
-    let ended = play(agent, "question").await.only();
+async fn question(agent: &str) -> AgentRecording {
+    let recording = AgentRecording::read(agent, "question");
+    let ended = play_scene(agent, "question").await.only_run();
     let [ask] = ended.asks()[..] else { panic!("{ended:?}") };
     assert_eq!((ask.kind, ask.prompt.as_str()), (AskKind::Question, "Which colour?"));
     assert_eq!(ask.options, ["Red", "Blue"]);
-    assert_well(&ended);
+    assert_ended_well(&ended);
     assert!(ended.text().contains("Blue"), "{}", ended.text());
     recording
 }
@@ -170,7 +177,7 @@ async fn question(agent: &str) -> Recording {
 fn the_recordings_are_of_the_versions_that_the_manifests_name() {
     for agent in ["claude-acp", "codex-acp", "copilot", "gemini", "opencode", "qwen"] {
         let manifest = Catalog::built_in().get(agent).expect("it is built in");
-        let recorded = Recording::read(agent, "hello").about.version;
+        let recorded = AgentRecording::read(agent, "hello").header.version;
         assert_eq!(Some(recorded), manifest.agent.tested, "{agent} is to be recorded anew");
     }
 }
@@ -178,19 +185,22 @@ fn the_recordings_are_of_the_versions_that_the_manifests_name() {
 #[tokio::test(start_paused = true)]
 async fn each_is_steered_by_its_own_verb() {
     for agent in ["claude-acp", "codex-acp"] {
-        assert!(steer(agent).await.is_told("_session/steering"), "{agent}");
+        assert!(steer(agent).await.agent_is_sent("_session/steering"), "{agent}");
     }
     let opencode = steer("opencode").await;
-    assert!(opencode.is_told(r#""id":4,"jsonrpc":"2.0","method":"session/prompt""#), "by a second prompt");
+    assert!(
+        opencode.agent_is_sent(r#""id":4,"jsonrpc":"2.0","method":"session/prompt""#),
+        "by a second prompt"
+    );
     let qwen = steer("qwen").await;
-    assert!(qwen.says("craft/drainMidTurnQueue"), "it asks for it");
-    assert!(qwen.is_told(r#"{"messages":["turn left"]}"#));
+    assert!(qwen.agent_says("craft/drainMidTurnQueue"), "it asks for it");
+    assert!(qwen.agent_is_sent(r#"{"messages":["turn left"]}"#));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_question_is_one_whether_it_comes_as_a_form_or_as_a_permission() {
-    assert!(question("claude-acp").await.says("elicitation/create"));
-    assert!(question("qwen").await.says(r#""qwenInteractionKind":"user_question""#));
+    assert!(question("claude-acp").await.agent_says("elicitation/create"));
+    assert!(question("qwen").await.agent_says(r#""qwenInteractionKind":"user_question""#));
 }
 
 #[tokio::test(start_paused = true)]
@@ -203,65 +213,71 @@ async fn a_permission_is_given_once_wherever_that_stands_among_the_options() {
         ("opencode", "once"),
         ("qwen", "proceed_once"),
     ] {
-        let recording = Recording::read(agent, "allowed");
-        assert!(recording.is_told(&format!(r#"{{"optionId":"{once}","outcome":"selected"}}"#)), "{agent}");
+        let recording = AgentRecording::read(agent, "allowed");
+        assert!(
+            recording.agent_is_sent(&format!(r#"{{"optionId":"{once}","outcome":"selected"}}"#)),
+            "{agent}"
+        );
     }
     for agent in ["gemini", "qwen"] {
         let always = r#""options":[{"kind":"allow_always""#;
-        assert!(Recording::read(agent, "allowed").says(always), "the first would be for good");
+        assert!(AgentRecording::read(agent, "allowed").agent_says(always), "the first would be for good");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_tool_tells_its_command_when_it_begins_unless_its_agent_does_not() {
     for agent in ["claude-acp", "codex-acp", "copilot", "qwen"] {
-        let ended = play(agent, "allowed").await.only();
-        assert_eq!(started(&ended)[0].1["command"], "echo hi > made.txt", "{agent}");
+        let ended = play_scene(agent, "allowed").await.only_run();
+        assert_eq!(started_tools(&ended)[0].1["command"], "echo hi > made.txt", "{agent}");
     }
     // One tells it only when it asks, and one begins with the folder alone.
-    let gemini = play("gemini", "allowed").await.only();
-    assert_eq!(started(&gemini), [("Bash".to_owned(), json!({}))]);
-    let opencode = play("opencode", "allowed").await.only();
-    assert_eq!(started(&opencode), [("Bash".to_owned(), json!({"cwd": "/w"}))]);
+    let gemini = play_scene("gemini", "allowed").await.only_run();
+    assert_eq!(started_tools(&gemini), [("Bash".to_owned(), json!({}))]);
+    let opencode = play_scene("opencode", "allowed").await.only_run();
+    assert_eq!(started_tools(&opencode), [("Bash".to_owned(), json!({"cwd": "/w"}))]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_tool_bears_one_name_unless_its_agent_gives_it_another() {
     for agent in ["claude-acp", "copilot", "gemini", "opencode", "qwen"] {
-        assert_eq!(play(agent, "allowed").await.only().tools()[0].0, "Bash", "{agent}");
+        assert_eq!(play_scene(agent, "allowed").await.only_run().finished_tools()[0].0, "Bash", "{agent}");
     }
-    assert_eq!(play("codex-acp", "allowed").await.only().tools()[0].0, "exec_command");
+    assert_eq!(play_scene("codex-acp", "allowed").await.only_run().finished_tools()[0].0, "exec_command");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_turn_has_used_what_all_its_calls_have_unless_its_agent_tells_only_the_last() {
     for agent in ["claude-acp", "codex-acp", "copilot", "gemini", "qwen"] {
-        assert_eq!(tokens(&play(agent, "allowed").await.only()).0, 200, "{agent}");
+        assert_eq!(used_tokens(&play_scene(agent, "allowed").await.only_run()).0, 200, "{agent}");
     }
-    assert_eq!(tokens(&play("opencode", "allowed").await.only()), (100, 5));
+    assert_eq!(used_tokens(&play_scene("opencode", "allowed").await.only_run()), (100, 5));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_failure_that_is_told_as_an_answer_is_no_answer() {
     for agent in ["codex-acp", "copilot"] {
-        assert!(!Recording::read(agent, "error").says(r#""error":{"code":-32"#), "{agent} calls it end_turn");
-        let [failed, _] = play(agent, "error").await.runs();
+        assert!(
+            !AgentRecording::read(agent, "error").agent_says(r#""error":{"code":-32"#),
+            "{agent} calls it end_turn"
+        );
+        let [failed, _] = play_scene(agent, "error").await.into_runs();
         assert_eq!(failed.outcome.text, None, "{agent}");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_turn_that_ends_with_a_denial_ends_well_whatever_it_is_called() {
-    assert!(Recording::read("codex-acp", "denied").says(r#""stopReason":"cancelled""#));
-    let [codex, _] = play("codex-acp", "denied").await.runs();
-    assert_eq!((codex.stop(), codex.text().as_str()), (Stop::EndTurn, ""));
+    assert!(AgentRecording::read("codex-acp", "denied").agent_says(r#""stopReason":"cancelled""#));
+    let [codex, _] = play_scene("codex-acp", "denied").await.into_runs();
+    assert_eq!((codex.stop(), codex.text().as_str()), (TurnStopReason::EndTurn, ""));
     for agent in ["opencode", "qwen"] {
-        let [silent, _] = play(agent, "denied").await.runs();
-        assert_eq!((silent.stop(), silent.text().as_str()), (Stop::EndTurn, ""), "{agent}");
+        let [silent, _] = play_scene(agent, "denied").await.into_runs();
+        assert_eq!((silent.stop(), silent.text().as_str()), (TurnStopReason::EndTurn, ""), "{agent}");
     }
     // The model of these two goes on.
     for agent in ["claude-acp", "gemini"] {
-        let [goes_on, _] = play(agent, "denied").await.runs();
+        let [goes_on, _] = play_scene(agent, "denied").await.into_runs();
         assert!(goes_on.text().starts_with("ECHO["), "{agent}: {}", goes_on.text());
     }
 }
@@ -269,8 +285,8 @@ async fn a_turn_that_ends_with_a_denial_ends_well_whatever_it_is_called() {
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_stops_at_a_denial_is_told_the_reason_with_the_next_prompt() {
     // Told on the way, it would begin a turn of its own for it.
-    assert_eq!(Recording::read("codex-acp", "denied").times_told("_session/steering"), 0);
-    let [_, after] = play("codex-acp", "denied").await.runs();
+    assert_eq!(AgentRecording::read("codex-acp", "denied").count_sent_lines("_session/steering"), 0);
+    let [_, after] = play_scene("codex-acp", "denied").await.into_runs();
     // The player has seen that it was: the model knows of three things that its user said.
     assert_eq!(after.text(), "ECHO[after] users=3 results=0");
 }
@@ -278,32 +294,40 @@ async fn an_agent_that_stops_at_a_denial_is_told_the_reason_with_the_next_prompt
 #[tokio::test(start_paused = true)]
 async fn a_cancel_is_said_again_to_an_agent_that_goes_on() {
     for agent in ["claude-acp", "codex-acp", "opencode", "qwen"] {
-        assert_eq!(Recording::read(agent, "cancel-ask").times_told("session/cancel"), 2, "{agent}");
+        assert_eq!(
+            AgentRecording::read(agent, "cancel-ask").count_sent_lines("session/cancel"),
+            2,
+            "{agent}"
+        );
     }
     for agent in ["copilot", "gemini"] {
-        assert_eq!(Recording::read(agent, "cancel-ask").times_told("session/cancel"), 1, "{agent}");
+        assert_eq!(
+            AgentRecording::read(agent, "cancel-ask").count_sent_lines("session/cancel"),
+            1,
+            "{agent}"
+        );
     }
 }
 
 /// One permission was asked for, in the words of a shell.
 #[track_caller]
-fn assert_asked(ended: &Ended, command: &str) {
+fn assert_asked(ended: &FinishedTurn, command: &str) {
     let [ask] = ended.asks()[..] else { panic!("{ended:?}") };
     assert_eq!((ask.kind, ask.tool.as_deref()), (AskKind::Permission, Some("Bash")));
     assert_eq!(ask.input["command"], command);
-    assert!(!ask.unasked);
+    assert!(!ask.implicit);
 }
 
 /// The tools that began, and with what.
-fn started(ended: &Ended) -> Vec<(String, Value)> {
-    let started = ended.said().into_iter().filter_map(|said| match said {
-        Said::ToolStarted { name, input, .. } => Some((name, input)),
+fn started_tools(ended: &FinishedTurn) -> Vec<(String, Value)> {
+    let started = ended.turn_updates().into_iter().filter_map(|said| match said {
+        TurnUpdate::ToolStarted { name, input, .. } => Some((name, input)),
         _ => None,
     });
     started.collect()
 }
 
-fn tokens(ended: &Ended) -> (u64, u64) {
-    let Usage { input_tokens, output_tokens, .. } = ended.usage();
+fn used_tokens(ended: &FinishedTurn) -> (u64, u64) {
+    let TokenUsage { input_tokens, output_tokens, .. } = ended.usage();
     (input_tokens, output_tokens)
 }

@@ -3,70 +3,73 @@
 
 mod asks;
 mod cancels;
-mod hand;
-mod opening;
+mod fake_agent;
+mod handshake;
 mod recorded;
 mod turns;
 
 use std::future::pending;
 
-use qd_protocol::link::{Gone, Said, Up};
+use qd_protocol::link::{AgentExitReason, AgentUpdate, TurnUpdate};
 use qd_protocol::worker::AgentSpec;
 use tokio::io::{DuplexStream, ReadHalf, WriteHalf};
 
-use self::hand::Hand;
-use super::opening::{Opening, Unopened, open};
-use super::talk::{Talk, run_error};
-use super::wire::Peer;
-use crate::drivers::price::Pricing;
-use crate::drivers::stage::{Stage, hung_up, rest, talks};
+use self::fake_agent::FakeCodexAgent;
+use super::connection::CodexConnection;
+use super::conversation::{CodexConversation, run_error};
+use super::handshake::{CodexHandshakeError, CodexHandshakeOptions, perform_handshake};
+use crate::drivers::harness::{DriverHarness, hung_up_error, impl_harness_driver, let_all_wait};
+use crate::drivers::pricing::TokenPricing;
 
-type Pipe = Talk<ReadHalf<DuplexStream>, WriteHalf<DuplexStream>>;
+type CodexTestConversation = CodexConversation<ReadHalf<DuplexStream>, WriteHalf<DuplexStream>>;
 
-talks!(Pipe);
+impl_harness_driver!(CodexTestConversation);
 
 /// An agent that is ready, and its far end.
-async fn ready() -> (Stage, Hand) {
-    let (mut stage, mut hand) = with(|_| {});
-    hand.open().await;
-    assert!(matches!(stage.hear().await, Up::Ready { steers: true, .. }));
+async fn ready_agent() -> (DriverHarness, FakeCodexAgent) {
+    let (mut stage, mut hand) = start_with(|_| {});
+    hand.handshake().await;
+    assert!(matches!(stage.next_update().await, AgentUpdate::Ready { steers: true, .. }));
     (stage, hand)
 }
 
 /// One that has a turn, which has begun.
-async fn begun() -> (Stage, Hand) {
-    let (mut stage, mut hand) = ready().await;
+async fn agent_in_turn() -> (DriverHarness, FakeCodexAgent) {
+    let (mut stage, mut hand) = ready_agent().await;
     stage.prompt("a", "x");
-    hand.take("u").await;
-    hand.started("u").await;
-    rest().await;
+    hand.accept_prompt("u").await;
+    hand.start_turn("u").await;
+    let_all_wait().await;
     (stage, hand)
 }
 
 /// One that has been started, and nothing more.
-fn with(change: impl FnOnce(&mut AgentSpec)) -> (Stage, Hand) {
+fn start_with(change: impl FnOnce(&mut AgentSpec)) -> (DriverHarness, FakeCodexAgent) {
     let change = |spec: &mut AgentSpec| {
         spec.cwd = "/w".into();
         change(spec);
     };
-    let (stage, far) = Stage::new("codex", change, opened);
-    (stage, Hand::new(far))
+    let (stage, far) = DriverHarness::new("codex", change, open_conversation);
+    (stage, FakeCodexAgent::new(far))
 }
 
 /// A conversation, after its opening.
-async fn opened(spec: AgentSpec, near: DuplexStream) -> Result<(Pipe, Up), Gone> {
+async fn open_conversation(
+    spec: AgentSpec,
+    near: DuplexStream,
+) -> Result<(CodexTestConversation, AgentUpdate), AgentExitReason> {
     let (from, to) = tokio::io::split(near);
-    let mut peer = Peer::new(from, to, Box::pin(pending()));
-    let opened = match open(&mut peer, &Opening::of(&spec)).await {
+    let mut peer = CodexConnection::new(from, to, Box::pin(pending()));
+    let opened = match perform_handshake(&mut peer, &CodexHandshakeOptions::from_spec(&spec)).await {
         Ok(opened) => opened,
-        Err(Unopened::HungUp) => return Err(hung_up()),
-        Err(Unopened::Refused(told)) => return Err(Gone::Failed(run_error(&told))),
+        Err(CodexHandshakeError::AgentExited) => return Err(hung_up_error()),
+        Err(CodexHandshakeError::Refused(told)) => return Err(AgentExitReason::Failed(run_error(&told))),
     };
-    let talk = Talk::new(peer, opened, Pricing::of(&spec));
-    let hello = Up::Ready { agent_session_id: Some(talk.thread().to_owned()), steers: true };
+    let talk = CodexConversation::new(peer, opened, TokenPricing::from_spec(&spec));
+    let hello = AgentUpdate::Ready { agent_session_id: Some(talk.thread_id().to_owned()), steers: true };
     Ok((talk, hello))
 }
 
-fn text(text: &str) -> Said {
-    Said::Text { text: text.to_owned() }
+fn text(text: &str) -> TurnUpdate {
+    TurnUpdate::Text { text: text.to_owned() }
 }

@@ -2,26 +2,26 @@
 
 use std::sync::Arc;
 
-use qd_protocol::link::Up;
+use qd_protocol::link::AgentUpdate;
 use rustls::ServerConfig;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
 use tokio_rustls::TlsAcceptor;
 
-use super::hand::{Hand, Listening, within};
-use crate::drivers::stage::{Stage, assert_well};
+use super::fake_worker::{FakePeerListener, FakePeerWorker, within};
+use crate::drivers::harness::{DriverHarness, assert_ended_well};
 
 #[tokio::test]
 async fn a_token_goes_with_the_upgrade() {
-    let listening = Listening::start().await;
-    let agent = format!("{}/a/b?c=d", listening.agent());
-    let _stage = Stage::remote(&agent, |spec| {
+    let listening = FakePeerListener::start().await;
+    let agent = format!("{}/a/b?c=d", listening.agent_name());
+    let _stage = DriverHarness::remote(&agent, |spec| {
         spec.env.insert("WORKER_TOKEN".to_owned(), "t0ken-of-mine".to_owned());
     });
     let hand = listening.accept().await;
     assert_eq!((hand.token.as_deref(), hand.path.as_str()), (Some("Bearer t0ken-of-mine"), "/a/b?c=d"));
-    let _stage = Stage::remote(&listening.agent(), |_| {});
+    let _stage = DriverHarness::remote(&listening.agent_name(), |_| {});
     let hand = listening.accept().await;
     assert_eq!((hand.token, hand.path.as_str()), (None, "/"));
 }
@@ -31,13 +31,13 @@ async fn a_worker_on_a_socket_of_this_machine_is_reached() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("w.sock");
     let listener = UnixListener::bind(&path).unwrap();
-    let mut stage = Stage::remote(&format!("worker:unix:{}", path.display()), |_| {});
-    let mut hand = Hand::over(within("a connection", listener.accept()).await.unwrap().0).await;
-    assert!(matches!(stage.hear().await, Up::Ready { .. }));
+    let mut stage = DriverHarness::remote(&format!("worker:unix:{}", path.display()), |_| {});
+    let mut hand = FakePeerWorker::upgrade(within("a connection", listener.accept()).await.unwrap().0).await;
+    assert!(matches!(stage.next_update().await, AgentUpdate::Ready { .. }));
     stage.prompt("a", "x");
-    hand.run().await;
-    hand.done("fine").await;
-    assert_well(&stage.ended("a").await);
+    hand.expect_run().await;
+    hand.complete_run("fine").await;
+    assert_ended_well(&stage.wait_for_end("a").await);
 }
 
 #[tokio::test]
@@ -55,39 +55,39 @@ async fn a_worker_behind_tls_is_trusted_by_its_certificate_alone() {
     let folder = tempfile::tempdir().unwrap();
     let pem = folder.path().join("cert.pem");
     std::fs::write(&pem, made.cert.pem()).unwrap();
-    let listening = Listening::start().await;
+    let listening = FakePeerListener::start().await;
     let agent = format!("worker:wss://127.0.0.1:{}", listening.port);
 
-    let mut stage = Stage::remote(&agent, |spec| {
+    let mut stage = DriverHarness::remote(&agent, |spec| {
         spec.env.insert("SSL_CERT_FILE".to_owned(), pem.display().to_string());
     });
-    let stream = acceptor.accept(listening.stream().await).await.unwrap();
-    let mut hand = Box::pin(Hand::over(stream)).await;
-    assert!(matches!(stage.hear().await, Up::Ready { .. }));
+    let stream = acceptor.accept(listening.accept_stream().await).await.unwrap();
+    let mut hand = Box::pin(FakePeerWorker::upgrade(stream)).await;
+    assert!(matches!(stage.next_update().await, AgentUpdate::Ready { .. }));
     stage.prompt("a", "x");
-    hand.run().await;
-    hand.done("fine").await;
-    assert_well(&stage.ended("a").await);
+    hand.expect_run().await;
+    hand.complete_run("fine").await;
+    assert_ended_well(&stage.wait_for_end("a").await);
 
-    let mut stage = Stage::remote(&agent, |_| {});
-    let _refused = acceptor.accept(listening.stream().await).await;
-    let error = stage.gone().await;
+    let mut stage = DriverHarness::remote(&agent, |_| {});
+    let _refused = acceptor.accept(listening.accept_stream().await).await;
+    let error = stage.wait_for_failure().await;
     assert!(error.message.contains("SSL_CERT_FILE"), "{error:?}");
 }
 
 #[tokio::test]
 async fn who_cannot_be_reached_is_named_with_what_to_do() {
-    let closed = Listening::start().await.agent();
-    let error = Stage::remote(&closed, |_| {}).gone().await;
+    let closed = FakePeerListener::start().await.agent_name();
+    let error = DriverHarness::remote(&closed, |_| {}).wait_for_failure().await;
     assert_eq!(error.code, "agent_failed_to_start");
     assert!(
         error.message.contains("cannot be reached") && error.message.contains("is it running?"),
         "{error:?}"
     );
-    let error = Stage::remote("worker:unix:/nowhere/w.sock", |_| {}).gone().await;
+    let error = DriverHarness::remote("worker:unix:/nowhere/w.sock", |_| {}).wait_for_failure().await;
     assert!(error.message.contains("/nowhere/w.sock"), "{error:?}");
     // An address of nobody's, which is not dialled.
-    let error = Stage::remote("worker:wss://192.0.2.1:1", |_| {}).gone().await;
+    let error = DriverHarness::remote("worker:wss://192.0.2.1:1", |_| {}).wait_for_failure().await;
     assert!(error.message.contains("WORKER_TOKEN"), "{error:?}");
 }
 
@@ -98,23 +98,23 @@ async fn who_refuses_is_told_apart() {
         ("401 Unauthorized", Some("wrong-token"), "WORKER_TOKEN was not taken"),
         ("404 Not Found", None, "is that a worker?"),
     ] {
-        let listening = Listening::start().await;
-        let mut stage = Stage::remote(&listening.agent(), |spec| {
+        let listening = FakePeerListener::start().await;
+        let mut stage = DriverHarness::remote(&listening.agent_name(), |spec| {
             spec.env.extend(token.map(|token| ("WORKER_TOKEN".to_owned(), token.to_owned())));
         });
-        let mut stream = listening.stream().await;
+        let mut stream = listening.accept_stream().await;
         let mut head = [0; 4096];
         let _read = stream.read(&mut head).await.unwrap();
         let answer = format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n");
         stream.write_all(answer.as_bytes()).await.unwrap();
-        let error = stage.gone().await;
+        let error = stage.wait_for_failure().await;
         assert_eq!(error.code, "agent_failed_to_start");
         assert!(error.message.contains(words), "{error:?}");
         assert!(!error.message.contains("wrong-token"), "{error:?}");
     }
-    let listening = Listening::start().await;
-    let mut stage = Stage::remote(&listening.agent(), |_| {});
-    listening.stream().await.write_all(b"220 mail.example ESMTP\r\n").await.unwrap();
-    let error = stage.gone().await;
+    let listening = FakePeerListener::start().await;
+    let mut stage = DriverHarness::remote(&listening.agent_name(), |_| {});
+    listening.accept_stream().await.write_all(b"220 mail.example ESMTP\r\n").await.unwrap();
+    let error = stage.wait_for_failure().await;
     assert!(error.message.contains("does not answer as a worker does"), "{error:?}");
 }

@@ -1,0 +1,249 @@
+//! Where an agent's program is, and which version it is. A version is asked for by starting the program, which may take
+//! seconds, so an answer is remembered for as long as the file stays the same.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use qd_protocol::manifest::Manifest;
+use regex::Regex;
+
+/// What stands for this program in a manifest's command.
+pub const SELF_PROGRAM: &str = "{qd}";
+/// How long a program may take to tell its version.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
+/// How much it may say then.
+const VERSION_OUTPUT_MAX: u64 = 64 << 10;
+/// How often a program is looked at that has not told its version yet.
+const VERSION_POLL: Duration = Duration::from_millis(10);
+/// Where programs are looked for if there is no `PATH`.
+const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+
+/// The agent's program, if it is here.
+pub fn find_program(manifest: &Manifest) -> Option<PathBuf> {
+    let command = manifest.command();
+    let name = command.first()?;
+    if name == SELF_PROGRAM {
+        return std::env::current_exe().ok();
+    }
+    let listed =
+        || manifest.agent.places.iter().map(|place| expand_home(place)).find(|path| is_program(path));
+    find_on_path(name).or_else(|| listed().filter(|_| *name == manifest.agent.binary))
+}
+
+/// The manifest with its program found, so that whoever starts it needs to look for nothing. Others are as they were: the
+/// error is better told by whoever cannot start them.
+#[must_use]
+pub fn with_program_path(mut manifest: Manifest) -> Manifest {
+    if !manifest.driver().has_program() {
+        return manifest;
+    }
+    let mut command = manifest.command();
+    if command.first().is_some_and(|name| name != SELF_PROGRAM)
+        && let Some(found) = find_program(&manifest)
+        && let Some(path) = found.to_str()
+    {
+        command[0] = path.to_owned();
+    }
+    manifest.agent.driver = Some(manifest.driver());
+    manifest.fast_path.acp_stdio = None;
+    manifest.fast_path.stream_json = None;
+    manifest.startup.command = command;
+    manifest
+}
+
+/// The manifest of an agent that is to be kept from the user's own login and settings, with its variables pointing into
+/// a folder below this one. Others are as they were.
+#[must_use]
+pub fn with_isolation(mut manifest: Manifest, below: &Path) -> Manifest {
+    if manifest.startup.isolated {
+        for (variable, place) in &manifest.startup.isolation {
+            let folder = below.join(&manifest.agent.name).join(place);
+            // An agent that needs it and does not find it says so better than we could.
+            let _made = std::fs::create_dir_all(&folder);
+            manifest.startup.env.insert(variable.clone(), folder.display().to_string());
+        }
+    }
+    manifest
+}
+
+fn find_on_path(name: &str) -> Option<PathBuf> {
+    if name.contains('/') {
+        return Some(expand_home(name)).filter(|path| is_program(path));
+    }
+    let path = std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
+    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| is_program(path))
+}
+
+fn expand_home(place: &str) -> PathBuf {
+    match (place.strip_prefix("~/"), std::env::var_os("HOME")) {
+        (Some(rest), Some(home)) => PathBuf::from(home).join(rest),
+        _ => PathBuf::from(place),
+    }
+}
+
+fn is_program(path: &Path) -> bool {
+    path.metadata().is_ok_and(|about| about.is_file() && about.permissions().mode() & 0o111 != 0)
+}
+
+/// The versions of programs, as far as they have been asked for.
+#[derive(Debug, Default)]
+pub struct ProgramVersions(Mutex<HashMap<PathBuf, KnownVersion>>);
+
+#[derive(Debug, Clone)]
+struct KnownVersion {
+    /// The file that was asked: another one of the same name is asked again.
+    file: (u64, u64, i64, u64),
+    version: Option<String>,
+}
+
+impl ProgramVersions {
+    /// A program's version, if it has been asked for and told.
+    pub fn version_of(&self, program: &Path) -> Option<String> {
+        let file = file_identity(program)?;
+        self.lock().get(program).filter(|known| known.file == file)?.version.clone()
+    }
+
+    /// Asks every program whose version is not known, all at once; takes as long as the slowest, within a limit.
+    pub fn probe_all(&self, manifests: &[Manifest]) {
+        let unknown = manifests.iter().filter_map(|manifest| {
+            let program = find_program(manifest).filter(|_| !manifest.agent.binary.is_empty())?;
+            let file = file_identity(&program)?;
+            let is_known = self.lock().get(&program).is_some_and(|known| known.file == file);
+            (!is_known).then_some((manifest, program, file))
+        });
+        let unknown: Vec<_> = unknown.collect();
+        std::thread::scope(|scope| {
+            for (manifest, program, file) in unknown {
+                scope.spawn(move || {
+                    let version = probe_version(manifest, &program);
+                    self.lock().insert(program, KnownVersion { file, version });
+                });
+            }
+        });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<PathBuf, KnownVersion>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn file_identity(program: &Path) -> Option<(u64, u64, i64, u64)> {
+    let about = program.metadata().ok()?;
+    Some((about.dev(), about.ino(), about.mtime(), about.size()))
+}
+
+fn probe_version(manifest: &Manifest, program: &Path) -> Option<String> {
+    let probe = &manifest.probe;
+    let arguments = probe.command.get(1..).map_or_else(|| vec!["--version".to_owned()], <[String]>::to_vec);
+    let told = program_output(program, &arguments, &manifest.startup.env)?;
+    let pattern = probe.version_pattern.as_deref().unwrap_or(r"\d+\.\d+[\w.+-]*");
+    let found = Regex::new(pattern).ok()?.captures(&told)?;
+    let version = found.get(1).or_else(|| found.get(0))?;
+    Some(version.as_str().trim_end_matches('.').to_owned())
+}
+
+/// What a program says, within the limits.
+fn program_output(program: &Path, arguments: &[String], env: &BTreeMap<String, String>) -> Option<String> {
+    let child = Command::new(program)
+        .args(arguments)
+        .envs(env)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .ok()?;
+    let mut child = KillOnDrop(child);
+    let stdout = child.0.stdout.take()?;
+    let reader = std::thread::spawn(move || {
+        let mut text = Vec::new();
+        // What could be read has to do.
+        let _read = stdout.take(VERSION_OUTPUT_MAX).read_to_end(&mut text);
+        text
+    });
+    let until = Instant::now() + VERSION_TIMEOUT;
+    while !reader.is_finished() {
+        if Instant::now() > until {
+            return None;
+        }
+        std::thread::sleep(VERSION_POLL);
+    }
+    reader.join().ok().map(|text| String::from_utf8_lossy(&text).into_owned())
+}
+
+/// A child that does not outlive the question.
+struct KillOnDrop(Child);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        // It has most likely ended by itself.
+        let _killed = self.0.kill();
+        let _status = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent_name::manifest_from_name;
+
+    fn script(folder: &Path, name: &str, text: &str) -> PathBuf {
+        let path = folder.join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    fn manifest(program: &Path) -> Manifest {
+        manifest_from_name(&format!("acp:{} serve", program.display())).unwrap()
+    }
+
+    #[test]
+    fn a_version_is_asked_for_once_and_again_when_the_program_has_changed() {
+        let folder = tempfile::tempdir().unwrap();
+        let program =
+            script(folder.path(), "agent", "echo asked >> asked; echo 'agent version 1.2.3-beta (x)'");
+        let text = std::fs::read_to_string(&program).unwrap();
+        std::fs::write(
+            &program,
+            text.replace("asked;", &format!("{};", folder.path().join("asked").display())),
+        )
+        .unwrap();
+        let (versions, agent) = (ProgramVersions::default(), manifest(&program));
+        assert_eq!(versions.version_of(&program), None);
+        versions.probe_all(std::slice::from_ref(&agent));
+        versions.probe_all(std::slice::from_ref(&agent));
+        assert_eq!(versions.version_of(&program).as_deref(), Some("1.2.3-beta"));
+        assert_eq!(std::fs::read_to_string(folder.path().join("asked")).unwrap(), "asked\n");
+        script(folder.path(), "agent", "echo 20.0.1");
+        versions.probe_all(&[agent]);
+        assert_eq!(versions.version_of(&program).as_deref(), Some("20.0.1"));
+    }
+
+    #[test]
+    fn a_program_that_is_found_is_named_by_its_path_and_one_that_is_not_stays_as_it_was() {
+        let found = with_program_path(manifest_from_name("acp:sh -c x").unwrap());
+        assert!(
+            found.command()[0].ends_with("/sh") && found.command()[0].starts_with('/'),
+            "{:?}",
+            found.command()
+        );
+        let absent = manifest_from_name("acp:there-is-no-such-agent --x").unwrap();
+        assert_eq!(find_program(&absent), None);
+        assert_eq!(with_program_path(absent).command(), ["there-is-no-such-agent", "--x"]);
+    }
+
+    #[test]
+    fn a_program_is_also_looked_for_where_its_manifest_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let there = script(folder.path(), "qd-test-hidden-agent", "");
+        let mut agent = manifest_from_name("acp:qd-test-hidden-agent").unwrap();
+        assert_eq!(find_program(&agent), None);
+        agent.agent.places = vec![there.display().to_string()];
+        assert_eq!(find_program(&agent), Some(there));
+    }
+}

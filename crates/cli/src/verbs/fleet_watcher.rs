@@ -1,0 +1,246 @@
+//! A fleet watched to its end: a live picture on a terminal, plain lines elsewhere; its asks answered in place; Ctrl-C.
+
+use qd_protocol::Millis;
+use qd_protocol::api::{AnswerRequest, CancelResponse};
+use qd_protocol::event::{Ask, EventBody};
+use qd_protocol::fleet::{Fleet, FleetSpec, FleetStatus};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{Duration, MissedTickBehavior, interval};
+
+use super::answer;
+use super::stdin_lines::StdinLines;
+use crate::client::DaemonClient;
+use crate::client::stream::{EventStream, EventStreamItem, ReceivedEvent};
+use crate::failure::{CliExitCode, CliFailure, Result};
+use crate::output::{CliOutput, LiveDisplay};
+use crate::render::ask;
+use crate::render::fleet_progress::{self, FleetProgress};
+
+/// How often the picture is drawn anew, at most.
+const TICK: Duration = Duration::from_millis(100);
+
+/// A fleet that is being watched.
+#[derive(Debug)]
+pub(super) struct FleetWatcher<'a> {
+    out: &'a CliOutput,
+    client: &'a DaemonClient,
+    fleet: Fleet,
+    progress: FleetProgress,
+    stdin: StdinLines,
+    display: LiveDisplay,
+    /// Asks of its sessions and of itself that nobody has answered, oldest first.
+    open_asks: Vec<Ask>,
+    /// Whether we asked for its end.
+    cancel_requested: bool,
+}
+
+impl<'a> FleetWatcher<'a> {
+    pub(super) fn new(out: &'a CliOutput, client: &'a DaemonClient, fleet: Fleet, spec: &FleetSpec) -> Self {
+        Self {
+            progress: FleetProgress::new(&fleet, spec),
+            display: LiveDisplay::new(out),
+            stdin: StdinLines::new(),
+            out,
+            client,
+            fleet,
+            open_asks: Vec::new(),
+            cancel_requested: false,
+        }
+    }
+
+    /// Watches until the fleet has ended or a second Ctrl-C says to leave it alone.
+    pub(super) async fn watch(mut self, mut stream: EventStream) -> Result<CliExitCode> {
+        let mut interrupts = signal(SignalKind::interrupt()).map_err(anyhow::Error::from)?;
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        if !self.draws_live() && !self.out.json {
+            self.out.print_line(&format!("{} started", self.fleet.id))?;
+        }
+        loop {
+            tokio::select! {
+                next = stream.next() => match next? {
+                    EventStreamItem::Event(arrived) => {
+                        if self.handle_event(&arrived).await? {
+                            return self.finish();
+                        }
+                    }
+                    EventStreamItem::Gap => {
+                        // What came meanwhile is in the journal, and the fleet knows whether it is over.
+                        let path = format!("/v1/workspaces/{}/fleets/{}", self.fleet.workspace_id, self.fleet.id);
+                        let now: Fleet = self.client.get(&path).await?;
+                        if now.state.is_final() {
+                            (self.progress.state, self.progress.result) = (now.state, now.result);
+                            return self.finish();
+                        }
+                    }
+                },
+                _ = interrupts.recv() => {
+                    if self.cancel_requested {
+                        self.display.finish_drawing();
+                        self.out.print_note(&format!("left alone; it ends by itself (qd ps --fleet {})", self.fleet.id));
+                        return Ok(CliExitCode::Cancelled);
+                    }
+                    self.cancel_requested = true;
+                    self.display.finish_drawing();
+                    self.out.print_note("cancelling; Ctrl-C again leaves it alone");
+                    let path = format!("/v1/workspaces/{}/fleets/{}/cancel", self.fleet.workspace_id, self.fleet.id);
+                    self.client.post::<CancelResponse>(&path, &serde_json::json!({})).await?;
+                }
+                line = self.stdin.next_line(), if self.can_answer() => self.handle_line(line).await?,
+                _ = ticks.tick(), if self.draws_live() && !self.can_answer() => self.draw()?,
+            }
+        }
+    }
+
+    fn draws_live(&self) -> bool {
+        self.out.out_tty && !self.out.json
+    }
+
+    fn draw(&mut self) -> Result<()> {
+        let (width, height) = self.display.size();
+        let lines = self.progress.lines(Millis::now(), self.out.out_style(), width, height);
+        Ok(self.display.draw(self.out, &lines)?)
+    }
+
+    /// Takes one event; true if it was the last.
+    async fn handle_event(&mut self, arrived: &ReceivedEvent) -> Result<bool> {
+        if !self.progress.concerns(&self.fleet, &arrived.event) {
+            return Ok(false);
+        }
+        if self.out.json {
+            self.out.print_line(&arrived.line)?;
+        }
+        let data = arrived.event.data.to_string();
+        let Some(body) = EventBody::decode(&arrived.event.kind, data.as_bytes()).unwrap_or(None) else {
+            return Ok(false);
+        };
+        let news = self.progress.apply_event(&arrived.event, &body);
+        if let Some(news) = news.filter(|_| !self.draws_live() && !self.out.json) {
+            self.out.print_line(&news.line)?;
+        }
+        match body {
+            EventBody::AskOpened(opened) => self.handle_ask(opened.ask)?,
+            EventBody::AskResolved(resolved) => {
+                self.open_asks.retain(|ask| ask.id != resolved.ask_id);
+                self.prompt_for_answer()?;
+            }
+            EventBody::FleetFinished(_) => return Ok(true),
+            _ => {}
+        }
+        Ok(false)
+    }
+
+    fn handle_ask(&mut self, ask: Ask) -> Result<()> {
+        let first = self.open_asks.is_empty();
+        if !self.is_interactive() {
+            self.display.finish_drawing();
+            self.out.print_stderr(&self.format_ask(&ask));
+            self.out.print_stderr(&ask::answer_commands(&ask));
+        }
+        self.open_asks.push(ask);
+        if first { self.prompt_for_answer() } else { Ok(()) }
+    }
+
+    /// The ask with the name of whoever asks.
+    fn format_ask(&self, ask: &Ask) -> String {
+        let name = ask
+            .session_id
+            .as_ref()
+            .and_then(|session| self.progress.session_name(session))
+            .unwrap_or("the fleet");
+        format!("{name} asks\n{}", ask::format_ask(ask))
+    }
+
+    fn is_interactive(&self) -> bool {
+        self.stdin.tty && self.out.err_tty && !self.out.json
+    }
+
+    fn can_answer(&self) -> bool {
+        self.is_interactive() && !self.open_asks.is_empty()
+    }
+
+    /// Shows the oldest open ask and puts its prompt line. The picture stands still meanwhile.
+    fn prompt_for_answer(&mut self) -> Result<()> {
+        if !self.can_answer() {
+            return Ok(());
+        }
+        if self.draws_live() {
+            self.draw()?;
+        }
+        self.display.finish_drawing();
+        if let Some(ask) = self.open_asks.first() {
+            self.out.print_stderr(&format!("{}{}", self.format_ask(ask), ask::answer_prompt(ask)));
+        }
+        Ok(())
+    }
+
+    /// A line that was typed while an ask is open.
+    async fn handle_line(&mut self, line: Option<String>) -> Result<()> {
+        let Some(line) = line else {
+            // The person has gone; others may still answer.
+            self.stdin.tty = false;
+            for ask in &self.open_asks {
+                self.out.print_stderr(&format!("\n{}", ask::answer_commands(ask)));
+            }
+            return Ok(());
+        };
+        self.out.line_was_typed();
+        let Some(ask) = self.open_asks.first().cloned() else { return Ok(()) };
+        match ask::parse_answer(&ask, &line) {
+            Ok(request) => self.send_answer(&ask, &request).await,
+            Err(say) => {
+                self.out.print_stderr(&say);
+                if say.ends_with('\n') {
+                    self.out.print_stderr(&ask::answer_prompt(&ask));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    async fn send_answer(&mut self, ask: &Ask, request: &AnswerRequest) -> Result<()> {
+        match answer::post_answer(self.client, ask.id.as_str(), request).await {
+            Ok(_) => {
+                self.open_asks.retain(|other| other.id != ask.id);
+                self.prompt_for_answer()
+            }
+            Err(CliFailure::Refused(refusal)) => {
+                self.out.print_note(&refusal.error.message);
+                self.prompt_for_answer()
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    fn finish(&mut self) -> Result<CliExitCode> {
+        if self.draws_live() {
+            self.draw()?;
+        }
+        self.display.finish_drawing();
+        let state = self.progress.state;
+        if !self.out.json {
+            let style = self.out.err_style();
+            let cost = self.progress.cost();
+            let money = if cost > 0.0 {
+                format!(", {}", crate::render::text::format_dollars(cost))
+            } else {
+                String::new()
+            };
+            self.out.print_stderr(&format!("\n{}", self.progress.summary(style)));
+            self.out.print_stderr(&format!(
+                "{} {}{money}\n",
+                self.fleet.id,
+                fleet_progress::styled_fleet_state(state, style)
+            ));
+            if let Some(result) = self.progress.result.as_ref().filter(|result| !result.trim().is_empty()) {
+                self.out
+                    .print_data(&format!("{}\n", crate::render::text::strip_controls(result.trim_end())))?;
+            }
+        }
+        Ok(match state {
+            FleetStatus::Done => CliExitCode::Success,
+            FleetStatus::Cancelled => CliExitCode::Cancelled,
+            _ => CliExitCode::Failed,
+        })
+    }
+}

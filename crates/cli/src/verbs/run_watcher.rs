@@ -1,0 +1,273 @@
+//! A run watched to its end: its words, its asks, Ctrl-C, the time limit and the spinner, in one loop. The run belongs
+//! to the daemon; whatever happens here can at most ask for its cancel.
+
+use std::time::Duration;
+
+use qd_protocol::api::{AnswerRequest, CancelRequest, CancelResponse, PromptReceipt};
+use qd_protocol::event::{Ask, AskKind, EventBody, QueueReason};
+use qd_protocol::{FinishReason, Seq};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+
+use super::answer;
+use super::stdin_lines::StdinLines;
+use super::transcript::{TranscriptLayout, TranscriptPrinter, is_of_run};
+use crate::args::OnAskAction;
+use crate::client::DaemonClient;
+use crate::client::stream::{EventStream, EventStreamItem, ReceivedEvent};
+use crate::failure::{CliExitCode, CliFailure, Result};
+use crate::output::CliOutput;
+use crate::refs::ResolvedSession;
+use crate::render::{ask, spinner};
+
+/// Further away than any run: where no time limit is set.
+const NO_TIMEOUT: Duration = Duration::from_secs(366 * 86_400);
+
+/// What is watched, and how.
+#[derive(Debug)]
+pub(super) struct WatchedRun {
+    /// Whose run.
+    pub(super) session: ResolvedSession,
+    /// The run.
+    pub(super) receipt: PromptReceipt,
+    /// Who works on it.
+    pub(super) agent: String,
+    /// What to do when it asks.
+    pub(super) on_ask: OnAskAction,
+    /// Seconds after which it is cancelled.
+    pub(super) timeout: Option<f64>,
+}
+
+/// Why we asked for the run's end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WatcherStopReason {
+    Interrupt,
+    Timeout,
+    Ask,
+}
+
+/// A run that is being watched.
+#[derive(Debug)]
+pub(super) struct RunWatcher<'a> {
+    out: &'a CliOutput,
+    client: &'a DaemonClient,
+    watched: WatchedRun,
+    transcript: TranscriptPrinter<'a>,
+    stdin: StdinLines,
+    /// Asks of the run that nobody has answered, oldest first.
+    open_asks: Vec<Ask>,
+    /// Why we asked for its end, if we did.
+    stop_reason: Option<WatcherStopReason>,
+    /// What the agent does, for the spinner, and since when.
+    activity: &'static str,
+    activity_since: Instant,
+    /// When something last came.
+    last_event_at: Instant,
+}
+
+impl<'a> RunWatcher<'a> {
+    /// Begins when the prompt was accepted.
+    pub(super) fn new(out: &'a CliOutput, client: &'a DaemonClient, watched: WatchedRun) -> Self {
+        let now = Instant::now();
+        Self {
+            out,
+            client,
+            watched,
+            transcript: TranscriptPrinter::new(out, client, TranscriptLayout::Answer),
+            stdin: StdinLines::new(),
+            open_asks: Vec::new(),
+            stop_reason: None,
+            activity: "starts",
+            activity_since: now,
+            last_event_at: now,
+        }
+    }
+
+    /// Watches until the run has ended or a second Ctrl-C says to leave it alone.
+    pub(super) async fn watch(mut self, mut stream: EventStream) -> Result<CliExitCode> {
+        let mut interrupts = signal(SignalKind::interrupt()).map_err(anyhow::Error::from)?;
+        let limit = self.watched.timeout.map_or(NO_TIMEOUT, Duration::from_secs_f64);
+        let deadline = sleep_until(Instant::now() + limit);
+        tokio::pin!(deadline);
+        let mut ticks = interval(spinner::TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        let mut pictures = 0;
+        loop {
+            tokio::select! {
+                next = stream.next() => match next? {
+                    EventStreamItem::Event(arrived) => {
+                        if let Some(exit) = self.handle_event(*arrived).await? {
+                            return Ok(exit);
+                        }
+                    }
+                    // Nothing had come yet, so the receipt says where to begin.
+                    EventStreamItem::Gap => {
+                        let before = Seq(self.watched.receipt.seq.0.saturating_sub(1));
+                        stream = EventStream::after(self.client, &self.watched.session.stream_path(), before);
+                    }
+                },
+                _ = interrupts.recv() => {
+                    if self.stop_reason == Some(WatcherStopReason::Interrupt) {
+                        self.transcript.end_line()?;
+                        let id = &self.watched.session.id;
+                        self.out.print_note(&format!("left alone; it ends by itself (qd attach {id})"));
+                        return Ok(CliExitCode::Cancelled);
+                    }
+                    self.cancel_run(WatcherStopReason::Interrupt, "Ctrl-C").await?;
+                    self.out.print_note("cancelling; Ctrl-C again leaves it alone");
+                }
+                () = &mut deadline, if self.watched.timeout.is_some() && self.stop_reason.is_none() => {
+                    self.cancel_run(WatcherStopReason::Timeout, "over the time of qd run --timeout").await?;
+                }
+                line = self.stdin.next_line(), if self.can_answer() => self.handle_line(line).await?,
+                _ = ticks.tick(), if self.out.err_tty && !self.out.json && self.open_asks.is_empty() => {
+                    if self.last_event_at.elapsed() >= spinner::SHOW_AFTER {
+                        pictures += 1;
+                        let since = u64::try_from(self.activity_since.elapsed().as_millis()).unwrap_or(u64::MAX);
+                        self.out.show_spinner(&spinner::spinner_frame(pictures, &self.watched.agent, self.activity, since));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes one event; gives the exit code if it was the last.
+    async fn handle_event(&mut self, arrived: ReceivedEvent) -> Result<Option<CliExitCode>> {
+        let ours = is_of_run(&arrived.event, &self.watched.receipt.run_id);
+        // Another run of the session is somebody else's; what belongs to no run is of interest to programs only.
+        let of_no_run = self.out.json && arrived.event.run_id.is_none();
+        if !ours && !of_no_run {
+            return Ok(None);
+        }
+        self.last_event_at = Instant::now();
+        let data = arrived.event.data.to_string();
+        let body = EventBody::decode(&arrived.event.kind, data.as_bytes()).unwrap_or(None);
+        self.transcript.show([arrived]).await?;
+        match body.filter(|_| ours) {
+            Some(EventBody::RunQueued(queued)) => self.set_activity(match queued.reason {
+                QueueReason::Busy => "is queued",
+                QueueReason::Halted => "is halted",
+                QueueReason::Capacity => "waits for room",
+            }),
+            Some(EventBody::RunStarted(_)) => self.set_activity("works"),
+            Some(EventBody::RunCancelRequested(_)) => self.set_activity("stops"),
+            Some(EventBody::AskOpened(opened)) => self.handle_ask(opened.ask).await?,
+            Some(EventBody::AskResolved(resolved)) => {
+                self.open_asks.retain(|ask| ask.id != resolved.ask_id);
+                self.prompt_for_answer();
+            }
+            Some(EventBody::RunFinished(finished)) => {
+                return Ok(Some(self.exit_code(finished.finish_reason)));
+            }
+            _ => {}
+        }
+        Ok(None)
+    }
+
+    fn set_activity(&mut self, does: &'static str) {
+        self.activity = does;
+        self.activity_since = Instant::now();
+    }
+
+    fn exit_code(&self, reason: FinishReason) -> CliExitCode {
+        match (reason, self.stop_reason) {
+            (FinishReason::Cancelled, Some(WatcherStopReason::Timeout)) => {
+                self.out.print_note("it took longer than --timeout allows");
+                CliExitCode::TimedOut
+            }
+            (FinishReason::Cancelled, Some(WatcherStopReason::Ask)) => CliExitCode::Failed,
+            _ => CliExitCode::from_finish_reason(reason),
+        }
+    }
+
+    async fn handle_ask(&mut self, ask: Ask) -> Result<()> {
+        match self.watched.on_ask {
+            OnAskAction::Wait => {}
+            OnAskAction::Deny if ask.kind == AskKind::Permission => {
+                let reason = Some("nobody is there to allow it".to_owned());
+                let request = AnswerRequest { decision: Some("deny".to_owned()), value: None, reason };
+                return self.send_answer(&ask, &request).await;
+            }
+            OnAskAction::Deny => {
+                self.out.print_note("a question cannot be denied, so the run is cancelled (--on-ask deny)");
+                return self.cancel_run(WatcherStopReason::Ask, "qd run --on-ask deny met a question").await;
+            }
+            OnAskAction::Fail => {
+                self.out.print_note("the agent asks, so the run is cancelled (--on-ask fail)");
+                return self.cancel_run(WatcherStopReason::Ask, "qd run --on-ask fail").await;
+            }
+        }
+        if self.out.json {
+            self.out.print_stderr(&ask::format_ask(&ask));
+        }
+        if !self.is_interactive() {
+            self.out.print_stderr(&ask::answer_commands(&ask));
+        }
+        self.open_asks.push(ask);
+        self.prompt_for_answer();
+        Ok(())
+    }
+
+    /// Whether somebody sits at the terminal who can answer there.
+    fn is_interactive(&self) -> bool {
+        self.stdin.tty && self.out.err_tty && !self.out.json
+    }
+
+    fn can_answer(&self) -> bool {
+        self.is_interactive() && !self.open_asks.is_empty()
+    }
+
+    /// Puts the prompt line for the oldest open ask.
+    fn prompt_for_answer(&self) {
+        if let Some(ask) = self.open_asks.first().filter(|_| self.can_answer()) {
+            self.out.print_stderr(&ask::answer_prompt(ask));
+        }
+    }
+
+    /// A line that was typed while an ask is open.
+    async fn handle_line(&mut self, line: Option<String>) -> Result<()> {
+        let Some(line) = line else {
+            // The person has gone; others may still answer.
+            self.stdin.tty = false;
+            for ask in &self.open_asks {
+                self.out.print_stderr(&format!("\n{}", ask::answer_commands(ask)));
+            }
+            return Ok(());
+        };
+        self.out.line_was_typed();
+        let Some(ask) = self.open_asks.first().cloned() else { return Ok(()) };
+        match ask::parse_answer(&ask, &line) {
+            Ok(request) => self.send_answer(&ask, &request).await,
+            Err(say) => {
+                self.out.print_stderr(&say);
+                if say.ends_with('\n') {
+                    self.prompt_for_answer();
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Answers an ask. That somebody was faster, or that the answer does not fit, ends nothing.
+    async fn send_answer(&mut self, ask: &Ask, request: &AnswerRequest) -> Result<()> {
+        match answer::post_answer(self.client, ask.id.as_str(), request).await {
+            Ok(_) => self.open_asks.retain(|other| other.id != ask.id),
+            Err(CliFailure::Refused(refusal)) => {
+                self.out.print_note(&refusal.error.message);
+                self.prompt_for_answer();
+            }
+            Err(failure) => return Err(failure),
+        }
+        Ok(())
+    }
+
+    /// Asks for the run's end; `run.finished` says when it has come.
+    async fn cancel_run(&mut self, why: WatcherStopReason, reason: &str) -> Result<()> {
+        self.stop_reason = Some(why);
+        let path = format!("{}/cancel", self.watched.session.agent_path());
+        let run_id = Some(self.watched.receipt.run_id.clone());
+        let request = CancelRequest { run_id, reason: Some(reason.to_owned()) };
+        self.client.post::<CancelResponse>(&path, &request).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,94 @@
+//! Questions to a person, and the end: when nothing is open any more, and what it then amounts to.
+
+use std::collections::BTreeMap;
+
+use qd_protocol::AskId;
+use qd_protocol::event::{
+    Ask, AskAnswer, AskKind, AskOpened, AskResolved, AskStatus, EventBody, FleetFinished, FleetStopReason,
+    ResolvedBy, RouteSource,
+};
+use qd_protocol::fleet::{FleetStatus, TriggerOutcome};
+use qd_protocol::limits::FLEET_SHOWN_MAX;
+use qd_protocol::policy::Risk;
+use serde_json::json;
+
+use super::{FinishedRun, FleetReply, FleetStepBuilder, prompt};
+
+impl FleetStepBuilder<'_> {
+    /// Shows a person what has come of it, and waits for the answer.
+    pub(super) fn open_ask(&mut self, id: AskId, from: &[RouteSource], ended: &FinishedRun) {
+        let text = |run| ended.other_texts.get(run).or((ended.run == *run).then_some(&ended.text));
+        let results: BTreeMap<&str, String> = from
+            .iter()
+            .map(|source| {
+                let texts = source.runs.iter().filter_map(text).map(String::as_str);
+                let text = prompt::join_texts(texts);
+                (source.session.as_str(), text[..text.floor_char_boundary(FLEET_SHOWN_MAX)].to_owned())
+            })
+            .collect();
+        let shown = results.iter().map(|(name, text)| prompt::format_section(name, text));
+        let ask = Ask {
+            id: id.clone(),
+            session_id: None,
+            run_id: None,
+            fleet_id: Some(self.id.clone()),
+            kind: AskKind::Question,
+            tool: None,
+            input: json!({ "results": results }),
+            risk: Risk::Low,
+            prompt: format!("What is the result?\n\n{}", shown.collect::<Vec<_>>().join("\n\n")),
+            options: Vec::new(),
+            by_call: false,
+            opened_at: self.context.now,
+            state: AskStatus::Pending,
+            answer: None,
+        };
+        self.emit(EventBody::AskOpened(AskOpened { ask_id: id, ask }));
+    }
+
+    pub(super) fn answer_ask(&mut self, id: &AskId, answer: AskAnswer) {
+        let Some(ask) = self.asks.get(id) else {
+            self.step.reply = Some(FleetReply::AskNotOpen);
+            return;
+        };
+        if let Err(why) = crate::session::validate_answer(ask, &answer) {
+            self.step.reply = Some(FleetReply::InvalidAnswer(why));
+            return;
+        }
+        let ask = Ask { state: AskStatus::Answered, answer: Some(answer), ..ask.clone() };
+        self.emit(EventBody::AskResolved(AskResolved::new(ask.clone(), ResolvedBy::User)));
+        self.step.reply = Some(FleetReply::Answered(Box::new(ask)));
+        self.finish_if_done();
+    }
+
+    pub(super) fn withdraw_asks(&mut self) {
+        let open: Vec<Ask> = self.asks.values().cloned().collect();
+        for ask in open {
+            let ask = Ask { state: AskStatus::Withdrawn, ..ask };
+            self.emit(EventBody::AskResolved(AskResolved::new(ask, ResolvedBy::Cancel)));
+        }
+    }
+
+    /// Ends the fleet if nothing is open.
+    pub(super) fn finish_if_done(&mut self) {
+        if self.finished.is_some() || !self.assignments.is_empty() || !self.asks.is_empty() {
+            return;
+        }
+        let state = self.final_status();
+        let result = self.result.clone();
+        self.emit(EventBody::FleetFinished(FleetFinished { fleet_id: self.id.clone(), state, result }));
+    }
+
+    /// What it amounts to: the last end of each session counts, unless a route has followed on it.
+    fn final_status(&self) -> FleetStatus {
+        let unfollowed =
+            |ending| self.last_outcomes.values().any(|last| last.ending == ending && !last.routed);
+        match self.stopping.map(|stopping| stopping.by) {
+            Some(FleetStopReason::Cancel) => FleetStatus::Cancelled,
+            Some(FleetStopReason::Timeout) => FleetStatus::Failed,
+            None if !self.problems.is_empty() || unfollowed(TriggerOutcome::Failed) => FleetStatus::Failed,
+            None if unfollowed(TriggerOutcome::Cancelled) => FleetStatus::Cancelled,
+            None => FleetStatus::Done,
+        }
+    }
+}

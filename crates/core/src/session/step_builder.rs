@@ -1,0 +1,75 @@
+//! A step in the making. It can look at the state, but change it only by [`Draft::emit`]: the borrow is private to
+//! this file, so no rule of the machine can get around `evolve`.
+
+use std::ops::Deref;
+
+use qd_protocol::event::EventBody;
+use qd_protocol::link::UpdateNumber;
+use qd_protocol::{EventNumber, RunId};
+
+use super::{
+    CommandRefusal, CommandReply, OversizedText, SessionContext, SessionEffect, SessionEvent, SessionState,
+    SessionStep,
+};
+use crate::rows::{self, apply_event};
+
+pub(super) struct SessionStepBuilder<'a> {
+    state: &'a mut SessionState,
+    pub(super) context: SessionContext,
+    /// What is being judged was heard under this number; the first event made of it bears it.
+    link_number: Option<UpdateNumber>,
+    step: SessionStep,
+}
+
+impl Deref for SessionStepBuilder<'_> {
+    type Target = SessionState;
+    fn deref(&self) -> &SessionState {
+        self.state
+    }
+}
+
+impl<'a> SessionStepBuilder<'a> {
+    pub(super) fn new(state: &'a mut SessionState, context: SessionContext) -> Self {
+        Self { state, context, link_number: None, step: SessionStep::default() }
+    }
+
+    pub(super) fn set_link_number(&mut self, up: UpdateNumber) {
+        self.link_number = Some(up);
+    }
+
+    /// Decides an event, applies it, and gives its number.
+    pub(super) fn emit(&mut self, run: Option<RunId>, body: EventBody) -> EventNumber {
+        let number = EventNumber(self.state.number.0 + 1);
+        let event =
+            SessionEvent { number, ts: self.context.now, run, link_number: self.link_number.take(), body };
+        self.step.rows.extend(apply_event(self.state, &event));
+        self.step.session_changed |= rows::changes_session_row(&event.body);
+        self.step.events.push(event);
+        number
+    }
+
+    /// The place of the event that was emitted last among the step's events.
+    pub(super) fn last_event_index(&self) -> usize {
+        self.step.events.len().saturating_sub(1)
+    }
+
+    pub(super) fn add_effect(&mut self, effect: SessionEffect) {
+        self.step.effects.push(effect);
+    }
+
+    pub(super) fn add_oversized_text(&mut self, large: OversizedText) {
+        self.step.oversized_texts.push(large);
+    }
+
+    pub(super) fn set_reply(&mut self, reply: CommandReply) {
+        self.step.reply = Some(reply);
+    }
+
+    pub(super) fn refuse(&mut self, refusal: CommandRefusal) {
+        self.set_reply(CommandReply::Refused(refusal));
+    }
+
+    pub(super) fn into_step(self) -> SessionStep {
+        self.step
+    }
+}

@@ -1,0 +1,209 @@
+//! A fleet with nobody in it: the tests say how runs end, and see what is given to whom.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use qd_core::fleet::{
+    FinishedRun, FleetCommand, FleetContext, FleetInput, FleetReply, FleetState, FleetStep, evolve, prompt,
+    step,
+};
+use qd_protocol::event::{AskAnswer, EventBody, FinishReason, FleetStarted};
+use qd_protocol::fleet::{FanOutSplit, FleetMember, FleetRoute, FleetSpec, FleetStatus, RouteAction};
+use qd_protocol::{AskId, FleetId, Millis, RunId, SessionId, WorkspaceId};
+
+/// A fleet under test.
+pub(crate) struct FleetHarness {
+    pub(crate) state: FleetState,
+    /// Everything that was journalled after its first event.
+    pub(crate) events: Vec<EventBody>,
+    /// Last messages, as the sessions' journals have them.
+    pub(crate) texts: BTreeMap<RunId, String>,
+    /// Every run that was ever given.
+    pub(crate) given: BTreeSet<RunId>,
+    start: FleetState,
+    asks: u32,
+    now: u64,
+}
+
+/// Routes as a file would say them, in one line each: `lead.done -> a`, `lead.done => a, b` (the same to all),
+/// `lead.done / a, b` (subtasks), `a.done + b.done -> c`, `c.done ~ pattern -> a max 2`, `c.done ?` (a person).
+pub(crate) fn spec(sessions: &[&str], start: &[&str], routes: &[&str]) -> FleetSpec {
+    FleetSpec {
+        task: "the task".to_owned(),
+        sessions: sessions.iter().map(|name| ((*name).to_owned(), FleetMember::default())).collect(),
+        start: start.iter().map(|name| (*name).to_owned()).collect(),
+        routes: routes.iter().map(|line| route(line)).collect(),
+        ..FleetSpec::default()
+    }
+}
+
+fn route(line: &str) -> FleetRoute {
+    let names = |list: &str| list.split(',').map(|name| name.trim().to_owned()).collect::<Vec<_>>();
+    let (line, max) = match line.split_once(" max ") {
+        Some((line, max)) => (line, Some(max.parse().unwrap())),
+        None => (line, None),
+    };
+    let (when, then) = if let Some((when, to)) = line.split_once(" -> ") {
+        (when, RouteAction::RouteTo(to.trim().to_owned()))
+    } else if let Some((when, to)) = line.split_once(" => ") {
+        (when, RouteAction::FanOut { to: names(to), split: FanOutSplit::Broadcast })
+    } else if let Some((when, to)) = line.split_once(" / ") {
+        (when, RouteAction::FanOut { to: names(to), split: FanOutSplit::BySubtask })
+    } else {
+        (line.trim_end_matches(" ?"), RouteAction::CollectHuman)
+    };
+    let (when, pattern) = match when.split_once(" ~ ") {
+        Some((when, pattern)) => (when, Some(pattern.to_owned())),
+        None => (when, None),
+    };
+    let when = when.split(" + ").map(|trigger| trigger.trim().parse().unwrap()).collect();
+    FleetRoute { when, pattern, then, max, prompt: None }
+}
+
+impl FleetHarness {
+    pub(crate) fn start(spec: FleetSpec) -> Self {
+        let fleet_id = FleetId::parse("flt_test").unwrap();
+        let session = |name: &String| (name.clone(), SessionId::parse(&format!("ses_{name}")).unwrap());
+        let sessions = spec.sessions.keys().map(session).collect();
+        let workspace = WorkspaceId::parse("ws_test").unwrap();
+        let state = FleetState::new(workspace, FleetStarted { fleet_id, spec, sessions }, Millis(0));
+        let mut crew = Self {
+            start: state.clone(),
+            state,
+            events: Vec::new(),
+            texts: BTreeMap::new(),
+            given: BTreeSet::new(),
+            asks: 0,
+            now: 0,
+        };
+        crew.give();
+        crew
+    }
+
+    fn give(&mut self) {
+        let open: Vec<RunId> = self.state.open_runs().map(|open| open.run.clone()).collect();
+        self.given.extend(open);
+    }
+
+    pub(crate) fn at(&mut self, now: u64) -> &mut Self {
+        self.now = now;
+        self
+    }
+
+    pub(crate) fn step(&mut self, input: FleetInput) -> FleetStep {
+        let before = self.state.clone();
+        let asks = (0..4).map(|n| AskId::parse(&format!("ask_{}_{n}", self.asks)).unwrap()).collect();
+        self.asks += 1;
+        let decided = step(&mut self.state, input, FleetContext { now: Millis(self.now), ask_ids: asks });
+        let mut replayed = before;
+        for event in &decided.events {
+            evolve(&mut replayed, event);
+            self.events.push(event.body.clone());
+        }
+        assert_eq!(replayed, self.state, "the state is what its events say");
+        self.give();
+        decided
+    }
+
+    /// Everything it knew is read again from the journal.
+    pub(crate) fn crash(&mut self) -> FleetStep {
+        let mut state = self.start.clone();
+        let now = Millis(self.now);
+        for (number, body) in (2..).zip(&self.events) {
+            let event = qd_core::fleet::FleetEvent {
+                number: qd_protocol::EventNumber(number),
+                ts: now,
+                body: body.clone(),
+            };
+            evolve(&mut state, &event);
+        }
+        state.updated_at = self.state.updated_at;
+        let same = FleetState { stopping: self.state.stopping, ..state };
+        assert_eq!(same, self.state, "a fleet read from the journal is the same fleet");
+        self.step(FleetInput::Wake)
+    }
+
+    /// The open runs, by session.
+    pub(crate) fn open(&self) -> Vec<(String, RunId)> {
+        self.state
+            .open_assigned_runs()
+            .map(|(errand, open)| (errand.session.clone(), open.run.clone()))
+            .collect()
+    }
+
+    /// Who works, in the order in which they were given it.
+    pub(crate) fn working(&self) -> Vec<String> {
+        self.open().into_iter().map(|(name, _)| name).collect()
+    }
+
+    /// What the first open run of this session is told.
+    pub(crate) fn told(&self, name: &str) -> String {
+        let (errand, open) =
+            self.state.open_assigned_runs().find(|(errand, _)| errand.session == name).unwrap();
+        let texts = errand
+            .from
+            .iter()
+            .map(|source| {
+                let texts = source.runs.iter().map(|run| self.texts[run].as_str());
+                (source.session.clone(), prompt::join_texts(texts))
+            })
+            .collect();
+        let subtask = open.subtask.as_ref().map(|subtask| {
+            let entries = qd_core::fleet::subtasks::parse_subtasks(&self.texts[&subtask.run]).unwrap();
+            entries[subtask.entry as usize].clone()
+        });
+        prompt::compose_prompt(&self.state, errand, &texts, subtask.as_deref())
+    }
+
+    /// The first open run of this session ends so.
+    pub(crate) fn end(&mut self, name: &str, reason: FinishReason, text: &str) -> FleetStep {
+        let run = self.open().into_iter().find(|(session, _)| session == name).unwrap().1;
+        self.end_run(&run, reason, text)
+    }
+
+    pub(crate) fn end_run(&mut self, run: &RunId, reason: FinishReason, text: &str) -> FleetStep {
+        self.texts.insert(run.clone(), text.to_owned());
+        let others = self.state.required_texts(run);
+        let others =
+            others.into_iter().filter_map(|run| self.texts.get(&run).map(|text| (run.clone(), text.clone())));
+        let ended =
+            FinishedRun { run: run.clone(), reason, text: text.to_owned(), other_texts: others.collect() };
+        self.step(FleetInput::RunFinished(ended))
+    }
+
+    pub(crate) fn done(&mut self, name: &str) -> &mut Self {
+        self.end(name, FinishReason::EndTurn, &format!("{name} says"));
+        self
+    }
+
+    pub(crate) fn says(&mut self, name: &str, text: &str) -> &mut Self {
+        self.end(name, FinishReason::EndTurn, text);
+        self
+    }
+
+    pub(crate) fn fails(&mut self, name: &str) -> &mut Self {
+        self.end(name, FinishReason::Error, "it broke");
+        self
+    }
+
+    pub(crate) fn cancelled(&mut self, name: &str) -> &mut Self {
+        self.end(name, FinishReason::Cancelled, "");
+        self
+    }
+
+    pub(crate) fn cancel(&mut self) -> Vec<RunId> {
+        match self.step(FleetInput::Command(FleetCommand::Cancel)).reply {
+            Some(FleetReply::Cancelled(hit)) => hit,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) fn answer(&mut self, value: &str) -> Option<FleetReply> {
+        let ask = self.state.asks.keys().next().unwrap().clone();
+        let answer = AskAnswer { decision: None, value: Some(value.to_owned()), reason: None };
+        self.step(FleetInput::Command(FleetCommand::Answer { ask, answer })).reply
+    }
+
+    pub(crate) fn stands(&self) -> FleetStatus {
+        self.state.status()
+    }
+}

@@ -1,0 +1,123 @@
+//! A session on a bench: its machine driven by hand, one input at a time, with a world that the test sets as it likes.
+
+#![allow(dead_code, clippy::allow_attributes, reason = "each suite uses its own part of this")]
+
+use qd_core::session::{
+    AgentAvailability, PromptSubmission, SessionCommand, SessionContext, SessionEvent, SessionInput,
+    SessionState, SessionStep, step,
+};
+use qd_protocol::event::{AskKind, EventBody, RunError, RunStopCause, SessionCreated};
+use qd_protocol::link::{AgentUpdate, AskRequest, TurnOutcome, TurnStopReason, UpdateNumber};
+use qd_protocol::policy::Risk;
+use qd_protocol::{AskId, EventNumber, FinishReason, Millis, RunId, SessionId, WorkerId, WorkspaceId};
+
+/// A session with a ready agent, driven by hand.
+pub(crate) struct SessionHarness {
+    pub(crate) state: SessionState,
+    pub(crate) world: SessionContext,
+    heard: u64,
+}
+
+impl SessionHarness {
+    pub(crate) fn new() -> Self {
+        let created = SessionCreated { agent: "script".to_owned(), ..SessionCreated::default() };
+        let id = SessionId::parse("s").unwrap();
+        let mut state = SessionState::new(id, WorkspaceId::parse("w").unwrap(), created, Millis(0));
+        state.worker = Some(WorkerId::of_session(&state.id, EventNumber(1)));
+        let link = AgentAvailability::Ready { steerable: true };
+        let world = SessionContext {
+            now: Millis(0),
+            halted: false,
+            over_budget: false,
+            slot_available: true,
+            agent: link,
+        };
+        Self { state, world, heard: 0 }
+    }
+
+    /// One that has no worker yet.
+    pub(crate) fn without_worker() -> Self {
+        let mut bench = Self::new();
+        bench.state.worker = None;
+        bench.world.agent = AgentAvailability::Absent;
+        bench
+    }
+
+    pub(crate) fn input(&mut self, input: SessionInput) -> SessionStep {
+        step(&mut self.state, input, &self.world)
+    }
+
+    pub(crate) fn command(&mut self, command: SessionCommand) -> SessionStep {
+        self.input(SessionInput::Command(command))
+    }
+
+    pub(crate) fn prompt(&mut self, run: &str) -> SessionStep {
+        let run = RunId::parse(run).unwrap();
+        let accept = PromptSubmission {
+            prompt: "p".into(),
+            fingerprint: run.to_string(),
+            attachments: Vec::new(),
+            run,
+        };
+        self.command(SessionCommand::AcceptPrompt(accept))
+    }
+
+    pub(crate) fn cancel(&mut self) -> SessionStep {
+        self.command(SessionCommand::Cancel { run: None, by: RunStopCause::User, reason: None })
+    }
+
+    pub(crate) fn hear(&mut self, up: AgentUpdate) -> SessionStep {
+        self.heard += 1;
+        self.input(SessionInput::LinkMessage(UpdateNumber(self.heard), up))
+    }
+
+    pub(crate) fn end(&mut self, run: &str, stop: TurnStopReason) -> SessionStep {
+        let run = RunId::parse(run).unwrap();
+        let error =
+            (stop == TurnStopReason::Error).then(|| RunError::new("agent_error", format!("{run} failed")));
+        let outcome = TurnOutcome { error, ..TurnOutcome::of(stop) };
+        self.hear(AgentUpdate::Terminal { run, outcome })
+    }
+
+    pub(crate) fn ask(&mut self, run: &str, id: &str, kind: AskKind) -> SessionStep {
+        let ask = AskRequest {
+            id: AskId::parse(id).unwrap(),
+            kind,
+            tool: (kind == AskKind::Permission).then(|| "Demo".to_owned()),
+            input: serde_json::Value::Null,
+            risk: Some(Risk::High),
+            prompt: "?".to_owned(),
+            options: Vec::new(),
+            implicit: false,
+        };
+        self.hear(AgentUpdate::Ask { run: RunId::parse(run).unwrap(), ask })
+    }
+}
+
+pub(crate) fn finishes(step: &SessionStep) -> Vec<(String, FinishReason)> {
+    let finish = |event: &SessionEvent| match &event.body {
+        EventBody::RunFinished(finished) => Some((event.run.as_ref()?.to_string(), finished.finish_reason)),
+        _ => None,
+    };
+    step.events.iter().filter_map(finish).collect()
+}
+
+pub(crate) fn started(step: &SessionStep) -> Option<String> {
+    let start = |event: &SessionEvent| {
+        matches!(event.body, EventBody::RunStarted(_)).then(|| event.run.clone()).flatten()
+    };
+    step.events.iter().find_map(start).map(|run| run.to_string())
+}
+
+/// The kinds of a step's events, in order.
+pub(crate) fn kinds(step: &SessionStep) -> Vec<&'static str> {
+    step.events.iter().map(|event| event.body.kind()).collect()
+}
+
+/// The error that a run ended with.
+pub(crate) fn error(step: &SessionStep) -> Option<RunError> {
+    step.events.iter().find_map(|event| match &event.body {
+        EventBody::RunFinished(finished) => finished.error.clone(),
+        _ => None,
+    })
+}

@@ -1,0 +1,337 @@
+//! Prompts on their way to sessions, and ends on their way back. Everything is looked up before it is done, so doing it
+//! again changes nothing.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures_util::{StreamExt, stream};
+use qd_core::fleet::{AssignedRun, FinishedRun, FleetAssignment, FleetInput, FleetState, prompt, subtasks};
+use qd_core::rows::RunDoc;
+use qd_core::session::{PromptSubmission, SessionCommand};
+use qd_protocol::event::{FinishReason, RunStopCause};
+use qd_protocol::limits::FLEET_PASSED_MAX;
+use qd_protocol::mail::{MailDelivery, MailKind, MailStatus};
+use qd_protocol::text::escaped_head;
+use qd_protocol::{ApiError, ErrorCode, MailId, RunId, SessionId};
+
+use super::actor::FleetActor;
+use crate::actor::{encode_failed, full_text};
+use crate::daemon::{Daemon, read_failed};
+use crate::mail::{self, MailSender, OutgoingMail};
+use crate::user_content::{prompt_fingerprint, store_text};
+
+/// How many sessions are given something at once: as many as share a sync of the journal with profit.
+const CONCURRENT_SESSIONS: usize = 64;
+
+/// What became of an open run that was looked after.
+enum DeliveryStatus {
+    /// Its session has it.
+    Delivered,
+    /// It has ended.
+    Ended,
+    /// It cannot be: the run ends with this.
+    Refused(FinishReason, String),
+    /// It will be no run: its words were told to one that its session already had.
+    DeliveredAsSteer,
+    /// Perhaps later.
+    RetryLater,
+}
+
+impl FleetActor {
+    /// Gives every open run to its session that does not have it: many sessions at once, to each its runs in order.
+    pub(super) async fn deliver_open_runs(&mut self) {
+        let owed = self.state.open_assigned_runs().filter(|(_, open)| !self.delivered.contains(&open.run));
+        let owed = owed.map(|(errand, open)| (errand.clone(), open.clone())).collect();
+        let (daemon, state) = (Arc::clone(&self.daemon), Arc::clone(&self.state));
+        let found = for_each_session(owed, move |errand, open| {
+            let (daemon, state) = (Arc::clone(&daemon), Arc::clone(&state));
+            async move { deliver_run(&daemon, &state, &errand, &open).await }
+        });
+        let found = found.await;
+        Box::pin(self.apply_statuses(found)).await;
+    }
+
+    /// Cancels every open run that its session has; one that it never got has ended with that.
+    pub(super) async fn cancel_open_runs(&mut self) {
+        let open =
+            self.state.open_assigned_runs().map(|(errand, open)| (errand.clone(), open.clone())).collect();
+        let (daemon, state) = (Arc::clone(&self.daemon), Arc::clone(&self.state));
+        let found = for_each_session(open, move |errand, open| {
+            let (daemon, state) = (Arc::clone(&daemon), Arc::clone(&state));
+            async move { cancel_run(&daemon, state.sessions.get(&errand.session), &open.run).await }
+        });
+        let found = found.await;
+        Box::pin(self.apply_statuses(found)).await;
+    }
+
+    async fn apply_statuses(&mut self, found: Vec<(RunId, Result<DeliveryStatus, ApiError>)>) {
+        for (run, found) in found {
+            match found {
+                Ok(DeliveryStatus::Delivered) => {
+                    self.delivered.insert(run);
+                }
+                Ok(DeliveryStatus::Ended) => self.ended_runs.push_back(run),
+                Ok(DeliveryStatus::Refused(reason, text)) => {
+                    let ended = FinishedRun { run, reason, text, other_texts: BTreeMap::new() };
+                    self.step_machine(FleetInput::RunFinished(ended), None).await;
+                }
+                Ok(DeliveryStatus::DeliveredAsSteer) => {
+                    self.step_machine(FleetInput::RunAbsorbed(run), None).await
+                }
+                Ok(DeliveryStatus::RetryLater) => self.needs_retry = true,
+                Err(error) => {
+                    tracing::warn!(fleet = %self.fleet.id, %run, %error, "a run of a fleet could not be looked after; it is tried again");
+                    self.needs_retry = true;
+                }
+            }
+        }
+    }
+}
+
+/// Looks after open runs: several sessions at once, and those of one in the order in which it was given them.
+async fn for_each_session<F>(
+    runs: Vec<(FleetAssignment, AssignedRun)>,
+    look: impl Fn(FleetAssignment, AssignedRun) -> F + Clone,
+) -> Vec<(RunId, Result<DeliveryStatus, ApiError>)>
+where
+    F: Future<Output = Result<DeliveryStatus, ApiError>>,
+{
+    let mut sessions: BTreeMap<String, Vec<(FleetAssignment, AssignedRun)>> = BTreeMap::new();
+    for (errand, open) in runs {
+        sessions.entry(errand.session.clone()).or_default().push((errand, open));
+    }
+    let one = |runs: Vec<(FleetAssignment, AssignedRun)>| {
+        let look = look.clone();
+        async move {
+            let mut found = Vec::with_capacity(runs.len());
+            for (errand, open) in runs {
+                let run = open.run.clone();
+                let one = look(errand, open).await;
+                let waits = matches!(one, Ok(DeliveryStatus::RetryLater) | Err(_));
+                found.push((run, one));
+                // Those behind it come after it, whenever that is.
+                if waits {
+                    break;
+                }
+            }
+            found
+        }
+    };
+    stream::iter(sessions.into_values().map(one)).buffered(CONCURRENT_SESSIONS).concat().await
+}
+
+/// How a run ended, with what the machine needs to judge that; `None` if it has not. One that was sent as mail may be
+/// none at all.
+pub(super) async fn run_end_input(
+    daemon: &Daemon,
+    state: &FleetState,
+    run: &RunId,
+) -> Result<Option<FleetInput>, ApiError> {
+    let (reason, text) = match run_outcome(daemon, run).await? {
+        Some((Some(reason), text)) => (reason, text),
+        Some((None, _)) => return Ok(None),
+        None => match mail_status(daemon, run).await? {
+            Some(DeliveryStatus::DeliveredAsSteer) => return Ok(Some(FleetInput::RunAbsorbed(run.clone()))),
+            Some(DeliveryStatus::Refused(reason, text)) => (reason, text),
+            _ => return Ok(None),
+        },
+    };
+    let mut others = BTreeMap::new();
+    for other in state.required_texts(run) {
+        if let Some((_, text)) = run_outcome(daemon, &other).await? {
+            others.insert(other, text);
+        }
+    }
+    Ok(Some(FleetInput::RunFinished(FinishedRun { run: run.clone(), reason, text, other_texts: others })))
+}
+
+/// Why a run ended and its last message; of one that failed without any, what went wrong.
+async fn run_outcome(
+    daemon: &Daemon,
+    run: &RunId,
+) -> Result<Option<(Option<FinishReason>, String)>, ApiError> {
+    let Some(row) = daemon.journal.run(run).await.map_err(read_failed)? else { return Ok(None) };
+    let doc: RunDoc = serde_json::from_slice(&row.doc).map_err(encode_failed)?;
+    let text = qd_protocol::LongText { head: doc.text.unwrap_or_default(), blob: doc.text_blob };
+    let text = full_text(&daemon.home.blobs(), text).await?;
+    let text = match (text.is_empty(), doc.error) {
+        (true, Some(error)) => error.message,
+        _ => text,
+    };
+    Ok(Some((doc.finish_reason.filter(|_| row.finished), text)))
+}
+
+async fn deliver_run(
+    daemon: &Arc<Daemon>,
+    state: &FleetState,
+    errand: &FleetAssignment,
+    open: &AssignedRun,
+) -> Result<DeliveryStatus, ApiError> {
+    let _one_at_a_time = daemon.key_locks.lock(format!("run {}", open.run)).await;
+    if let Some(row) = daemon.journal.run(&open.run).await.map_err(read_failed)? {
+        return Ok(if row.finished { DeliveryStatus::Ended } else { DeliveryStatus::Delivered });
+    }
+    let Some(id) = state.sessions.get(&errand.session) else {
+        return Ok(DeliveryStatus::Refused(FinishReason::Error, "the fleet has no such session".to_owned()));
+    };
+    if errand.by_mention {
+        return send_mention(daemon, state, errand, open, id).await;
+    }
+    let text = match compose_prompt(daemon, state, errand, open).await? {
+        text if text.trim().is_empty() => {
+            return Ok(DeliveryStatus::Refused(FinishReason::Error, "its prompt is empty".to_owned()));
+        }
+        text => text,
+    };
+    let given = async {
+        let session = daemon.find_session(id).await?;
+        let fingerprint = prompt_fingerprint(id, &text, &[]);
+        let prompt = store_text(&daemon.journal, text).await?;
+        let accept = PromptSubmission { run: open.run.clone(), prompt, attachments: Vec::new(), fingerprint };
+        daemon.send_command(&session, SessionCommand::AcceptPrompt(accept), None).await
+    };
+    match given.await {
+        Ok(_) => Ok(DeliveryStatus::Delivered),
+        Err(error) => status_of_refusal(error),
+    }
+}
+
+/// Whether what a session did not take may be taken later.
+fn status_of_refusal(error: ApiError) -> Result<DeliveryStatus, ApiError> {
+    match error.code {
+        ErrorCode::QueueFull | ErrorCode::MailboxFull | ErrorCode::Overloaded | ErrorCode::Stopping => {
+            Ok(DeliveryStatus::RetryLater)
+        }
+        ErrorCode::NotFound
+        | ErrorCode::SessionClosed
+        | ErrorCode::RunIdConflict
+        | ErrorCode::MailIdConflict
+        | ErrorCode::InvalidValue => Ok(DeliveryStatus::Refused(FinishReason::Error, error.message)),
+        _ => Err(error),
+    }
+}
+
+/// Sends the last message of a session to one that it mentions. The message's id is its run's, so a repeat sends nothing.
+async fn send_mention(
+    daemon: &Arc<Daemon>,
+    state: &FleetState,
+    errand: &FleetAssignment,
+    open: &AssignedRun,
+    to: &SessionId,
+) -> Result<DeliveryStatus, ApiError> {
+    if let Some(found) = mail_status(daemon, &open.run).await? {
+        return Ok(found);
+    }
+    let Some(source) = errand.from.first() else {
+        return Ok(DeliveryStatus::Refused(FinishReason::Error, "nobody has mentioned it".to_owned()));
+    };
+    let mut text = String::new();
+    for run in &source.runs {
+        text.push_str(&run_outcome(daemon, run).await?.map(|(_, text)| text).unwrap_or_default());
+    }
+    text.truncate(escaped_head(&text, FLEET_PASSED_MAX).len());
+    let from = match state.sessions.get(&source.session) {
+        Some(id) => MailSender::Session { id: id.clone(), name: Some(source.session.clone()) },
+        None => {
+            return Ok(DeliveryStatus::Refused(
+                FinishReason::Error,
+                "the fleet has no such session".to_owned(),
+            ));
+        }
+    };
+    let mail = OutgoingMail {
+        from,
+        id: Some(MailId::of_run(&open.run)),
+        kind: MailKind::Task,
+        text,
+        in_reply_to: None,
+        correlation_id: Some(state.id.to_string()),
+        deliver: None,
+        run: Some(open.run.clone()),
+    };
+    let sent = async {
+        let session = daemon.find_session(to).await?;
+        daemon.post_mail(&session, mail, None).await
+    };
+    match sent.await {
+        Ok(_) => Ok(DeliveryStatus::Delivered),
+        Err(error) => status_of_refusal(error),
+    }
+}
+
+/// What became of a message that was to be a run and is none so far; `None`: there is no such message.
+async fn mail_status(daemon: &Daemon, run: &RunId) -> Result<Option<DeliveryStatus>, ApiError> {
+    let row = daemon.journal.mail(&MailId::of_run(run)).await.map_err(read_failed)?;
+    let Some(row) = row else { return Ok(None) };
+    if row.session.is_none() {
+        return Ok(Some(DeliveryStatus::Refused(
+            FinishReason::Cancelled,
+            "its session was purged".to_owned(),
+        )));
+    }
+    let mail = mail::mail_view(&row)?;
+    Ok(Some(match mail.state {
+        MailStatus::Delivered if mail.delivered_as == Some(MailDelivery::Steer) => {
+            DeliveryStatus::DeliveredAsSteer
+        }
+        MailStatus::Delivering | MailStatus::Delivered => DeliveryStatus::Delivered,
+        MailStatus::Waiting | MailStatus::Claimed | MailStatus::Acknowledged | MailStatus::Quarantined => {
+            DeliveryStatus::Refused(FinishReason::Cancelled, mail.reason.unwrap_or_default())
+        }
+    }))
+}
+
+/// What a run is told.
+async fn compose_prompt(
+    daemon: &Daemon,
+    state: &FleetState,
+    errand: &FleetAssignment,
+    open: &AssignedRun,
+) -> Result<String, ApiError> {
+    let mut texts = BTreeMap::new();
+    for source in &errand.from {
+        let mut said = Vec::with_capacity(source.runs.len());
+        for run in &source.runs {
+            said.push(run_outcome(daemon, run).await?.map(|(_, text)| text).unwrap_or_default());
+        }
+        texts.insert(source.session.clone(), prompt::join_texts(said.iter().map(String::as_str)));
+    }
+    let subtask = match &open.subtask {
+        None => None,
+        Some(subtask) => {
+            let text = run_outcome(daemon, &subtask.run).await?.map(|(_, text)| text).unwrap_or_default();
+            // It could be read when it was dealt, and has not changed since.
+            let entries = subtasks::parse_subtasks(&text).unwrap_or_default();
+            entries.into_iter().nth(subtask.entry as usize)
+        }
+    };
+    Ok(prompt::compose_prompt(state, errand, &texts, subtask.as_deref()))
+}
+
+async fn cancel_run(
+    daemon: &Arc<Daemon>,
+    session: Option<&SessionId>,
+    run: &RunId,
+) -> Result<DeliveryStatus, ApiError> {
+    let _one_at_a_time = daemon.key_locks.lock(format!("run {run}")).await;
+    let cancelled = || DeliveryStatus::Refused(FinishReason::Cancelled, String::new());
+    match daemon.journal.run(run).await.map_err(read_failed)? {
+        None => return Ok(cancelled()),
+        Some(row) if row.finished => return Ok(DeliveryStatus::Ended),
+        Some(_) => {}
+    }
+    let Some(session) = session else { return Ok(cancelled()) };
+    let session = match daemon.find_session(session).await {
+        Ok(session) => session,
+        Err(error) if error.code == ErrorCode::NotFound => return Ok(cancelled()),
+        Err(error) => return Err(error),
+    };
+    let command = SessionCommand::Cancel { run: Some(run.clone()), by: RunStopCause::Fleet, reason: None };
+    match daemon.send_command(&session, command, None).await {
+        Ok(_) => Ok(DeliveryStatus::Delivered),
+        Err(error) if matches!(error.code, ErrorCode::Overloaded | ErrorCode::Stopping) => {
+            Ok(DeliveryStatus::RetryLater)
+        }
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,151 @@
+//! What is done with one worktree: shown, merged, removed. Whoever works in it comes first: it is merged only while its
+//! session has nothing to do, and removed only once that is closed.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use qd_catalog::project::ProjectFileStatus;
+use qd_protocol::api::{Session, SessionStatus};
+use qd_protocol::worktree::{MergeRequest, MergeResult, RemovedWorktree, WorktreeDiff};
+use qd_protocol::{ApiError, ErrorCode, SessionId};
+use qd_worktree::merge::MergeOptions;
+use qd_worktree::{GitWorktree, StopFlag, WorktreeError, hooks, remove};
+
+use super::{hook_env, repository_key, worktree_key, worktree_refused};
+use crate::daemon::Daemon;
+
+/// Where merges are tried, beside the worktrees; no session has such a name.
+const SCRATCH_DIR: &str = "scratch";
+
+impl Daemon {
+    /// What a session changed.
+    pub(crate) async fn worktree_diff(
+        &self,
+        session: &Session,
+        patch: bool,
+    ) -> Result<WorktreeDiff, ApiError> {
+        let path = worktree_path(session)?;
+        let look = move |stop: &StopFlag| GitWorktree::open(&path, stop)?.diff(patch);
+        self.run_blocking(StopFlag::default(), look).await?.map_err(worktree_refused)
+    }
+
+    /// Merges what a session did into a branch, or changes nothing.
+    pub(crate) async fn merge_worktree(
+        self: &Arc<Self>,
+        session: &Session,
+        request: MergeRequest,
+    ) -> Result<MergeResult, ApiError> {
+        let path = worktree_path(session)?;
+        let _one_at_a_time = self.key_locks.lock(worktree_key(&session.id)).await;
+        if self.is_session_busy(session).await {
+            let message = "a run of this session is live; wait for it or cancel it, then merge";
+            return Err(
+                ApiError::new(ErrorCode::Busy, message).with_detail("session_id", session.id.as_str())
+            );
+        }
+        let overlaps = self.overlaps_of(&session.id).await?;
+        let open = path.clone();
+        let tree = self.run_blocking(StopFlag::default(), move |stop| GitWorktree::open(&open, stop)).await?;
+        let tree = tree.map_err(worktree_refused)?;
+        let _one_at_a_time = self.key_locks.lock(repository_key(&tree.common_dir)).await;
+        let message = merge_message(session);
+        let scratch = self.home.worktrees().join(SCRATCH_DIR).join(session.id.as_str());
+        let work = move |stop: &StopFlag| {
+            let into = request.into.as_deref();
+            let merge = MergeOptions { into, squash: request.squash, message: &message, scratch: &scratch };
+            GitWorktree::open(&path, stop)?.merge(&merge)
+        };
+        let done = self.run_blocking(StopFlag::default(), work).await?.map_err(worktree_refused)?;
+        Ok(MergeResult {
+            into: done.into,
+            commit: done.commit,
+            moved: done.has_moved,
+            committed: done.committed,
+            checkout: done.checkout.map(|path| path.display().to_string()),
+            overlaps,
+        })
+    }
+
+    /// Removes a worktree; one that holds work only with `force`.
+    pub(crate) async fn remove_worktree(
+        self: &Arc<Self>,
+        id: &SessionId,
+        force: bool,
+    ) -> Result<RemovedWorktree, ApiError> {
+        let _one_at_a_time = self.key_locks.lock(worktree_key(id)).await;
+        let session = self.session_of_worktree(id).await?;
+        if session.as_ref().is_some_and(|session| session.state != SessionStatus::Closed) {
+            let message =
+                format!("session {id} is open and may go on there; close it first with `qd rm {id}`");
+            return Err(ApiError::new(ErrorCode::Busy, message).with_detail("session_id", id.as_str()));
+        }
+        let path = self.home.worktrees().join(id.as_str());
+        let project = session.as_ref().and_then(|session| self.workspaces.get(&session.workspace_id).ok());
+        let found = match project {
+            Some(place) => self.workers.agents().project_setup(&place.path),
+            None => ProjectFileStatus::Absent,
+        };
+        let name = id.clone();
+        let work = move |stop: &StopFlag| remove_checked(path, &name, &found, force, stop);
+        let (path, kept_branch) =
+            self.run_blocking(StopFlag::default(), work).await?.map_err(worktree_refused)?;
+        Ok(RemovedWorktree { session_id: id.clone(), path: path.display().to_string(), kept_branch })
+    }
+
+    async fn is_session_busy(&self, session: &Session) -> bool {
+        match self.probe_session(&session.id).await {
+            Some(probe) => probe.busy,
+            None => session.busy,
+        }
+    }
+}
+
+fn remove_checked(
+    path: PathBuf,
+    id: &SessionId,
+    found: &ProjectFileStatus,
+    force: bool,
+    stop: &StopFlag,
+) -> qd_worktree::WorktreeResult<(PathBuf, Option<String>)> {
+    if path.symlink_metadata().is_err() {
+        return Err(WorktreeError::NoWorktree(path));
+    }
+    let path = path.canonicalize().unwrap_or(path);
+    let tree = match GitWorktree::open(&path, stop) {
+        Ok(tree) => tree,
+        Err(WorktreeError::NoWorktree(_)) => {
+            remove::remove_unknown(&path, force)?;
+            return Ok((path, None));
+        }
+        Err(error) => return Err(error),
+    };
+    tree.check_removal(force)?;
+    if let ProjectFileStatus::Trusted(project) = found {
+        let repository = remove::repository_of(&path, stop).unwrap_or_default();
+        let (at, repository) = (path.display().to_string(), repository.display().to_string());
+        let env = hook_env(id.as_str(), &at, &repository);
+        match hooks::run(&project.worktree.teardown, &path, &env, stop) {
+            Err(error) if !force => return Err(error),
+            Err(error) => {
+                tracing::warn!(session = %id, %error, "a tear-down failed; the worktree goes all the same")
+            }
+            Ok(_) => {}
+        }
+    }
+    Ok((path, tree.remove(force)?))
+}
+
+fn worktree_path(session: &Session) -> Result<PathBuf, ApiError> {
+    session.worktree.as_deref().map(PathBuf::from).ok_or_else(|| {
+        let message = format!("session {} works in its workspace and has no worktree of its own", session.id);
+        ApiError::new(ErrorCode::NoWorktree, message)
+    })
+}
+
+/// What the commits of a merge say.
+fn merge_message(session: &Session) -> String {
+    match &session.title {
+        Some(title) => format!("{title}\n\nSession {} ({})", session.id, session.agent),
+        None => format!("Work of session {} ({})", session.id, session.agent),
+    }
+}

@@ -1,0 +1,182 @@
+//! The commands that wait for an agent: in order, each once, a cancel before the rest. No task, lock or transport is
+//! known here, so that a socket can use it too.
+
+use std::collections::VecDeque;
+
+use qd_protocol::link::AgentCommand;
+use qd_protocol::{EventNumber, RunId};
+
+/// How far out of the order of their numbers commands may come and still be told from repeats. The events of one
+/// commit cause a few commands each, and those may be sent in any order.
+const REORDER_MAX: usize = 16;
+
+/// What waits. It has no bound of its own: a session owes its agent one prompt with its cancel and kill, one answer
+/// for each ask, and steers, which an agent's side takes in at once whatever its turn does.
+#[derive(Debug, Default)]
+pub(crate) struct CommandQueue {
+    queue: VecDeque<AgentCommand>,
+    seen_numbers: SeenNumbers,
+}
+
+impl CommandQueue {
+    /// Takes a command in, unless it is a repeat. A cancel or kill goes before all that waits, but not before the
+    /// prompt of its own run: the agent would take it for the cancel of a run that it never had, and lose it.
+    pub(crate) fn push(&mut self, down: AgentCommand) {
+        let repeat = match &down {
+            AgentCommand::Kill { run, .. } => self
+                .queue
+                .iter()
+                .any(|waiting| matches!(waiting, AgentCommand::Kill { run: same, .. } if same == run)),
+            _ => !self.seen_numbers.insert(down.number()),
+        };
+        if repeat {
+            return;
+        }
+        match stopped_run(&down) {
+            Some(run) => {
+                let prompt = self.queue.iter().position(
+                    |waiting| matches!(waiting, AgentCommand::Prompt { run: same, .. } if same == run),
+                );
+                let front = prompt.map_or(0, |at| at + 1);
+                let ahead = self
+                    .queue
+                    .iter()
+                    .skip(front)
+                    .take_while(|waiting| stopped_run(waiting).is_some())
+                    .count();
+                self.queue.insert(front + ahead, down);
+            }
+            None => self.queue.push_back(down),
+        }
+    }
+
+    /// Takes in all that waits in another. What has been there before and no longer waits is not known here.
+    pub(crate) fn append(&mut self, mut other: Self) {
+        while let Some(down) = other.pop() {
+            self.push(down);
+        }
+    }
+
+    /// Every command up to this number has been here, or is too late to be told from those that have.
+    pub(crate) fn all_seen_upto(&self) -> EventNumber {
+        self.seen_numbers.all_seen_upto.unwrap_or_default()
+    }
+
+    /// The next one. Gives the memory back with the last: most links are idle most of the time.
+    pub(crate) fn pop(&mut self) -> Option<AgentCommand> {
+        let next = self.queue.pop_front();
+        if self.queue.is_empty() {
+            self.queue = VecDeque::new();
+        }
+        next
+    }
+}
+
+fn stopped_run(down: &AgentCommand) -> Option<&RunId> {
+    match down {
+        AgentCommand::Cancel { run, .. } | AgentCommand::Kill { run, .. } => Some(run),
+        AgentCommand::Prompt { .. } | AgentCommand::Steer { .. } | AgentCommand::Answer { .. } => None,
+    }
+}
+
+/// The numbers that have been here, in bounded memory: the highest few by name, and all up to `floor`.
+#[derive(Debug, Default)]
+struct SeenNumbers {
+    all_seen_upto: Option<EventNumber>,
+    /// In order.
+    recent: Vec<EventNumber>,
+}
+
+impl SeenNumbers {
+    /// Whether this is the first time; remembers it.
+    fn insert(&mut self, number: EventNumber) -> bool {
+        if self.all_seen_upto.is_some_and(|floor| number <= floor) {
+            return false;
+        }
+        let Err(at) = self.recent.binary_search(&number) else { return false };
+        self.recent.insert(at, number);
+        if self.recent.len() > REORDER_MAX {
+            self.all_seen_upto = Some(self.recent.remove(0));
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use qd_protocol::AskId;
+    use qd_protocol::link::{AskResolution, TurnLimits};
+
+    use super::*;
+
+    fn run(name: &str) -> RunId {
+        RunId::parse(name).unwrap()
+    }
+
+    fn prompt(number: u64, name: &str) -> AgentCommand {
+        AgentCommand::Prompt {
+            number: EventNumber(number),
+            run: run(name),
+            prompt: String::new(),
+            files: Vec::new(),
+            messages: Vec::new(),
+            limits: TurnLimits::default(),
+        }
+    }
+
+    fn steer(number: u64) -> AgentCommand {
+        AgentCommand::Steer { number: EventNumber(number), run: run("a"), text: String::new() }
+    }
+
+    fn answer(number: u64) -> AgentCommand {
+        AgentCommand::Answer {
+            number: EventNumber(number),
+            ask: AskId::parse("ask").unwrap(),
+            answer: AskResolution::Withdrawn,
+        }
+    }
+
+    fn cancel(number: u64, name: &str) -> AgentCommand {
+        AgentCommand::Cancel { number: EventNumber(number), run: run(name) }
+    }
+
+    fn kill(number: u64, name: &str) -> AgentCommand {
+        AgentCommand::Kill { number: EventNumber(number), run: run(name) }
+    }
+
+    fn queue_order(downs: impl IntoIterator<Item = AgentCommand>) -> Vec<AgentCommand> {
+        let mut commands = CommandQueue::default();
+        downs.into_iter().for_each(|down| commands.push(down));
+        std::iter::from_fn(|| commands.pop()).collect()
+    }
+
+    #[test]
+    fn a_cancel_and_then_its_kill_overtake_what_waits() {
+        let order = queue_order([steer(1), answer(2), cancel(3, "a"), steer(4), kill(3, "a")]);
+        assert_eq!(order, [cancel(3, "a"), kill(3, "a"), steer(1), answer(2), steer(4)]);
+    }
+
+    #[test]
+    fn a_cancel_does_not_overtake_the_prompt_that_it_cancels() {
+        let order = queue_order([prompt(1, "a"), steer(2), cancel(3, "a")]);
+        assert_eq!(order, [prompt(1, "a"), cancel(3, "a"), steer(2)]);
+        let order = queue_order([prompt(1, "b"), cancel(2, "a")]);
+        assert_eq!(order, [cancel(2, "a"), prompt(1, "b")]);
+    }
+
+    #[test]
+    fn a_repeated_command_is_applied_once() {
+        let once = [prompt(1, "a"), steer(4), answer(6), cancel(9, "a"), kill(9, "a")];
+        let twice = once.iter().chain(&once).cloned();
+        assert_eq!(queue_order(twice), queue_order(once));
+    }
+
+    #[test]
+    fn a_repeat_is_told_from_a_command_that_is_a_little_late() {
+        assert_eq!(queue_order([steer(5), steer(4), steer(5), steer(4)]), [steer(5), steer(4)]);
+        let mut seen = SeenNumbers::default();
+        assert!((1..1000).all(|number| seen.insert(EventNumber(number))));
+        assert!((1..1000).all(|number| !seen.insert(EventNumber(number))));
+        assert!(seen.recent.len() <= REORDER_MAX);
+    }
+}

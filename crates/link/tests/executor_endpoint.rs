@@ -1,0 +1,204 @@
+//! An executor behind `quarterdeck.v1`: the same worker that serves anybody is the agent of a session, is left in the
+//! middle of a run, and attached to again without a word lost or doubled.
+#![expect(clippy::unwrap_used, reason = "a test that fails should say where")]
+
+use std::time::Duration;
+
+use qd_link::socket::{ByteStream, ClientUpgrade, Socket};
+use qd_link::{
+    AgentLink, LinkEvent, LinkOptions, NumberedUpdate, PlainApproval, RunAssignment, RunHandle, ServeMode,
+    TurnOutcome, WorkerConnector, WorkerServer, WorkerUnreachable,
+};
+use qd_protocol::event::{AskAnswer, PermissionDecision};
+use qd_protocol::frame::v1;
+use qd_protocol::link::{
+    AgentCommand, AgentExitReason, AgentUpdate, AskResolution, TurnLimits, TurnStopReason, TurnUpdate,
+    UpdateNumber,
+};
+use qd_protocol::worker::{AgentSpec, Secret};
+use qd_protocol::{EventNumber, RunId, SessionId, WorkerId};
+use tokio::net::TcpStream;
+
+/// The way to a server on this machine.
+struct LocalServerRoute {
+    host: String,
+}
+
+impl WorkerConnector for LocalServerRoute {
+    async fn dial(&mut self) -> Result<Socket<Box<dyn ByteStream>>, WorkerUnreachable> {
+        let stream = TcpStream::connect(&self.host).await.map_err(|_| WorkerUnreachable::RetryLater)?;
+        let upgrade = ClientUpgrade {
+            host: self.host.clone(),
+            path: "/".to_owned(),
+            subprotocol: Some(v1::SUBPROTOCOL.to_owned()),
+            token: None,
+        };
+        let (socket, chosen) = Socket::connect(Box::new(stream) as Box<dyn ByteStream>, &upgrade)
+            .await
+            .map_err(|_| WorkerUnreachable::RetryLater)?;
+        assert!(chosen, "the subprotocol is spoken");
+        Ok(socket)
+    }
+
+    async fn read_undelivered(&mut self, _: UpdateNumber) -> Vec<NumberedUpdate> {
+        Vec::new()
+    }
+}
+
+/// What the prompt's first word says.
+async fn worker(job: RunAssignment, turn: RunHandle) -> TurnOutcome {
+    match job.prompt.as_str() {
+        "count" => {
+            // Half of it, then a word from outside, then the rest.
+            for number in 0..500 {
+                turn.send_text(format!("{number} ")).await.unwrap();
+            }
+            let told = turn.next_steer().await.unwrap();
+            for number in 500..1000 {
+                turn.send_text(format!("{number} ")).await.unwrap();
+            }
+            TurnOutcome::completed(told)
+        }
+        "ask" => TurnOutcome::completed(turn.request_approval(PlainApproval::default()).await.to_string()),
+        _ => {
+            turn.cancelled().await;
+            TurnOutcome::completed("too late")
+        }
+    }
+}
+
+async fn serve() -> String {
+    let server = WorkerServer::bind("127.0.0.1:0").await.unwrap();
+    let host = server.address().to_string();
+    tokio::spawn(server.serve(worker, ServeMode::Many));
+    host
+}
+
+fn open(host: &str, taken: u64) -> AgentLink {
+    let (session, worker) = (SessionId::from_random(&[1; 8]), WorkerId::from_random(&[2; 8]));
+    let spec = AgentSpec {
+        after: UpdateNumber(taken),
+        ..AgentSpec::new(session.clone(), worker.clone(), "test", "/")
+    };
+    let options = LinkOptions {
+        session,
+        worker,
+        secret: Secret::default(),
+        journalled: UpdateNumber(taken),
+        software: "test".to_owned(),
+        start: (taken == 0).then(|| Box::new(spec)),
+    };
+    AgentLink::open(options, LocalServerRoute { host: host.to_owned() })
+}
+
+fn run() -> RunId {
+    RunId::parse("run_1").unwrap()
+}
+
+fn prompt(number: u64, prompt: &str) -> AgentCommand {
+    AgentCommand::Prompt {
+        number: EventNumber(number),
+        run: run(),
+        prompt: prompt.to_owned(),
+        files: Vec::new(),
+        messages: Vec::new(),
+        limits: TurnLimits::default(),
+    }
+}
+
+/// Everything that is said until `last` comes, which is part of it; all of it is acknowledged.
+async fn until(link: &mut AgentLink, last: impl Fn(&AgentUpdate) -> bool) -> Vec<NumberedUpdate> {
+    let mut heard = Vec::new();
+    let wait = async {
+        loop {
+            if let LinkEvent::Updates(said) = link.next_event().await {
+                link.ack(said.last().unwrap().number);
+                heard.extend(said);
+            }
+            if heard.iter().any(|thing| last(&thing.update)) {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), wait).await.expect("it comes");
+    heard
+}
+
+fn text(heard: &[NumberedUpdate]) -> String {
+    let words = heard.iter().filter_map(|thing| match &thing.update {
+        AgentUpdate::Turn { update: TurnUpdate::Text { text }, .. } => Some(text.as_str()),
+        _ => None,
+    });
+    words.collect()
+}
+
+fn is_terminal(up: &AgentUpdate) -> bool {
+    matches!(up, AgentUpdate::Terminal { .. })
+}
+
+fn outcome(heard: &[NumberedUpdate]) -> &TurnOutcome {
+    match &heard.last().unwrap().update {
+        AgentUpdate::Terminal { outcome, .. } => outcome,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_its_daemon_left_is_whole_when_another_one_comes() {
+    let host = serve().await;
+    let mut first = open(&host, 0);
+    let mut heard = until(&mut first, |up| matches!(up, AgentUpdate::Ready { .. })).await;
+    first.send(prompt(1, "count"));
+    heard.extend(until(&mut first, |up| matches!(up, AgentUpdate::Turn { .. })).await);
+    drop(first);
+    let mut second = open(&host, heard.last().unwrap().number.0);
+    second.send(AgentCommand::Steer { number: EventNumber(2), run: run(), text: "go on".to_owned() });
+    heard.extend(until(&mut second, is_terminal).await);
+    assert_eq!(text(&heard), (0..1000).map(|number| format!("{number} ")).collect::<String>());
+    assert!(heard.iter().any(|thing| thing.update == AgentUpdate::SteerTaken { steer: EventNumber(2) }));
+    assert!(heard.iter().map(|thing| thing.number.0).eq(1..=heard.len() as u64));
+    assert_eq!(outcome(&heard).text.as_deref(), Some("go on"));
+}
+
+#[tokio::test]
+async fn an_ask_is_answered_over_another_connection_than_it_was_asked() {
+    let host = serve().await;
+    let mut first = open(&host, 0);
+    until(&mut first, |up| matches!(up, AgentUpdate::Ready { .. })).await;
+    first.send(prompt(1, "ask"));
+    let heard = until(&mut first, |up| matches!(up, AgentUpdate::Ask { .. })).await;
+    let AgentUpdate::Ask { ask, .. } = &heard.last().unwrap().update else { panic!("it asks") };
+    drop(first);
+    let mut second = open(&host, heard.last().unwrap().number.0);
+    let allow = AskAnswer { decision: Some(PermissionDecision::AllowOnce), value: None, reason: None };
+    second.send(AgentCommand::Answer {
+        number: EventNumber(2),
+        ask: ask.id.clone(),
+        answer: AskResolution::Answered(allow),
+    });
+    let heard = until(&mut second, is_terminal).await;
+    assert_eq!(heard[0].update, AgentUpdate::AskDelivered { ask: ask.id.clone() });
+    assert_eq!(outcome(&heard).text.as_deref(), Some("true"));
+}
+
+#[tokio::test]
+async fn a_cancel_ends_the_run_and_a_steer_that_nobody_took_is_told() {
+    let host = serve().await;
+    let mut link = open(&host, 0);
+    link.send(prompt(1, "wait"));
+    link.send(AgentCommand::Steer { number: EventNumber(2), run: run(), text: "unheard".to_owned() });
+    link.send(AgentCommand::Cancel { number: EventNumber(3), run: run() });
+    let heard = until(&mut link, is_terminal).await;
+    assert_eq!(outcome(&heard).stop, TurnStopReason::Cancelled);
+    assert!(heard.iter().any(|thing| thing.update == AgentUpdate::SteerMissed { steer: EventNumber(2) }));
+}
+
+#[tokio::test]
+async fn a_session_that_is_closed_is_gone() {
+    let host = serve().await;
+    let mut link = open(&host, 0);
+    until(&mut link, |up| matches!(up, AgentUpdate::Ready { .. })).await;
+    link.close();
+    let heard = until(&mut link, |up| matches!(up, AgentUpdate::Gone(_))).await;
+    assert_eq!(heard.last().unwrap().update, AgentUpdate::Gone(AgentExitReason::Stopped));
+}

@@ -1,0 +1,137 @@
+//! How this worker process announces itself: the lock that shows that it lives, the socket, and the record that says
+//! where that is, renewed while it lives and removed with it.
+
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use qd_link::record::{WorkerFiles, WorkerLock, bind_worker_socket};
+use qd_protocol::Millis;
+use qd_protocol::limits::LEASE_S;
+use qd_protocol::worker::WorkerRecord;
+use tokio::net::UnixListener;
+
+/// Somebody who looks whether we live holds our lock for a moment; so often and so long apart we try again.
+const LOCK_TRIES: u32 = 50;
+const LOCK_PAUSE: Duration = Duration::from_millis(2);
+
+/// Why a worker cannot show itself.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WorkerAnnounceError {
+    #[error("`{0}` can be no worker's id: it is the name of its files")]
+    BadId(String),
+    #[error("another worker is called `{0}`")]
+    IdTaken(String),
+    #[error("failed to announce the worker: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// The presence of this process among the workers of its home; dropping it removes all of it.
+#[derive(Debug)]
+pub(crate) struct WorkerAnnouncement {
+    files: WorkerFiles,
+    record: WorkerRecord,
+    _lock: WorkerLock,
+}
+
+impl WorkerAnnouncement {
+    /// Takes the lock, binds the socket and writes the record, in this order: whoever finds the record can connect.
+    pub(crate) fn publish(dir: &Path, id: &str) -> Result<(Self, UnixListener), WorkerAnnounceError> {
+        let files = WorkerFiles::of(dir, id).ok_or_else(|| WorkerAnnounceError::BadId(id.to_owned()))?;
+        let life = take_lock(&files)?.ok_or_else(|| WorkerAnnounceError::IdTaken(id.to_owned()))?;
+        let listener = bind_worker_socket(&files)?;
+        let pid = std::process::id();
+        let record = WorkerRecord {
+            agent_id: id.to_owned(),
+            role: "worker".to_owned(),
+            labels: Vec::new(),
+            endpoint: format!("unix:{}", files.socket.display()),
+            pid,
+            start_ticks: qd_keeper::procfs::start_ticks(pid),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            started_at: Millis::now(),
+            lease_expires_at: Millis(0),
+        };
+        let mut announcement = Self { files, record, _lock: life };
+        announcement.write_record()?;
+        Ok((announcement, listener))
+    }
+
+    /// Renews the lease for ever, three times in its length.
+    pub(crate) async fn renew_lease(&mut self) {
+        loop {
+            tokio::time::sleep(Duration::from_secs(LEASE_S) / 3).await;
+            if let Err(error) = self.write_record() {
+                tracing::warn!(%error, "the worker's record could not be renewed");
+            }
+        }
+    }
+
+    /// By rename: nobody ever reads half a record.
+    fn write_record(&mut self) -> io::Result<()> {
+        self.record.lease_expires_at = Millis::now().plus(LEASE_S * 1000);
+        let new = self.files.record.with_extension("json.new");
+        let mut file =
+            std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        file.write_all(&serde_json::to_vec(&self.record)?)?;
+        std::fs::rename(&new, &self.files.record)
+    }
+}
+
+impl Drop for WorkerAnnouncement {
+    fn drop(&mut self) {
+        if let Err(error) = self.files.remove() {
+            tracing::warn!(%error, "the worker's files could not be removed");
+        }
+    }
+}
+
+fn take_lock(files: &WorkerFiles) -> io::Result<Option<WorkerLock>> {
+    for _ in 0..LOCK_TRIES {
+        if let Some(life) = WorkerLock::try_acquire(files)? {
+            return Ok(Some(life));
+        }
+        std::thread::sleep(LOCK_PAUSE);
+    }
+    WorkerLock::try_acquire(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use qd_link::record::{is_worker_alive, read_records};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_worker_shows_itself_while_it_lives_and_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut announcement, _listener) = WorkerAnnouncement::publish(dir.path(), "wrk_a").unwrap();
+        assert!(is_worker_alive(dir.path(), "wrk_a"));
+        let found = read_records(dir.path());
+        assert_eq!(found, [announcement.record.clone()]);
+        assert_eq!(found[0].pid, std::process::id());
+        assert!(found[0].start_ticks.is_some() && found[0].lease_expires_at > Millis::now());
+        for name in ["wrk_a.json", "wrk_a.sock", "wrk_a.lock"] {
+            let mode = std::fs::metadata(dir.path().join(name)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{name}");
+        }
+        announcement.write_record().unwrap();
+        drop(announcement);
+        assert!(!is_worker_alive(dir.path(), "wrk_a"));
+        assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_name_that_is_taken_or_is_none_is_a_clear_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let _first = WorkerAnnouncement::publish(dir.path(), "a").unwrap();
+        assert!(matches!(WorkerAnnouncement::publish(dir.path(), "a"), Err(WorkerAnnounceError::IdTaken(_))));
+        assert!(matches!(
+            WorkerAnnouncement::publish(dir.path(), "../a"),
+            Err(WorkerAnnounceError::BadId(_))
+        ));
+    }
+}

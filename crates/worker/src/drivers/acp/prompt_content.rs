@@ -1,0 +1,124 @@
+//! What a prompt looks like to an agent: its text, its files in the form that the agent can take, and the messages of
+//! a conversation that it may have forgotten.
+
+use agent_client_protocol::v1::schema::{
+    AudioContent, BlobResourceContents, ContentBlock, EmbeddedResource, EmbeddedResourceResource,
+    ImageContent, Meta, PromptCapabilities, PromptRequest, SessionId, TextContent, TextResourceContents,
+};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use qd_protocol::link::PromptFile;
+use serde_json::{Value, json};
+
+use super::event_decoder::META_KEY;
+use crate::turn::DriverPrompt;
+
+/// The request for a prompt, and the names of the files that the agent cannot take. What it was not told before comes
+/// first.
+pub(super) fn prompt_request(
+    session: SessionId,
+    can: &PromptCapabilities,
+    prompt: &DriverPrompt,
+    untold: &[String],
+) -> (PromptRequest, Vec<String>) {
+    let mut blocks: Vec<ContentBlock> = untold.iter().map(|words| text_block(words)).collect();
+    let mut left_out = Vec::new();
+    if !prompt.text.is_empty() {
+        blocks.push(text_block(&prompt.text));
+    }
+    blocks.extend(unseen_messages(&prompt.messages).into_iter().map(|words| text_block(&words)));
+    for file in &prompt.files {
+        match file_block(file, can) {
+            Some(block) => blocks.push(block),
+            None => left_out.push(file.name.clone()),
+        }
+    }
+    let request = PromptRequest::new(session, blocks);
+    if prompt.messages.is_empty() {
+        return (request, left_out);
+    }
+    let meta = Meta::from_iter([(META_KEY.to_owned(), json!({"messages": prompt.messages}))]);
+    (request.meta(meta), left_out)
+}
+
+/// What an agent that remembers its conversation does not know yet: all that comes after its own last words.
+pub(crate) fn unseen_messages(messages: &[Value]) -> Vec<String> {
+    let known = messages.iter().rposition(|message| message["role"] == "assistant").map_or(0, |at| at + 1);
+    let words = |message: &Value| match &message["content"] {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    messages[known..].iter().map(words).collect()
+}
+
+fn file_block(file: &PromptFile, can: &PromptCapabilities) -> Option<ContentBlock> {
+    let PromptFile { name, mime, data } = file;
+    if mime.starts_with("image/") && can.image {
+        return Some(ContentBlock::Image(ImageContent::new(data, mime)));
+    }
+    if mime.starts_with("audio/") && can.audio {
+        return Some(ContentBlock::Audio(AudioContent::new(data, mime)));
+    }
+    let plain = BASE64_STANDARD.decode(data).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+    if can.embedded_context {
+        let uri = format!("attachment:///{name}");
+        let resource = match plain {
+            Some(text) => EmbeddedResourceResource::TextResourceContents(
+                TextResourceContents::new(text, uri).mime_type(mime.clone()),
+            ),
+            None => EmbeddedResourceResource::BlobResourceContents(
+                BlobResourceContents::new(data, uri).mime_type(mime.clone()),
+            ),
+        };
+        return Some(ContentBlock::Resource(EmbeddedResource::new(resource)));
+    }
+    plain.map(|words| text_block(&format!("{name}:\n{words}")))
+}
+
+fn text_block(words: &str) -> ContentBlock {
+    ContentBlock::Text(TextContent::new(words))
+}
+
+#[cfg(test)]
+mod tests {
+    use qd_protocol::RunId;
+    use qd_protocol::link::TurnLimits;
+
+    use super::*;
+
+    fn prompt(files: Vec<PromptFile>, messages: Vec<Value>) -> DriverPrompt {
+        let run = RunId::parse("r").unwrap();
+        DriverPrompt { run, text: "look".to_owned(), files, messages, limits: TurnLimits::default() }
+    }
+
+    fn file(name: &str, mime: &str, data: &[u8]) -> PromptFile {
+        PromptFile { name: name.to_owned(), mime: mime.to_owned(), data: BASE64_STANDARD.encode(data) }
+    }
+
+    #[test]
+    fn files_come_in_the_form_that_the_agent_can_take_and_the_rest_is_named() {
+        let prompt =
+            prompt(vec![file("a.png", "image/png", &[0xff]), file("b.txt", "text/plain", b"words")], vec![]);
+        let (poor, left_out) = prompt_request("s".into(), &PromptCapabilities::new(), &prompt, &[]);
+        assert_eq!(poor.prompt, [text_block("look"), text_block("b.txt:\nwords")]);
+        assert_eq!(left_out, ["a.png"]);
+        let can = PromptCapabilities::new().image(true).embedded_context(true);
+        let (rich, left_out) = prompt_request("s".into(), &can, &prompt, &[]);
+        assert!(matches!(rich.prompt[..], [_, ContentBlock::Image(_), ContentBlock::Resource(_)]));
+        assert!(left_out.is_empty());
+    }
+
+    #[test]
+    fn an_agent_is_told_what_came_after_its_own_last_words() {
+        let messages = vec![
+            json!({"role": "user", "content": "old"}),
+            json!({"role": "assistant", "content": "waits"}),
+            json!({"role": "user", "content": "one is done"}),
+            json!({"role": "user", "content": {"n": 2}}),
+        ];
+        let (request, _) =
+            prompt_request("s".into(), &PromptCapabilities::new(), &prompt(vec![], messages.clone()), &[]);
+        assert_eq!(request.prompt, [text_block("look"), text_block("one is done"), text_block(r#"{"n":2}"#)]);
+        assert_eq!(request.meta.unwrap()[META_KEY]["messages"], json!(messages));
+    }
+}

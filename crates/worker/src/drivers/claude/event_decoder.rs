@@ -1,0 +1,433 @@
+//! Turns what the agent writes into what a session hears. It keeps what lines only hint at: which message is being
+//! streamed, so that the whole of it is not told again, and which tool calls are open. Nothing is cut here.
+
+use std::collections::VecDeque;
+
+use qd_protocol::event::PlanEntry;
+use qd_protocol::link::TurnUpdate;
+use serde_json::{Map, Value};
+
+use super::messages::{ClaudeMessage, ClaudeTurnResult};
+use super::usage::ClaudeUsageCounter;
+
+/// Tool calls that are remembered at once; when there are more, the oldest is forgotten.
+const CALLS_MAX: usize = 1024;
+/// Whole messages that are remembered, since the agent may repeat some after it has shortened its conversation.
+const EMITTED_MESSAGES_MAX: usize = 64;
+/// The name of a tool whose call nobody has heard of.
+const UNNAMED_TOOL: &str = "tool";
+/// The model of messages that no model has made: of the program's own commands, and of its errors.
+const SYNTHETIC_MODEL: &str = "<synthetic>";
+/// The tool whose arguments are the agent's plan, all of it each time.
+const TODO_TOOL: &str = "TodoWrite";
+/// The tool that asks for a plan to be allowed. What it asks for is in its call, and not in the request.
+const PLAN_TOOL: &str = "ExitPlanMode";
+
+/// What is known of a conversation beyond its text.
+#[derive(Debug, Default)]
+pub(super) struct ClaudeEventDecoder {
+    usage: ClaudeUsageCounter,
+    /// The message that is streamed, or was last.
+    streamed: ClaudeStreamedMessage,
+    /// The lines of whole messages that were told, newest last.
+    emitted_messages: VecDeque<String>,
+    /// Calls of which the end has not been heard, and their tools; newest last.
+    open_calls: VecDeque<(String, String)>,
+    /// The plan that the agent asks to be allowed.
+    plan: Option<String>,
+}
+
+/// A message that comes in pieces.
+#[derive(Debug, Default)]
+struct ClaudeStreamedMessage {
+    id: String,
+    text: bool,
+    thought: bool,
+}
+
+impl ClaudeEventDecoder {
+    /// With what has been counted so far.
+    pub(super) fn new(usage: ClaudeUsageCounter) -> Self {
+        Self { usage, ..Self::default() }
+    }
+
+    /// What a word says to a session; most say nothing.
+    pub(super) fn decode(&mut self, word: ClaudeMessage) -> Vec<TurnUpdate> {
+        match word {
+            ClaudeMessage::StreamEvent { event, by_subagent: false } => self.decode_stream_event(&event),
+            ClaudeMessage::Assistant { line, by_subagent: by_helper } => self.decode_message(line, by_helper),
+            ClaudeMessage::User { content: Value::Array(blocks) } => {
+                blocks.into_iter().filter_map(|block| self.tool_finished(block)).collect()
+            }
+            ClaudeMessage::System { subtype, line } => system_notice(&subtype, &line).into_iter().collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The same while no turn runs: nobody waits for pieces, so every message is told whole.
+    pub(super) fn decode_between_turns(&mut self, word: ClaudeMessage) -> Vec<TurnUpdate> {
+        match word {
+            ClaudeMessage::StreamEvent { event, .. } if event["type"] == "content_block_delta" => Vec::new(),
+            word => self.decode(word),
+        }
+    }
+
+    /// What a turn's end adds to what was counted.
+    pub(super) fn count_result(&mut self, result: &ClaudeTurnResult) -> Option<TurnUpdate> {
+        self.usage.count_result(result)
+    }
+
+    /// The plan that this tool asks to be allowed, if it is the one that does.
+    pub(super) fn plan_for(&self, tool: &str) -> Option<&str> {
+        self.plan.as_deref().filter(|_| tool == PLAN_TOOL)
+    }
+
+    fn decode_stream_event(&mut self, event: &Value) -> Vec<TurnUpdate> {
+        match event["type"].as_str() {
+            Some("message_start") => {
+                let message = &event["message"];
+                let id = message["id"].as_str().unwrap_or_default().to_owned();
+                self.streamed = ClaudeStreamedMessage { id, text: false, thought: false };
+                [TurnUpdate::ModelCall].into_iter().chain(self.usage.start_call(message)).collect()
+            }
+            Some("message_delta") => self.usage.update_call(&event["usage"]).into_iter().collect(),
+            Some("content_block_delta") => self.decode_delta(&event["delta"]).into_iter().collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    fn decode_delta(&mut self, delta: &Value) -> Option<TurnUpdate> {
+        let words = |name: &str| delta[name].as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+        match delta["type"].as_str()? {
+            "text_delta" => {
+                self.streamed.text = true;
+                Some(TurnUpdate::Text { text: words("text")? })
+            }
+            "thinking_delta" => {
+                self.streamed.thought = true;
+                Some(TurnUpdate::Thought { text: words("thinking")? })
+            }
+            _ => None,
+        }
+    }
+
+    /// A whole message, of which only what did not come in pieces is news. Tools are shown whoever uses them; the words
+    /// of a helper are no part of the answer.
+    fn decode_message(&mut self, mut line: Value, by_helper: bool) -> Vec<TurnUpdate> {
+        let mut message = line["message"].take();
+        let (mut text, mut thought) = (!by_helper, !by_helper);
+        let mut said = Vec::new();
+        // An error is told by the result.
+        if line["is_api_error_message"] == true || line["error"].is_string() {
+            return said;
+        }
+        let id = message["id"].as_str().unwrap_or_default();
+        if !by_helper && id == self.streamed.id {
+            (text, thought) = (!self.streamed.text, !self.streamed.thought);
+        } else if !by_helper {
+            if !self.is_new_message(&line["uuid"]) {
+                return said;
+            }
+            // No part of this was streamed, and so nobody has counted it.
+            self.streamed = ClaudeStreamedMessage { id: id.to_owned(), text: false, thought: false };
+            if message["model"] != SYNTHETIC_MODEL {
+                said.push(TurnUpdate::ModelCall);
+                said.extend(self.usage.start_call(&message));
+            }
+        }
+        let Value::Array(blocks) = message["content"].take() else { return said };
+        for mut block in blocks {
+            let kind = block["type"].as_str().unwrap_or_default().to_owned();
+            match kind.as_str() {
+                "text" if text => {
+                    said.extend(non_empty_text(&block["text"]).map(|text| TurnUpdate::Text { text }))
+                }
+                "thinking" if thought => {
+                    said.extend(non_empty_text(&block["thinking"]).map(|text| TurnUpdate::Thought { text }));
+                }
+                kind if kind.ends_with("tool_use") => said.extend(self.tool_started(&mut block)),
+                _ => said.extend(self.tool_finished(block)),
+            }
+        }
+        said
+    }
+
+    fn is_new_message(&mut self, uuid: &Value) -> bool {
+        let Some(uuid) = uuid.as_str() else { return true };
+        if self.emitted_messages.iter().any(|known| known == uuid) {
+            return false;
+        }
+        if self.emitted_messages.len() >= EMITTED_MESSAGES_MAX {
+            self.emitted_messages.pop_front();
+        }
+        self.emitted_messages.push_back(uuid.to_owned());
+        true
+    }
+
+    fn tool_started(&mut self, block: &mut Value) -> Vec<TurnUpdate> {
+        let Some(call_id) = non_empty_text(&block["id"]) else { return Vec::new() };
+        let name = non_empty_text(&block["name"]).unwrap_or_else(|| UNNAMED_TOOL.to_owned());
+        let input = match block["input"].take() {
+            Value::Null => Value::Object(Map::new()),
+            input => input,
+        };
+        if self.open_calls.len() >= CALLS_MAX {
+            self.open_calls.pop_front();
+        }
+        self.open_calls.push_back((call_id.clone(), name.clone()));
+        let plan = (name == TODO_TOOL).then(|| plan_entries(&input)).flatten();
+        if name == PLAN_TOOL {
+            self.plan = non_empty_text(&input["plan"]);
+        }
+        let started = TurnUpdate::ToolStarted { call_id, name, input };
+        [started].into_iter().chain(plan.map(|entries| TurnUpdate::Plan { entries })).collect()
+    }
+
+    fn tool_finished(&mut self, mut block: Value) -> Option<TurnUpdate> {
+        if !block["type"].as_str()?.ends_with("tool_result") {
+            return None;
+        }
+        let call_id = non_empty_text(&block["tool_use_id"])?;
+        let known = self.open_calls.iter().position(|(id, _)| *id == call_id);
+        let name = known
+            .and_then(|at| self.open_calls.remove(at))
+            .map_or_else(|| UNNAMED_TOOL.to_owned(), |call| call.1);
+        let is_error = block["is_error"] == true;
+        Some(TurnUpdate::ToolFinished {
+            call_id,
+            name,
+            output: tool_output(block["content"].take()),
+            is_error,
+        })
+    }
+}
+
+/// What the program itself tells people.
+fn system_notice(subtype: &str, line: &Value) -> Option<TurnUpdate> {
+    let text = match subtype {
+        "api_retry" => {
+            let why = non_empty_text(&line["error"]).unwrap_or_else(|| "an error".to_owned());
+            let status =
+                line["error_status"].as_u64().map(|status| format!(" ({status})")).unwrap_or_default();
+            let (attempt, most) =
+                (line["attempt"].as_u64()?, line["max_retries"].as_u64().unwrap_or_default());
+            format!(
+                "the model could not be reached: {why}{status}; the agent tries again, {attempt} of {most}"
+            )
+        }
+        "informational" => non_empty_text(&line["content"])?,
+        "compact_boundary" => "the agent has shortened its conversation".to_owned(),
+        _ => return None,
+    };
+    Some(TurnUpdate::Notice { text })
+}
+
+fn plan_entries(input: &Value) -> Option<Vec<PlanEntry>> {
+    let entry = |todo: &Value| {
+        Some(PlanEntry {
+            content: non_empty_text(&todo["content"])?,
+            status: non_empty_text(&todo["status"]).unwrap_or_default(),
+        })
+    };
+    input["todos"].as_array()?.iter().map(entry).collect()
+}
+
+/// What a tool gave: text if it is nothing else, and what is not text by its kind alone.
+fn tool_output(content: Value) -> Value {
+    let Value::Array(blocks) = content else { return content };
+    let shown = blocks.into_iter().map(|mut block| match block["type"].as_str() {
+        Some("text") => Ok(non_empty_text(&block["text"]).unwrap_or_default()),
+        Some("image" | "document") => {
+            Ok(format!("[{}]", block["source"]["media_type"].as_str().unwrap_or("a file")))
+        }
+        _ => Err(block.take()),
+    });
+    let shown: Vec<_> = shown.collect();
+    if shown.iter().all(Result::is_ok) {
+        let text: Vec<_> = shown.into_iter().filter_map(Result::ok).collect();
+        return text.join("\n").into();
+    }
+    shown.into_iter().map(|block| block.map_or_else(|other| other, Value::from)).collect()
+}
+
+fn non_empty_text(value: &Value) -> Option<String> {
+    value.as_str().filter(|text| !text.is_empty()).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn decode_line(ear: &mut ClaudeEventDecoder, line: Value) -> Vec<TurnUpdate> {
+        ear.decode(ClaudeMessage::parse(line.to_string().as_bytes()).expect("a message"))
+    }
+
+    fn stream_event(event: Value) -> Value {
+        json!({"type": "stream_event", "event": event, "parent_tool_use_id": null})
+    }
+
+    fn message_start(id: &str) -> Value {
+        stream_event(json!({"type": "message_start", "message": {"id": id, "model": "m"}}))
+    }
+
+    fn text_delta(text: &str) -> Value {
+        stream_event(json!({"type": "content_block_delta", "delta": {"type": "text_delta", "text": text}}))
+    }
+
+    fn assistant_message(id: &str, block: Value) -> Value {
+        json!({"type": "assistant", "message": {"id": id, "model": "m", "content": [block]}, "uuid": format!("line-{id}")})
+    }
+
+    fn text(text: &str) -> TurnUpdate {
+        TurnUpdate::Text { text: text.to_owned() }
+    }
+
+    #[test]
+    fn streamed_text_is_not_told_again_and_text_that_was_not_streamed_is_told_once() {
+        let mut ear = ClaudeEventDecoder::default();
+        assert_eq!(decode_line(&mut ear, message_start("a")), [TurnUpdate::ModelCall]);
+        assert_eq!(decode_line(&mut ear, text_delta("he")), [text("he")]);
+        assert_eq!(decode_line(&mut ear, text_delta("llo")), [text("llo")]);
+        assert_eq!(
+            decode_line(&mut ear, assistant_message("a", json!({"type": "text", "text": "hello"}))),
+            []
+        );
+        let late = assistant_message("a", json!({"type": "thinking", "thinking": "hm"}));
+        assert_eq!(
+            decode_line(&mut ear, late),
+            [TurnUpdate::Thought { text: "hm".to_owned() }],
+            "only text was streamed"
+        );
+        let other = assistant_message("b", json!({"type": "text", "text": "again"}));
+        assert_eq!(decode_line(&mut ear, other.clone()), [TurnUpdate::ModelCall, text("again")]);
+        decode_line(&mut ear, message_start("c"));
+        assert_eq!(decode_line(&mut ear, other), [], "the same line once more");
+    }
+
+    #[test]
+    fn what_nobody_waits_for_is_told_whole() {
+        let mut ear = ClaudeEventDecoder::default();
+        let mut late = |line: Value| {
+            ear.decode_between_turns(ClaudeMessage::parse(line.to_string().as_bytes()).expect("a message"))
+        };
+        assert_eq!(late(message_start("a")), [TurnUpdate::ModelCall]);
+        assert_eq!(late(text_delta("he")), []);
+        assert_eq!(late(assistant_message("a", json!({"type": "text", "text": "hello"}))), [text("hello")]);
+    }
+
+    #[test]
+    fn an_error_of_the_model_is_no_part_of_the_answer() {
+        let mut ear = ClaudeEventDecoder::default();
+        let mut line = assistant_message("a", json!({"type": "text", "text": "API Error: 400"}));
+        line["is_api_error_message"] = json!(true);
+        assert_eq!(decode_line(&mut ear, line), []);
+    }
+
+    #[test]
+    fn the_tools_of_a_helper_are_shown_and_its_words_are_not_counted_as_the_answer() {
+        let mut ear = ClaudeEventDecoder::default();
+        let mut said = assistant_message("a", json!({"type": "text", "text": "inner"}));
+        said["parent_tool_use_id"] = json!("t0");
+        assert_eq!(decode_line(&mut ear, said), []);
+        let mut used = assistant_message(
+            "a",
+            json!({"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": "ls"}}),
+        );
+        used["parent_tool_use_id"] = json!("t0");
+        let started = TurnUpdate::ToolStarted {
+            call_id: "t1".to_owned(),
+            name: "Bash".to_owned(),
+            input: json!({"command": "ls"}),
+        };
+        assert_eq!(decode_line(&mut ear, used), [started]);
+        let mut piece = text_delta("inner");
+        piece["parent_tool_use_id"] = json!("t0");
+        assert_eq!(decode_line(&mut ear, piece), []);
+    }
+
+    #[test]
+    fn a_tool_ends_under_the_name_that_it_began_with() {
+        let mut ear = ClaudeEventDecoder::default();
+        decode_line(
+            &mut ear,
+            assistant_message("a", json!({"type": "tool_use", "id": "t", "name": "Read", "input": {}})),
+        );
+        let gave = |content: Value, is_error: bool| {
+            let block =
+                json!({"type": "tool_result", "tool_use_id": "t", "content": content, "is_error": is_error});
+            json!({"type": "user", "message": {"content": [{"type": "text", "text": "for the model"}, block]}})
+        };
+        let ended = |name: &str, output: Value, is_error| TurnUpdate::ToolFinished {
+            call_id: "t".to_owned(),
+            name: name.to_owned(),
+            output,
+            is_error,
+        };
+        let blocks = json!([{"type": "text", "text": "one"},
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}]);
+        assert_eq!(
+            decode_line(&mut ear, gave(blocks, false)),
+            [ended("Read", json!("one\n[image/png]"), false)]
+        );
+        assert_eq!(
+            decode_line(&mut ear, gave(json!("no"), true)),
+            [ended(UNNAMED_TOOL, json!("no"), true)],
+            "it had ended"
+        );
+        let replay =
+            json!({"type": "user", "message": {"content": "<local-command-stdout>"}, "isReplay": true});
+        assert_eq!(decode_line(&mut ear, replay), []);
+    }
+
+    #[test]
+    fn a_list_of_things_to_do_is_also_the_plan() {
+        let mut ear = ClaudeEventDecoder::default();
+        let input = json!({"todos": [{"content": "one", "status": "in_progress", "activeForm": "Doing"}]});
+        let said = decode_line(
+            &mut ear,
+            assistant_message("a", json!({"type": "tool_use", "id": "t", "name": TODO_TOOL, "input": input})),
+        );
+        let entries = vec![PlanEntry { content: "one".to_owned(), status: "in_progress".to_owned() }];
+        assert_eq!(said[2], TurnUpdate::Plan { entries });
+        decode_line(
+            &mut ear,
+            assistant_message(
+                "b",
+                json!({"type": "tool_use", "id": "u", "name": PLAN_TOOL, "input": {"plan": "do it"}}),
+            ),
+        );
+        assert_eq!((ear.plan_for(PLAN_TOOL), ear.plan_for("Bash")), (Some("do it"), None));
+    }
+
+    #[test]
+    fn retries_are_noticed_and_what_is_unknown_is_not() {
+        let mut ear = ClaudeEventDecoder::default();
+        let retry = json!({"type": "system", "subtype": "api_retry", "attempt": 1, "max_retries": 10,
+            "error_status": 529, "error": "overloaded"});
+        let said = decode_line(&mut ear, retry);
+        assert!(
+            matches!(&said[..], [TurnUpdate::Notice { text }] if text.contains("overloaded (529)")),
+            "{said:?}"
+        );
+        assert_eq!(decode_line(&mut ear, json!({"type": "system", "subtype": "thinking_tokens"})), []);
+        assert_eq!(decode_line(&mut ear, json!({"type": "rate_limit_event"})), []);
+    }
+
+    #[test]
+    fn calls_without_an_end_are_not_kept_without_bound() {
+        let mut ear = ClaudeEventDecoder::default();
+        for n in 0..CALLS_MAX + 5 {
+            let call = json!({"type": "tool_use", "id": format!("t{n}"), "name": "Bash", "input": null});
+            assert_eq!(
+                decode_line(&mut ear, assistant_message("a", call))
+                    .iter()
+                    .filter(|said| matches!(said, TurnUpdate::ToolStarted { .. }))
+                    .count(),
+                1
+            );
+        }
+        assert_eq!(ear.open_calls.len(), CALLS_MAX);
+    }
+}

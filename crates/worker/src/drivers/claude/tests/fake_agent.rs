@@ -1,0 +1,142 @@
+//! An agent by hand: Claude's side of the protocol, as far as these tests need it.
+
+use serde_json::{Value, json};
+use tokio::io::DuplexStream;
+
+use crate::drivers::harness::{AgentPipe, deref_to_agent_pipe};
+
+/// An agent whose every line a test writes.
+pub(super) struct FakeClaudeAgent {
+    far: AgentPipe,
+    message_count: u32,
+    /// What it says that the conversation has cost.
+    pub(super) total_cost: f64,
+}
+
+deref_to_agent_pipe!(FakeClaudeAgent);
+
+impl FakeClaudeAgent {
+    pub(super) fn new(far: DuplexStream) -> Self {
+        Self { far: AgentPipe::new(far), message_count: 0, total_cost: 0.0 }
+    }
+
+    pub(super) async fn send(&mut self, message: Value) {
+        self.write_line(&message.to_string()).await;
+    }
+
+    /// The handshake.
+    pub(super) async fn handshake(&mut self) {
+        let hello = self.expect_control_request("initialize").await;
+        self.answer_request(&hello, json!({"commands": [], "pid": 1})).await;
+    }
+
+    /// The next line, which is a request of this subtype; gives its id.
+    pub(super) async fn expect_control_request(&mut self, subtype: &str) -> String {
+        let line = self.next_json().await;
+        assert_eq!(line["request"]["subtype"], subtype, "{line}");
+        line["request_id"].as_str().expect("an id").to_owned()
+    }
+
+    pub(super) async fn answer_request(&mut self, id: &str, answer: Value) {
+        let response = json!({"subtype": "success", "request_id": id, "response": answer});
+        self.send(json!({"type": "control_response", "response": response})).await;
+    }
+
+    /// An interrupt that drops what waits, and its receipt.
+    pub(super) async fn expect_interrupt(&mut self) {
+        let line = self.next_json().await;
+        assert_eq!(line["request"], json!({"subtype": "interrupt", "cancel_queued": true}), "{line}");
+        let id = line["request_id"].as_str().expect("an id").to_owned();
+        self.answer_request(&id, json!({"still_queued": [], "cancelled": []})).await;
+    }
+
+    /// Takes a message; gives its name and its text.
+    pub(super) async fn expect_user_message(&mut self) -> (String, String) {
+        let line = self.next_json().await;
+        assert_eq!(line["type"], "user", "{line}");
+        let text = line["message"]["content"][0]["text"].as_str().expect("text").to_owned();
+        (line["uuid"].as_str().expect("a name").to_owned(), text)
+    }
+
+    /// Takes a prompt and begins with it.
+    pub(super) async fn start_prompt(&mut self) -> String {
+        let (uuid, _) = self.expect_user_message().await;
+        self.send_lifecycle(&uuid, "queued").await;
+        self.send_lifecycle(&uuid, "started").await;
+        self.send(json!({"type": "system", "subtype": "init", "session_id": "s"})).await;
+        uuid
+    }
+
+    pub(super) async fn send_lifecycle(&mut self, uuid: &str, state: &str) {
+        self.send(json!({"type": "command_lifecycle", "command_uuid": uuid, "state": state})).await;
+    }
+
+    /// Text, streamed and then whole, as the real one does.
+    pub(super) async fn send_text(&mut self, text: &str) {
+        self.message_count += 1;
+        let id = format!("msg_{}", self.message_count);
+        let usage = json!({"input_tokens": 10, "cache_read_input_tokens": 5, "output_tokens": 1});
+        let message = json!({"id": id, "model": "m", "usage": usage});
+        self.send_stream_event(json!({"type": "message_start", "message": message})).await;
+        for piece in text.split_inclusive(' ') {
+            let delta = json!({"type": "text_delta", "text": piece});
+            self.send_stream_event(json!({"type": "content_block_delta", "index": 0, "delta": delta})).await;
+        }
+        self.send_assistant_message(&id, json!({"type": "text", "text": text})).await;
+        self.send_stream_event(json!({"type": "message_delta", "usage": {"output_tokens": 7}})).await;
+    }
+
+    pub(super) async fn send_stream_event(&mut self, event: Value) {
+        self.send(json!({"type": "stream_event", "event": event, "parent_tool_use_id": null})).await;
+    }
+
+    pub(super) async fn send_assistant_message(&mut self, id: &str, block: Value) {
+        let message = json!({"id": id, "model": "m", "content": [block]});
+        self.send(json!({"type": "assistant", "message": message, "parent_tool_use_id": null})).await;
+    }
+
+    /// Wants to use a tool.
+    pub(super) async fn request_permission(&mut self, id: &str, tool: &str, input: Value) {
+        let suggestions = json!([{"type": "addRules", "behavior": "allow"}]);
+        let request = json!({"subtype": "can_use_tool", "tool_name": tool, "input": input,
+            "permission_suggestions": suggestions, "requires_user_interaction": tool == "AskUserQuestion"});
+        self.send(json!({"type": "control_request", "request_id": id, "request": request})).await;
+    }
+
+    /// The answer to what it wanted.
+    pub(super) async fn expect_answer(&mut self, id: &str) -> Value {
+        let mut line = self.next_json().await;
+        assert_eq!(line["response"]["request_id"], id, "{line}");
+        line["response"].take()
+    }
+
+    /// The end of a turn that was about these messages, without a word on their fates.
+    pub(super) async fn send_result(&mut self, uuids: &[&str], result: Value) {
+        self.total_cost += 0.5;
+        let mut line = json!({"is_error": false, "subtype": "success", "stop_reason": "end_turn",
+            "terminal_reason": "completed", "total_cost_usd": self.total_cost});
+        if !uuids.is_empty() {
+            line["user_message_uuids"] = json!(uuids);
+        }
+        for (name, value) in result.as_object().expect("fields") {
+            line[name] = value.clone();
+        }
+        // Not the first of its fields, as in the real one.
+        line["type"] = json!("result");
+        self.send(line).await;
+    }
+
+    /// The end of a turn, as the real one tells it.
+    pub(super) async fn end_turn(&mut self, uuid: &str, text: &str) {
+        self.send_result(&[uuid], json!({"result": text})).await;
+        self.send_lifecycle(uuid, "completed").await;
+    }
+
+    /// The end of a turn that was interrupted.
+    pub(super) async fn abort_turn(&mut self, uuid: &str) {
+        let aborted = json!({"is_error": true, "subtype": "error_during_execution", "stop_reason": null,
+            "terminal_reason": "aborted_streaming", "errors": ["[diagnostic]"]});
+        self.send_result(&[uuid], aborted).await;
+        self.send_lifecycle(uuid, "cancelled").await;
+    }
+}

@@ -1,0 +1,141 @@
+//! A server by hand: the test writes its every line, and says what it must have been told.
+
+use serde_json::{Value, json};
+use tokio::io::DuplexStream;
+
+use crate::drivers::harness::{AgentPipe, deref_to_agent_pipe};
+
+/// A server by hand, with a thread `t`.
+pub(super) struct FakeCodexAgent {
+    far: AgentPipe,
+}
+
+deref_to_agent_pipe!(FakeCodexAgent);
+
+impl FakeCodexAgent {
+    pub(super) fn new(far: DuplexStream) -> Self {
+        Self { far: AgentPipe::new(far) }
+    }
+
+    /// The next message, which answers this request; gives the answer.
+    pub(super) async fn expect_answer(&mut self, id: Value) -> Value {
+        let mut message = self.next_json().await;
+        assert_eq!(message["id"], id, "{message}");
+        assert!(message.get("method").is_none(), "{message}");
+        match message.get("error") {
+            Some(error) => json!({"error": error["code"]}),
+            None => message["result"].take(),
+        }
+    }
+
+    pub(super) async fn notify(&mut self, method: &str, params: Value) {
+        self.write_line(&json!({"method": method, "params": params}).to_string()).await;
+    }
+
+    pub(super) async fn send_request(&mut self, id: Value, method: &str, params: Value) {
+        self.write_line(&json!({"id": id, "method": method, "params": params}).to_string()).await;
+    }
+
+    pub(super) async fn send_response(&mut self, id: Value, result: Value) {
+        self.write_line(&json!({"id": id, "result": result}).to_string()).await;
+    }
+
+    pub(super) async fn send_error(&mut self, id: Value, message: &str) {
+        self.write_line(&json!({"id": id, "error": {"code": -32600, "message": message}}).to_string()).await;
+    }
+
+    /// The handshake, up to where a thread is wanted.
+    pub(super) async fn initialize(&mut self, config: Value) {
+        let (id, hello) = self.expect_method("initialize").await;
+        assert_eq!(hello["clientInfo"]["name"], "quarterdeck");
+        assert_eq!(hello["capabilities"]["experimentalApi"], true);
+        self.send_response(id, json!({"userAgent": "x"})).await;
+        self.expect_method("initialized").await;
+        let (id, _) = self.expect_method("config/read").await;
+        self.send_response(id, json!({"config": config})).await;
+    }
+
+    /// The whole opening; gives what the thread was started with.
+    pub(super) async fn handshake(&mut self) -> Value {
+        self.initialize(json!({"approval_policy": null})).await;
+        let (id, params) = self.expect_method("thread/start").await;
+        self.send_response(id, thread_response("t")).await;
+        params
+    }
+
+    /// Takes a prompt as a turn of this name; gives its input.
+    pub(super) async fn accept_prompt(&mut self, turn: &str) -> Value {
+        let (id, mut params) = self.expect_method("turn/start").await;
+        assert_eq!(params["threadId"], "t");
+        self.name_turn(id, turn).await;
+        params["input"].take()
+    }
+
+    /// Answers that a prompt has become a turn of this name.
+    pub(super) async fn name_turn(&mut self, id: Value, turn: &str) {
+        self.send_response(id, json!({"turn": {"id": turn, "status": "inProgress", "items": []}})).await;
+    }
+
+    pub(super) async fn start_turn(&mut self, turn: &str) {
+        self.send_turn_event("turn/started", "t", turn, "inProgress").await;
+    }
+
+    pub(super) async fn complete_turn(&mut self, turn: &str, status: &str) {
+        self.send_turn_event("turn/completed", "t", turn, status).await;
+    }
+
+    pub(super) async fn send_turn_event(&mut self, method: &str, thread: &str, turn: &str, status: &str) {
+        let turn = json!({"id": turn, "status": status, "error": null, "items": []});
+        self.notify(method, json!({"threadId": thread, "turn": turn})).await;
+    }
+
+    /// A piece of a message.
+    pub(super) async fn send_text(&mut self, turn: &str, item: &str, delta: &str) {
+        let params = json!({"threadId": "t", "turnId": turn, "itemId": item, "delta": delta});
+        self.notify("item/agentMessage/delta", params).await;
+    }
+
+    /// An item begins or ends.
+    pub(super) async fn send_item(&mut self, method: &str, turn: &str, item: Value) {
+        self.notify(method, json!({"threadId": "t", "turnId": turn, "item": item})).await;
+    }
+
+    /// Totals and the last call, as input and output.
+    pub(super) async fn send_usage(&mut self, thread: &str, turn: &str, total: (u64, u64), last: (u64, u64)) {
+        let tokens = |(input, output): (u64, u64)| json!({"inputTokens": input, "outputTokens": output, "cachedInputTokens": 0});
+        let usage = json!({"total": tokens(total), "last": tokens(last)});
+        let params = json!({"threadId": thread, "turnId": turn, "tokenUsage": usage});
+        self.notify("thread/tokenUsage/updated", params).await;
+    }
+
+    /// Is told to stop this turn, and to end its commands; gives the ids of both requests.
+    pub(super) async fn expect_interrupt(&mut self, turn: &str) -> (Value, Value) {
+        let (interrupt, params) = self.expect_method("turn/interrupt").await;
+        assert_eq!(params, json!({"threadId": "t", "turnId": turn}));
+        (interrupt, self.expect_clean().await)
+    }
+
+    pub(super) async fn expect_clean(&mut self) -> Value {
+        let (clean, params) = self.expect_method("thread/backgroundTerminals/clean").await;
+        assert_eq!(params, json!({"threadId": "t"}));
+        clean
+    }
+
+    /// Ends a turn that was told to stop, and does what is wanted then.
+    pub(super) async fn stop_turn(&mut self, turn: &str) {
+        self.complete_turn(turn, "interrupted").await;
+        let clean = self.expect_clean().await;
+        self.send_response(clean, json!({})).await;
+    }
+}
+
+/// The answer to the start of a thread.
+pub(super) fn thread_response(id: &str) -> Value {
+    json!({"thread": {"id": id, "turns": []}, "model": "m", "sandbox": {"type": "readOnly"}, "approvalPolicy": "on-request"})
+}
+
+/// A command, as an item.
+pub(super) fn command_item(id: &str, status: &str) -> Value {
+    json!({"type": "commandExecution", "id": id, "command": "/bin/bash -lc 'make it'", "cwd": "/w", "status": status,
+        "aggregatedOutput": null, "exitCode": null, "commandActions": []})
+}

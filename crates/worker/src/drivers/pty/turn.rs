@@ -1,0 +1,359 @@
+//! One turn at a terminal, without the terminal: what was typed, what has been seen since, and what that makes of the
+//! turn. It judges a screen that is still; the loop in `talk` waits, types and tells.
+
+use std::time::Duration;
+
+use qd_protocol::event::{AskAnswer, AskKind, PermissionDecision};
+use qd_protocol::link::AskRequest;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::keys::KeystrokeQueue;
+use super::output_decoder::PtyOutputDecoder;
+use super::screen::TerminalScreen;
+use super::screen_rules::{PtyAnswerForm, PtyQuestion, ScreenRules};
+use super::transcript::ScreenTranscript;
+use crate::turn::new_ask_id;
+
+/// How long a screen has to be still before it is judged. Programs write a screen in several pieces, and the last
+/// rarely comes so much later than the one before.
+pub(super) const SETTLE_TIME: Duration = Duration::from_millis(150);
+/// The same where something else than the end of a turn could look like this.
+const UNSURE_SETTLE_TIME: Duration = Duration::from_secs(2);
+/// How long a program that was interrupted may do nothing before it is interrupted again: it may have been about to
+/// start something, and have missed it.
+const INTERRUPT_INTERVAL: Duration = Duration::from_millis(1500);
+/// How long a program may show nothing new, with no other program running in its terminal and nothing that says that it
+/// works, before nobody believes any more that its turn will end.
+const STILL_MAX: Duration = Duration::from_secs(600);
+
+/// One turn.
+#[derive(Debug)]
+pub(super) struct PtyTurn {
+    pub(super) transcript: ScreenTranscript,
+    pub(super) decoder: PtyOutputDecoder,
+    /// What is to be typed when the program has shown what it made of the piece before.
+    pub(super) keystrokes: KeystrokeQueue,
+    /// When the screen last changed, or something was typed.
+    last_activity: Instant,
+    /// Whether it has changed since.
+    screen_changed: bool,
+    /// Whether the program has been seen to do something else than wait since.
+    left_prompt: bool,
+    /// Whether it has shown that it works.
+    seen_busy: bool,
+    /// The question that was last asked.
+    last_question: Option<(u64, String)>,
+    /// When it was last interrupted, and how often it was.
+    last_interrupt: Option<(Instant, u32)>,
+}
+
+/// What a still screen means.
+#[derive(Debug, PartialEq)]
+pub(super) enum PtyVerdict {
+    /// Type the next piece.
+    TypeNext,
+    /// Somebody has to answer this.
+    Ask(PtyQuestion),
+    /// The turn is over: the program waits, after so many bytes of something else in the same row.
+    TurnOver(usize),
+    /// Interrupt it again; if that was in vain, what it has started has to be ended for it.
+    Interrupt { in_vain: bool },
+    /// Nobody can tell whether it will ever be over.
+    Unclear,
+    /// Look again then.
+    JudgeAt(Instant),
+}
+
+impl PtyTurn {
+    /// Begins, with the screen as it is before anything is typed.
+    pub(super) fn begin(screen: &mut TerminalScreen, lines: &[String], keystrokes: KeystrokeQueue) -> Self {
+        let mut transcript = ScreenTranscript::begin(screen);
+        transcript.add_typed(lines.iter().map(String::as_str));
+        Self {
+            transcript,
+            decoder: PtyOutputDecoder::default(),
+            keystrokes,
+            last_activity: Instant::now(),
+            screen_changed: false,
+            left_prompt: false,
+            seen_busy: false,
+            last_question: None,
+            last_interrupt: None,
+        }
+    }
+
+    /// Something was typed that the program is to do something about.
+    pub(super) fn mark_typed(&mut self) {
+        (self.last_activity, self.screen_changed, self.left_prompt) = (Instant::now(), false, false);
+    }
+
+    /// It was interrupted, and is to do nothing more of what was typed.
+    pub(super) fn mark_interrupted(&mut self) {
+        self.keystrokes.clear();
+        self.last_activity = Instant::now();
+        self.last_interrupt =
+            Some((self.last_activity, self.last_interrupt.map_or(0, |(_, times)| times) + 1));
+    }
+
+    /// A piece of a line was written. See [`Screen::feed`].
+    pub(super) fn observe_piece(&mut self, screen: &TerminalScreen, rules: &ScreenRules) {
+        self.left_prompt = self.left_prompt || rules.has_left_prompt(screen);
+        if screen.is_cleared() {
+            self.transcript.restart_after_clear(screen);
+        }
+    }
+
+    /// All that came at once was written.
+    pub(super) fn observe_screen(&mut self, screen: &TerminalScreen, rules: &ScreenRules) {
+        (self.last_activity, self.screen_changed) = (Instant::now(), true);
+        self.seen_busy = self.seen_busy || rules.is_busy(screen);
+        self.left_prompt = self.left_prompt || rules.idle_match(screen).is_none();
+    }
+
+    /// When the screen is to be judged, if nothing is written before.
+    pub(super) fn judge_at(&self) -> Instant {
+        self.last_activity + SETTLE_TIME
+    }
+
+    /// Judges the screen, which has not changed for a while. `asking`: somebody is being asked what it asked. `alone`: no
+    /// other program runs in the terminal.
+    pub(super) fn judge(
+        &mut self,
+        screen: &TerminalScreen,
+        rules: &ScreenRules,
+        asking: bool,
+        alone: bool,
+    ) -> PtyVerdict {
+        let now = Instant::now();
+        let still = now - self.last_activity;
+        if still < SETTLE_TIME {
+            return PtyVerdict::JudgeAt(self.judge_at());
+        }
+        if !self.keystrokes.is_empty() {
+            return PtyVerdict::TypeNext;
+        }
+        if self.last_interrupt.is_none()
+            && let Some(question) = self.find_new_question(screen, rules)
+        {
+            return PtyVerdict::Ask(question);
+        }
+        if asking && self.last_question.is_some() && screen.is_drawn() {
+            // What else the screen shows is behind the question.
+            return PtyVerdict::JudgeAt(now + STILL_MAX);
+        }
+        if let Some(waits) = rules.idle_match(screen).filter(|_| self.screen_changed) {
+            let sure = waits.sure && self.left_prompt && (self.seen_busy || !rules.has_busy_patterns());
+            let enough = if sure { SETTLE_TIME } else { UNSURE_SETTLE_TIME };
+            return match still >= enough {
+                true => PtyVerdict::TurnOver(waits.bytes_before),
+                false => PtyVerdict::JudgeAt(self.last_activity + enough),
+            };
+        }
+        match self.last_interrupt {
+            Some((last, _)) if now - last < INTERRUPT_INTERVAL => {
+                PtyVerdict::JudgeAt(last + INTERRUPT_INTERVAL)
+            }
+            Some((_, times)) => PtyVerdict::Interrupt { in_vain: times > 1 },
+            // Somebody who is asked has all the time in the world.
+            None if still >= STILL_MAX && alone && !asking && !rules.is_busy(screen) => PtyVerdict::Unclear,
+            None if still >= STILL_MAX => PtyVerdict::JudgeAt(now + STILL_MAX),
+            None => PtyVerdict::JudgeAt(self.last_activity + STILL_MAX),
+        }
+    }
+
+    /// A question that the screen asks and that was not asked yet. One that has gone may come again.
+    fn find_new_question(&mut self, screen: &TerminalScreen, rules: &ScreenRules) -> Option<PtyQuestion> {
+        let question = rules.find_question(&self.transcript.turn_rows(screen));
+        let asked = question.as_ref().map(|question| (question.row, question.text.clone()));
+        let is_new = asked.is_some() && asked != self.last_question;
+        self.last_question = asked;
+        question.filter(|_| is_new)
+    }
+}
+
+impl PtyQuestion {
+    /// As people are asked; `None` if the system gives no random numbers, and so nobody can be.
+    pub(super) fn ask_request(&self) -> Option<AskRequest> {
+        let id = new_ask_id().ok()?;
+        let (kind, tool, input, options) = match &self.answer_form {
+            PtyAnswerForm::YesOrNo => (
+                AskKind::Permission,
+                Some(TERMINAL_TOOL.to_owned()),
+                json!({ "question": self.text }),
+                Vec::new(),
+            ),
+            PtyAnswerForm::OneOf(options) => {
+                let words = options.iter().map(|(words, _)| words.clone()).collect();
+                (AskKind::Question, None, Value::Null, words)
+            }
+        };
+        Some(AskRequest {
+            id,
+            kind,
+            tool,
+            input,
+            risk: None,
+            prompt: self.text.clone(),
+            options,
+            implicit: false,
+        })
+    }
+
+    /// What is typed for an answer.
+    pub(super) fn answer_text(&self, answer: &AskAnswer) -> String {
+        let value = answer.value.clone().unwrap_or_default();
+        match &self.answer_form {
+            PtyAnswerForm::YesOrNo => match answer.decision {
+                Some(PermissionDecision::AllowOnce | PermissionDecision::AllowAlways) => "y".to_owned(),
+                Some(PermissionDecision::Deny) | None => "n".to_owned(),
+            },
+            PtyAnswerForm::OneOf(options) => {
+                let chosen = options.iter().find(|(words, _)| *words == value);
+                chosen.map_or(value, |(_, key)| key.clone())
+            }
+        }
+    }
+}
+
+/// What a yes or no of a program is called among the tools, which policies know by name.
+const TERMINAL_TOOL: &str = "terminal";
+
+#[cfg(test)]
+mod tests {
+    use qd_protocol::manifest::{Manifest, OutputPatterns};
+
+    use super::*;
+    use crate::drivers::pty::keys;
+    use crate::drivers::pty::screen::TerminalSize;
+
+    struct PtyTurnBench {
+        screen: TerminalScreen,
+        rules: ScreenRules,
+        turn: PtyTurn,
+    }
+
+    impl PtyTurnBench {
+        /// A prompt of one line was typed at this screen.
+        fn after_typing(parse: OutputPatterns, before: &str) -> Self {
+            let mut rules = ScreenRules::from_manifest(&Manifest { parse, ..Manifest::default() }).unwrap();
+            let mut screen = TerminalScreen::new(TerminalSize::clamped(40, 6));
+            screen.feed(before.as_bytes(), |_| {});
+            assert!(rules.learn_prompt(&screen));
+            let lines = keys::typeable_lines("go");
+            let mut turn = PtyTurn::begin(&mut screen, &lines, KeystrokeQueue::new());
+            turn.mark_typed();
+            Self { screen, rules, turn }
+        }
+
+        fn write_output(&mut self, output: &str) {
+            let Self { screen, rules, turn: round } = self;
+            screen.feed(output.as_bytes(), |screen| round.observe_piece(screen, rules));
+            round.observe_screen(screen, rules);
+        }
+
+        /// What is judged after the screen was still for so long.
+        async fn judge_after(&mut self, still: Duration) -> PtyVerdict {
+            tokio::time::advance(still).await;
+            self.turn.judge(&self.screen, &self.rules, false, true)
+        }
+    }
+
+    fn to_strings(patterns: &[&str]) -> Vec<String> {
+        patterns.iter().map(|pattern| (*pattern).to_owned()).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_turn_is_over_when_the_prompt_is_back_and_the_screen_is_still() {
+        let mut bench = PtyTurnBench::after_typing(OutputPatterns::default(), "sh-5.2$ ");
+        assert!(
+            matches!(bench.judge_after(SETTLE_TIME).await, PtyVerdict::JudgeAt(_)),
+            "nothing was taken yet"
+        );
+        bench.write_output("go\r\n");
+        assert!(matches!(bench.judge_after(SETTLE_TIME).await, PtyVerdict::JudgeAt(_)));
+        bench.write_output("done\r\nsh-5.2$ ");
+        assert!(matches!(bench.judge_after(SETTLE_TIME / 2).await, PtyVerdict::JudgeAt(_)));
+        assert_eq!(bench.judge_after(SETTLE_TIME).await, PtyVerdict::TurnOver(0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_came_in_one_piece_counts_as_well() {
+        let mut bench = PtyTurnBench::after_typing(OutputPatterns::default(), "sh-5.2$ ");
+        bench.write_output("go\r\n\x1b[H\x1b[2Jsh-5.2$ ");
+        assert_eq!(
+            bench.judge_after(SETTLE_TIME).await,
+            PtyVerdict::TurnOver(0),
+            "a screen that was cleared"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_could_be_something_else_needs_more_stillness() {
+        let mut bench = PtyTurnBench::after_typing(OutputPatterns::default(), "sh-5.2$ ");
+        bench.write_output("go\r\nhish-5.2$ ");
+        assert!(matches!(bench.judge_after(SETTLE_TIME).await, PtyVerdict::JudgeAt(_)));
+        assert_eq!(bench.judge_after(UNSURE_SETTLE_TIME).await, PtyVerdict::TurnOver(2));
+        let parse = OutputPatterns {
+            idle: to_strings(&["^> "]),
+            busy: to_strings(&["^working"]),
+            ..OutputPatterns::default()
+        };
+        let mut bench = PtyTurnBench::after_typing(parse, "\x1b[?1049h> ");
+        bench.write_output("go\r\n> ");
+        assert!(
+            matches!(bench.judge_after(SETTLE_TIME).await, PtyVerdict::JudgeAt(_)),
+            "it has not shown that it works"
+        );
+        bench.write_output("\x1b[Hworking");
+        assert!(matches!(bench.judge_after(UNSURE_SETTLE_TIME).await, PtyVerdict::JudgeAt(_)), "now it does");
+        bench.write_output("\x1b[H\x1b[K> ");
+        assert_eq!(bench.judge_after(SETTLE_TIME).await, PtyVerdict::TurnOver(0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_interrupt_that_was_missed_is_given_again_and_a_silence_without_end_is_told() {
+        let mut bench = PtyTurnBench::after_typing(OutputPatterns::default(), "sh-5.2$ ");
+        bench.write_output("go\r\n");
+        bench.turn.mark_interrupted();
+        assert!(matches!(bench.judge_after(SETTLE_TIME).await, PtyVerdict::JudgeAt(_)));
+        assert_eq!(bench.judge_after(INTERRUPT_INTERVAL).await, PtyVerdict::Interrupt { in_vain: false });
+        bench.turn.mark_interrupted();
+        assert_eq!(bench.judge_after(INTERRUPT_INTERVAL).await, PtyVerdict::Interrupt { in_vain: true });
+        bench.write_output("^C\r\nsh-5.2$ ");
+        assert_eq!(bench.judge_after(SETTLE_TIME).await, PtyVerdict::TurnOver(0));
+
+        let mut bench = PtyTurnBench::after_typing(OutputPatterns::default(), "sh-5.2$ ");
+        bench.write_output("PS1=new\r\nnew");
+        assert_eq!(bench.judge_after(STILL_MAX).await, PtyVerdict::Unclear);
+        assert!(
+            matches!(bench.turn.judge(&bench.screen, &bench.rules, false, false), PtyVerdict::JudgeAt(_)),
+            "what it has started may still work"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_question_is_asked_once_and_its_answer_is_a_key() {
+        let parse = OutputPatterns { ask_yes_no: to_strings(&[r"\(y/n\)"]), ..OutputPatterns::default() };
+        let mut bench = PtyTurnBench::after_typing(parse, "old (y/n)\r\nsh-5.2$ ");
+        bench.write_output("go\r\nReally? (y/n) ");
+        let PtyVerdict::Ask(question) = bench.judge_after(SETTLE_TIME).await else { panic!("a question") };
+        assert_eq!(question.text, "Really? (y/n)");
+        let request = question.ask_request().unwrap();
+        assert_eq!((request.kind, request.prompt.as_str()), (AskKind::Permission, "Really? (y/n)"));
+        let decides = |decision| AskAnswer { decision: Some(decision), ..AskAnswer::default() };
+        assert_eq!(question.answer_text(&decides(PermissionDecision::AllowOnce)), "y");
+        assert_eq!(question.answer_text(&decides(PermissionDecision::Deny)), "n");
+        assert!(matches!(bench.judge_after(SETTLE_TIME).await, PtyVerdict::JudgeAt(_)), "not twice");
+        bench.write_output("y\r\nReally? (y/n) ");
+        assert!(matches!(bench.judge_after(SETTLE_TIME).await, PtyVerdict::Ask(_)), "it is another one");
+        let options = vec![("Yes".to_owned(), "1".to_owned())];
+        let which = PtyQuestion { row: 0, text: "Which?".into(), answer_form: PtyAnswerForm::OneOf(options) };
+        let says = |value: &str| AskAnswer { value: Some(value.to_owned()), ..AskAnswer::default() };
+        assert_eq!(
+            (which.answer_text(&says("Yes")), which.answer_text(&says("other"))),
+            ("1".into(), "other".into())
+        );
+        assert_eq!(which.ask_request().unwrap().options, ["Yes"]);
+    }
+}

@@ -1,0 +1,95 @@
+//! Words, memory, permissions, questions, failures.
+
+use qd_testkit::{RealAgent, poll_until};
+use serde_json::json;
+
+use super::{RealAgentTest, answer, assert_ended, ended, permission, say};
+
+pub(super) async fn scene(cli: RealAgent) {
+    let stage = RealAgentTest::new(cli).await;
+    let session = stage.session(json!({})).await;
+    let work = stage.daemon.home.project_dir();
+
+    let hello = say(&session, "hello").await;
+    assert_ended(&hello, "end_turn");
+    let text = hello["text"].as_str().unwrap();
+    assert!(text.starts_with("ECHO[hello]"), "{hello:#}");
+    assert_eq!(text.matches("ECHO[hello]").count(), 1, "once: {text}");
+    if stage.about["cost"] != "nothing" {
+        assert!(hello["usage"]["input_tokens"].as_u64().unwrap() >= 100, "{hello:#}");
+    }
+    assert!(session.show().await["agent_session_id"].is_string());
+
+    let recall = say(&session, "RECALL").await;
+    assert!(recall["text"].as_str().unwrap().contains("hello"), "it remembers: {recall:#}");
+
+    // Allowed.
+    let made = work.join("made.txt");
+    let run = session.prompt(&format!("TOOL:run:echo made > {}", made.display())).await;
+    let ask = permission(&session, &run).await;
+    assert!(ask["input"].to_string().contains("made.txt"), "{ask}");
+    assert!(!made.exists());
+    answer(&session, &ask, json!({ "decision": "allow_once" })).await;
+    assert_ended(&ended(&session, &run).await, "end_turn");
+    assert_eq!(std::fs::read_to_string(&made).unwrap(), "made\n");
+    let events = session.events_of(&run).await;
+    assert!(events.iter().any(|event| event.kind == "tool.started"), "{}", super::tell(&events));
+    assert!(events.iter().any(|event| event.kind == "tool.finished"), "{}", super::tell(&events));
+    assert!(events.iter().any(|event| event.kind == "ask.delivered"), "{}", super::tell(&events));
+
+    // Denied, with a reason that reaches the model.
+    let denied = work.join("denied.txt");
+    let run = session.prompt(&format!("TOOL:run:echo no > {}", denied.display())).await;
+    let ask = permission(&session, &run).await;
+    answer(&session, &ask, json!({ "decision": "deny", "reason": "not-on-a-monday" })).await;
+    assert_ended(&ended(&session, &run).await, "end_turn");
+    let after = say(&session, "after").await;
+    assert_ended(&after, "end_turn");
+    assert!(!denied.exists());
+    let told = say(&session, "RECALL").await;
+    let said: String = session.events().await.iter().map(|event| event.data.to_string()).collect();
+    let reached = said.contains("last=") && session_heard(&stage, "not-on-a-monday")
+        || told["text"].as_str().unwrap().contains("not-on-a-monday")
+        || model_was_told(&session.events_of(&run).await);
+    assert!(reached, "the reason is told: {told:#}");
+
+    if stage.can("questions") {
+        let run = session.prompt("TOOL:ask").await;
+        let ask = session.wait_for_run_event(&run, "ask.opened").await.data;
+        assert_eq!(ask["kind"], "question", "{ask}");
+        assert_eq!(ask["options"], json!(["Red", "Blue"]), "{ask}");
+        answer(&session, &ask, json!({ "value": "Blue" })).await;
+        let asked = ended(&session, &run).await;
+        assert_ended(&asked, "end_turn");
+        assert!(asked["text"].as_str().unwrap().contains("Blue"), "the model hears the answer: {asked:#}");
+    }
+
+    let failed = say(&session, "ERR:400").await;
+    assert_ended(&failed, "error");
+    assert!(failed["error"]["message"].as_str().unwrap().contains("400"), "{failed:#}");
+    let again = say(&session, "well again").await;
+    assert_ended(&again, "end_turn");
+    assert!(again["text"].as_str().unwrap().contains("ECHO[well again]"), "{again:#}");
+
+    let phoned = stage.model.proxied_hosts();
+    let harmless = |host: &String| cli == RealAgent::Opencode && host.contains("npm");
+    assert!(phoned.iter().all(harmless), "nobody else is called: {phoned:?}");
+    session.close().await;
+    poll_until("the agent to be gone", async || stage.daemon.home.agent_processes().is_empty().then_some(()))
+        .await;
+}
+
+/// Whether the model was told something by the user, on the way or with a later prompt.
+fn session_heard(stage: &RealAgentTest, words: &str) -> bool {
+    stage.model.turns().iter().any(|seen| seen.texts.iter().any(|text| text.contains(words)))
+}
+
+/// Whether it was told as the result of a tool, which it repeats.
+fn model_was_told(events: &[qd_testkit::TestEvent]) -> bool {
+    let said: String = events
+        .iter()
+        .filter(|event| event.kind == "text.delta")
+        .filter_map(|event| event.data["text"].as_str().map(str::to_owned))
+        .collect();
+    said.contains("not-on-a-monday")
+}
