@@ -1,5 +1,5 @@
-//! Agents that are described by their name alone: `acp:CMD`, `pty:CMD`, `exec:CMD`, `a2a:URL` and `worker:URL`, or by a file
-//! that their name says: `manifest:PATH`.
+//! Agents that are described by their name alone: `acp:CMD`, `pty:CMD`, `exec:CMD`, `a2a:URL` and `worker:URL`, or by
+//! a file that the name gives: `manifest:PATH`.
 
 use std::path::Path;
 
@@ -11,36 +11,34 @@ use qd_protocol::manifest::{
 use crate::peer_address::{PeerAddress, PeerAddressError, WORKER_TOKEN};
 use crate::{MANIFEST_FILE_MAX, manifest_reader};
 
-/// The variable whose value lets people in at a remote agent.
+/// The variable that holds the token for a remote A2A agent.
 pub const REMOTE_TOKEN: &str = "A2A_TOKEN";
 
-/// Why a name describes nobody.
+/// Why a name describes no agent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AgentNameError {
-    /// It is a plain name.
-    #[error("it begins with none of acp:, pty:, exec:, a2a:, worker: and manifest:")]
+    /// It has no known prefix.
+    #[error("it does not begin with acp:, pty:, exec:, a2a:, worker: or manifest:")]
     Plain,
-    /// Nothing stands behind the colon.
     #[error(
-        "nothing stands behind the colon: say a command, as in `acp:my-agent --flag`, or the URL of an a2a \
+        "there is nothing after the colon: give a command, as in `acp:my-agent --flag`, or the URL of an a2a \
          agent or of a worker"
     )]
     Empty,
-    /// A quote has no end.
-    #[error("a quote in the command has no end")]
+    #[error("a quote in the command is not closed")]
     Quote,
-    /// It is no address.
-    #[error("`{0}` is no address: an a2a agent has one that begins with http:// or https://")]
+    /// The address of an A2A agent is not valid.
+    #[error("`{0}` is not the address of an a2a agent: it must begin with http:// or https://")]
     Address(String),
-    /// It is no address of a worker.
+    /// The address of a worker is not valid.
     #[error(transparent)]
     Peer(#[from] PeerAddressError),
-    /// The file that it names is no manifest.
+    /// The file is not a valid manifest.
     #[error("{0}")]
     File(String),
 }
 
-/// How a name begins that says in which file its agent is described.
+/// The prefix of a name that gives the file with the agent's manifest.
 const MANIFEST_PREFIX: &str = "manifest:";
 
 /// Whether a name describes its agent.
@@ -48,7 +46,7 @@ pub fn is_self_describing(name: &str) -> bool {
     split_driver(name).is_some() || name.starts_with(MANIFEST_PREFIX)
 }
 
-/// The agent that a name describes to somebody who works in this directory.
+/// The agent that a name describes. A relative `manifest:PATH` is resolved against this directory.
 pub fn manifest_from_name_in(name: &str, directory: &Path) -> Result<Manifest, AgentNameError> {
     let Some(path) = name.strip_prefix(MANIFEST_PREFIX) else { return manifest_from_name(name) };
     if path.trim().is_empty() {
@@ -61,7 +59,7 @@ pub fn manifest_from_name_in(name: &str, directory: &Path) -> Result<Manifest, A
     Ok(manifest)
 }
 
-/// The agent that a name describes. Nothing is known of it, so nothing is promised for it.
+/// The agent that a name describes. Nothing else is known about it, so only the basic capabilities are assumed.
 pub fn manifest_from_name(name: &str) -> Result<Manifest, AgentNameError> {
     let (driver, rest) = split_driver(name).ok_or(AgentNameError::Plain)?;
     let about = |binary: String| AgentIdentity {
@@ -81,7 +79,7 @@ pub fn manifest_from_name(name: &str) -> Result<Manifest, AgentNameError> {
         }
         return Ok(Manifest {
             agent: about(String::new()),
-            // What lets people in there is the caller's to give.
+            // The caller may pass a token for the remote agent.
             startup: StartupRules { pass_env: vec![REMOTE_TOKEN.to_owned()], ..StartupRules::default() },
             fast_path: FastPath {
                 a2a_serve_at: Some(DriverOffer::Address(url.to_owned())),
@@ -153,14 +151,14 @@ fn split_driver(name: &str) -> Option<(DriverKind, &str)> {
     Some((driver, rest))
 }
 
-/// The words of a command as a shell would part them, of which only quotes and backslashes mean anything: there is no
-/// shell, so nothing is expanded. `None` if a quote has no end.
+/// Splits a command into words as a shell would. Only quotes and backslashes have a meaning: no shell is involved, so
+/// nothing is expanded. `None` if a quote is not closed.
 pub fn split_words(line: &str) -> Option<Vec<String>> {
     split_line(line, |_, _| false)
 }
 
-/// The same of a line that means no more to a shell than these words: `None` also if a shell would put something else in
-/// their place, or do something besides.
+/// Splits a line that has no other meaning to a shell than its words. `None` also if a shell would expand something,
+/// or do more than run these words.
 pub fn split_plain_words(line: &str) -> Option<Vec<String>> {
     split_line(line, |c, quoted| match c {
         '$' | '`' => true,
@@ -169,9 +167,9 @@ pub fn split_plain_words(line: &str) -> Option<Vec<String>> {
     })
 }
 
-/// Parts a line into words; `None` if a quote has no end, or if `means` is true of a character that no backslash and no
-/// single quote protects. It is told whether double quotes do.
-fn split_line(line: &str, means: impl Fn(char, bool) -> bool) -> Option<Vec<String>> {
+/// Splits a line into words. `None` if a quote is not closed, or if `is_special` is true for a character that is not
+/// protected by a backslash or single quotes. Its second argument is whether the character is in double quotes.
+fn split_line(line: &str, is_special: impl Fn(char, bool) -> bool) -> Option<Vec<String>> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
     let mut chars = line.chars();
@@ -195,13 +193,13 @@ fn split_line(line: &str, means: impl Fn(char, bool) -> bool) -> Option<Vec<Stri
                             c @ ('"' | '\\' | '$' | '`') => word.push(c),
                             c => word.extend(['\\', c]),
                         },
-                        c if means(c, true) => return None,
+                        c if is_special(c, true) => return None,
                         c => word.push(c),
                     }
                 }
             }
             '\\' => word.get_or_insert_default().push(chars.next()?),
-            c if means(c, false) => return None,
+            c if is_special(c, false) => return None,
             c if c.is_whitespace() => words.extend(word.take()),
             c => word.get_or_insert_default().push(c),
         }
@@ -215,11 +213,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_is_parted_as_a_shell_would_and_nothing_in_it_is_expanded() {
-        let parted = |line: &str| split_words(line).unwrap();
-        assert_eq!(parted("  my-agent  --acp "), ["my-agent", "--acp"]);
+    fn a_command_is_split_as_a_shell_would_and_nothing_is_expanded() {
+        let split = |line: &str| split_words(line).unwrap();
+        assert_eq!(split("  my-agent  --acp "), ["my-agent", "--acp"]);
         assert_eq!(
-            parted(r#"a 'b c' "d \"e\" $F" g\ h '' x"y"z"#),
+            split(r#"a 'b c' "d \"e\" $F" g\ h '' x"y"z"#),
             ["a", "b c", "d \"e\" $F", "g h", "", "xyz"]
         );
         assert_eq!(split_words("a 'b"), None);
@@ -228,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_which_a_shell_would_make_more_are_not_plain() {
+    fn words_with_a_meaning_to_a_shell_are_not_plain() {
         let plain = "bash -lc 'a; $b' \"c; d\" e\\;f \"\\$g\"";
         assert_eq!(split_plain_words(plain).unwrap(), ["bash", "-lc", "a; $b", "c; d", "e;f", "$g"]);
         assert_eq!(split_plain_words(plain), split_words(plain));
@@ -285,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_may_say_in_which_file_its_agent_is_described() {
+    fn a_name_may_give_the_file_that_describes_its_agent() {
         let project = tempfile::tempdir().unwrap();
         std::fs::create_dir(project.path().join("agents")).unwrap();
         let text = "[agent]\nname = \"mine\"\nbinary = \"cat\"\ndriver = \"exec\"\n";

@@ -1,14 +1,15 @@
-//! Which agents there are here. Manifests come with the program, from the user's own files, and from a project that the
-//! user trusts; each later one adds to or overrides those before. Reads files and looks for programs; starts nothing but
-//! a program that is asked for its version.
+//! The agents that are known here. Manifests come with the program, from the user's own files, and from a project
+//! that the user trusts; each later source adds to or overrides the earlier ones. This crate reads files and looks
+//! for programs; it starts nothing, except a program to ask for its version.
 //!
 //! Layout, in reading order:
-//! - [`Catalog`]: the manifests that count, by name.
-//! - `read`: one manifest, from text to a checked type.
-//! - `named`: agents that are described by their name alone, as `acp:CMD`; `peer`: addresses of somebody else's workers.
-//! - [`find`]: where a program is, and which version it is.
+//! - [`Catalog`]: the effective manifests, by name.
+//! - `manifest_reader`: one manifest, from text to a validated type.
+//! - `agent_name`: agents that are described by their name alone, such as `acp:CMD`; `peer_address`: addresses of
+//!   third-party workers.
+//! - [`programs`]: where a program is, and which version it has.
 //! - [`project`]: what a project wants done in the worktrees of its sessions.
-//! - [`trust`]: what a project brings counts only after somebody has looked at it.
+//! - [`trust`]: a project's files take effect only after the user has trusted them.
 
 mod agent_name;
 mod manifest_reader;
@@ -33,7 +34,7 @@ pub use agent_name::{
 pub use manifest_reader::ManifestError;
 pub use peer_address::{PeerAddress, PeerAddressError, WORKER_TOKEN};
 
-/// Manifests that come with the program, in the order of the list of agents.
+/// Manifests that come with the program, in the order in which agents are listed.
 const BUILT_IN: [&str; 10] = [
     include_str!("../../../manifests/echo.toml"),
     include_str!("../../../manifests/script.toml"),
@@ -47,31 +48,31 @@ const BUILT_IN: [&str; 10] = [
     include_str!("../../../manifests/codex-acp.toml"),
 ];
 
-/// The folder of a project with what it brings for us.
+/// The folder in a project that holds its files for Quarterdeck.
 pub const PROJECT_FOLDER: &str = ".quarterdeck";
 /// The folder with manifests, in a project's folder and in the user's configuration.
 pub const AGENTS_FOLDER: &str = "agents";
-/// Manifests that are read of one folder; nobody has more, and a folder of something else is not read whole.
+/// How many manifests are read from one folder. Bounds the work if the folder holds something else.
 const MANIFEST_FILES_MAX: usize = 256;
-/// The longest manifest.
+/// The longest manifest, in bytes.
 const MANIFEST_FILE_MAX: u64 = 256 << 10;
 
-/// The agents that can be named.
+/// The known agents and their manifests.
 #[derive(Debug, Clone, Default)]
 pub struct Catalog {
-    /// In the order of the list.
+    /// In the order in which agents are listed.
     entries: Vec<CatalogEntry>,
     problems: Vec<CatalogProblem>,
-    /// From where files that agents' names say are found.
+    /// The directory that `manifest:PATH` is resolved against.
     project: Option<PathBuf>,
 }
 
 /// One agent.
 #[derive(Debug, Clone)]
 pub struct CatalogEntry {
-    /// How it is found, started and understood.
+    /// How the agent is found, started and driven.
     pub manifest: Manifest,
-    /// Who says so; the last, if several do.
+    /// The last source that defined or changed it.
     pub origin: ManifestOrigin,
     table: Table,
 }
@@ -79,9 +80,9 @@ pub struct CatalogEntry {
 /// Where a manifest came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ManifestOrigin {
-    /// It is part of this program.
+    /// Part of this program.
     BuiltIn,
-    /// A file of the user's.
+    /// One of the user's own files.
     User(PathBuf),
     /// A file of a project that the user trusts.
     Project(PathBuf),
@@ -96,17 +97,15 @@ impl fmt::Display for ManifestOrigin {
     }
 }
 
-/// A manifest that does not count, and why.
+/// A manifest that is not used, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CatalogProblem {
-    /// The file.
     pub path: PathBuf,
-    /// What is wrong with it.
     pub message: String,
 }
 
 impl Catalog {
-    /// What comes with the program.
+    /// The manifests that come with the program.
     pub fn built_in() -> Self {
         static CATALOG: LazyLock<Catalog> = LazyLock::new(|| {
             let mut catalog = Catalog::default();
@@ -120,8 +119,8 @@ impl Catalog {
         CATALOG.clone()
     }
 
-    /// The same with the manifests of the user's own folders, of which later ones win. A bad file harms only the agent
-    /// that it speaks of, and is told among the problems.
+    /// The built-in manifests, overlaid with the user's own folders; later folders win. A bad file affects only the
+    /// agent that it names, and is reported by [`Catalog::problems`].
     pub fn with_user_folders(folders: &[PathBuf]) -> Self {
         let mut catalog = Self::built_in();
         for folder in folders {
@@ -130,7 +129,7 @@ impl Catalog {
         catalog
     }
 
-    /// The same with what a project brings, if the user trusts it as it is.
+    /// This catalog, overlaid with the project's manifests if the user trusts the project's current content.
     #[must_use]
     pub fn with_project(&self, project: &Path, trust: &trust::ProjectTrust) -> Self {
         let folder = project.join(PROJECT_FOLDER);
@@ -142,7 +141,7 @@ impl Catalog {
             trust::ProjectTrustStatus::Nothing => {}
             trust::ProjectTrustStatus::Unknown | trust::ProjectTrustStatus::Changed => {
                 let message = format!(
-                    "the project's own agents do not count until `qd trust {}` has been said of them as they are now",
+                    "the project's own agents are not used until you run `qd trust {}` on their current content",
                     project.display()
                 );
                 catalog.problems.push(CatalogProblem { path: folder, message });
@@ -151,23 +150,23 @@ impl Catalog {
         catalog
     }
 
-    /// The agents, in the order of the list.
+    /// The agents, in the order in which they are listed.
     pub fn entries(&self) -> &[CatalogEntry] {
         &self.entries
     }
 
-    /// What was wrong with files that do not count.
+    /// The manifests that are not used, and why.
     pub fn problems(&self) -> &[CatalogProblem] {
         &self.problems
     }
 
-    /// The agent of this name, or the one that the name describes.
+    /// The agent with this name, or the agent that the name itself describes.
     pub fn get(&self, name: &str) -> Option<Manifest> {
         let listed = self.entries.iter().find(|entry| entry.manifest.agent.name == name);
         listed.map(|entry| entry.manifest.clone()).or_else(|| self.manifest_from_name(name).ok())
     }
 
-    /// The agent that a name describes.
+    /// The agent that the name itself describes.
     pub fn manifest_from_name(&self, name: &str) -> Result<Manifest, AgentNameError> {
         match &self.project {
             Some(project) => manifest_from_name_in(name, project),
@@ -175,7 +174,7 @@ impl Catalog {
         }
     }
 
-    /// The same as lists show them, with what is known of their programs here.
+    /// The agents as the API lists them, with the programs and versions found on this machine.
     pub fn agents(&self, versions: &programs::ProgramVersions) -> Vec<api::Agent> {
         self.entries
             .iter()
@@ -198,13 +197,13 @@ impl Catalog {
         let name = manifest_reader::manifest_name(&table, text)?;
         let before = self.entries.iter().position(|entry| entry.manifest.agent.name == name);
         let (table, manifest) = match before {
-            // Alone, so that a mistake is told by its line.
+            // Parsed alone, so that an error has its line number.
             None => (table, manifest_reader::parse_manifest(text)?),
-            Some(at) => {
-                let below = &self.entries[at];
+            Some(index) => {
+                let below = &self.entries[index];
                 let table = manifest_reader::merge_tables(below.table.clone(), table);
                 let mut manifest = manifest_reader::parse_merged(&table, text)?;
-                // A project may make an agent ask more, and never less.
+                // A project must not make an agent ask less, so it cannot override an `ask_mode`.
                 if matches!(origin, ManifestOrigin::Project(_)) && below.manifest.turn.ask_mode.is_some() {
                     manifest.turn.ask_mode.clone_from(&below.manifest.turn.ask_mode);
                 }
@@ -213,20 +212,24 @@ impl Catalog {
         };
         let entry = CatalogEntry { manifest, origin, table };
         match before {
-            Some(at) => self.entries[at] = entry,
+            Some(index) => self.entries[index] = entry,
             None => self.entries.push(entry),
         }
         Ok(())
     }
 }
 
-/// An agent as lists show it.
+/// An agent as the API lists it.
 pub fn agent_listing(manifest: &Manifest, origin: &str, versions: &programs::ProgramVersions) -> api::Agent {
     let driver = manifest.driver();
     let found = programs::find_program(manifest);
     let available = !driver.has_program() || found.is_some();
-    let can = &manifest.capabilities;
-    let settings = [("model", can.models), ("system_prompt", can.system_prompts), ("mcp", can.mcp)];
+    let capabilities = &manifest.capabilities;
+    let settings = [
+        ("model", capabilities.models),
+        ("system_prompt", capabilities.system_prompts),
+        ("mcp", capabilities.mcp),
+    ];
     api::Agent {
         name: manifest.agent.name.clone(),
         description: manifest.agent.description.clone(),
@@ -239,8 +242,8 @@ pub fn agent_listing(manifest: &Manifest, origin: &str, versions: &programs::Pro
         steers: manifest.can_steer(),
         resumes: manifest.resume.by == ResumeMethod::Driver
             && !matches!(driver, DriverKind::Exec | DriverKind::Pty | DriverKind::Worker),
-        approvals: can.approvals,
-        questions: can.ask_user.any(),
+        approvals: capabilities.approvals,
+        questions: capabilities.ask_user.any(),
         cost: match (manifest.cost.metered, manifest.cost.tokens) {
             (true, _) => api::CostReport::Money,
             (false, true) => api::CostReport::Tokens,
@@ -252,7 +255,7 @@ pub fn agent_listing(manifest: &Manifest, origin: &str, versions: &programs::Pro
     }
 }
 
-/// The manifests of a folder, by name.
+/// The manifest files of a folder, sorted by name.
 fn manifest_files(folder: &Path) -> Vec<PathBuf> {
     let Ok(files) = std::fs::read_dir(folder) else { return Vec::new() };
     let paths = files.filter_map(|file| Some(file.ok()?.path()));
@@ -264,7 +267,7 @@ fn manifest_files(folder: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// What may stand for an agent's variables: a name, or the beginning of one before `*`.
+/// Whether a pattern of `pass_env` matches a variable: a name, or a prefix followed by `*`.
 pub fn matches_variable(pattern: &str, name: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(start) => name.starts_with(start),
@@ -272,7 +275,7 @@ pub fn matches_variable(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// The values of the variables that an agent is sent from its caller's environment.
+/// The variables of the caller's environment that are passed to an agent.
 pub fn select_variables(
     patterns: &[String],
     vars: impl Iterator<Item = (String, String)>,
@@ -290,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn every_manifest_of_the_program_is_whole_and_stands_under_its_name() {
+    fn every_manifest_of_the_program_is_complete_and_has_the_name_of_its_file() {
         let catalog = Catalog::built_in();
         assert_eq!(catalog.entries().len(), BUILT_IN.len());
         let files = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../manifests")).unwrap();
@@ -307,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_users_file_changes_what_it_names_and_adds_what_is_new() {
+    fn a_users_file_overrides_known_agents_and_adds_new_ones() {
         let home = tempfile::tempdir().unwrap();
         write(home.path(), "claude.toml", "[agent]\nname = 'claude'\n[startup]\nisolated = true\n");
         write(
@@ -329,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_file_is_told_with_its_line_and_harms_nobody_else() {
+    fn a_bad_file_is_reported_with_its_line_and_affects_nothing_else() {
         let home = tempfile::tempdir().unwrap();
         write(home.path(), "a.toml", "[agent]\nname = 'a'\nbinary = 'a'\n[startup]\ncomand = ['a']\n");
         write(home.path(), "b.toml", "[agent]\nname = 'b'\nbinary = 'b'\n");
@@ -345,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_project_brings_counts_once_it_is_trusted_and_only_as_it_was() {
+    fn a_projects_agents_are_used_once_trusted_and_only_with_that_content() {
         let (home, project) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let agents = project.path().join(PROJECT_FOLDER).join(AGENTS_FOLDER);
         write(
@@ -363,7 +366,7 @@ mod tests {
         let trusted = Catalog::built_in().with_project(project.path(), &trust);
         assert!(trusted.get("ours").is_some());
         let qwen = trusted.get("qwen").unwrap();
-        assert_eq!(qwen.turn.ask_mode.as_deref(), Some("default"), "a project makes nobody ask less");
+        assert_eq!(qwen.turn.ask_mode.as_deref(), Some("default"), "a project cannot make an agent ask less");
 
         write(&agents, "more.toml", "[agent]\nname = 'more'\nbinary = 'more'\n");
         let trust = trust::ProjectTrust::open(&home.path().join("trust.json")).unwrap();
@@ -372,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_are_named_or_begin_as_named() {
+    fn variables_are_matched_by_name_or_prefix() {
         let vars = [("OPENAI_API_KEY", "k"), ("OPENAI", "x"), ("HOME", "/h"), ("GH_TOKEN", "t")];
         let vars = vars.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned()));
         let patterns = ["OPENAI_*".to_owned(), "GH_TOKEN".to_owned()];

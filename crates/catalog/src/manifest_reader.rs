@@ -1,4 +1,4 @@
-//! One manifest, from text to a type that cannot be wrong: keys, names and patterns are checked here, once.
+//! Parses one manifest from text to a validated type: keys, names and patterns are checked here, once.
 
 use std::io::Read;
 use std::path::Path;
@@ -9,89 +9,75 @@ use toml::{Table, Value};
 
 use crate::peer_address::{PeerAddress, PeerAddressError};
 
-/// The longest name of an agent.
+/// The longest agent name, in bytes.
 const NAME_MAX: usize = 64;
 
 /// Why a manifest cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
-    /// It cannot be read.
     #[error("it cannot be read: {0}")]
     Unreadable(#[from] std::io::Error),
-    /// It is larger than any manifest is.
     #[error("it is longer than {0} bytes")]
     TooLong(u64),
-    /// It is not TOML, or a key or a value is not one of a manifest.
+    /// It is not TOML, or has an unknown key or a bad value.
     #[error("{0}")]
     Invalid(String),
-    /// It says nothing of whom it speaks.
     #[error("it has no `name` under `[agent]`")]
     Nameless,
-    /// The name is not one.
     #[error("`{0}` cannot be the name of an agent: use 1 to {NAME_MAX} of a-z, 0-9, `-`, `_` and `.`")]
     BadName(String),
-    /// There is nothing to start.
-    #[error("it says neither `binary` under `[agent]` nor `command` under `[startup]`")]
+    #[error("it has neither `binary` under `[agent]` nor `command` under `[startup]`")]
     NothingToStart,
-    /// It wants a driver that there is not.
-    #[error("it offers only CAP's grpc, which is not spoken here; say another `driver` under `[agent]`")]
+    /// It can only be driven by CAP's gRPC, which is not supported.
+    #[error("it offers only CAP's grpc, which is not supported; set another `driver` under `[agent]`")]
     Grpc,
-    /// It is elsewhere and says no address.
-    #[error("it is driven by {driver} and needs `{driver}_serve_at = \"{scheme}://…\"` under `[fast_path]`")]
+    /// It is a remote agent without an address.
+    #[error("its driver is {driver}, which needs `{driver}_serve_at = \"{scheme}://…\"` under `[fast_path]`")]
     NoAddress {
-        /// How it is driven.
         driver: DriverKind,
-        /// How its address begins.
+        /// How its address must begin.
         scheme: &'static str,
     },
-    /// Its address is none.
     #[error(transparent)]
     BadAddress(#[from] PeerAddressError),
-    /// A pattern is no regular expression that can be tried in bounded time.
+    /// A pattern is not a regular expression that runs in bounded time.
     #[error("the pattern `{pattern}` of `{key}` cannot be used: {why}")]
-    BadPattern {
-        /// Where it stands.
-        key: &'static str,
-        /// The pattern.
-        pattern: String,
-        /// What is wrong.
-        why: String,
-    },
+    BadPattern { key: &'static str, pattern: String, why: String },
 }
 
-/// The text of a file, if that is not too long.
-pub(crate) fn read_file(path: &Path, longest: u64) -> Result<String, ManifestError> {
+/// Reads a text file, unless it is too long.
+pub(crate) fn read_file(path: &Path, max_len: u64) -> Result<String, ManifestError> {
     let mut text = String::new();
-    std::fs::File::open(path)?.take(longest + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > longest {
-        return Err(ManifestError::TooLong(longest));
+    std::fs::File::open(path)?.take(max_len + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > max_len {
+        return Err(ManifestError::TooLong(max_len));
     }
     Ok(text)
 }
 
-/// Its tables, without what is experimental.
+/// Parses the text as TOML, without experimental keys.
 pub(crate) fn parse_table(text: &str) -> Result<Table, ManifestError> {
     let mut table: Table = toml::from_str(text).map_err(|error| invalid_error(&error))?;
     strip_experimental(&mut table);
     Ok(table)
 }
 
-/// Of whom it speaks.
+/// The name of the agent that a manifest is about.
 pub(crate) fn manifest_name(table: &Table, text: &str) -> Result<String, ManifestError> {
     match table.get("agent").and_then(|agent| agent.get("name")) {
         Some(Value::String(name)) if is_agent_name(name) => Ok(name.clone()),
         Some(Value::String(name)) => Err(ManifestError::BadName(name.clone())),
-        // What is wrong with it is better told with its line.
+        // Parse the whole manifest for an error with a line number.
         Some(_) => Err(parse_manifest(text).err().unwrap_or(ManifestError::Nameless)),
         None => Err(ManifestError::Nameless),
     }
 }
 
-/// A manifest that stands for itself.
+/// Parses a complete manifest.
 pub(crate) fn parse_manifest(text: &str) -> Result<Manifest, ManifestError> {
     let manifest = match toml::from_str(text) {
         Ok(manifest) => manifest,
-        // Without its experimental keys, at the price of the line in what is said of the others.
+        // Try again without experimental keys. If that fails too, report the first error, which has a line number.
         Err(error) => match parse_table(text)?.try_into() {
             Ok(manifest) if text.contains(EXPERIMENTAL) => manifest,
             _ => return Err(invalid_error(&error)),
@@ -100,7 +86,7 @@ pub(crate) fn parse_manifest(text: &str) -> Result<Manifest, ManifestError> {
     check_manifest(manifest)
 }
 
-/// A manifest that was laid over another; the text is that of the upper one.
+/// Parses a manifest that was overlaid on another one. `text` is the upper one, used for the line numbers of errors.
 pub(crate) fn parse_merged(table: &Table, text: &str) -> Result<Manifest, ManifestError> {
     match table.clone().try_into() {
         Ok(manifest) => check_manifest(manifest),
@@ -111,19 +97,19 @@ pub(crate) fn parse_merged(table: &Table, text: &str) -> Result<Manifest, Manife
     }
 }
 
-/// One table over another: tables are merged, all else is replaced.
-pub(crate) fn merge_tables(mut below: Table, above: Table) -> Table {
-    for (key, value) in above {
-        let merged = match (below.remove(&key), value) {
+/// Overlays one table on another: tables are merged, everything else is replaced.
+pub(crate) fn merge_tables(mut lower: Table, upper: Table) -> Table {
+    for (key, value) in upper {
+        let merged = match (lower.remove(&key), value) {
             (Some(Value::Table(low)), Value::Table(high)) => Value::Table(merge_tables(low, high)),
             (_, value) => value,
         };
-        below.insert(key, merged);
+        lower.insert(key, merged);
     }
-    below
+    lower
 }
 
-/// How CAP marks keys that are nobody's promise.
+/// CAP's prefix for experimental keys, which are ignored.
 const EXPERIMENTAL: &str = "x-";
 
 fn strip_experimental(table: &mut Table) {
@@ -184,11 +170,11 @@ fn check_manifest(manifest: Manifest) -> Result<Manifest, ManifestError> {
     Ok(manifest)
 }
 
-/// The error on one line, with the place.
+/// The error on one line, with its position.
 fn invalid_error(error: &toml::de::Error) -> ManifestError {
-    let place = error.to_string().lines().next().unwrap_or_default().replace("TOML parse error at ", "");
-    match place.strip_prefix("line ") {
-        Some(_) => ManifestError::Invalid(format!("{place}: {}", error.message())),
+    let position = error.to_string().lines().next().unwrap_or_default().replace("TOML parse error at ", "");
+    match position.strip_prefix("line ") {
+        Some(_) => ManifestError::Invalid(format!("{position}: {}", error.message())),
         None => ManifestError::Invalid(error.message().to_owned()),
     }
 }
@@ -197,7 +183,7 @@ fn invalid_error(error: &toml::de::Error) -> ManifestError {
 mod tests {
     use super::*;
 
-    /// What CAP's own examples look like.
+    /// A manifest like CAP's own examples.
     const CAP: &str = r#"
         [agent]
         name = "rscode"
@@ -258,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_by_name() {
+    fn problems_are_reported_by_name() {
         for (text, hint) in [
             ("", "it has no `name`"),
             ("[agent]\nname = 'A b'", "`A b` cannot be the name"),
@@ -271,7 +257,7 @@ mod tests {
             ("[agent]\nname = 'a'\ndriver = 'worker'", "worker_serve_at"),
             (
                 "[agent]\nname = 'a'\n[fast_path]\nworker_serve_at = 'http://127.0.0.1:1'",
-                "it begins with ws://",
+                "it must begin with ws://",
             ),
             (
                 "[agent]\nname = 'a'\nbinary = 'a'\n[parse]\nidle = ['(?<=x)y']",
@@ -279,11 +265,11 @@ mod tests {
             ),
             ("[agent", "line 1"),
         ] {
-            let said = parse_table(text)
+            let error = parse_table(text)
                 .and_then(|table| manifest_name(&table, text))
                 .and_then(|_| parse_manifest(text))
                 .unwrap_err();
-            assert!(said.to_string().contains(hint), "{text:?}: {said}");
+            assert!(error.to_string().contains(hint), "{text:?}: {error}");
         }
     }
 }

@@ -1,50 +1,47 @@
-//! Where somebody else's worker listens, read from what people write: `ws://HOST:PORT`, `wss://HOST:PORT` or
-//! `unix:PATH`. Nothing is dialled here.
+//! Parses the address of a third-party worker: `ws://HOST:PORT`, `wss://HOST:PORT` or `unix:PATH`. Nothing is
+//! connected here.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
-/// The variable whose value lets people in at somebody else's worker.
+/// The variable that holds the token for a third-party worker.
 pub const WORKER_TOKEN: &str = "WORKER_TOKEN";
 
-/// Why a text is no address of a worker.
+/// Why a text is not the address of a worker.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{shown}` is no address of a worker: {why}")]
+#[error("`{shown}` is not the address of a worker: {why}")]
 pub struct PeerAddressError {
-    /// The text, without what may be secret in it.
+    /// The text, without parts that may be secret.
     shown: String,
     why: &'static str,
 }
 
-/// Where a worker listens.
+/// Where a third-party worker listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PeerAddress {
-    /// On a port.
+    /// A TCP port.
     Port {
-        /// Whether by TLS.
         tls: bool,
-        /// A name or a number; an IPv6 address without its brackets.
+        /// A host name or IP address; an IPv6 address is without its brackets.
         host: String,
-        /// The port.
         port: u16,
         /// The path and the query; begins with a slash.
         path: String,
     },
-    /// On a socket of this machine.
+    /// A unix socket on this machine.
     Socket(PathBuf),
 }
 
 impl PeerAddress {
-    /// Reads one.
     pub fn parse(text: &str) -> Result<Self, PeerAddressError> {
         let text = text.trim();
         let bad = |why| PeerAddressError { shown: redacted(text).to_owned(), why };
         if let Some(path) = text.strip_prefix("unix:") {
-            // Who dials it works in another directory than who wrote it.
+            // The worker process that connects runs in another directory, so a relative path would not work.
             return match Path::new(path) {
                 path if path.is_absolute() => Ok(Self::Socket(path.to_owned())),
-                _ => Err(bad("the path of its socket has to begin with `/`")),
+                _ => Err(bad("the path of its socket must begin with `/`")),
             };
         }
         let (tls, rest) = match (strip_scheme(text, "wss://"), strip_scheme(text, "ws://")) {
@@ -52,33 +49,33 @@ impl PeerAddress {
             (None, Some(rest)) => (false, rest),
             (None, None) => {
                 return Err(bad(
-                    "it begins with ws://, as in `ws://127.0.0.1:7778`, with wss:// or with unix:",
+                    "it must begin with ws://, as in `ws://127.0.0.1:7778`, with wss:// or with unix:",
                 ));
             }
         };
         let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
         if authority.contains('@') {
             return Err(bad(
-                "a name or a password in it would be shown everywhere; put the token into WORKER_TOKEN",
+                "a name or password in it would be visible everywhere; put the token into WORKER_TOKEN",
             ));
         }
         if path.contains('#') || !path.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err(bad("its path has a character that cannot be sent"));
+            return Err(bad("its path has a character that is not allowed"));
         }
         let (host, port) = split_authority(authority, if tls { 443 } else { 80 }).ok_or_else(|| {
-            bad("what follows the `://` is no host and port, as in `127.0.0.1:7778` or `[::1]:7778`")
+            bad("after `://` it needs a host and a port, as in `127.0.0.1:7778` or `[::1]:7778`")
         })?;
         if !tls && !is_local(host) {
             return Err(bad(
-                "anybody on the way to another machine could read what is said: use wss://, or forward a port of this \
-                 machine to it",
+                "the connection to another machine would not be encrypted: use wss://, or forward a local port \
+                 to it",
             ));
         }
         let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
         Ok(Self::Port { tls, host: host.to_owned(), port, path })
     }
 
-    /// Whether it is this machine, whose connections nobody else reads.
+    /// Whether it is on this machine, so that nobody else can read the connection.
     pub fn is_local(&self) -> bool {
         match self {
             Self::Port { host, .. } => is_local(host),
@@ -86,7 +83,7 @@ impl PeerAddress {
         }
     }
 
-    /// The `Host` header.
+    /// The value of the `Host` header.
     pub fn authority(&self) -> String {
         match self {
             Self::Port { tls: true, host, port: 443, .. } | Self::Port { tls: false, host, port: 80, .. } => {
@@ -97,7 +94,7 @@ impl PeerAddress {
         }
     }
 
-    /// What is asked for there.
+    /// The path and query to request.
     pub fn path(&self) -> &str {
         match self {
             Self::Port { path, .. } => path,
@@ -107,7 +104,7 @@ impl PeerAddress {
 }
 
 impl fmt::Display for PeerAddress {
-    /// Without the query, which may have a key in it.
+    /// Leaves out the query, which may contain a key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Port { tls, path, .. } => {
@@ -125,8 +122,8 @@ fn strip_scheme<'t>(text: &'t str, scheme: &str) -> Option<&'t str> {
     head.eq_ignore_ascii_case(scheme).then_some(rest)
 }
 
-/// Host and port; the port may be left out.
-fn split_authority(authority: &str, usual: u16) -> Option<(&str, u16)> {
+/// Splits host and port; without a port, `default_port` is used.
+fn split_authority(authority: &str, default_port: u16) -> Option<(&str, u16)> {
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {
             let (host, port) = rest.split_once(']')?;
@@ -135,29 +132,30 @@ fn split_authority(authority: &str, usual: u16) -> Option<(&str, u16)> {
         }
         None => {
             let (host, port) = authority.split_at(authority.find(':').unwrap_or(authority.len()));
-            let named = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
-            if host.is_empty() || !host.chars().all(named) {
+            let is_name_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
+            if host.is_empty() || !host.chars().all(is_name_char) {
                 return None;
             }
             (host, port)
         }
     };
     let port = match port {
-        "" => usual,
+        "" => default_port,
         port => port.strip_prefix(':')?.parse().ok().filter(|port| *port != 0)?,
     };
     Some((host, port))
 }
 
 fn is_local(host: &str) -> bool {
-    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|number| number.is_loopback())
+    host.eq_ignore_ascii_case("localhost")
+        || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 fn bracketed(host: &str) -> String {
     if host.contains(':') { format!("[{host}]") } else { host.to_owned() }
 }
 
-/// An address that could not be read, without what may be secret in it.
+/// The text of an invalid address, without parts that may be secret.
 fn redacted(text: &str) -> &str {
     let text = text.split_once('?').map_or(text, |(text, _)| text);
     text.rsplit_once('@').map_or(text, |(_, host)| host)
@@ -191,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_is_known_and_others_are_reached_by_tls_alone() {
+    fn this_machine_is_recognised_and_others_need_tls() {
         for here in ["ws://127.9.9.9:1", "ws://[::1]:1", "ws://localhost:1", "unix:/w", "wss://127.0.0.1:1"] {
             assert!(address(here).is_local(), "{here}");
         }
@@ -204,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_and_shows_no_password() {
+    fn an_invalid_address_is_refused_and_shows_no_password() {
         for text in [
             "",
             "127.0.0.1:1",

@@ -1,5 +1,5 @@
-//! Where an agent's program is, and which version it is. A version is asked for by starting the program, which may take
-//! seconds, so an answer is remembered for as long as the file stays the same.
+//! Finds an agent's program and its version. Finding the version means running the program, which may take seconds,
+//! so the result is cached for as long as the file stays the same.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
@@ -12,31 +12,31 @@ use std::time::{Duration, Instant};
 use qd_protocol::manifest::Manifest;
 use regex::Regex;
 
-/// What stands for this program in a manifest's command.
+/// The placeholder for this program in a manifest's command.
 pub const SELF_PROGRAM: &str = "{qd}";
-/// How long a program may take to tell its version.
+/// How long a program may take to print its version.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
-/// How much it may say then.
+/// How much output is read for the version, in bytes.
 const VERSION_OUTPUT_MAX: u64 = 64 << 10;
-/// How often a program is looked at that has not told its version yet.
+/// How often the output is polled.
 const VERSION_POLL: Duration = Duration::from_millis(10);
-/// Where programs are looked for if there is no `PATH`.
+/// Where programs are searched if there is no `PATH`.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
-/// The agent's program, if it is here.
+/// The path of the agent's program, if it is installed.
 pub fn find_program(manifest: &Manifest) -> Option<PathBuf> {
     let command = manifest.command();
     let name = command.first()?;
     if name == SELF_PROGRAM {
         return std::env::current_exe().ok();
     }
-    let listed =
+    let in_listed_places =
         || manifest.agent.places.iter().map(|place| expand_home(place)).find(|path| is_program(path));
-    find_on_path(name).or_else(|| listed().filter(|_| *name == manifest.agent.binary))
+    find_on_path(name).or_else(|| in_listed_places().filter(|_| *name == manifest.agent.binary))
 }
 
-/// The manifest with its program found, so that whoever starts it needs to look for nothing. Others are as they were: the
-/// error is better told by whoever cannot start them.
+/// The manifest with the path of its program filled in, so that starting it needs no search. A manifest whose program
+/// is not found is left as it is: the start reports the better error.
 #[must_use]
 pub fn with_program_path(mut manifest: Manifest) -> Manifest {
     if !manifest.driver().has_program() {
@@ -56,14 +56,14 @@ pub fn with_program_path(mut manifest: Manifest) -> Manifest {
     manifest
 }
 
-/// The manifest of an agent that is to be kept from the user's own login and settings, with its variables pointing into
-/// a folder below this one. Others are as they were.
+/// The manifest of an isolated agent, with its variables pointing into a folder below this one, so that the agent
+/// does not use the user's own login and settings. Other manifests are left as they are.
 #[must_use]
 pub fn with_isolation(mut manifest: Manifest, below: &Path) -> Manifest {
     if manifest.startup.isolated {
         for (variable, place) in &manifest.startup.isolation {
             let folder = below.join(&manifest.agent.name).join(place);
-            // An agent that needs it and does not find it says so better than we could.
+            // If the folder cannot be created, the agent that needs it reports the better error.
             let _made = std::fs::create_dir_all(&folder);
             manifest.startup.env.insert(variable.clone(), folder.display().to_string());
         }
@@ -90,25 +90,26 @@ fn is_program(path: &Path) -> bool {
     path.metadata().is_ok_and(|about| about.is_file() && about.permissions().mode() & 0o111 != 0)
 }
 
-/// The versions of programs, as far as they have been asked for.
+/// The versions of programs that have been probed.
 #[derive(Debug, Default)]
 pub struct ProgramVersions(Mutex<HashMap<PathBuf, KnownVersion>>);
 
 #[derive(Debug, Clone)]
 struct KnownVersion {
-    /// The file that was asked: another one of the same name is asked again.
+    /// Identifies the file that was probed; a different file under the same path is probed again.
     file: (u64, u64, i64, u64),
     version: Option<String>,
 }
 
 impl ProgramVersions {
-    /// A program's version, if it has been asked for and told.
+    /// A program's version, if it has been probed and was found.
     pub fn version_of(&self, program: &Path) -> Option<String> {
         let file = file_identity(program)?;
         self.lock().get(program).filter(|known| known.file == file)?.version.clone()
     }
 
-    /// Asks every program whose version is not known, all at once; takes as long as the slowest, within a limit.
+    /// Probes every program whose version is not known, all at once. Blocks until the slowest one is done, up to
+    /// `VERSION_TIMEOUT`.
     pub fn probe_all(&self, manifests: &[Manifest]) {
         let unknown = manifests.iter().filter_map(|manifest| {
             let program = find_program(manifest).filter(|_| !manifest.agent.binary.is_empty())?;
@@ -140,14 +141,14 @@ fn file_identity(program: &Path) -> Option<(u64, u64, i64, u64)> {
 fn probe_version(manifest: &Manifest, program: &Path) -> Option<String> {
     let probe = &manifest.probe;
     let arguments = probe.command.get(1..).map_or_else(|| vec!["--version".to_owned()], <[String]>::to_vec);
-    let told = program_output(program, &arguments, &manifest.startup.env)?;
+    let output = program_output(program, &arguments, &manifest.startup.env)?;
     let pattern = probe.version_pattern.as_deref().unwrap_or(r"\d+\.\d+[\w.+-]*");
-    let found = Regex::new(pattern).ok()?.captures(&told)?;
+    let found = Regex::new(pattern).ok()?.captures(&output)?;
     let version = found.get(1).or_else(|| found.get(0))?;
     Some(version.as_str().trim_end_matches('.').to_owned())
 }
 
-/// What a program says, within the limits.
+/// The standard output of a program, within the limits on time and size.
 fn program_output(program: &Path, arguments: &[String], env: &BTreeMap<String, String>) -> Option<String> {
     let child = Command::new(program)
         .args(arguments)
@@ -161,7 +162,7 @@ fn program_output(program: &Path, arguments: &[String], env: &BTreeMap<String, S
     let stdout = child.0.stdout.take()?;
     let reader = std::thread::spawn(move || {
         let mut text = Vec::new();
-        // What could be read has to do.
+        // On an error, use what was read so far.
         let _read = stdout.take(VERSION_OUTPUT_MAX).read_to_end(&mut text);
         text
     });
@@ -175,12 +176,12 @@ fn program_output(program: &Path, arguments: &[String], env: &BTreeMap<String, S
     reader.join().ok().map(|text| String::from_utf8_lossy(&text).into_owned())
 }
 
-/// A child that does not outlive the question.
+/// Kills the child when dropped, so that it does not outlive the probe.
 struct KillOnDrop(Child);
 
 impl Drop for KillOnDrop {
     fn drop(&mut self) {
-        // It has most likely ended by itself.
+        // Usually the program has already exited.
         let _killed = self.0.kill();
         let _status = self.0.wait();
     }
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_is_asked_for_once_and_again_when_the_program_has_changed() {
+    fn a_version_is_probed_once_and_again_when_the_program_has_changed() {
         let folder = tempfile::tempdir().unwrap();
         let program =
             script(folder.path(), "agent", "echo asked >> asked; echo 'agent version 1.2.3-beta (x)'");
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_found_is_named_by_its_path_and_one_that_is_not_stays_as_it_was() {
+    fn a_program_that_is_found_is_named_by_its_path_and_any_other_is_left_alone() {
         let found = with_program_path(manifest_from_name("acp:sh -c x").unwrap());
         assert!(
             found.command()[0].ends_with("/sh") && found.command()[0].starts_with('/'),
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_also_looked_for_where_its_manifest_says() {
+    fn a_program_is_also_searched_in_the_places_of_its_manifest() {
         let folder = tempfile::tempdir().unwrap();
         let there = script(folder.path(), "qd-test-hidden-agent", "");
         let mut agent = manifest_from_name("acp:qd-test-hidden-agent").unwrap();

@@ -1,5 +1,5 @@
-//! `project.toml` in a project's folder: what is to be done in the worktrees of its sessions. It counts only if the user
-//! trusts the project as it is, since it starts programs.
+//! Reads `project.toml` in a project's folder: what to do in the worktrees of its sessions. It starts programs, so it
+//! takes effect only if the user trusts the project's current content.
 
 use std::path::Path;
 
@@ -9,70 +9,68 @@ use serde::Deserialize;
 use crate::trust::{ProjectTrust, ProjectTrustStatus};
 use crate::{MANIFEST_FILE_MAX, PROJECT_FOLDER, manifest_reader};
 
-/// The file in the project's folder.
+/// The name of the file in the project's folder.
 pub const PROJECT_FILE: &str = "project.toml";
 
-/// What a project says.
+/// The settings of a project.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProjectSettings {
-    /// Of worktrees.
     #[serde(default)]
     pub worktree: WorktreeSettings,
 }
 
-/// What is to be done in worktrees.
+/// What to do in the worktrees of a project's sessions.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorktreeSettings {
-    /// Lines of shell that run in a new one.
+    /// Shell lines to run in a new worktree.
     #[serde(default)]
     pub setup: Vec<String>,
-    /// Lines of shell that run in one before it is removed.
+    /// Shell lines to run in a worktree before it is removed.
     #[serde(default)]
     pub teardown: Vec<String>,
-    /// Files that git ignores and that are copied into a new one: paths in which `*` and `?` stand for anything but `/`.
+    /// Files ignored by git to copy into a new worktree: paths in which `*` and `?` match anything but `/`.
     #[serde(default)]
     pub bring: Vec<String>,
 }
 
-/// How a project's file stands.
+/// Whether a project's settings can be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProjectFileStatus {
-    /// There is none.
+    /// There is no project file.
     Absent,
-    /// It counts.
     Trusted(ProjectSettings),
-    /// It does not count, because nobody has said so of it as it is.
+    /// The project's current content is not trusted.
     Untrusted,
-    /// It would count, and cannot be used.
+    /// The file is trusted, but not valid.
     Invalid(String),
 }
 
-/// What a project says, as far as it counts.
+/// The settings of a project, if it is trusted.
 pub fn read_project_settings(project: &Path, trust: &ProjectTrust) -> ProjectFileStatus {
     let path = project.join(PROJECT_FOLDER).join(PROJECT_FILE);
     if path.symlink_metadata().is_err() {
         return ProjectFileStatus::Absent;
     }
-    // Before it is read and after: it must not be another one for the moment in between.
+    // Check trust before and after reading, so that the file cannot be swapped in between.
     let trusted = || trust.status_of(project) == ProjectTrustStatus::Trusted;
     let (before, text) = (trusted(), manifest_reader::read_file(&path, MANIFEST_FILE_MAX));
     if !before || !trusted() {
         return ProjectFileStatus::Untrusted;
     }
-    let bad = |why: String| ProjectFileStatus::Invalid(format!("{}: {why}", path.display()));
+    let bad = |problem: String| ProjectFileStatus::Invalid(format!("{}: {problem}", path.display()));
     let text = match text {
         Ok(text) => text,
         Err(error) => return bad(error.to_string()),
     };
     match toml::from_str::<ProjectSettings>(&text) {
         Err(error) => bad(error.to_string()),
-        Ok(read) => {
-            let WorktreeSettings { setup, teardown, bring } = &read.worktree;
+        Ok(settings) => {
+            let WorktreeSettings { setup, teardown, bring } = &settings.worktree;
             match [setup, teardown, bring].iter().any(|list| list.len() > HOOKS_MAX) {
-                true => bad(format!("each list has at most {HOOKS_MAX} entries")),
-                false => ProjectFileStatus::Trusted(read),
+                true => bad(format!("each list may have at most {HOOKS_MAX} entries")),
+                false => ProjectFileStatus::Trusted(settings),
             }
         }
     }
@@ -88,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_projects_file_counts_once_it_is_trusted_and_only_as_it_was() {
+    fn a_project_file_is_used_once_trusted_and_only_with_that_content() {
         let (home, project) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let list = home.path().join("trust.json");
         let mut trust = ProjectTrust::open(&list).unwrap();

@@ -1,5 +1,6 @@
-//! What a project brings — manifests, and later hooks and rules — counts only after the user has said so of its content
-//! as it was then. One file holds for which folders that is; it is replaced whole.
+//! Which projects the user trusts. A project's own files (manifests, worktree hooks) take effect only after the user
+//! has trusted their content, and only while it is unchanged. One file lists the trusted projects; it is replaced
+//! atomically.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -11,14 +12,14 @@ use sha2::{Digest, Sha256};
 
 use crate::PROJECT_FOLDER;
 
-/// Files that a project may bring; more cannot be looked at by anybody.
+/// How many files a project's folder may have. Nobody would review more.
 const FILES_MAX: usize = 1000;
-/// MiB that they may have together.
+/// How many MiB these files may have together.
 const MIB_MAX: u64 = 16;
-/// Folders in folders.
+/// How deep folders may be nested.
 const DEPTH_MAX: usize = 8;
 
-/// The projects whose own files count.
+/// The list of trusted projects.
 #[derive(Debug, Clone, Default)]
 pub struct ProjectTrust {
     file: PathBuf,
@@ -27,57 +28,55 @@ pub struct ProjectTrust {
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct TrustFile {
-    /// By the project's resolved path: the digest of what it brought.
+    /// The digest of a project's trusted content, by the project's resolved path.
     projects: BTreeMap<PathBuf, String>,
 }
 
-/// How a project stands.
+/// Whether a project is trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProjectTrustStatus {
-    /// It brings nothing.
+    /// It has no files that need trust.
     Nothing,
-    /// It is trusted as it is.
+    /// Its current content is trusted.
     Trusted,
-    /// Nobody has said anything of it.
+    /// It was never trusted, or cannot be read.
     Unknown,
-    /// It was trusted, and is different now.
+    /// It was trusted, but its content has changed since.
     Changed,
 }
 
-/// Why trust cannot be given or known.
+/// Why a project cannot be trusted, or the list cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
-    /// The project cannot be read.
     #[error("failed to read {0}: {1}")]
     Unreadable(PathBuf, io::Error),
-    /// It has nothing that could be trusted.
     #[error("{0} has no folder {PROJECT_FOLDER}, so there is nothing to trust")]
     NothingToTrust(PathBuf),
-    /// It brings more than anybody has looked at.
+    /// It has too many or too large files to be reviewed.
     #[error("the folder {PROJECT_FOLDER} of {0} has more than {FILES_MAX} files or {MIB_MAX} MiB")]
     TooMuch(PathBuf),
-    /// The list cannot be kept.
-    #[error("failed to keep {0}: {1}")]
+    /// The list cannot be written.
+    #[error("failed to write {0}: {1}")]
     Unwritable(PathBuf, io::Error),
-    /// The list is not one of ours.
-    #[error("{0} cannot be understood: {1}")]
+    /// The list is not valid.
+    #[error("failed to parse {0}: {1}")]
     Bad(PathBuf, serde_json::Error),
 }
 
 impl ProjectTrust {
-    /// The list in this file, which need not be there.
+    /// Opens the list in this file, which need not exist.
     pub fn open(file: &Path) -> Result<Self, TrustError> {
-        let kept = match std::fs::read(file) {
+        let contents = match std::fs::read(file) {
             Ok(json) => {
                 serde_json::from_slice(&json).map_err(|error| TrustError::Bad(file.to_owned(), error))?
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => TrustFile::default(),
             Err(error) => return Err(TrustError::Unreadable(file.to_owned(), error)),
         };
-        Ok(Self { file: file.to_owned(), contents: kept })
+        Ok(Self { file: file.to_owned(), contents })
     }
 
-    /// How a project stands. One that cannot be read is not trusted.
+    /// Whether a project is trusted. A project that cannot be read is not.
     pub fn status_of(&self, project: &Path) -> ProjectTrustStatus {
         let Ok(project) = project.canonicalize() else { return ProjectTrustStatus::Nothing };
         match project_digest(&project) {
@@ -91,7 +90,7 @@ impl ProjectTrust {
         }
     }
 
-    /// Trusts what a project brings as it is now; gives the files.
+    /// Trusts the current content of a project. Returns its files.
     pub fn trust(&mut self, project: &Path) -> Result<Vec<PathBuf>, TrustError> {
         let project =
             project.canonicalize().map_err(|error| TrustError::Unreadable(project.to_owned(), error))?;
@@ -102,18 +101,18 @@ impl ProjectTrust {
         Ok(files)
     }
 
-    /// Trusts it no longer; tells whether it was.
+    /// Removes the trust in a project. Returns whether it was trusted.
     pub fn distrust(&mut self, project: &Path) -> Result<bool, TrustError> {
-        // A folder that is gone is known by the name it had.
+        // A folder that no longer exists is looked up by the given path.
         let project = project.canonicalize().unwrap_or_else(|_| project.to_owned());
-        let was = self.contents.projects.remove(&project).is_some();
-        if was {
+        let was_trusted = self.contents.projects.remove(&project).is_some();
+        if was_trusted {
             self.save()?;
         }
-        Ok(was)
+        Ok(was_trusted)
     }
 
-    /// The projects that are trusted, as they were then.
+    /// The paths of all trusted projects, whether or not their content has changed since.
     pub fn projects(&self) -> impl Iterator<Item = &Path> {
         self.contents.projects.keys().map(PathBuf::as_path)
     }
@@ -134,8 +133,8 @@ impl ProjectTrust {
     }
 }
 
-/// The digest of all that a project brings, and its files; `None` if it brings nothing. Symlinks are refused, since what
-/// is behind them may change without a word.
+/// The digest of a project's files, and the files; `None` if there are none. Symlinks are refused, because their
+/// targets may change unnoticed.
 fn project_digest(project: &Path) -> Result<Option<(String, Vec<PathBuf>)>, TrustError> {
     let root = project.join(PROJECT_FOLDER);
     let mut files = Vec::new();
@@ -161,7 +160,7 @@ fn project_digest(project: &Path) -> Result<Option<(String, Vec<PathBuf>)>, Trus
         }
         let content = std::fs::read(file).map_err(|error| TrustError::Unreadable(file.clone(), error))?;
         for part in [name, &content] {
-            // With its length, so that no two folders can look the same.
+            // Include the length, so that no two different folders have the same input.
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);
         }
@@ -170,7 +169,7 @@ fn project_digest(project: &Path) -> Result<Option<(String, Vec<PathBuf>)>, Trus
     Ok(Some((digest, files)))
 }
 
-/// Every file below a folder; false if there are too many.
+/// Collects every file below a folder. Returns false if there are too many, or they are nested too deep.
 fn collect_files(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) -> io::Result<bool> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
@@ -197,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trust_is_of_the_content_and_is_kept() {
+    fn trust_is_for_the_content_and_is_stored() {
         let (home, project) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let list = home.path().join("trust.json");
         let mut trust = ProjectTrust::open(&list).unwrap();

@@ -1,4 +1,4 @@
-//! `docs/agents.md` says of every agent what its manifest says.
+//! `docs/agents.md` matches the manifests.
 
 use qd_catalog::programs::ProgramVersions;
 use qd_catalog::{Catalog, agent_listing};
@@ -37,7 +37,7 @@ fn every_agent_is_on_the_page_with_what_it_can_do() {
 }
 
 #[test]
-fn the_versions_that_were_tried_are_the_ones_that_the_suites_install() {
+fn the_tested_versions_are_the_ones_that_the_suites_install() {
     let pinned = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/agents/package.json");
     let pinned: serde_json::Value = serde_json::from_slice(&std::fs::read(pinned).unwrap()).unwrap();
     for entry in Catalog::built_in().entries() {
@@ -46,7 +46,7 @@ fn the_versions_that_were_tried_are_the_ones_that_the_suites_install() {
             continue;
         };
         let package = install.rsplit(' ').next().unwrap();
-        // The package of one of them only fetches this one.
+        // The npm package `opencode-ai` only downloads this one.
         let package = if package == "opencode-ai" { "opencode-linux-x64-baseline" } else { package };
         assert_eq!(pinned["dependencies"][package], tested.as_str(), "{package}");
     }

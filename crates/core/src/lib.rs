@@ -1,13 +1,12 @@
-//! The machines of Quarterdeck, pure: they are told what happened and what time it is, and answer with events and
-//! effects. Nothing here awaits, reads a clock or a seq, or draws a random number, so all of it can be proven by
-//! running it.
+//! Quarterdeck's pure state machines. They are given inputs and the current time, and return events and effects.
+//! Nothing here awaits, reads a clock or a seq, or draws a random number, so tests can explore every transition.
 //!
 //! Layout, in reading order:
-//! - [`session`]: one conversation: its queue, its active run, its asks. The heart of everything.
-//! - [`fleet`]: several sessions: who is given what when somebody has ended.
-//! - [`policy`]: what an agent may do without asking.
-//! - [`rows`]: the documents that lists are made of, derived from state and events.
-//! - [`messages`]: events folded into messages.
+//! - [`session`]: one conversation with an agent: its queue, its active run, its asks. The most important machine.
+//! - [`fleet`]: several sessions: which session gets which prompt when a run ends.
+//! - [`policy`]: which tool calls an agent may make without approval.
+//! - [`rows`]: the rows behind lists, derived from state and events.
+//! - [`messages`]: folds events into messages.
 
 pub mod fleet;
 pub mod messages;

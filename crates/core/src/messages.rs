@@ -1,4 +1,4 @@
-//! Events folded into messages: one of the user's and one of the assistant's for every run.
+//! Folds events into messages: one of the user and one of the assistant for every run.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use qd_protocol::api::Message;
 use qd_protocol::event::{EventBody, MessagePart, ToolCallEvent};
 use qd_protocol::{EventNumber, MessageId, RunId};
 
-/// Messages in the making. Feed it a session's events in order.
+/// Assembles messages from a session's events, which must be added in order.
 #[derive(Debug, Default)]
 pub struct MessageAssembler {
     messages: Vec<Message>,
@@ -15,7 +15,7 @@ pub struct MessageAssembler {
 }
 
 impl MessageAssembler {
-    /// Takes one event in. What has no run, or came after its end, is part of no message.
+    /// Adds one event. Events without a run, or from after the run's end, belong to no message.
     pub fn add_event(&mut self, number: EventNumber, run: Option<&RunId>, body: EventBody) {
         let Some(run) = run else { return };
         match body {
@@ -73,7 +73,7 @@ impl MessageAssembler {
         }
     }
 
-    /// All of them, in the order in which they began.
+    /// All messages, in the order in which they were created.
     pub fn into_messages(self) -> Vec<Message> {
         self.messages
     }
@@ -83,25 +83,25 @@ impl MessageAssembler {
         self.messages.get_mut(*at).map(|message| &mut message.parts)
     }
 
-    fn update_tool(&mut self, run: &RunId, news: ToolCallEvent) {
+    fn update_tool(&mut self, run: &RunId, event: ToolCallEvent) {
         let Some(parts) = self.assistant_parts(run) else { return };
-        let known = parts
+        let existing = parts
             .iter_mut()
             .rev()
-            .find(|part| matches!(part, MessagePart::Tool { call_id, .. } if *call_id == news.call_id));
-        match known {
+            .find(|part| matches!(part, MessagePart::Tool { call_id, .. } if *call_id == event.call_id));
+        match existing {
             Some(MessagePart::Tool { text, output, is_error, .. }) => {
-                text.push_str(news.text.as_deref().unwrap_or_default());
-                *output = news.output.or(output.take());
-                *is_error = news.is_error.or(*is_error);
+                text.push_str(event.text.as_deref().unwrap_or_default());
+                *output = event.output.or(output.take());
+                *is_error = event.is_error.or(*is_error);
             }
             _ => parts.push(MessagePart::Tool {
-                call_id: news.call_id,
-                name: news.name.unwrap_or_default(),
-                input: news.input.unwrap_or_default(),
-                text: news.text.unwrap_or_default(),
-                output: news.output,
-                is_error: news.is_error,
+                call_id: event.call_id,
+                name: event.name.unwrap_or_default(),
+                input: event.input.unwrap_or_default(),
+                text: event.text.unwrap_or_default(),
+                output: event.output,
+                is_error: event.is_error,
             }),
         }
     }

@@ -1,5 +1,5 @@
-//! The documents that lists are made of. They are written in the same transaction as the events that changed them,
-//! and [`apply`] over the journal makes them again from nothing. Streamed words change no row.
+//! The rows behind lists. They are written in the same transaction as the events that changed them, and replaying the
+//! journal through [`apply_event`] rebuilds them. Streamed text changes no row.
 
 use qd_protocol::api::{self, RunStatus, SessionStatus};
 use qd_protocol::event::{
@@ -15,61 +15,54 @@ use crate::session::{
     MailDeliveryState, MailboxEntry, SessionEvent, SessionPhase, SessionState, UnfinishedRun, evolve,
 };
 
-/// A row that an event changed, besides its session's own.
+/// A row that an event changed, other than the session's own row.
 #[derive(Debug, Clone, PartialEq)]
 pub enum UpdatedRow {
-    /// A run. Its prompt is known when it is accepted and never changes, so it comes only then.
+    /// A run.
     Run {
-        /// The run.
         id: RunId,
-        /// As it now stands.
         doc: RunDoc,
-        /// What was asked.
+        /// Only set by `run.accepted`, since the prompt never changes.
         prompt: Option<RunPrompt>,
-        /// What tells it apart from another prompt under the same id.
+        /// Tells its prompt apart from a different one under the same run id.
         fingerprint: String,
     },
-    /// An ask, as it now stands.
     Ask(AskDoc),
-    /// A message. What was sent never changes, so it comes only then.
+    /// A mail message.
     Mail {
-        /// The message.
         id: MailId,
-        /// As it now stands.
         doc: MailDoc,
-        /// What was sent.
+        /// Only set by `mail.sent`, since the message itself never changes.
         sent: Option<Box<MailSent>>,
     },
 }
 
-/// Where a message stands.
+/// The delivery state of a message, as stored in its row.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MailDoc {
-    /// Where.
     pub state: MailStatus,
-    /// The run that it is, or was told to.
+    /// The run that the message became, or that was steered with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run_id: Option<RunId>,
-    /// How it reached the agent.
+    /// How the agent received it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delivered_as: Option<MailDelivery>,
-    /// The claim that somebody has on it, or had when it was acknowledged.
+    /// The current claim, or the claim by which it was acknowledged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<u64>,
-    /// Until when that counts.
+    /// When the claim expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim_expires_at: Option<Millis>,
-    /// How often it has come back.
+    /// How often it was returned to the mailbox.
     pub returns: u32,
-    /// Why it came back, or is kept from everybody.
+    /// Why it was returned or quarantined.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The last change.
     pub updated_at: Millis,
 }
 
 impl MailDoc {
-    /// The message as clients see it.
+    /// The message as the API shows it.
     pub fn view(self, sent: MailSent) -> Mail {
         Mail {
             message: sent.mail,
@@ -86,7 +79,7 @@ impl MailDoc {
     }
 }
 
-/// What a sender is told of a message whose `mail.sent` is at this place.
+/// The receipt for a message whose `mail.sent` event has this seq.
 pub fn mail_receipt(sent: &MailSent, seq: Seq) -> MailReceipt {
     MailReceipt {
         id: sent.mail.id.clone(),
@@ -97,19 +90,18 @@ pub fn mail_receipt(sent: &MailSent, seq: Seq) -> MailReceipt {
     }
 }
 
-/// An ask as it stands, and how it came to that. Flattened like the events that it comes from.
+/// An ask and how it was resolved, as stored in its row. Flattened like the events that it comes from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AskDoc {
-    /// The ask.
     #[serde(flatten)]
     pub ask: Ask,
-    /// By whom it was resolved; absent while it is open.
+    /// What resolved the ask; absent while it is open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<ResolvedBy>,
-    /// The rule that decided.
+    /// The policy rule that decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<PolicyRule>,
-    /// Whether a person had allowed the tool for the rest of the session, and that decided.
+    /// It was allowed because a person had allowed the tool for the rest of the session.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub granted: bool,
 }
@@ -121,44 +113,37 @@ impl From<&AskResolved> for AskDoc {
     }
 }
 
-/// What was asked of a run.
+/// The prompt of a run, as stored in its row.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunPrompt {
-    /// The prompt, or its head.
+    /// The prompt, or its head if there is a blob.
     pub prompt: String,
-    /// The file that holds the whole.
+    /// The file that holds the whole prompt.
     pub blob: Option<BlobRef>,
 }
 
-/// A run as it stands, all but its prompt.
+/// A run without its prompt, as stored in its row.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunDoc {
-    /// Whose.
     pub session_id: SessionId,
-    /// What it does.
     pub state: RunStatus,
-    /// Its place in the queue when it was accepted, for its receipt.
+    /// Its position in the queue when it was accepted, which its receipt repeats.
     pub position: u32,
-    /// Why it ended.
     pub finish_reason: Option<FinishReason>,
-    /// What came of it.
+    /// The result, or its head if there is a blob.
     pub text: Option<String>,
-    /// The file that holds the whole of that.
+    /// The file that holds the whole result.
     pub text_blob: Option<BlobRef>,
-    /// What went wrong.
     pub error: Option<RunError>,
-    /// What it used.
     pub usage: TokenUsage,
-    /// When it was accepted.
     pub accepted_at: Millis,
-    /// When the agent got it.
+    /// When the agent was ready for the prompt.
     pub started_at: Option<Millis>,
-    /// When it ended.
     pub finished_at: Option<Millis>,
 }
 
 impl RunDoc {
-    /// The run as clients see it.
+    /// The run as the API shows it.
     pub fn view(self, id: RunId, prompt: RunPrompt) -> api::Run {
         api::Run {
             id,
@@ -178,23 +163,22 @@ impl RunDoc {
     }
 }
 
-/// A session as it stands. What depends on the moment, such as a halt, is left to [`SessionDoc::view`].
+/// A session, as stored in its row. Fields that depend on the moment, such as a halt, are filled in by
+/// [`SessionDoc::view`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SessionDoc {
-    /// As far as the journal says.
+    /// The session as far as the journal knows; `state` and `queued` are placeholders.
     pub session: api::Session,
-    /// What it does.
     pub phase: SessionPhase,
-    /// Runs that have not ended.
+    /// How many runs have not ended.
     #[serde(rename = "unfinished")]
     pub unfinished_runs: u32,
-    /// Where its agent works, if that is known.
+    /// The directory that its agent works in, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub directory: Option<String>,
 }
 
 impl SessionDoc {
-    /// Of a session.
     pub fn of(state: &SessionState) -> Self {
         let settings = &state.settings;
         let session = api::Session {
@@ -231,7 +215,7 @@ impl SessionDoc {
         Self { session, phase: state.phase(), unfinished_runs: state.runs.len() as u32, directory }
     }
 
-    /// The session as clients see it now. Under a halt a run that has not started waits, and nothing is starting.
+    /// The session as the API shows it now. Under a halt, a run that has not started counts as queued.
     pub fn view(self, halted: bool) -> api::Session {
         let serving = match self.phase {
             SessionPhase::Unstarted => !halted,
@@ -253,7 +237,7 @@ impl SessionDoc {
     }
 }
 
-/// Whether an event changes its session's own row.
+/// Whether an event changes the session's own row.
 pub fn changes_session_row(body: &EventBody) -> bool {
     !matches!(
         body,
@@ -271,7 +255,7 @@ pub fn changes_session_row(body: &EventBody) -> bool {
     )
 }
 
-/// Applies an event and says which rows it changed.
+/// Applies an event and returns the rows that it changed.
 pub fn apply_event(state: &mut SessionState, event: &SessionEvent) -> Vec<UpdatedRow> {
     let ending = match (&event.body, &event.run) {
         (EventBody::RunFinished(_), Some(id)) => state.run(id).cloned(),
@@ -333,12 +317,12 @@ fn mail_id_of(body: &EventBody) -> Option<&MailId> {
     }
 }
 
-/// The row of the message that an event is about. `before` is the message before the event, since one that is done with
-/// is in the state no more.
+/// The row of the message that an event is about. `before` is its mailbox entry before the event, since a message
+/// that is settled is no longer in the state.
 fn mail_row(state: &SessionState, event: &SessionEvent, before: Option<MailboxEntry>) -> Option<UpdatedRow> {
     let id = mail_id_of(&event.body)?;
-    let letter = state.mailbox_entry(id);
-    let returns = letter.or(before.as_ref()).map_or(0, |letter| letter.returns);
+    let entry = state.mailbox_entry(id);
+    let returns = entry.or(before.as_ref()).map_or(0, |entry| entry.returns);
     let mut doc = MailDoc {
         state: MailStatus::Waiting,
         run_id: None,
@@ -349,7 +333,7 @@ fn mail_row(state: &SessionState, event: &SessionEvent, before: Option<MailboxEn
         reason: None,
         updated_at: event.ts,
     };
-    match letter.map(|letter| &letter.delivery) {
+    match entry.map(|entry| &entry.delivery) {
         Some(MailDeliveryState::Run(run) | MailDeliveryState::Steer { target_run: run, .. }) => {
             doc.state = MailStatus::Delivering;
             doc.run_id = Some(run.clone());
@@ -389,12 +373,12 @@ fn run_row(state: &SessionState, run: &UnfinishedRun, prompt: Option<RunPrompt>)
 }
 
 fn run_doc(state: &SessionState, run: &UnfinishedRun) -> RunDoc {
-    let waits = state.pending_asks().any(|ask| ask.run_id.as_ref() == Some(&run.id));
+    let has_pending_ask = state.pending_asks().any(|ask| ask.run_id.as_ref() == Some(&run.id));
     RunDoc {
         session_id: state.id.clone(),
         state: match (&run.started, run.position) {
             (Some(started), _) if started.suspended.is_some() => RunStatus::Suspended,
-            (Some(_), _) if waits => RunStatus::Waiting,
+            (Some(_), _) if has_pending_ask => RunStatus::Waiting,
             (Some(_), _) => RunStatus::Running,
             (None, 0) if !run.waits_for_slot => RunStatus::Accepted,
             (None, _) => RunStatus::Queued,

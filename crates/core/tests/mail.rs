@@ -1,4 +1,4 @@
-//! The mailbox: what becomes of a message whoever is busy, cancels, claims, forgets to acknowledge or crashes meanwhile.
+//! The mailbox: what happens to a message through busy turns, cancels, claims, missing acknowledgements and crashes.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +23,7 @@ fn id(text: &str) -> MailId {
     MailId::parse(text).unwrap()
 }
 
-fn letter(name: &str, deliver: MailDelivery) -> MailSubmission {
+fn submission(name: &str, deliver: MailDelivery) -> MailSubmission {
     MailSubmission {
         id: id(name),
         from: "user".to_owned(),
@@ -38,19 +38,19 @@ fn letter(name: &str, deliver: MailDelivery) -> MailSubmission {
     }
 }
 
-fn put(bench: &mut SessionHarness, name: &str, deliver: MailDelivery) -> SessionStep {
-    bench.command(SessionCommand::AcceptMail(letter(name, deliver)))
+fn send_mail(harness: &mut SessionHarness, name: &str, deliver: MailDelivery) -> SessionStep {
+    harness.command(SessionCommand::AcceptMail(submission(name, deliver)))
 }
 
-fn claim(bench: &mut SessionHarness, max: usize) -> Vec<(MailId, EventNumber)> {
-    match bench.command(SessionCommand::ClaimMail { max, lease_ms: 60_000 }).reply {
+fn claim(harness: &mut SessionHarness, max: usize) -> Vec<(MailId, EventNumber)> {
+    match harness.command(SessionCommand::ClaimMail { max, lease_ms: 60_000 }).reply {
         Some(CommandReply::MailClaimed { mail, .. }) => mail,
         other => panic!("{other:?}"),
     }
 }
 
-fn ack(bench: &mut SessionHarness, name: &str, claim: Option<EventNumber>) -> bool {
-    let step = bench.command(SessionCommand::AcknowledgeMail { id: id(name), claim });
+fn ack(harness: &mut SessionHarness, name: &str, claim: Option<EventNumber>) -> bool {
+    let step = harness.command(SessionCommand::AcknowledgeMail { id: id(name), claim });
     match step.reply {
         Some(CommandReply::Done) => true,
         Some(CommandReply::Refused(CommandRefusal::NotClaimed)) => false,
@@ -58,7 +58,7 @@ fn ack(bench: &mut SessionHarness, name: &str, claim: Option<EventNumber>) -> bo
     }
 }
 
-/// The prompts that were accepted in a step.
+/// The prompts that a step accepted.
 fn prompts(step: &SessionStep) -> Vec<String> {
     let prompt = |event: &SessionEvent| match &event.body {
         EventBody::RunAccepted(accepted) => Some(accepted.prompt.clone()),
@@ -67,7 +67,7 @@ fn prompts(step: &SessionStep) -> Vec<String> {
     step.events.iter().filter_map(prompt).collect()
 }
 
-/// Where the messages of a step stand after it.
+/// The mail rows that a step updated.
 fn docs(step: &SessionStep) -> Vec<&MailDoc> {
     let mail = step.rows.iter().filter_map(|row| match row {
         UpdatedRow::Mail { doc, .. } => Some(doc),
@@ -78,74 +78,74 @@ fn docs(step: &SessionStep) -> Vec<&MailDoc> {
 
 #[test]
 fn an_idle_session_is_woken_and_a_message_is_delivered_when_its_agent_gets_it() {
-    let mut bench = SessionHarness::without_worker();
-    let step = put(&mut bench, "a", MailDelivery::Prompt);
+    let mut harness = SessionHarness::without_worker();
+    let step = send_mail(&mut harness, "a", MailDelivery::Prompt);
     assert_eq!(kinds(&step), ["mail.sent", "run.accepted", "message.created", "worker.started"]);
-    assert_eq!(prompts(&step), ["words of a"], "a person's task is told as it is");
+    assert_eq!(prompts(&step), ["words of a"], "a task from a person is passed on unchanged");
     assert_eq!(docs(&step).last().unwrap().state, MailStatus::Delivering);
-    bench.world.agent = AgentAvailability::Ready { steerable: true };
-    let step = bench.input(SessionInput::Wake);
+    harness.context.agent = AgentAvailability::Ready { steerable: true };
+    let step = harness.input(SessionInput::Wake);
     assert_eq!(kinds(&step), ["run.started", "message.created", "mail.delivered"]);
     assert_eq!(docs(&step).last().unwrap().state, MailStatus::Delivered);
-    assert!(bench.state.mail.is_empty());
+    assert!(harness.state.mail.is_empty());
 }
 
 #[test]
 fn a_busy_session_gets_its_mail_after_its_turn_and_in_the_order_of_arrival() {
-    let mut bench = SessionHarness::new();
-    bench.prompt("r");
+    let mut harness = SessionHarness::new();
+    harness.prompt("r");
     let mut runs = Vec::new();
     for name in ["a", "b"] {
-        let step = put(&mut bench, name, MailDelivery::Prompt);
+        let step = send_mail(&mut harness, name, MailDelivery::Prompt);
         assert_eq!(kinds(&step), ["mail.sent", "run.accepted", "message.created", "run.queued"]);
         runs.push(step.events[1].run.clone().unwrap());
     }
-    let step = bench.end("r", TurnStopReason::EndTurn);
+    let step = harness.end("r", TurnStopReason::EndTurn);
     assert_eq!(started(&step), Some(runs[0].to_string()));
-    let step = bench.end(runs[0].as_str(), TurnStopReason::EndTurn);
+    let step = harness.end(runs[0].as_str(), TurnStopReason::EndTurn);
     assert_eq!(started(&step), Some(runs[1].to_string()));
 }
 
 #[test]
 fn a_steer_reaches_the_turn_and_is_delivered_when_the_turn_takes_it() {
-    let mut bench = SessionHarness::new();
-    bench.prompt("r");
-    let step = put(&mut bench, "a", MailDelivery::Steer);
+    let mut harness = SessionHarness::new();
+    harness.prompt("r");
+    let step = send_mail(&mut harness, "a", MailDelivery::Steer);
     assert_eq!(kinds(&step), ["mail.sent", "steer.accepted"]);
     let Some(SessionEffect::SendSteer { number, .. }) = step.effects.last() else {
         panic!("{:?}", step.effects)
     };
-    let step = bench.hear(AgentUpdate::SteerTaken { steer: *number });
+    let step = harness.receive(AgentUpdate::SteerTaken { steer: *number });
     assert_eq!(kinds(&step), ["steer.taken", "mail.delivered"]);
     let doc = docs(&step)[0];
     assert_eq!((doc.state, doc.delivered_as), (MailStatus::Delivered, Some(MailDelivery::Steer)));
     assert_eq!(doc.run_id.as_ref().unwrap().as_str(), "r");
-    assert!(bench.state.mail.is_empty());
+    assert!(harness.state.mail.is_empty());
 }
 
 #[test]
-fn a_steer_that_the_turn_misses_is_its_own_run_and_the_run_that_was_asked_for() {
-    let mut bench = SessionHarness::new();
-    bench.prompt("r");
+fn a_steer_that_the_turn_misses_becomes_a_run_under_the_requested_id() {
+    let mut harness = SessionHarness::new();
+    harness.prompt("r");
     let wanted = RunId::parse("wanted").unwrap();
-    let mail = MailSubmission { run: Some(wanted.clone()), ..letter("a", MailDelivery::Steer) };
-    bench.command(SessionCommand::AcceptMail(mail));
-    let step = bench.end("r", TurnStopReason::EndTurn);
+    let mail = MailSubmission { run: Some(wanted.clone()), ..submission("a", MailDelivery::Steer) };
+    harness.command(SessionCommand::AcceptMail(mail));
+    let step = harness.end("r", TurnStopReason::EndTurn);
     assert_eq!(started(&step), Some(wanted.to_string()));
     assert!(kinds(&step).contains(&"mail.delivered"), "{:?}", kinds(&step));
-    assert!(bench.state.mail.is_empty());
+    assert!(harness.state.mail.is_empty());
 }
 
 #[test]
-fn who_cannot_be_steered_gets_it_after_its_turn() {
+fn a_session_that_cannot_be_steered_gets_it_after_its_turn() {
     for link in [AgentAvailability::Ready { steerable: false }, AgentAvailability::Ready { steerable: true }]
     {
-        let mut bench = SessionHarness::new();
-        bench.world.agent = link;
+        let mut harness = SessionHarness::new();
+        harness.context.agent = link;
         if link == (AgentAvailability::Ready { steerable: false }) {
-            bench.prompt("r");
+            harness.prompt("r");
         }
-        let step = put(&mut bench, "a", MailDelivery::Steer);
+        let step = send_mail(&mut harness, "a", MailDelivery::Steer);
         assert_eq!(prompts(&step).len(), 1, "{link:?}: {:?}", kinds(&step));
         let EventBody::MailSent(sent) = &step.events[0].body else { panic!("{:?}", kinds(&step)) };
         assert_eq!(sent.deliver, MailDelivery::Prompt);
@@ -153,89 +153,89 @@ fn who_cannot_be_steered_gets_it_after_its_turn() {
 }
 
 #[test]
-fn how_it_is_delivered_is_the_sessions_to_say_if_nobody_else_does() {
-    let mut bench = SessionHarness::new();
-    bench.state.settings.mail = MailDelivery::Hold;
-    let step = bench.command(SessionCommand::AcceptMail(MailSubmission {
+fn without_a_delivery_mode_the_session_setting_decides() {
+    let mut harness = SessionHarness::new();
+    harness.state.settings.mail = MailDelivery::Hold;
+    let step = harness.command(SessionCommand::AcceptMail(MailSubmission {
         deliver: None,
-        ..letter("a", MailDelivery::Prompt)
+        ..submission("a", MailDelivery::Prompt)
     }));
     assert_eq!(kinds(&step), ["mail.sent"]);
-    assert_eq!(bench.state.mail[0].delivery, MailDeliveryState::Held);
+    assert_eq!(harness.state.mail[0].delivery, MailDeliveryState::Held);
 }
 
 #[test]
-fn whose_words_these_are_is_told_unless_they_are_a_persons_task() {
-    let mut bench = SessionHarness::new();
+fn the_sender_is_named_unless_it_is_a_task_from_a_person() {
+    let mut harness = SessionHarness::new();
     let mail = MailSubmission {
         from: "lead".to_owned(),
         kind: MailKind::Handoff,
-        ..letter("a", MailDelivery::Prompt)
+        ..submission("a", MailDelivery::Prompt)
     };
-    let step = bench.command(SessionCommand::AcceptMail(mail));
+    let step = harness.command(SessionCommand::AcceptMail(mail));
     assert_eq!(prompts(&step), ["--- handoff from lead (a) ---\nwords of a"]);
     let mail = MailSubmission {
         in_reply_to: Some(id("a")),
         kind: MailKind::Reply,
-        ..letter("b", MailDelivery::Prompt)
+        ..submission("b", MailDelivery::Prompt)
     };
-    let step = bench.command(SessionCommand::AcceptMail(mail));
+    let step = harness.command(SessionCommand::AcceptMail(mail));
     assert_eq!(prompts(&step), ["--- reply from user (b) in reply to a ---\nwords of b"]);
 }
 
 #[test]
-fn a_cancel_leaves_what_the_agent_never_got_in_the_mailbox() {
-    let mut bench = SessionHarness::new();
-    bench.prompt("r");
-    put(&mut bench, "queued", MailDelivery::Prompt);
-    put(&mut bench, "steered", MailDelivery::Steer);
-    bench.cancel();
-    let step = bench.end("r", TurnStopReason::Cancelled);
+fn a_cancel_leaves_undelivered_messages_in_the_mailbox() {
+    let mut harness = SessionHarness::new();
+    harness.prompt("r");
+    send_mail(&mut harness, "queued", MailDelivery::Prompt);
+    send_mail(&mut harness, "steered", MailDelivery::Steer);
+    harness.cancel();
+    let step = harness.end("r", TurnStopReason::Cancelled);
     assert!(!finishes(&step).is_empty());
-    assert!(bench.state.runs.is_empty(), "nothing starts behind the back of whoever cancelled");
-    let held: Vec<_> = bench.state.mail.iter().map(|letter| (letter.id.as_str(), letter.returns)).collect();
+    assert!(harness.state.runs.is_empty(), "a cancel is not followed by a new start");
+    let held: Vec<_> = harness.state.mail.iter().map(|entry| (entry.id.as_str(), entry.returns)).collect();
     assert_eq!(held, [("queued", 1), ("steered", 1)]);
-    assert_eq!(claim(&mut bench, 9).len(), 2);
+    assert_eq!(claim(&mut harness, 9).len(), 2);
 }
 
 #[test]
-fn a_message_that_is_claimed_is_nobody_elses_until_it_comes_back() {
-    let mut bench = SessionHarness::new();
+fn a_claimed_message_belongs_to_nobody_else_until_it_is_returned() {
+    let mut harness = SessionHarness::new();
     for name in ["a", "b"] {
-        assert_eq!(kinds(&put(&mut bench, name, MailDelivery::Hold)), ["mail.sent"]);
+        assert_eq!(kinds(&send_mail(&mut harness, name, MailDelivery::Hold)), ["mail.sent"]);
     }
-    let first = claim(&mut bench, 1);
+    let first = claim(&mut harness, 1);
     assert_eq!(first[0].0, id("a"), "the oldest first");
-    assert_eq!(claim(&mut bench, 9)[0].0, id("b"));
-    assert!(claim(&mut bench, 9).is_empty());
-    assert!(ack(&mut bench, "a", Some(first[0].1)));
-    assert!(!ack(&mut bench, "a", Some(first[0].1)), "the row says that it was");
-    assert_eq!(deadline(&bench.state, bench.world.agent), Some(Millis(60_000)));
-    bench.world.now = Millis(60_000);
-    assert_eq!(kinds(&bench.input(SessionInput::Tick)), ["mail.returned"]);
-    assert_eq!(deadline(&bench.state, bench.world.agent), None);
+    assert_eq!(claim(&mut harness, 9)[0].0, id("b"));
+    assert!(claim(&mut harness, 9).is_empty());
+    assert!(ack(&mut harness, "a", Some(first[0].1)));
+    assert!(!ack(&mut harness, "a", Some(first[0].1)), "it is already acknowledged");
+    assert_eq!(deadline(&harness.state, harness.context.agent), Some(Millis(60_000)));
+    harness.context.now = Millis(60_000);
+    assert_eq!(kinds(&harness.input(SessionInput::Tick)), ["mail.returned"]);
+    assert_eq!(deadline(&harness.state, harness.context.agent), None);
 }
 
 #[test]
 fn a_late_acknowledgement_does_not_take_a_message_from_its_next_claimer() {
-    let mut bench = SessionHarness::new();
-    put(&mut bench, "a", MailDelivery::Hold);
-    let first = claim(&mut bench, 1)[0].1;
-    bench.world.now = Millis(60_001);
-    assert!(!ack(&mut bench, "a", Some(first)), "its time is over, whether or not anybody has noticed");
-    let second = claim(&mut bench, 1)[0].1;
-    assert!(!ack(&mut bench, "a", Some(first)));
-    assert!(ack(&mut bench, "a", Some(second)));
+    let mut harness = SessionHarness::new();
+    send_mail(&mut harness, "a", MailDelivery::Hold);
+    let first = claim(&mut harness, 1)[0].1;
+    harness.context.now = Millis(60_001);
+    assert!(!ack(&mut harness, "a", Some(first)), "the claim has expired, even if no tick has noticed");
+    let second = claim(&mut harness, 1)[0].1;
+    assert!(!ack(&mut harness, "a", Some(first)));
+    assert!(ack(&mut harness, "a", Some(second)));
 }
 
 #[test]
-fn what_comes_back_too_often_is_kept_from_everybody_with_the_reason() {
-    let mut bench = SessionHarness::new();
-    put(&mut bench, "a", MailDelivery::Hold);
+fn a_message_that_is_returned_too_often_is_quarantined_with_the_reason() {
+    let mut harness = SessionHarness::new();
+    send_mail(&mut harness, "a", MailDelivery::Hold);
     for round in 1..=MAIL_RETURNS_MAX {
-        assert_eq!(claim(&mut bench, 1).len(), 1, "{round}");
-        bench.world.now = bench.world.now.plus(60_000);
-        let step = bench.input(SessionInput::Tick);
+        assert_eq!(claim(&mut harness, 1).len(), 1, "{round}");
+        harness.context.now = harness.context.now.plus(60_000);
+        let step = harness.input(SessionInput::Tick);
         let last = round == MAIL_RETURNS_MAX;
         assert_eq!(kinds(&step), [if last { "mail.quarantined" } else { "mail.returned" }]);
         if last {
@@ -244,47 +244,47 @@ fn what_comes_back_too_often_is_kept_from_everybody_with_the_reason() {
             assert!(doc.reason.as_ref().unwrap().contains("5 times"), "{doc:?}");
         }
     }
-    assert!(claim(&mut bench, 1).is_empty());
+    assert!(claim(&mut harness, 1).is_empty());
 }
 
 #[test]
-fn a_full_mailbox_and_a_full_queue_say_so() {
-    let mut bench = SessionHarness::new();
+fn a_full_mailbox_and_a_full_queue_refuse_messages() {
+    let mut harness = SessionHarness::new();
     for n in 0..MAIL_OPEN_MAX {
-        put(&mut bench, &format!("m{n}"), MailDelivery::Hold);
+        send_mail(&mut harness, &format!("m{n}"), MailDelivery::Hold);
     }
     let refused = |step: SessionStep| match step.reply {
         Some(CommandReply::Refused(refusal)) => refusal,
         other => panic!("{other:?}"),
     };
-    assert_eq!(refused(put(&mut bench, "more", MailDelivery::Hold)), CommandRefusal::MailboxFull);
-    let mut bench = SessionHarness::new();
+    assert_eq!(refused(send_mail(&mut harness, "more", MailDelivery::Hold)), CommandRefusal::MailboxFull);
+    let mut harness = SessionHarness::new();
     for n in 0..=QUEUE_MAX {
-        bench.prompt(&format!("r{n}"));
+        harness.prompt(&format!("r{n}"));
     }
-    assert_eq!(refused(put(&mut bench, "p", MailDelivery::Prompt)), CommandRefusal::QueueFull);
-    assert_eq!(refused(put(&mut bench, "s", MailDelivery::Steer)), CommandRefusal::QueueFull);
-    assert_eq!(kinds(&put(&mut bench, "h", MailDelivery::Hold)), ["mail.sent"]);
+    assert_eq!(refused(send_mail(&mut harness, "p", MailDelivery::Prompt)), CommandRefusal::QueueFull);
+    assert_eq!(refused(send_mail(&mut harness, "s", MailDelivery::Steer)), CommandRefusal::QueueFull);
+    assert_eq!(kinds(&send_mail(&mut harness, "h", MailDelivery::Hold)), ["mail.sent"]);
 }
 
 #[test]
 fn nothing_is_left_open_when_a_session_ends() {
-    let mut bench = SessionHarness::new();
-    put(&mut bench, "held", MailDelivery::Hold);
-    put(&mut bench, "claimed", MailDelivery::Hold);
-    claim(&mut bench, 1);
-    bench.command(SessionCommand::Close { purge: false });
-    let step = bench.hear(AgentUpdate::Gone(qd_protocol::link::AgentExitReason::Stopped));
+    let mut harness = SessionHarness::new();
+    send_mail(&mut harness, "held", MailDelivery::Hold);
+    send_mail(&mut harness, "claimed", MailDelivery::Hold);
+    claim(&mut harness, 1);
+    harness.command(SessionCommand::Close { purge: false });
+    let step = harness.receive(AgentUpdate::Gone(qd_protocol::link::AgentExitReason::Stopped));
     assert_eq!(kinds(&step), ["worker.exited", "mail.quarantined", "mail.quarantined", "session.closed"]);
-    let closed = put(&mut bench, "late", MailDelivery::Hold);
+    let closed = send_mail(&mut harness, "late", MailDelivery::Hold);
     assert_eq!(closed.reply, Some(CommandReply::Refused(CommandRefusal::Closed)));
-    assert_eq!(deadline(&bench.state, bench.world.agent), None);
+    assert_eq!(deadline(&harness.state, harness.context.agent), None);
 }
 
-/// What may happen.
+/// A random action.
 #[derive(Debug, Clone)]
 enum MailAction {
-    Put(u8, MailDelivery),
+    Send(u8, MailDelivery),
     Prompt,
     Claim(usize),
     Ack(u8, bool),
@@ -297,11 +297,11 @@ enum MailAction {
     Crash,
 }
 
-fn act() -> impl Strategy<Value = MailAction> {
+fn any_action() -> impl Strategy<Value = MailAction> {
     let deliver =
         prop_oneof![Just(MailDelivery::Prompt), Just(MailDelivery::Steer), Just(MailDelivery::Hold)];
     prop_oneof![
-        6 => (0..12_u8, deliver).prop_map(|(name, deliver)| MailAction::Put(name, deliver)),
+        6 => (0..12_u8, deliver).prop_map(|(name, deliver)| MailAction::Send(name, deliver)),
         2 => Just(MailAction::Prompt),
         3 => (1..4_usize).prop_map(MailAction::Claim),
         3 => (0..12_u8, any::<bool>()).prop_map(|(name, late)| MailAction::Ack(name, late)),
@@ -315,59 +315,59 @@ fn act() -> impl Strategy<Value = MailAction> {
     ]
 }
 
-/// A session, what its journal and its rows say, and what must hold of every message.
+/// A session with its journal and mail rows, and the invariants of every message.
 struct MailSimulation {
-    bench: SessionHarness,
+    harness: SessionHarness,
     begun: SessionState,
     journal: Vec<SessionEvent>,
-    /// As lists have them: what the edge looks an id up in.
+    /// The mail rows, in which the edge looks up an id.
     rows: BTreeMap<MailId, MailDoc>,
     delivered: BTreeMap<MailId, u32>,
     ended: BTreeMap<MailId, u32>,
     claims: BTreeMap<MailId, EventNumber>,
     order: Vec<MailId>,
-    heard: u64,
+    update_count: u64,
     prompts: u32,
 }
 
 impl MailSimulation {
     fn new() -> Self {
-        let bench = SessionHarness::new();
+        let harness = SessionHarness::new();
         Self {
-            begun: bench.state.clone(),
-            bench,
+            begun: harness.state.clone(),
+            harness,
             journal: Vec::new(),
             rows: BTreeMap::new(),
             delivered: BTreeMap::new(),
             ended: BTreeMap::new(),
             claims: BTreeMap::new(),
             order: Vec::new(),
-            heard: 0,
+            update_count: 0,
             prompts: 0,
         }
     }
 
     fn input(&mut self, input: SessionInput) -> SessionStep {
-        let decided = step(&mut self.bench.state, input, &self.bench.world);
-        for event in &decided.events {
-            self.see(event);
+        let step_result = step(&mut self.harness.state, input, &self.harness.context);
+        for event in &step_result.events {
+            self.observe(event);
         }
-        self.journal.extend(decided.events.iter().cloned());
-        for row in &decided.rows {
+        self.journal.extend(step_result.events.iter().cloned());
+        for row in &step_result.rows {
             if let UpdatedRow::Mail { id, doc, .. } = row {
                 self.rows.insert(id.clone(), doc.clone());
             }
         }
         self.check();
-        decided
+        step_result
     }
 
-    fn hear(&mut self, up: AgentUpdate) {
-        self.heard += 1;
-        self.input(SessionInput::LinkMessage(UpdateNumber(self.heard), up));
+    fn receive(&mut self, update: AgentUpdate) {
+        self.update_count += 1;
+        self.input(SessionInput::LinkMessage(UpdateNumber(self.update_count), update));
     }
 
-    fn see(&mut self, event: &SessionEvent) {
+    fn observe(&mut self, event: &SessionEvent) {
         let state = |id: &MailId| self.rows.get(id).map(|doc| doc.state);
         match &event.body {
             EventBody::MailSent(sent) => {
@@ -379,12 +379,12 @@ impl MailSimulation {
                 *self.ended.entry(mail.id.clone()).or_default() += 1;
             }
             EventBody::MailClaimed(mail) => {
-                assert_ne!(state(&mail.id), Some(MailStatus::Claimed), "claimed by one at a time");
+                assert_ne!(state(&mail.id), Some(MailStatus::Claimed), "one claim at a time");
                 assert_eq!(mail.claim, event.number);
                 self.claims.insert(mail.id.clone(), mail.claim);
             }
             EventBody::MailAcknowledged(mail) => {
-                assert_eq!(self.claims.get(&mail.id), Some(&mail.claim), "by the last who claimed it");
+                assert_eq!(self.claims.get(&mail.id), Some(&mail.claim), "by the last claim");
                 *self.ended.entry(mail.id.clone()).or_default() += 1;
             }
             EventBody::MailQuarantined(mail) => *self.ended.entry(mail.id.clone()).or_default() += 1,
@@ -396,46 +396,46 @@ impl MailSimulation {
         assert!(self.ended.values().all(|times| *times == 1), "each ends once: {:?}", self.ended);
         assert!(self.delivered.values().all(|times| *times == 1), "{:?}", self.delivered);
         let open: Vec<&MailId> = self.order.iter().filter(|id| self.rows[id].state.is_open()).collect();
-        let kept: Vec<&MailId> = self.bench.state.mail.iter().map(|letter| &letter.id).collect();
-        assert_eq!(kept, open, "the mailbox is what its rows say, in the order of arrival");
-        for letter in &self.bench.state.mail {
-            let on_its_way = match &letter.delivery {
+        let kept: Vec<&MailId> = self.harness.state.mail.iter().map(|entry| &entry.id).collect();
+        assert_eq!(kept, open, "the mailbox matches its rows, in order of arrival");
+        for entry in &self.harness.state.mail {
+            let on_its_way = match &entry.delivery {
                 MailDeliveryState::Run(run) => {
-                    self.bench.state.run(run).is_some_and(|run| run.started.is_none())
+                    self.harness.state.run(run).is_some_and(|run| run.started.is_none())
                 }
-                MailDeliveryState::Steer { target_run: told, .. } => {
-                    self.bench.state.run(told).is_some_and(|run| {
-                        run.steers.iter().any(|steer| steer.mail.as_ref() == Some(&letter.id))
+                MailDeliveryState::Steer { target_run, .. } => {
+                    self.harness.state.run(target_run).is_some_and(|run| {
+                        run.steers.iter().any(|steer| steer.mail.as_ref() == Some(&entry.id))
                     })
                 }
                 MailDeliveryState::Held | MailDeliveryState::Claimed { .. } => true,
             };
-            assert!(on_its_way, "{letter:?} waits for nothing");
+            assert!(on_its_way, "{entry:?} waits for nothing");
         }
     }
 
-    /// The daemon dies: what it knew is read again, and what it owes is done again.
+    /// The daemon dies: the state is rebuilt from the journal, and unfinished effects are repeated.
     fn crash(&mut self) {
         let mut state = self.begun.clone();
         for event in &self.journal {
             evolve(&mut state, event);
         }
-        assert_eq!(state, self.bench.state, "a session read from the journal is the same session");
+        assert_eq!(state, self.harness.state, "a session read from the journal is the same session");
         let kept = serde_json::to_vec(&state).unwrap();
-        self.bench.state = serde_json::from_slice(&kept).unwrap();
+        self.harness.state = serde_json::from_slice(&kept).unwrap();
         self.input(SessionInput::Wake);
     }
 
     fn act(&mut self, act: MailAction) {
-        let active = self.bench.state.current_turn().map(|(run, _)| run.id.clone());
+        let active = self.harness.state.current_turn().map(|(run, _)| run.id.clone());
         match act {
-            MailAction::Put(name, deliver) => {
+            MailAction::Send(name, deliver) => {
                 let name = format!("m{name}");
-                // As the edge does it: an id that has a row is answered from there.
+                // Like the edge: an id that has a row is answered from the row.
                 if !self.rows.contains_key(&id(&name)) {
-                    self.input(SessionInput::Command(SessionCommand::AcceptMail(letter(&name, deliver))));
-                    let again = SessionInput::Command(SessionCommand::AcceptMail(letter(&name, deliver)));
-                    if self.bench.state.mailbox_entry(&id(&name)).is_some() {
+                    self.input(SessionInput::Command(SessionCommand::AcceptMail(submission(&name, deliver))));
+                    let again = SessionInput::Command(SessionCommand::AcceptMail(submission(&name, deliver)));
+                    if self.harness.state.mailbox_entry(&id(&name)).is_some() {
                         let step = self.input(again);
                         assert_eq!(step.reply, Some(CommandReply::MailAccepted { event: None }));
                         assert!(step.events.is_empty() && step.effects.is_empty());
@@ -456,23 +456,23 @@ impl MailSimulation {
             }
             MailAction::Claim(max) => {
                 let held: Vec<MailId> = {
-                    let now = self.bench.world.now;
-                    let free = |stands: &MailDeliveryState| match stands {
+                    let now = self.harness.context.now;
+                    let free = |delivery: &MailDeliveryState| match delivery {
                         MailDeliveryState::Held => true,
                         MailDeliveryState::Claimed { until, .. } => *until <= now,
                         _ => false,
                     };
-                    let held = self.bench.state.mail.iter().filter(|letter| free(&letter.delivery));
-                    held.map(|letter| letter.id.clone()).collect()
+                    let held = self.harness.state.mail.iter().filter(|entry| free(&entry.delivery));
+                    held.map(|entry| entry.id.clone()).collect()
                 };
                 let step =
                     self.input(SessionInput::Command(SessionCommand::ClaimMail { max, lease_ms: 60_000 }));
                 let Some(CommandReply::MailClaimed { mail, .. }) = step.reply else {
                     panic!("{:?}", step.reply)
                 };
-                let given: Vec<MailId> = mail.into_iter().map(|(id, _)| id).collect();
+                let claimed: Vec<MailId> = mail.into_iter().map(|(id, _)| id).collect();
                 let left: Vec<_> = held.into_iter().filter(|id| self.rows[id].state.is_open()).collect();
-                assert_eq!(given, left[..max.min(left.len())], "the oldest first");
+                assert_eq!(claimed, left[..max.min(left.len())], "the oldest first");
             }
             MailAction::Ack(name, late) => {
                 let id = id(&format!("m{name}"));
@@ -480,14 +480,14 @@ impl MailSimulation {
                 self.input(SessionInput::Command(SessionCommand::AcknowledgeMail { id, claim }));
             }
             MailAction::Pass(ms) => {
-                self.bench.world.now = self.bench.world.now.plus(ms);
+                self.harness.context.now = self.harness.context.now.plus(ms);
                 self.input(SessionInput::Tick);
             }
             MailAction::End(stop) => {
                 if let Some(run) = active {
                     let error = (stop == TurnStopReason::Error)
                         .then(|| qd_protocol::event::RunError::new("agent_error", "it failed"));
-                    self.hear(AgentUpdate::Terminal {
+                    self.receive(AgentUpdate::Terminal {
                         run,
                         outcome: TurnOutcome { error, ..TurnOutcome::of(stop) },
                     });
@@ -495,9 +495,9 @@ impl MailSimulation {
             }
             MailAction::Steer(taken) => {
                 let steers =
-                    self.bench.state.current_turn().map(|(run, _)| run.steers.clone()).unwrap_or_default();
+                    self.harness.state.current_turn().map(|(run, _)| run.steers.clone()).unwrap_or_default();
                 if let Some(steer) = steers.iter().find_map(|steer| steer.sent) {
-                    self.hear(if taken {
+                    self.receive(if taken {
                         AgentUpdate::SteerTaken { steer }
                     } else {
                         AgentUpdate::SteerMissed { steer }
@@ -509,16 +509,16 @@ impl MailSimulation {
                 self.input(SessionInput::Command(command));
             }
             MailAction::Link(steers) => {
-                if self.bench.state.worker.is_some() {
-                    self.bench.world.agent = AgentAvailability::Ready { steerable: steers };
+                if self.harness.state.worker.is_some() {
+                    self.harness.context.agent = AgentAvailability::Ready { steerable: steers };
                     self.input(SessionInput::Wake);
                 }
             }
             MailAction::Lose => {
-                self.bench.world.agent = AgentAvailability::Absent;
+                self.harness.context.agent = AgentAvailability::Absent;
                 self.input(SessionInput::WorkerGone(qd_protocol::link::AgentExitReason::Lost));
-                if self.bench.state.worker.is_some() {
-                    self.bench.world.agent = AgentAvailability::Ready { steerable: true };
+                if self.harness.state.worker.is_some() {
+                    self.harness.context.agent = AgentAvailability::Ready { steerable: true };
                 }
                 self.input(SessionInput::Wake);
             }
@@ -531,11 +531,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn a_message_is_never_lost_and_never_delivered_twice(acts in prop::collection::vec(act(), 1..60)) {
-        let mut world = MailSimulation::new();
+    fn a_message_is_never_lost_and_never_delivered_twice(acts in prop::collection::vec(any_action(), 1..60)) {
+        let mut context = MailSimulation::new();
         for act in acts {
-            world.act(act);
+            context.act(act);
         }
-        world.crash();
+        context.crash();
     }
 }

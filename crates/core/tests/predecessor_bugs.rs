@@ -1,4 +1,4 @@
-//! The holes that were proven in the systems we succeed, each as a promise of ours: H1 to H11 of the research on
+//! Bugs that were proven in the systems before this one, each as a promise of ours: H1 to H11 of the research on
 //! crush, and the bugs of CAP's inbox. H10 and H12 are about the command line and about several workspaces, and are
 //! tested with the real binary in `tests/`.
 
@@ -17,21 +17,21 @@ use qd_protocol::{AskId, FinishReason, RunId};
 
 #[test]
 fn h1_a_prompt_accepted_while_a_cancelled_run_unwinds_starts_when_it_has() {
-    let mut bench = SessionHarness::new();
-    bench.prompt("a");
-    bench.cancel();
-    bench.prompt("b");
-    let ended = bench.end("a", TurnStopReason::Cancelled);
+    let mut harness = SessionHarness::new();
+    harness.prompt("a");
+    harness.cancel();
+    harness.prompt("b");
+    let ended = harness.end("a", TurnStopReason::Cancelled);
     assert_eq!(finishes(&ended), [("a".to_owned(), FinishReason::Cancelled)]);
     assert_eq!(started(&ended).as_deref(), Some("b"));
 }
 
 #[test]
 fn h1_an_error_lets_the_queue_go_on() {
-    let mut bench = SessionHarness::new();
-    bench.prompt("a");
-    bench.prompt("b");
-    let ended = bench.end("a", TurnStopReason::Error);
+    let mut harness = SessionHarness::new();
+    harness.prompt("a");
+    harness.prompt("b");
+    let ended = harness.end("a", TurnStopReason::Error);
     assert_eq!(finishes(&ended), [("a".to_owned(), FinishReason::Error)]);
     assert_eq!(started(&ended).as_deref(), Some("b"));
 }
@@ -39,11 +39,11 @@ fn h1_an_error_lets_the_queue_go_on() {
 #[test]
 fn h2_a_prompt_sent_on_sight_of_the_terminal_is_not_queued_behind_the_dying_run() {
     for stop in [TurnStopReason::EndTurn, TurnStopReason::Error, TurnStopReason::Cancelled] {
-        let mut bench = SessionHarness::new();
-        bench.prompt("a");
-        bench.end("a", stop);
-        assert_eq!(bench.state.phase(), SessionPhase::Idle);
-        let next = bench.prompt("b");
+        let mut harness = SessionHarness::new();
+        harness.prompt("a");
+        harness.end("a", stop);
+        assert_eq!(harness.state.phase(), SessionPhase::Idle);
+        let next = harness.prompt("b");
         assert!(matches!(next.reply, Some(CommandReply::Accepted { position: 0, .. })));
         assert_eq!(started(&next).as_deref(), Some("b"));
     }
@@ -51,25 +51,28 @@ fn h2_a_prompt_sent_on_sight_of_the_terminal_is_not_queued_behind_the_dying_run(
 
 #[test]
 fn h3_a_second_client_or_a_rebuild_replaces_neither_the_run_nor_its_queue() {
-    let mut bench = SessionHarness::new();
-    bench.prompt("a");
-    bench.prompt("b");
-    let before = bench.state.clone();
-    let woken = bench.input(SessionInput::Wake);
+    let mut harness = SessionHarness::new();
+    harness.prompt("a");
+    harness.prompt("b");
+    let before = harness.state.clone();
+    let woken = harness.input(SessionInput::Wake);
     assert_eq!((woken.events.len(), started(&woken)), (0, None));
-    assert_eq!(bench.state, before);
-    let hit = bench.cancel();
+    assert_eq!(harness.state, before);
+    let hit = harness.cancel();
     let runs = ["a", "b"].map(|run| RunId::parse(run).unwrap());
     assert_eq!(hit.reply, Some(CommandReply::Cancelled(runs.to_vec())));
 }
 
 #[test]
 fn h4_a_terminal_is_not_held_back_by_the_queue_and_an_error_names_its_own_run() {
-    let mut bench = SessionHarness::new();
-    bench.prompt("a");
-    bench.prompt("b");
-    assert_eq!(finishes(&bench.end("a", TurnStopReason::EndTurn)), [("a".to_owned(), FinishReason::EndTurn)]);
-    let failed = bench.end("b", TurnStopReason::Error);
+    let mut harness = SessionHarness::new();
+    harness.prompt("a");
+    harness.prompt("b");
+    assert_eq!(
+        finishes(&harness.end("a", TurnStopReason::EndTurn)),
+        [("a".to_owned(), FinishReason::EndTurn)]
+    );
+    let failed = harness.end("b", TurnStopReason::Error);
     let raised: Vec<_> =
         failed.events.iter().filter(|event| matches!(event.body, EventBody::ErrorRaised(_))).collect();
     assert_eq!(raised.len(), 1);
@@ -78,38 +81,38 @@ fn h4_a_terminal_is_not_held_back_by_the_queue_and_an_error_names_its_own_run() 
 
 #[test]
 fn h5_a_cleared_queue_gives_every_prompt_in_it_its_terminal() {
-    let mut bench = SessionHarness::new();
+    let mut harness = SessionHarness::new();
     for run in ["a", "b", "c"] {
-        bench.prompt(run);
+        harness.prompt(run);
     }
-    let cleared = bench.command(SessionCommand::ClearQueue);
+    let cleared = harness.command(SessionCommand::ClearQueue);
     let ended = ["b", "c"].map(|run| (run.to_owned(), FinishReason::Cancelled));
     assert_eq!(finishes(&cleared), ended);
-    bench.prompt("d");
-    assert_eq!(started(&bench.end("a", TurnStopReason::EndTurn)).as_deref(), Some("d"));
+    harness.prompt("d");
+    assert_eq!(started(&harness.end("a", TurnStopReason::EndTurn)).as_deref(), Some("d"));
 }
 
 #[test]
 fn h6_the_queue_is_served_in_the_order_of_acceptance() {
-    let mut bench = SessionHarness::new();
+    let mut harness = SessionHarness::new();
     for run in ["a", "b", "c"] {
-        bench.prompt(run);
+        harness.prompt(run);
     }
-    assert_eq!(started(&bench.end("a", TurnStopReason::EndTurn)).as_deref(), Some("b"));
-    bench.prompt("d");
-    assert_eq!(started(&bench.end("b", TurnStopReason::Error)).as_deref(), Some("c"));
-    assert_eq!(started(&bench.end("c", TurnStopReason::EndTurn)).as_deref(), Some("d"));
+    assert_eq!(started(&harness.end("a", TurnStopReason::EndTurn)).as_deref(), Some("b"));
+    harness.prompt("d");
+    assert_eq!(started(&harness.end("b", TurnStopReason::Error)).as_deref(), Some("c"));
+    assert_eq!(started(&harness.end("c", TurnStopReason::EndTurn)).as_deref(), Some("d"));
 }
 
 #[test]
 fn h7_every_run_of_a_chain_has_a_terminal_of_its_own() {
-    let mut bench = SessionHarness::new();
+    let mut harness = SessionHarness::new();
     for run in ["a", "b", "c"] {
-        bench.prompt(run);
+        harness.prompt(run);
     }
     for run in ["a", "b", "c"] {
         assert_eq!(
-            finishes(&bench.end(run, TurnStopReason::EndTurn)),
+            finishes(&harness.end(run, TurnStopReason::EndTurn)),
             [(run.to_owned(), FinishReason::EndTurn)]
         );
     }
@@ -117,40 +120,40 @@ fn h7_every_run_of_a_chain_has_a_terminal_of_its_own() {
 
 #[test]
 fn h8_closing_a_session_cancels_its_run_and_closes_only_after_it() {
-    let mut bench = SessionHarness::new();
-    bench.prompt("a");
-    let closing = bench.command(SessionCommand::Close { purge: false });
+    let mut harness = SessionHarness::new();
+    harness.prompt("a");
+    let closing = harness.command(SessionCommand::Close { purge: false });
     assert!(closing.effects.iter().any(|effect| matches!(effect, SessionEffect::CancelTurn { .. })));
-    assert!(!bench.state.closed);
-    assert_eq!(bench.prompt("b").reply, Some(CommandReply::Refused(CommandRefusal::Closed)));
-    let ended = bench.end("a", TurnStopReason::EndTurn);
+    assert!(!harness.state.closed);
+    assert_eq!(harness.prompt("b").reply, Some(CommandReply::Refused(CommandRefusal::Closed)));
+    let ended = harness.end("a", TurnStopReason::EndTurn);
     assert_eq!(finishes(&ended), [("a".to_owned(), FinishReason::Cancelled)]);
-    assert_eq!((ended.effects, bench.state.closed), (vec![SessionEffect::StopAgent], false));
-    let gone = bench.hear(AgentUpdate::Gone(AgentExitReason::Stopped));
+    assert_eq!((ended.effects, harness.state.closed), (vec![SessionEffect::StopAgent], false));
+    let gone = harness.receive(AgentUpdate::Gone(AgentExitReason::Stopped));
     assert!(matches!(gone.events.last().map(|event| &event.body), Some(EventBody::SessionClosed(_))));
 }
 
 #[test]
 fn h9_a_session_is_busy_from_the_moment_a_prompt_is_accepted() {
-    let mut bench = SessionHarness::new();
-    bench.world.agent = AgentAvailability::Absent;
-    bench.prompt("a");
-    assert!(bench.state.is_busy() && bench.state.phase() == SessionPhase::Unstarted);
-    bench.world.agent = AgentAvailability::Ready { steerable: true };
-    bench.hear(AgentUpdate::Ready { agent_session_id: None, steers: true });
-    bench.prompt("b");
-    bench.end("a", TurnStopReason::EndTurn);
-    assert!(bench.state.is_busy());
-    bench.end("b", TurnStopReason::EndTurn);
-    assert!(!bench.state.is_busy());
+    let mut harness = SessionHarness::new();
+    harness.context.agent = AgentAvailability::Absent;
+    harness.prompt("a");
+    assert!(harness.state.is_busy() && harness.state.phase() == SessionPhase::Unstarted);
+    harness.context.agent = AgentAvailability::Ready { steerable: true };
+    harness.receive(AgentUpdate::Ready { agent_session_id: None, steers: true });
+    harness.prompt("b");
+    harness.end("a", TurnStopReason::EndTurn);
+    assert!(harness.state.is_busy());
+    harness.end("b", TurnStopReason::EndTurn);
+    assert!(!harness.state.is_busy());
 }
 
 #[test]
 fn h11_a_repeated_prompt_runs_once() {
-    let mut bench = SessionHarness::new();
-    bench.prompt("a");
-    bench.prompt("b");
-    let again = bench.prompt("b");
+    let mut harness = SessionHarness::new();
+    harness.prompt("a");
+    harness.prompt("b");
+    let again = harness.prompt("b");
     assert_eq!(again.reply, Some(CommandReply::Accepted { position: 1, event: None }));
     assert!(again.events.is_empty());
     let other = PromptSubmission {
@@ -160,55 +163,55 @@ fn h11_a_repeated_prompt_runs_once() {
         fingerprint: "other".to_owned(),
     };
     assert_eq!(
-        bench.command(SessionCommand::AcceptPrompt(other)).reply,
+        harness.command(SessionCommand::AcceptPrompt(other)).reply,
         Some(CommandReply::Refused(CommandRefusal::RunIdConflict))
     );
 }
 
 #[test]
 fn cap_inbox_a_steer_while_a_permission_is_open_neither_answers_it_nor_is_lost() {
-    let mut bench = SessionHarness::new();
-    bench.prompt("a");
-    bench.ask("a", "ask1", AskKind::Permission);
-    let steered = bench.command(SessionCommand::Steer { text: "left".into() });
+    let mut harness = SessionHarness::new();
+    harness.prompt("a");
+    harness.ask("a", "ask1", AskKind::Permission);
+    let steered = harness.command(SessionCommand::Steer { text: "left".into() });
     assert!(matches!(steered.reply, Some(CommandReply::Steered { .. })));
-    assert_eq!(bench.state.pending_asks().count(), 1);
+    assert_eq!(harness.state.pending_asks().count(), 1);
     assert!(steered.effects.iter().any(|effect| matches!(effect, SessionEffect::SendSteer { .. })));
 }
 
 #[test]
 fn cap_inbox_a_steer_does_not_answer_a_question() {
-    let mut bench = SessionHarness::new();
-    bench.prompt("a");
-    bench.ask("a", "ask1", AskKind::Question);
-    let steered = bench.command(SessionCommand::Steer { text: "left".into() });
+    let mut harness = SessionHarness::new();
+    harness.prompt("a");
+    harness.ask("a", "ask1", AskKind::Question);
+    let steered = harness.command(SessionCommand::Steer { text: "left".into() });
     assert!(!steered.effects.iter().any(|effect| matches!(effect, SessionEffect::SendAnswer { .. })));
-    assert_eq!(bench.state.pending_asks().count(), 1);
+    assert_eq!(harness.state.pending_asks().count(), 1);
 }
 
 #[test]
 fn cap_inbox_an_answer_to_an_old_ask_never_resolves_a_new_one() {
-    let mut bench = SessionHarness::new();
-    bench.prompt("a");
-    bench.ask("a", "old", AskKind::Permission);
+    let mut harness = SessionHarness::new();
+    harness.prompt("a");
+    harness.ask("a", "old", AskKind::Permission);
     let allow = || AskAnswer { decision: Some(PermissionDecision::AllowOnce), ..AskAnswer::default() };
     let old = AskId::parse("old").unwrap();
-    let first = bench.command(SessionCommand::Answer { ask: old.clone(), answer: allow() });
+    let first = harness.command(SessionCommand::Answer { ask: old.clone(), answer: allow() });
     assert!(matches!(first.effects[..], [SessionEffect::SendAnswer { reply: AskReply::Answered(_), .. }]));
-    bench.ask("a", "new", AskKind::Permission);
-    let again = bench.command(SessionCommand::Answer { ask: old, answer: allow() });
+    harness.ask("a", "new", AskKind::Permission);
+    let again = harness.command(SessionCommand::Answer { ask: old, answer: allow() });
     assert_eq!(again.reply, Some(CommandReply::Refused(CommandRefusal::AskNotOpen)));
-    assert_eq!(bench.state.pending_asks().count(), 1);
+    assert_eq!(harness.state.pending_asks().count(), 1);
 }
 
 #[test]
 fn an_agent_that_exits_in_its_turn_has_failed_and_the_next_run_gets_another() {
-    let mut bench = SessionHarness::new();
-    bench.prompt("a");
-    bench.prompt("b");
-    bench.world.agent = AgentAvailability::Absent;
+    let mut harness = SessionHarness::new();
+    harness.prompt("a");
+    harness.prompt("b");
+    harness.context.agent = AgentAvailability::Absent;
     let gone =
-        bench.input(SessionInput::WorkerGone(AgentExitReason::Failed(RunError::new("agent_exited", "3"))));
+        harness.input(SessionInput::WorkerGone(AgentExitReason::Failed(RunError::new("agent_exited", "3"))));
     assert_eq!(finishes(&gone), [("a".to_owned(), FinishReason::Error)]);
     assert!(matches!(gone.effects[..], [SessionEffect::LaunchAgent { new_worker: true, .. }]));
 }

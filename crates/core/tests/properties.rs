@@ -1,5 +1,5 @@
-//! Random ways through a larger world than the walk can cover: more of everything, in an order that nobody chose.
-//! The seed is printed; `QD_SEED=N` runs it again.
+//! Random paths through a larger simulation than the walk can cover: more of everything, in random order. The seed is
+//! printed; `QD_SEED=N` repeats it.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,7 +14,7 @@ use simulation::{ActionBudget, SimulatedAction, SimulatedSession};
 
 const CASES: u32 = 20_000;
 const STEPS: usize = 80;
-/// Nothing much happens after a close, so it comes late.
+/// Not much happens after a close, so it comes late.
 const CLOSES_AFTER: usize = 50;
 
 const PLENTY: ActionBudget = ActionBudget {
@@ -46,34 +46,34 @@ const PLENTY: ActionBudget = ActionBudget {
 fn no_random_order_breaks_the_contract_and_every_journal_replays_byte_for_byte() {
     let (seed, mut runner) = runner(CASES);
     println!("properties: {CASES} cases of {STEPS} steps, QD_SEED={seed}");
-    // Left to chance alone, clients would do all that they can before the agent has said a word.
+    // By chance alone, clients would use up their actions before the agent has done anything.
     let turns = prop::bool::weighted(0.6);
     let choices = prop::collection::vec((any::<prop::sample::Index>(), turns), STEPS);
     let restarts = prop::option::of(0..2u32);
     let seen = RefCell::new(BTreeMap::<&str, usize>::new());
     let result = runner.run(&(choices, restarts), |(choices, restarts)| {
-        let mut small = SimulatedSession::with_restarts(PLENTY, restarts);
-        small.keeps_journal = true;
+        let mut session = SimulatedSession::with_restarts(PLENTY, restarts);
+        session.keeps_journal = true;
         for (at, (choice, agents_turn)) in choices.into_iter().enumerate() {
-            let mut actions = small.actions();
-            let of_agent = |action: &SimulatedAction| {
+            let mut actions = session.actions();
+            let is_agent_action = |action: &SimulatedAction| {
                 matches!(action, SimulatedAction::Agent(_) | SimulatedAction::Mend)
             };
-            if agents_turn && actions.iter().any(of_agent) {
-                actions.retain(of_agent);
+            if agents_turn && actions.iter().any(is_agent_action) {
+                actions.retain(is_agent_action);
             }
             if at < CLOSES_AFTER {
                 actions.retain(|action| *action != SimulatedAction::Close);
             }
             if !actions.is_empty() {
-                small.act(*choice.get(&actions));
+                session.act(*choice.get(&actions));
             }
         }
-        small.check_bytes(&small.journal);
-        for event in &small.journal {
+        session.check_bytes(&session.journal);
+        for event in &session.journal {
             *seen.borrow_mut().entry(event.body.kind()).or_default() += 1;
         }
-        settle(small);
+        settle(session);
         Ok(())
     });
     println!("properties saw {:?}", seen.borrow());
@@ -82,15 +82,15 @@ fn no_random_order_breaks_the_contract_and_every_journal_replays_byte_for_byte()
     }
 }
 
-/// Lets the world run out: clients do nothing more, the halt is lifted, the agent obeys. Everything must end.
-fn settle(mut small: SimulatedSession) {
-    small.left = ActionBudget { cancels: 1, ..ActionBudget::NOTHING };
+/// Runs the simulation to its end: clients do nothing more, the halt is lifted, the agent obeys. Everything must end.
+fn settle(mut session: SimulatedSession) {
+    session.budget = ActionBudget { cancels: 1, ..ActionBudget::NOTHING };
     for _ in 0..1000 {
-        // The last action is the agent's, if it can do anything; a final cancel frees one that waits for a person.
-        match small.actions().last() {
-            Some(action) => small.act(*action),
-            None => return small.check_end(),
+        // The last action is the agent's, if it can do anything; a final cancel frees a run that waits for a person.
+        match session.actions().last() {
+            Some(action) => session.act(*action),
+            None => return session.check_end(),
         }
     }
-    panic!("the world did not come to rest: {:?}", small.state);
+    panic!("the simulation did not come to an end: {:?}", session.state);
 }

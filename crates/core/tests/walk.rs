@@ -1,12 +1,12 @@
-//! Every interleaving of small worlds: prompts, cancels, a steer, an ask with two answers, a halt, a close, sessions
-//! below; with an agent that answers early, late or never, rests, dies, is lost or cut off, and a daemon that dies at
-//! any commit. Worlds that differ only in what cannot matter any more are visited once, so a walk is over all orders
-//! and still ends.
+//! Every interleaving of small simulations: prompts, cancels, a steer, an ask with two answers, a halt, a close,
+//! child sessions; with an agent that answers early, late or never, is stopped when idle, dies, is lost or
+//! disconnected, and a daemon that dies after any commit. States that differ only in what can no longer matter are
+//! visited once, so a walk covers all orders and still ends.
 
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,
-    reason = "a test fails by panicking, and this one tells how far it went"
+    reason = "a test fails by panicking, and this one reports how far it went"
 )]
 
 mod simulation;
@@ -17,32 +17,32 @@ use simulation::{ActionBudget, SimulatedSession};
 
 #[derive(Default)]
 struct InterleavingWalk {
-    /// How many ways lead from a world to an end.
-    seen: HashMap<u128, f64>,
+    /// The number of paths from a state to an end.
+    paths_to_end: HashMap<u128, f64>,
     steps: u64,
 }
 
 impl InterleavingWalk {
-    /// Every way on from here. An agent may linger for ever, so a world can come round to itself only through a
-    /// deadline, and deadlines run out.
-    fn from(&mut self, small: &SimulatedSession) -> f64 {
-        let key = small.key();
-        if let Some(ways) = self.seen.get(&key) {
-            return *ways;
+    /// Explores every continuation from here and counts the paths. An agent may linger for ever, so a state can recur
+    /// only through a deadline, and deadlines run out.
+    fn from(&mut self, session: &SimulatedSession) -> f64 {
+        let key = session.key();
+        if let Some(paths) = self.paths_to_end.get(&key) {
+            return *paths;
         }
-        let actions = small.actions();
+        let actions = session.actions();
         if actions.is_empty() {
-            small.check_end();
+            session.check_end();
         }
-        let mut ways = if actions.is_empty() { 1.0 } else { 0.0 };
+        let mut paths = if actions.is_empty() { 1.0 } else { 0.0 };
         for action in actions {
-            let mut next = small.clone();
+            let mut next = session.clone();
             next.act(action);
             self.steps += 1;
-            ways += self.from(&next);
+            paths += self.from(&next);
         }
-        self.seen.insert(key, ways);
-        ways
+        self.paths_to_end.insert(key, paths);
+        paths
     }
 }
 
@@ -50,17 +50,17 @@ fn walk(name: &str, budget: ActionBudget) {
     walk_in(name, SimulatedSession::new(budget));
 }
 
-fn walk_in(name: &str, small: SimulatedSession) {
-    // Deep, not wide: the longest way is some dozens of steps, each with a world on the stack.
+fn walk_in(name: &str, session: SimulatedSession) {
+    // Deep, not wide: the longest path has some dozens of steps, each with a whole simulation on the stack.
     let walker = std::thread::Builder::new().stack_size(512 << 20).spawn(move || {
         let mut walk = InterleavingWalk::default();
-        let ways = walk.from(&small);
-        (walk.seen.len(), walk.steps, ways)
+        let paths = walk.from(&session);
+        (walk.paths_to_end.len(), walk.steps, paths)
     });
-    let (worlds, steps, ways) =
+    let (states, steps, paths) =
         walker.unwrap().join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    println!("walk {name}: {worlds} worlds, {steps} steps, {ways:.3e} interleavings");
-    assert!(worlds > 1000, "a walk that sees so little proves nothing");
+    println!("walk {name}: {states} worlds, {steps} steps, {paths:.3e} interleavings");
+    assert!(states > 1000, "a walk that sees so few states proves nothing");
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn no_order_of_removals_and_single_cancels_breaks_the_contract() {
 }
 
 #[test]
-fn no_order_with_too_few_places_and_a_resting_agent_breaks_the_contract() {
+fn no_order_with_too_few_slots_and_an_idle_agent_breaks_the_contract() {
     let budget = ActionBudget {
         prompts: 3,
         fills: 2,
@@ -137,7 +137,7 @@ fn no_order_with_too_few_places_and_a_resting_agent_breaks_the_contract() {
         vanishes: 1,
         ..ActionBudget::NOTHING
     };
-    walk("room, rest", budget);
+    walk("slots, idle agent", budget);
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn no_commit_after_which_the_daemon_dies_breaks_the_contract() {
 }
 
 #[test]
-fn no_order_with_sessions_below_resumes_a_run_too_early_twice_or_never() {
+fn no_order_with_child_sessions_resumes_a_run_too_early_twice_or_never() {
     let budget = ActionBudget {
         prompts: 2,
         spawns: 2,

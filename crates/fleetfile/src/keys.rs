@@ -1,13 +1,13 @@
-//! The keys that there are. One that there is not is refused, with the nearest that was probably meant.
+//! Reads the keys of a section. An unknown key is refused, with a suggestion of the key that was probably meant.
 
 use qd_protocol::ids::ID_MAX;
 
 use crate::FleetFileProblem;
 use crate::yaml::{YamlKey, YamlNode, YamlValue};
 
-/// A map whose keys are taken out one by one; what is left over at the end is a mistake.
+/// A map whose keys are taken one by one; keys that are left over at the end are mistakes.
 pub(crate) struct SectionReader<'a> {
-    /// What it is, for people.
+    /// What the section is, for messages.
     description: &'a str,
     node: &'a YamlNode,
     entries: Vec<(&'a YamlKey, &'a YamlNode)>,
@@ -15,15 +15,15 @@ pub(crate) struct SectionReader<'a> {
 }
 
 impl<'a> SectionReader<'a> {
-    pub(crate) fn of(node: &'a YamlNode, what: &'a str) -> Result<Self, FleetFileProblem> {
+    pub(crate) fn of(node: &'a YamlNode, description: &'a str) -> Result<Self, FleetFileProblem> {
         let YamlValue::Map(entries) = &node.value else {
-            return Err(node.problem(format!("{what} is a map, not {}", node.kind_name())));
+            return Err(node.problem(format!("{description} must be a map, not {}", node.kind_name())));
         };
         let entries = entries.iter().map(|(key, value)| (key, value)).collect();
-        Ok(Self { description: what, node, entries, known: Vec::new() })
+        Ok(Self { description, node, entries, known: Vec::new() })
     }
 
-    /// The value of a key, if it is there and says something.
+    /// Takes the value of a key, if it is there and not null.
     pub(crate) fn take(&mut self, name: &'static str) -> Option<&'a YamlNode> {
         self.known.push(name);
         let at = self.entries.iter().position(|(key, _)| key.name == name)?;
@@ -31,19 +31,19 @@ impl<'a> SectionReader<'a> {
         Some(value).filter(|value| !value.is_null())
     }
 
-    /// The same, with the key.
+    /// Finds a key without taking it.
     pub(crate) fn find_key(&self, name: &str) -> Option<&'a YamlKey> {
         self.entries.iter().find(|(key, _)| key.name == name).map(|(key, _)| *key)
     }
 
-    /// A value that has to be there. Where one with nearly that name is, that is the mistake.
+    /// Takes a required value. If it is missing and a similar key is there, the error is about that key.
     pub(crate) fn require(&mut self, name: &'static str) -> Result<&'a YamlNode, FleetFileProblem> {
         if let Some(value) = self.take(name) {
             return Ok(value);
         }
-        let meant =
+        let misspelled =
             self.entries.iter().find(|(key, _)| nearest_word(&key.name, [name].into_iter()).is_some());
-        Err(match meant {
+        Err(match misspelled {
             Some((key, _)) => unknown_key(key, self.description, &[name]),
             None => FleetFileProblem {
                 key: Some(name.to_owned()),
@@ -52,16 +52,16 @@ impl<'a> SectionReader<'a> {
         })
     }
 
-    /// Nothing else may be there.
+    /// Fails if any key was not taken.
     pub(crate) fn reject_unknown_keys(self) -> Result<(), FleetFileProblem> {
         let Some((key, _)) = self.entries.first() else { return Ok(()) };
         Err(unknown_key(key, self.description, &self.known))
     }
 }
 
-fn unknown_key(key: &YamlKey, what: &str, known: &[&str]) -> FleetFileProblem {
+fn unknown_key(key: &YamlKey, description: &str, known: &[&str]) -> FleetFileProblem {
     let nearest = nearest_word(&key.name, known.iter().copied());
-    let mut message = format!("{what} has no key `{}`", key.name);
+    let mut message = format!("{description} has no key `{}`", key.name);
     match &nearest {
         Some(nearest) => message.push_str(&format!("; did you mean `{nearest}`?")),
         None => message.push_str(&format!("; it has: {}", known.join(", "))),
@@ -69,7 +69,7 @@ fn unknown_key(key: &YamlKey, what: &str, known: &[&str]) -> FleetFileProblem {
     FleetFileProblem { position: key.position, message, key: Some(key.name.clone()), suggestion: nearest }
 }
 
-/// Of several words the one that is nearest to another, if it is near at all: no more than a third of it differs.
+/// The known word that is most similar to this one, if no more than a third of it differs.
 pub(crate) fn nearest_word<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
     let limit = (word.chars().count() / 3).max(1);
     known
@@ -79,17 +79,17 @@ pub(crate) fn nearest_word<'a>(word: &str, known: impl Iterator<Item = &'a str>)
         .map(|(_, known)| known.to_owned())
 }
 
-/// How many letters have to be put in, left out, exchanged or swapped with their neighbour to make one of the other.
-fn edit_distance(one: &str, other: &str) -> usize {
-    let (one, other): (Vec<char>, Vec<char>) =
-        (one.chars().take(ID_MAX).collect(), other.chars().take(ID_MAX).collect());
+/// The number of insertions, deletions, replacements and swaps of neighbours that turn one word into the other.
+fn edit_distance(left: &str, right: &str) -> usize {
+    let (left, right): (Vec<char>, Vec<char>) =
+        (left.chars().take(ID_MAX).collect(), right.chars().take(ID_MAX).collect());
     let mut before = Vec::new();
-    let mut above: Vec<usize> = (0..=other.len()).collect();
-    for (i, a) in one.iter().enumerate() {
+    let mut above: Vec<usize> = (0..=right.len()).collect();
+    for (i, a) in left.iter().enumerate() {
         let mut row = vec![i + 1];
-        for (j, b) in other.iter().enumerate() {
+        for (j, b) in right.iter().enumerate() {
             let mut cost = (above[j + 1] + 1).min(row[j] + 1).min(above[j] + usize::from(a != b));
-            if i > 0 && j > 0 && one[i - 1] == *b && *a == other[j - 1] {
+            if i > 0 && j > 0 && left[i - 1] == *b && *a == right[j - 1] {
                 let swapped: &Vec<usize> = &before;
                 cost = cost.min(swapped[j - 1] + 1);
             }
@@ -97,7 +97,7 @@ fn edit_distance(one: &str, other: &str) -> usize {
         }
         before = std::mem::replace(&mut above, row);
     }
-    above[other.len()]
+    above[right.len()]
 }
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
-//! Fleets as people write them. [`read`] turns a file into a [`Spec`] in which nothing can be wrong any more, or says
-//! where the mistake is, what it is and what was probably meant.
+//! Reads fleet files. [`parse_fleet_file`] turns YAML into a validated [`FleetSpec`], or reports where the mistake
+//! is, what it is and what was probably meant.
 //!
 //! Layout, in reading order:
-//! - `yaml`: the text as a tree in which every node knows its place.
-//! - `keys`: the keys that there are, and the nearest of them to one that there is not.
-//! - `sections`: a fleet, its sessions and its routes, out of that tree.
-//! - `circles`: routes that would go round for ever.
-//! - [`schema`]: the same for editors.
+//! - `yaml`: the text as a tree in which every node knows its position.
+//! - `keys`: known keys, and suggestions for unknown ones.
+//! - `sections`: reads the fleet, its sessions and its routes from the tree.
+//! - `cycles`: finds routes that would repeat for ever.
+//! - [`schema`]: the JSON Schema for editors.
 //!
-//! What the words mean is in `docs/fleets.md`; the reading is a superset of CAP's `fleet.yaml`.
+//! The meaning of the keys is in `docs/fleets.md`. The format is a superset of CAP's `fleet.yaml`.
 
 mod cycles;
 mod keys;
@@ -20,23 +20,21 @@ use std::fmt;
 
 use qd_protocol::fleet::FleetSpec;
 
-/// Where something stands in a file. Both count from 1.
+/// A position in a file. Both numbers count from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FilePosition {
-    /// The line.
     pub line: usize,
-    /// The column, in characters.
+    /// In characters, not bytes.
     pub column: usize,
 }
 
-/// What is wrong with a file.
+/// What is wrong with a fleet file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct FleetFileProblem {
-    /// Where.
     pub position: FilePosition,
-    /// What, for people.
+    /// The problem in words, for people.
     pub message: String,
-    /// The key that it is about.
+    /// The key or name that the problem is about.
     pub key: Option<String>,
     /// What was probably meant.
     pub suggestion: Option<String>,
@@ -48,12 +46,12 @@ impl fmt::Display for FleetFileProblem {
     }
 }
 
-/// Reads a file. `task` replaces that of the file.
+/// Reads a fleet file. `task` replaces the task in the file.
 pub fn parse_fleet_file(text: &str, task: Option<&str>) -> Result<FleetSpec, FleetFileProblem> {
     let root = yaml::parse_document(text)?;
     let mut spec = sections::read_fleet(&root, task)?;
     cycles::check_cycles(&root, &spec)?;
-    // One way to say it: the order of equal things in a file means nothing.
+    // The order of equal sessions in a file means nothing, so keep only one.
     spec.start.dedup();
     Ok(spec)
 }

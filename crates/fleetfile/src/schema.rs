@@ -1,10 +1,10 @@
-//! A fleet's file for editors: a JSON Schema that says the same as the reader.
+//! The JSON Schema of a fleet file, for editors. It accepts the same files as the parser.
 
 use serde_json::{Value, json};
 
 use crate::sections::{RETRY_MAX, SESSION_NAME_MAX};
 
-/// The JSON Schema, as it is checked in under `docs/fleet.schema.json`.
+/// The JSON Schema. A copy is checked in as `docs/fleet.schema.json`.
 pub fn fleet_json_schema() -> Value {
     let seconds = json!({
         "description": "Seconds, or a number with s, m or h.",
@@ -14,7 +14,7 @@ pub fn fleet_json_schema() -> Value {
     let name = format!("^[A-Za-z0-9_][A-Za-z0-9_-]{{0,{}}}$", SESSION_NAME_MAX - 1);
     let one_or_more = |item: Value| json!({ "anyOf": [item, { "type": "array", "items": item, "minItems": 1, "uniqueItems": true }] });
     let template = json!({
-        "description": "What a session is told. {{task}}, {{subtask}}, {{role}}, {{session}}, {{round}}, {{from.text}} and {{from.NAME.text}} stand for what they say.",
+        "description": "The prompt of a session. {{task}}, {{subtask}}, {{role}}, {{session}}, {{round}}, {{from.text}} and {{from.NAME.text}} are replaced by their values.",
         "type": "string"
     });
     json!({
@@ -30,13 +30,13 @@ pub fn fleet_json_schema() -> Value {
                 "additionalProperties": false,
                 "required": ["sessions", "start"],
                 "properties": {
-                    "task": { "description": "What is to be done; `qd up --task` replaces it.", "type": "string" },
-                    "base_branch": { "description": "Where worktrees start; not needed outside git.", "type": "string" },
+                    "task": { "description": "The task; `qd up --task` replaces it.", "type": "string" },
+                    "base_branch": { "description": "The branch that worktrees start from; not needed outside git.", "type": "string" },
                     "permissions": { "$ref": "#/$defs/permissions" },
                     "budget_usd": money,
                     "timeout": seconds,
-                    "mentions": { "description": "Whether a last message that begins a line with @NAME is sent to that session.", "type": "boolean" },
-                    "mode": { "description": "As CAP has it.", "const": "static" },
+                    "mentions": { "description": "Whether a last message with a line that begins with @NAME is sent to that session.", "type": "boolean" },
+                    "mode": { "description": "Accepted for compatibility with CAP.", "const": "static" },
                     "sessions": {
                         "type": "object",
                         "minProperties": 1,
@@ -57,15 +57,15 @@ pub fn fleet_json_schema() -> Value {
                     "manifest": { "description": "A file that describes the agent.", "type": "string" },
                     "model": { "type": "string" },
                     "system_prompt": { "type": "string" },
-                    "role": { "description": "What it is there for.", "type": "string" },
+                    "role": { "description": "The role of the session.", "type": "string" },
                     "permissions": { "$ref": "#/$defs/permissions" },
                     "max_turns": { "type": "integer", "minimum": 1 },
                     "timeout": seconds,
                     "budget_usd": money,
-                    "worktree": { "description": "Whether it works in a git worktree of its own; true where base_branch is given.", "type": "boolean" },
-                    "retry": { "description": "How often a prompt that failed is given again.", "type": "integer", "minimum": 0, "maximum": RETRY_MAX },
+                    "worktree": { "description": "Whether it works in a git worktree of its own; true by default if base_branch is given.", "type": "boolean" },
+                    "retry": { "description": "How often a failed prompt is retried.", "type": "integer", "minimum": 0, "maximum": RETRY_MAX },
                     "prompt": template,
-                    "mail": { "description": "How mail reaches it: as a prompt, or as a steer of the turn that is running.", "enum": ["prompt", "steer"] }
+                    "mail": { "description": "How mail reaches it: as a prompt, or as a steer of the running turn.", "enum": ["prompt", "steer"] }
                 }
             },
             "route": {
@@ -75,12 +75,12 @@ pub fn fleet_json_schema() -> Value {
                 "oneOf": [{ "required": ["route_to"] }, { "required": ["fan_out"] }, { "required": ["collect"] }],
                 "properties": {
                     "when": one_or_more(json!({
-                        "description": "An end: NAME.done, NAME.failed or NAME.cancelled. A list waits for all.",
+                        "description": "The end of a run: NAME.done, NAME.failed or NAME.cancelled. A list waits for all of them.",
                         "type": "string",
                         "pattern": "^.+\\.(done|failed|cancelled)$"
                     })),
-                    "match": { "description": "A pattern for the last message.", "type": "string" },
-                    "max": { "description": "How often; a circle needs it.", "type": "integer", "minimum": 1 },
+                    "match": { "description": "A regular expression that the last message must match.", "type": "string" },
+                    "max": { "description": "How often the route may fire; a cycle of routes needs it.", "type": "integer", "minimum": 1 },
                     "prompt": template,
                     "route_to": { "type": "string" },
                     "fan_out": {

@@ -1,5 +1,5 @@
-//! A fleet, its sessions and its routes, out of the tree. Each value is checked where it stands, so that a mistake is
-//! told with its place.
+//! Reads the fleet, its sessions and its routes from the YAML tree. Each value is validated at its node, so that
+//! every error has a position.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -18,14 +18,14 @@ use crate::FleetFileProblem;
 use crate::keys::{SectionReader, nearest_word};
 use crate::yaml::{YamlKey, YamlNode, YamlValue};
 
-/// The longest name of a session.
+/// The longest session name, in bytes.
 pub(crate) const SESSION_NAME_MAX: usize = 64;
-/// The most attempts that a file may ask for.
+/// The highest `retry` that a file may ask for.
 pub(crate) const RETRY_MAX: u32 = 100;
 
-/// All of it.
+/// Reads the whole file.
 pub(crate) fn read_fleet(root: &YamlNode, task: Option<&str>) -> Result<FleetSpec, FleetFileProblem> {
-    let mut file = SectionReader::of(root, "a fleet's file")?;
+    let mut file = SectionReader::of(root, "a fleet file")?;
     let node = file.require("fleet")?;
     file.reject_unknown_keys()?;
     let mut section = SectionReader::of(node, "a fleet")?;
@@ -46,11 +46,11 @@ pub(crate) fn read_fleet(root: &YamlNode, task: Option<&str>) -> Result<FleetSpe
         section.take("routes").map(|node| read_routes(node, &names)).transpose()?.unwrap_or_default();
     section.reject_unknown_keys()?;
     let task = task.map(str::to_owned).or(own_task);
-    let task = task.ok_or_else(|| node.problem("a fleet needs a `task`, in its file or by `--task`"))?;
+    let task = task.ok_or_else(|| node.problem("a fleet needs a `task`, in its file or with `--task`"))?;
     Ok(FleetSpec { task, base_branch, budget_usd, timeout_s, mentions, sessions: members, start, routes })
 }
 
-/// CAP can let a model decide what follows; we do not, and say so.
+/// CAP can let a model decide what follows. That is not supported here, and the error says so.
 fn reject_unsupported_modes(section: &mut SectionReader<'_>) -> Result<(), FleetFileProblem> {
     let llm = section.find_key("llm").map(|key| key.position);
     if let Some(node) = section.take("mode") {
@@ -58,7 +58,7 @@ fn reject_unsupported_modes(section: &mut SectionReader<'_>) -> Result<(), Fleet
             "static" => {}
             mode @ ("llm" | "hybrid") => {
                 let message = format!(
-                    "`mode: {mode}` is not supported: what follows on what stands in `routes`; leave `mode` out"
+                    "`mode: {mode}` is not supported: `routes` decide what follows; leave `mode` out"
                 );
                 return Err(FleetFileProblem { key: Some("mode".to_owned()), ..node.problem(message) });
             }
@@ -67,15 +67,15 @@ fn reject_unsupported_modes(section: &mut SectionReader<'_>) -> Result<(), Fleet
     }
     match (section.take("llm"), llm) {
         (None, _) => Ok(()),
-        (Some(node), place) => {
-            let message = "`llm` is not supported: what follows on what stands in `routes`; leave it out";
-            let place = place.unwrap_or(node.position);
-            Err(FleetFileProblem { key: Some("llm".to_owned()), position: place, ..node.problem(message) })
+        (Some(node), position) => {
+            let message = "`llm` is not supported: `routes` decide what follows; leave it out";
+            let position = position.unwrap_or(node.position);
+            Err(FleetFileProblem { key: Some("llm".to_owned()), position, ..node.problem(message) })
         }
     }
 }
 
-/// What the file says for all of its sessions.
+/// Settings of the fleet that apply to all of its sessions.
 struct SessionDefaults {
     policy: Policy,
     worktree: bool,
@@ -86,13 +86,13 @@ fn read_members(
     defaults: &SessionDefaults,
 ) -> Result<BTreeMap<String, FleetMember>, FleetFileProblem> {
     let YamlValue::Map(entries) = &node.value else {
-        return Err(node.problem(format!("`sessions` is a map of names, not {}", node.kind_name())));
+        return Err(node.problem(format!("`sessions` must be a map of names, not {}", node.kind_name())));
     };
     if entries.is_empty() {
         return Err(node.problem("a fleet needs a session"));
     }
     if entries.len() > FLEET_SESSIONS_MAX {
-        return Err(node.problem(format!("a fleet has {FLEET_SESSIONS_MAX} sessions at most")));
+        return Err(node.problem(format!("a fleet may have at most {FLEET_SESSIONS_MAX} sessions")));
     }
     let mut members = BTreeMap::new();
     for (key, node) in entries {
@@ -121,10 +121,10 @@ fn read_member(
     node: &YamlNode,
     defaults: &SessionDefaults,
 ) -> Result<FleetMember, FleetFileProblem> {
-    let what = format!("session `{}`", key.name);
-    let mut section = SectionReader::of(node, &what)?;
+    let description = format!("session `{}`", key.name);
+    let mut section = SectionReader::of(node, &description)?;
     let agents = ["agent", "driver", "manifest"].map(|name| (name, section.take(name)));
-    let agent = read_agent(node, &what, &agents)?;
+    let agent = read_agent(node, &description, &agents)?;
     let member = FleetMember {
         agent,
         model: section.take("model").map(read_text).transpose()?,
@@ -146,7 +146,7 @@ fn read_member(
     Ok(member)
 }
 
-/// A fleet wakes whom it writes to, so what is held until somebody claims it has no place in its file.
+/// How mail is delivered. `hold` is not allowed: a fleet wakes the sessions that it writes to.
 fn read_delivery(node: &YamlNode) -> Result<MailDelivery, FleetFileProblem> {
     match read_text(node)?.as_str() {
         "prompt" => Ok(MailDelivery::Prompt),
@@ -157,16 +157,16 @@ fn read_delivery(node: &YamlNode) -> Result<MailDelivery, FleetFileProblem> {
 
 fn read_agent(
     node: &YamlNode,
-    what: &str,
-    given: &[(&str, Option<&YamlNode>)],
+    description: &str,
+    candidates: &[(&str, Option<&YamlNode>)],
 ) -> Result<String, FleetFileProblem> {
-    let mut given = given.iter().filter_map(|(name, node)| node.map(|node| (*name, node)));
-    let Some((name, value)) = given.next() else {
-        let message = format!("{what} needs `agent` (or `driver`, which means the same)");
+    let mut candidates = candidates.iter().filter_map(|(name, node)| node.map(|node| (*name, node)));
+    let Some((name, value)) = candidates.next() else {
+        let message = format!("{description} needs `agent` (or `driver`, which means the same)");
         return Err(FleetFileProblem { key: Some("agent".to_owned()), ..node.problem(message) });
     };
-    if let Some((second, value)) = given.next() {
-        let message = format!("{what} has both `{name}` and `{second}`: one of them says who it is");
+    if let Some((second, value)) = candidates.next() {
+        let message = format!("{description} has both `{name}` and `{second}`; keep one of them");
         return Err(FleetFileProblem { key: Some(second.to_owned()), ..value.problem(message) });
     }
     let agent = read_text(value)?;
@@ -180,7 +180,7 @@ fn read_agent(
     Ok(if name == "manifest" { format!("manifest:{agent}") } else { agent })
 }
 
-/// Templates name sessions, so they are looked at when all of them are known.
+/// Checks the templates of sessions. They refer to sessions by name, so all names must be known first.
 fn check_prompts(sessions: &YamlNode, names: &SessionNames<'_>) -> Result<(), FleetFileProblem> {
     let YamlValue::Map(entries) = &sessions.value else { return Ok(()) };
     for (_, node) in entries {
@@ -195,10 +195,10 @@ fn check_prompts(sessions: &YamlNode, names: &SessionNames<'_>) -> Result<(), Fl
 
 fn read_routes(node: &YamlNode, names: &SessionNames<'_>) -> Result<Vec<FleetRoute>, FleetFileProblem> {
     let YamlValue::List(items) = &node.value else {
-        return Err(node.problem(format!("`routes` is a list, not {}", node.kind_name())));
+        return Err(node.problem(format!("`routes` must be a list, not {}", node.kind_name())));
     };
     if items.len() > FLEET_ROUTES_MAX {
-        return Err(node.problem(format!("a fleet has {FLEET_ROUTES_MAX} routes at most")));
+        return Err(node.problem(format!("a fleet may have at most {FLEET_ROUTES_MAX} routes")));
     }
     items.iter().map(|node| read_route(node, names)).collect()
 }
@@ -209,14 +209,14 @@ fn read_route(node: &YamlNode, names: &SessionNames<'_>) -> Result<FleetRoute, F
     let pattern = section.take("match").map(read_pattern).transpose()?;
     let max = section.take("max").map(|node| read_count(node, 1, u32::MAX)).transpose()?;
     let prompt = section.take("prompt").map(|node| names.read_template(node)).transpose()?;
-    let given = ["route_to", "fan_out", "collect"].map(|name| (name, section.take(name)));
+    let actions = ["route_to", "fan_out", "collect"].map(|name| (name, section.take(name)));
     section.reject_unknown_keys()?;
-    let mut given = given.into_iter().filter_map(|(name, node)| node.map(|node| (name, node)));
-    let Some((name, value)) = given.next() else {
+    let mut actions = actions.into_iter().filter_map(|(name, node)| node.map(|node| (name, node)));
+    let Some((name, value)) = actions.next() else {
         return Err(node.problem("a route needs `route_to`, `fan_out` or `collect`"));
     };
-    if let Some((second, value)) = given.next() {
-        let message = format!("a route does one thing, and this has `{name}` and `{second}`");
+    if let Some((second, value)) = actions.next() {
+        let message = format!("a route does one thing, but this one has both `{name}` and `{second}`");
         return Err(FleetFileProblem { key: Some(second.to_owned()), ..value.problem(message) });
     }
     let then = match name {
@@ -228,7 +228,7 @@ fn read_route(node: &YamlNode, names: &SessionNames<'_>) -> Result<FleetRoute, F
         },
     };
     if matches!(then, RouteAction::FanOut { split: FanOutSplit::BySubtask, .. }) && when.len() > 1 {
-        let message = "`by_subtask` deals out the work of one session: `when` has to name just one";
+        let message = "`by_subtask` splits the work of one session: `when` must name just one";
         return Err(FleetFileProblem { key: Some("split".to_owned()), ..value.problem(message) });
     }
     if then == RouteAction::CollectHuman && prompt.is_some() {
@@ -253,7 +253,6 @@ fn read_fan_out(node: &YamlNode, names: &SessionNames<'_>) -> Result<RouteAction
     Ok(RouteAction::FanOut { to, split })
 }
 
-/// The sessions that there are.
 struct SessionNames<'a> {
     names: Vec<&'a str>,
 }
@@ -287,7 +286,7 @@ impl SessionNames<'_> {
             let nearest = nearest_word(on, TriggerOutcome::ALL.iter().map(|(word, _)| *word));
             let hint = nearest.as_ref().map_or(String::new(), |word| format!("; did you mean `.{word}`?"));
             let message = format!(
-                "`{written}` is no trigger: a session's name with .done, .failed or .cancelled{hint}"
+                "`{written}` is not a trigger: write a session's name with .done, .failed or .cancelled{hint}"
             );
             return Err(FleetFileProblem {
                 key: Some(written),
@@ -340,11 +339,11 @@ fn read_one_or_more<T: PartialEq>(
     }
     let mut all: Vec<T> = Vec::with_capacity(items.len());
     for item in items {
-        let one = read(item)?;
-        if all.contains(&one) {
+        let value = read(item)?;
+        if all.contains(&value) {
             return Err(item.problem("this is in the list twice"));
         }
-        all.push(one);
+        all.push(value);
     }
     Ok(all)
 }
@@ -352,36 +351,37 @@ fn read_one_or_more<T: PartialEq>(
 fn read_text(node: &YamlNode) -> Result<String, FleetFileProblem> {
     match &node.value {
         YamlValue::Scalar { text, .. } => Ok(text.clone()),
-        _ => Err(node.problem(format!("this is a text, not {}", node.kind_name()))),
+        _ => Err(node.problem(format!("this must be a text, not {}", node.kind_name()))),
     }
 }
 
 fn read_branch(node: &YamlNode) -> Result<String, FleetFileProblem> {
     let name = read_text(node)?;
-    // What git would take for an option, or could not mean a branch. Whether there is one is seen when it starts.
+    // Refuse names that git would take for an option, or that cannot be a branch. Whether the branch exists is
+    // checked when the fleet starts.
     let bad = name.is_empty()
         || name.starts_with('-')
         || name.contains("..")
         || name.contains(|c: char| c.is_whitespace() || c.is_control() || "~^:?*[\\".contains(c));
-    if bad { Err(node.problem(format!("`{name}` is no name of a branch"))) } else { Ok(name) }
+    if bad { Err(node.problem(format!("`{name}` is not a branch name"))) } else { Ok(name) }
 }
 
 fn read_flag(node: &YamlNode) -> Result<bool, FleetFileProblem> {
     match (&node.value, read_text(node)?.as_str()) {
         (YamlValue::Scalar { quoted: false, .. }, "true" | "True" | "TRUE") => Ok(true),
         (YamlValue::Scalar { quoted: false, .. }, "false" | "False" | "FALSE") => Ok(false),
-        _ => Err(node.problem("this is `true` or `false`")),
+        _ => Err(node.problem("this must be `true` or `false`")),
     }
 }
 
-fn read_count(node: &YamlNode, least: u32, most: u32) -> Result<u32, FleetFileProblem> {
+fn read_count(node: &YamlNode, min: u32, max: u32) -> Result<u32, FleetFileProblem> {
     let written = read_text(node)?;
     match written.parse::<u32>() {
-        Ok(count) if (least..=most).contains(&count) => Ok(count),
-        _ if most == u32::MAX => {
-            Err(node.problem(format!("`{written}` is not a whole number of at least {least}")))
+        Ok(count) if (min..=max).contains(&count) => Ok(count),
+        _ if max == u32::MAX => {
+            Err(node.problem(format!("`{written}` is not a whole number of at least {min}")))
         }
-        _ => Err(node.problem(format!("`{written}` is not a whole number from {least} to {most}"))),
+        _ => Err(node.problem(format!("`{written}` is not a whole number from {min} to {max}"))),
     }
 }
 
@@ -389,11 +389,11 @@ fn read_dollars(node: &YamlNode) -> Result<f64, FleetFileProblem> {
     let written = read_text(node)?;
     match written.parse::<f64>() {
         Ok(amount) if amount.is_finite() && amount >= 0.0 => Ok(amount),
-        _ => Err(node.problem(format!("`{written}` is no amount of dollars"))),
+        _ => Err(node.problem(format!("`{written}` is not an amount in dollars"))),
     }
 }
 
-/// Seconds, or a number with `s`, `m` or `h`.
+/// Reads a duration: seconds, or a number with `s`, `m` or `h`.
 fn read_seconds(node: &YamlNode) -> Result<f64, FleetFileProblem> {
     let written = read_text(node)?;
     let (number, unit) = match written.trim_end().strip_suffix(['s', 'm', 'h']) {
@@ -407,7 +407,9 @@ fn read_seconds(node: &YamlNode) -> Result<f64, FleetFileProblem> {
     };
     match number.trim().parse::<f64>() {
         Ok(number) if number.is_finite() && number > 0.0 => Ok(number * factor),
-        _ => Err(node.problem(format!("`{written}` is no time: seconds, or as `90s`, `10m`, `2h`"))),
+        _ => {
+            Err(node.problem(format!("`{written}` is not a duration: write seconds, or `90s`, `10m`, `2h`")))
+        }
     }
 }
 
@@ -416,11 +418,11 @@ fn read_pattern(node: &YamlNode) -> Result<String, FleetFileProblem> {
     match Regex::new(&pattern) {
         Ok(_) => Ok(pattern),
         Err(error) => {
-            let why = error.to_string();
-            let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ");
+            let reason = error.to_string();
+            let reason = reason.lines().last().unwrap_or_default().trim_start_matches("error: ");
             Err(FleetFileProblem {
                 key: Some("match".to_owned()),
-                ..node.problem(format!("`{pattern}` is no pattern: {why}"))
+                ..node.problem(format!("`{pattern}` is not a valid pattern: {reason}"))
             })
         }
     }
@@ -429,12 +431,12 @@ fn read_pattern(node: &YamlNode) -> Result<String, FleetFileProblem> {
 fn read_policy(node: &YamlNode) -> Result<Policy, FleetFileProblem> {
     if let YamlValue::List(rules) = &node.value {
         if rules.len() > RULES_MAX {
-            return Err(node.problem(format!("a policy has {RULES_MAX} rules at most")));
+            return Err(node.problem(format!("a policy may have at most {RULES_MAX} rules")));
         }
         return rules.iter().map(read_rule).collect::<Result<_, _>>().map(Policy::Rules);
     }
     match read_text(node)?.as_str() {
-        // CAP's `bypass` let everything happen; what is of high risk is asked here all the same.
+        // CAP's `bypass` allows everything; here, high-risk actions still need approval.
         "bypass" => Ok(Policy::Always(PolicyVerdict::Allow)),
         _ => read_verdict(node, "permissions").map(Policy::Always),
     }
@@ -472,7 +474,7 @@ fn read_rule(node: &YamlNode) -> Result<PolicyRule, FleetFileProblem> {
 fn unexpected_value(node: &YamlNode, key: &str, known: &[&str]) -> FleetFileProblem {
     let written = read_text(node).unwrap_or_default();
     let nearest = nearest_word(&written, known.iter().copied());
-    let mut message = format!("`{key}` is {}, not `{written}`", known.join(", "));
+    let mut message = format!("`{key}` must be {}, not `{written}`", known.join(", "));
     if let Some(nearest) = &nearest {
         message.push_str(&format!("; did you mean `{nearest}`?"));
     }

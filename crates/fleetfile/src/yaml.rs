@@ -1,5 +1,5 @@
-//! YAML as a tree in which every node knows its place. Only what a fleet needs of it: one document, aliases within a
-//! bound, no tags that make types, no key twice.
+//! Parses YAML into a tree in which every node knows its position. Supports only what a fleet file needs: one
+//! document, a bounded number of aliases, no type tags, no duplicate keys.
 
 use std::collections::HashMap;
 
@@ -7,12 +7,12 @@ use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 
 use crate::{FilePosition, FleetFileProblem};
 
-/// Nodes in one file, those that aliases stand for counted each time: what keeps a small file from becoming a huge tree.
+/// How many nodes a file may have. The nodes behind an alias count each time, so a small file cannot become a huge
+/// tree.
 const NODES_MAX: usize = 100_000;
-/// How deep it may go. A fleet goes six levels deep.
+/// How deep nodes may be nested. A fleet needs six levels.
 const DEPTH_MAX: usize = 32;
 
-/// A value and where it stands.
 #[derive(Debug, Clone)]
 pub(crate) struct YamlNode {
     pub(crate) position: FilePosition,
@@ -21,7 +21,7 @@ pub(crate) struct YamlNode {
 
 #[derive(Debug, Clone)]
 pub(crate) enum YamlValue {
-    /// A word, a number or a text; `quoted` ones are texts whatever they look like.
+    /// A word, a number or a text. If `quoted`, it is a text whatever it looks like.
     Scalar {
         text: String,
         quoted: bool,
@@ -31,7 +31,6 @@ pub(crate) enum YamlValue {
     Map(Vec<(YamlKey, YamlNode)>),
 }
 
-/// A key and where it stands.
 #[derive(Debug, Clone)]
 pub(crate) struct YamlKey {
     pub(crate) position: FilePosition,
@@ -39,12 +38,12 @@ pub(crate) struct YamlKey {
 }
 
 impl YamlNode {
-    /// Something is wrong with it.
+    /// A problem at this node's position.
     pub(crate) fn problem(&self, message: impl Into<String>) -> FleetFileProblem {
         FleetFileProblem { position: self.position, message: message.into(), key: None, suggestion: None }
     }
 
-    /// What it is, for people.
+    /// The kind of node, for messages.
     pub(crate) fn kind_name(&self) -> &'static str {
         match &self.value {
             YamlValue::Scalar { .. } if self.is_null() => "nothing",
@@ -54,7 +53,7 @@ impl YamlNode {
         }
     }
 
-    /// Whether nothing was written.
+    /// Nothing was written, or an explicit null.
     pub(crate) fn is_null(&self) -> bool {
         match &self.value {
             YamlValue::Scalar { text, quoted: false } => {
@@ -65,7 +64,7 @@ impl YamlNode {
     }
 }
 
-/// Reads one document.
+/// Parses one document.
 pub(crate) fn parse_document(text: &str) -> Result<YamlNode, FleetFileProblem> {
     let mut builder = YamlTreeBuilder::default();
     for event in Parser::new_from_str(text) {
@@ -97,7 +96,7 @@ struct YamlTreeBuilder {
     documents: usize,
 }
 
-/// A list or map whose end has not come.
+/// A list or map whose end has not been reached.
 struct OpenCollection {
     position: FilePosition,
     anchor: usize,
@@ -111,9 +110,9 @@ enum CollectionKind {
 
 impl YamlTreeBuilder {
     fn handle_event(&mut self, event: Event<'_>, span: Span) -> Result<(), FleetFileProblem> {
-        let place = FilePosition { line: span.start.line(), column: span.start.col() + 1 };
+        let position = FilePosition { line: span.start.line(), column: span.start.col() + 1 };
         let problem = |message: &str| FleetFileProblem {
-            position: place,
+            position,
             message: message.to_owned(),
             key: None,
             suggestion: None,
@@ -122,41 +121,41 @@ impl YamlTreeBuilder {
             Event::DocumentStart(_) => {
                 self.documents += 1;
                 if self.documents > 1 {
-                    return Err(problem("a file holds one fleet: there is a second document"));
+                    return Err(problem("a file must hold one fleet, but there is a second document"));
                 }
             }
             Event::Scalar(text, style, anchor, _) => {
                 let value =
                     YamlValue::Scalar { text: text.into_owned(), quoted: style != ScalarStyle::Plain };
-                self.add_node(YamlNode { position: place, value }, anchor)?;
+                self.add_node(YamlNode { position, value }, anchor)?;
             }
             Event::SequenceStart(anchor, _) => {
                 self.open_collection(OpenCollection {
-                    position: place,
+                    position,
                     anchor,
                     kind: CollectionKind::List(Vec::new()),
                 })?;
             }
             Event::MappingStart(anchor, _) => {
                 self.open_collection(OpenCollection {
-                    position: place,
+                    position,
                     anchor,
                     kind: CollectionKind::Map { entries: Vec::new(), key: None },
                 })?;
             }
             Event::SequenceEnd | Event::MappingEnd => {
-                if let Some(OpenCollection { position: place, anchor, kind }) = self.open_collections.pop() {
+                if let Some(OpenCollection { position, anchor, kind }) = self.open_collections.pop() {
                     let value = match kind {
                         CollectionKind::List(items) => YamlValue::List(items),
                         CollectionKind::Map { entries, .. } => YamlValue::Map(entries),
                     };
-                    self.add_node(YamlNode { position: place, value }, anchor)?;
+                    self.add_node(YamlNode { position, value }, anchor)?;
                 }
             }
             Event::Alias(anchor) => {
-                let meant = self.anchors.get(&anchor).cloned();
-                let meant = meant.ok_or_else(|| problem("this alias stands for nothing"))?;
-                self.add_node(YamlNode { position: place, ..meant }, 0)?;
+                let target = self.anchors.get(&anchor).cloned();
+                let target = target.ok_or_else(|| problem("this alias has no anchor"))?;
+                self.add_node(YamlNode { position, ..target }, 0)?;
             }
             _ => {}
         }
@@ -172,7 +171,7 @@ impl YamlTreeBuilder {
         Ok(())
     }
 
-    /// A node is complete: it goes where it belongs.
+    /// Adds a complete node to the collection that it belongs to.
     fn add_node(&mut self, node: YamlNode, anchor: usize) -> Result<(), FleetFileProblem> {
         self.nodes += node_count(&node);
         if self.nodes > NODES_MAX {
@@ -193,7 +192,7 @@ impl YamlTreeBuilder {
     }
 }
 
-/// How many nodes it adds to those that were counted when they came: all of them, where it is an alias for them.
+/// How many nodes a node counts for. An alias counts as all the nodes that it stands for.
 fn node_count(node: &YamlNode) -> usize {
     match &node.value {
         YamlValue::Scalar { .. } => 1,
@@ -204,11 +203,11 @@ fn node_count(node: &YamlNode) -> usize {
 
 fn to_key(node: &YamlNode, entries: &[(YamlKey, YamlNode)]) -> Result<YamlKey, FleetFileProblem> {
     let YamlValue::Scalar { text, .. } = &node.value else {
-        return Err(node.problem(format!("a key is a word, not {}", node.kind_name())));
+        return Err(node.problem(format!("a key must be a word, not {}", node.kind_name())));
     };
     if let Some((first, _)) = entries.iter().find(|(key, _)| key.name == *text) {
         let mut problem =
-            node.problem(format!("`{text}` is here twice; first in line {}", first.position.line));
+            node.problem(format!("`{text}` is given twice; the first is in line {}", first.position.line));
         problem.key = Some(text.clone());
         return Err(problem);
     }

@@ -1,11 +1,11 @@
-//! What a file may say, and what is said of one that is wrong.
+//! What a fleet file may contain, and which errors a bad file gives.
 
 use qd_fleetfile::{FleetFileProblem, parse_fleet_file};
 use qd_protocol::fleet::{FanOutSplit, RouteAction};
 use qd_protocol::mail::MailDelivery;
 use qd_protocol::policy::{Policy, PolicyVerdict};
 
-/// The shape that the contract shows.
+/// The example in the contract.
 const CONTRACT: &str = r#"
 fleet:
   task: "default task; `qd up --task` replaces it"
@@ -33,7 +33,7 @@ fn refused(text: &str) -> FleetFileProblem {
     }
 }
 
-/// A file with one session and what is put in, beginning in line 4.
+/// A fleet file with these lines inserted from line 4 on.
 fn with(lines: &str) -> String {
     format!("fleet:\n  task: t\n  sessions: {{ a: {{ agent: echo }}, lead: {{ agent: echo }} }}\n{lines}")
 }
@@ -131,7 +131,7 @@ fn an_unknown_session_is_refused_with_the_nearest() {
 }
 
 #[test]
-fn what_we_do_not_do_is_refused_by_name() {
+fn unsupported_features_are_refused_by_name() {
     for (text, word) in [
         (with("  start: a\n  mode: llm\n"), "mode: llm"),
         (with("  start: a\n  mode: hybrid\n"), "mode: hybrid"),
@@ -145,7 +145,7 @@ fn what_we_do_not_do_is_refused_by_name() {
 }
 
 #[test]
-fn a_circle_needs_a_max() {
+fn a_cycle_needs_a_max() {
     let problem = refused(&with(
         "  start: a\n  routes:\n    - { when: a.done, route_to: lead }\n    - { when: lead.done, route_to: a }\n",
     ));
@@ -160,22 +160,22 @@ fn a_circle_needs_a_max() {
 }
 
 #[test]
-fn bad_values_are_refused_with_what_would_do() {
+fn bad_values_are_refused_with_a_hint() {
     for (lines, words) in [
         ("  start: []\n", "empty"),
         ("  start: [a, a]\n", "twice"),
         ("  start: a\n  budget_usd: lots\n", "dollars"),
         ("  start: a\n  budget_usd: -1\n", "dollars"),
-        ("  start: a\n  timeout: soon\n", "no time"),
+        ("  start: a\n  timeout: soon\n", "not a duration"),
         ("  start: a\n  permissions: perhaps\n", "ask, allow, deny"),
-        ("  start: a\n  base_branch: --force\n", "no name of a branch"),
-        ("  start: a\n  routes: [{ when: a.finished, route_to: a }]\n", "no trigger"),
+        ("  start: a\n  base_branch: --force\n", "not a branch name"),
+        ("  start: a\n  routes: [{ when: a.finished, route_to: a }]\n", "not a trigger"),
         ("  start: a\n  routes: [{ when: a.don, route_to: a }]\n", "did you mean `.done`?"),
         ("  start: a\n  routes: [{ when: a.done }]\n", "`route_to`, `fan_out` or `collect`"),
         ("  start: a\n  routes: [{ when: a.done, route_to: lead, collect: human }]\n", "does one thing"),
-        ("  start: a\n  routes: [{ when: a.done, collect: robot }]\n", "`collect` is human"),
-        ("  start: a\n  routes: [{ when: a.done, match: '(', route_to: lead }]\n", "no pattern"),
-        ("  start: a\n  routes: [{ when: a.done, match: '(?=x)', route_to: lead }]\n", "no pattern"),
+        ("  start: a\n  routes: [{ when: a.done, collect: robot }]\n", "`collect` must be human"),
+        ("  start: a\n  routes: [{ when: a.done, match: '(', route_to: lead }]\n", "not a valid pattern"),
+        ("  start: a\n  routes: [{ when: a.done, match: '(?=x)', route_to: lead }]\n", "not a valid pattern"),
         ("  start: a\n  routes: [{ when: a.done, route_to: lead, max: 0 }]\n", "at least 1"),
         (
             "  start: a\n  routes: [{ when: [a.done, lead.done], fan_out: { to: a, split: by_subtask } }]\n",
@@ -229,7 +229,7 @@ fn a_small_file_cannot_become_a_huge_tree() {
 }
 
 #[test]
-fn mentions_and_mail_are_read_and_what_they_cannot_be_is_refused() {
+fn mentions_and_mail_are_read_and_bad_values_are_refused() {
     let spec = parse_fleet_file(&with("  mentions: true\n  start: a\n"), None).unwrap();
     assert!(spec.mentions);
     assert!(!parse_fleet_file(&with("  start: a\n"), None).unwrap().mentions);
@@ -242,13 +242,14 @@ fn mentions_and_mail_are_read_and_what_they_cannot_be_is_refused() {
 }
 
 #[test]
-fn the_schema_is_checked_in_as_it_is() {
+fn the_checked_in_schema_is_current() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/fleet.schema.json");
     let made = qd_fleetfile::schema::fleet_json_schema();
     if std::env::var_os("QD_UPDATE").is_some() {
         std::fs::write(file, format!("{}\n", serde_json::to_string_pretty(&made).unwrap())).unwrap();
     }
-    // As values: in which order serde_json keeps keys depends on who else is built with it.
+    // Compare values, not text: the order in which serde_json keeps keys depends on the features that other crates
+    // enable.
     let kept: serde_json::Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
-    assert_eq!(kept, made, "QD_UPDATE=1 writes docs/fleet.schema.json anew");
+    assert_eq!(kept, made, "QD_UPDATE=1 rewrites docs/fleet.schema.json");
 }

@@ -1,9 +1,9 @@
-//! The tools that Quarterdeck gives to agents and editors, as a server of the Model Context Protocol. What a tool does
-//! is the daemon's business: here is what a model is told of each, how long its call may last, and how the answer is
-//! put. The same server stands on a process's stdio and at a path of the daemon.
+//! The tools that Quarterdeck offers to agents and editors, as a Model Context Protocol server. The daemon implements
+//! the tools. This crate has their descriptions for models, splits calls into short requests, and formats the
+//! results. The same server runs on a process's stdio and at a path of the daemon.
 //!
-//! - [`tools`]: the tools, as a model sees them.
-//! - [`server`]: calls of them, carried out by a [`Deck`].
+//! - [`tools`]: the tools as a model sees them.
+//! - [`server`]: tool calls, carried out by a [`ToolBackend`].
 
 pub mod server;
 pub mod tools;

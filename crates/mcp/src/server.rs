@@ -1,6 +1,6 @@
-//! Calls of the tools. A call is one or more requests of a [`Deck`], each short and each with a key by which a repeat
-//! is known, so that neither a daemon that is restarted nor a connection that breaks loses one or does it twice. What
-//! waits is a loop of such requests here, with a sign of life for the client.
+//! Tool calls. A call is one or more requests to a [`ToolBackend`]. Each request is short and has a key that
+//! identifies repeats, so a daemon restart or a broken connection neither loses a request nor performs it twice.
+//! Waiting is a loop of such requests here, with progress notifications for the client.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -18,41 +18,41 @@ use tokio::time::Instant;
 
 use crate::tools::{INSTRUCTIONS, ToolName};
 
-/// Silence in a call after which a client that wants to know is told that it goes on: many give up after a minute.
+/// How often a client that asked for progress is told that the call is still running. Many clients give up after a
+/// minute.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
-/// Random bytes in a key.
+/// Random bytes in a request key.
 const KEY_BYTES: usize = 16;
 
-/// Who carries out what a tool is for: the daemon, near or far.
+/// Carries out the tools: the daemon itself, or a client of the daemon.
 pub trait ToolBackend: Send + Sync + 'static {
-    /// One request. A waiting one lasts no longer than its `timeout_s`. The same `key` comes again only with a repeat.
+    /// Performs one request. A request that waits takes no longer than its `timeout_s`. The same `key` is only used
+    /// again to repeat the same request.
     fn call(
         &self,
         request: McpToolRequest<'_>,
     ) -> impl Future<Output = Result<Map<String, Value>, ErrorDoc>> + Send;
 }
 
-/// One request of a call.
+/// One request of a tool call.
 #[derive(Debug)]
 pub struct McpToolRequest<'a> {
-    /// What is wanted, which is the name of a tool.
     pub tool: ToolName,
-    /// What with.
     pub arguments: Map<String, Value>,
-    /// By which a repeat is known.
+    /// Identifies repeats of this request.
     pub key: String,
-    /// What came with the call: over HTTP, the head of the request.
+    /// Context of the call: over HTTP, the head of the request.
     pub extensions: &'a Extensions,
 }
 
-/// The server, for one client or for many.
+/// The MCP server, for one client or many.
 #[derive(Debug, Clone)]
 pub struct McpToolServer<D> {
     backend: D,
 }
 
 impl<D: ToolBackend> McpToolServer<D> {
-    /// One whose calls this deck carries out.
+    /// A server whose calls this backend carries out.
     pub fn new(backend: D) -> Self {
         Self { backend }
     }
@@ -68,7 +68,7 @@ impl<D: ToolBackend> McpToolServer<D> {
                 let waits = match arguments.remove("wait") {
                     None | Some(Value::Null) => false,
                     Some(Value::Bool(waits)) => waits,
-                    Some(_) => return Err(invalid_value("`wait` is true or false")),
+                    Some(_) => return Err(invalid_value("`wait` must be true or false")),
                 };
                 let deadline = parse_deadline(arguments.remove("timeout_s"))?;
                 let mut spawned = self.send_request(tool, arguments, call).await?;
@@ -101,40 +101,41 @@ impl<D: ToolBackend> McpToolServer<D> {
         call: &McpCall<'_>,
     ) -> Result<Map<String, Value>, ErrorDoc> {
         loop {
-            let slice = poll_timeout(deadline);
+            let timeout = poll_timeout(deadline);
             let arguments = Map::from_iter([
                 ("sessions".to_owned(), sessions.clone()),
-                ("timeout_s".to_owned(), json!(slice.as_secs_f64())),
+                ("timeout_s".to_owned(), json!(timeout.as_secs_f64())),
             ]);
-            let seen = self.send_request(ToolName::Wait, arguments, call).await?;
-            if seen.get("finished") == Some(&json!(true)) || Instant::now() >= deadline {
-                return Ok(seen);
+            let status = self.send_request(ToolName::Wait, arguments, call).await?;
+            if status.get("finished") == Some(&json!(true)) || Instant::now() >= deadline {
+                return Ok(status);
             }
         }
     }
 
-    /// Asks, then waits for the answer. A question that the client gives up is taken back: nobody would hear the answer.
+    /// Asks a person, then waits for the answer. If the client gives up, the question is withdrawn, because the
+    /// answer would reach nobody.
     async fn ask_human(
         &self,
         arguments: Map<String, Value>,
         call: &McpCall<'_>,
     ) -> Result<Map<String, Value>, ErrorDoc> {
         let deadline = Instant::now() + Duration::from_secs(WAIT_MAX_S);
-        let mut seen = self.send_request(ToolName::AskHuman, arguments, call).await?;
-        while seen.get("state") == Some(&json!("pending")) && Instant::now() < deadline {
-            let ask = seen.get("ask_id").cloned().unwrap_or_default();
+        let mut status = self.send_request(ToolName::AskHuman, arguments, call).await?;
+        while status.get("state") == Some(&json!("pending")) && Instant::now() < deadline {
+            let ask = status.get("ask_id").cloned().unwrap_or_default();
             let with = |name: &str, value: Value| {
                 Map::from_iter([("ask_id".to_owned(), ask.clone()), (name.to_owned(), value)])
             };
             let more = with("timeout_s", json!(poll_timeout(deadline).as_secs_f64()));
-            seen = tokio::select! {
-                seen = self.send_request(ToolName::AskHuman, more, call) => seen?,
+            status = tokio::select! {
+                status = self.send_request(ToolName::AskHuman, more, call) => status?,
                 () = call.context.ct.cancelled() => {
                     return self.send_request(ToolName::AskHuman, with("withdraw", json!(true)), call).await;
                 }
             };
         }
-        Ok(seen)
+        Ok(status)
     }
 
     async fn send_request(
@@ -148,13 +149,13 @@ impl<D: ToolBackend> McpToolServer<D> {
     }
 }
 
-/// One call of a client.
+/// One call from a client.
 struct McpCall<'a> {
     context: &'a RequestContext<RoleServer>,
 }
 
 impl McpCall<'_> {
-    /// Tells a client that wants to know, again and again, that the call goes on.
+    /// Keeps telling a client that asked for progress that the call is still running.
     async fn report_progress(&self) -> Infallible {
         let Some(token) = self.context.meta.get_progress_token() else {
             return std::future::pending().await;
@@ -165,7 +166,7 @@ impl McpCall<'_> {
             let seconds = began.elapsed().as_secs();
             let mut progress = ProgressNotificationParam::new(token.clone(), seconds as f64);
             progress.message = Some(format!("waiting for {seconds} s"));
-            // A client that has gone away does not need it.
+            // If the client is gone, it does not need the notification.
             let _gone = self.context.peer.notify_progress(progress).await;
         }
     }
@@ -202,14 +203,14 @@ impl<D: ToolBackend> ServerHandler for McpToolServer<D> {
             return Err(ErrorData::invalid_params(message, None));
         };
         let call = McpCall { context: &context };
-        // Boxed, since a server holds as many of them as there are calls.
+        // Boxed, because a server holds one of these futures per running call.
         let performed = Box::pin(self.perform_tool(tool, request.arguments.unwrap_or_default(), &call));
-        let done = tokio::select! {
-            done = performed => done,
+        let result = tokio::select! {
+            result = performed => result,
             never = call.report_progress() => match never {},
         };
-        // What went wrong is for the model to read, and so is no error of the protocol.
-        Ok(match done {
+        // Failures of a tool are for the model to read, so they are results and not protocol errors.
+        Ok(match result {
             Ok(value) => CallToolResult::structured(Value::Object(value)),
             Err(ErrorDoc { code, message, details }) => CallToolResult::structured_error(
                 json!({ "error": { "code": code, "message": message, "details": details } }),
@@ -219,20 +220,20 @@ impl<D: ToolBackend> ServerHandler for McpToolServer<D> {
     }
 }
 
-/// Until when a wait goes on.
+/// When a wait ends.
 fn parse_deadline(timeout: Option<Value>) -> Result<Instant, ErrorDoc> {
     let seconds = match timeout {
         None | Some(Value::Null) => TOOL_WAIT_S as f64,
         Some(value) => {
             value.as_f64().filter(|seconds| (0.0..=WAIT_MAX_S as f64).contains(seconds)).ok_or_else(|| {
-                invalid_value(&format!("`timeout_s` is a number of seconds from 0 to {WAIT_MAX_S}"))
+                invalid_value(&format!("`timeout_s` must be a number of seconds from 0 to {WAIT_MAX_S}"))
             })?
         }
     };
     Ok(Instant::now() + Duration::from_secs_f64(seconds))
 }
 
-/// How long one request of a wait lasts.
+/// How long one request of a wait may take.
 fn poll_timeout(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now()).min(Duration::from_secs(TOOL_POLL_S))
 }

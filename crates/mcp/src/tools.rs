@@ -1,5 +1,5 @@
-//! The tools, as a model sees them that has never heard of Quarterdeck: a name, what it is for, what it takes and when
-//! to use something else. Nothing here calls anybody.
+//! The tools as a model sees them that knows nothing about Quarterdeck: name, purpose, arguments, and when to use
+//! another tool. Nothing here performs a call.
 
 use std::sync::Arc;
 
@@ -9,36 +9,35 @@ use qd_protocol::limits::{
 use rmcp::model::{JsonObject, MetaObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 
-/// What a model is told of the whole server.
+/// The description of the whole server for models.
 pub const INSTRUCTIONS: &str = "Quarterdeck runs AI coding agents side by side, each in a session of its own. With these \
 tools you can start other agents on parts of your work, talk to them, wait for what they found, and ask a person. \
 Start one with spawn_agent, go on with your own work, and collect the results with wait. `list` shows which agents \
 there are.";
 
-/// What tells Claude that a tool is to be shown from the beginning.
+/// Metadata that tells Claude to load a tool at the start.
 const ALWAYS_LOAD: &str = "anthropic/alwaysLoad";
 
-/// A tool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToolName {
     /// Starts an agent in a new session.
     SpawnAgent,
-    /// Says something to one.
+    /// Sends a message to a session.
     SendMessage,
-    /// Waits for some to finish.
+    /// Waits for sessions to finish.
     Wait,
-    /// Looks at one.
+    /// Shows the state of a session.
     Status,
-    /// Stops one and all below it.
+    /// Stops a session and all its descendants.
     Cancel,
-    /// Asks a person.
+    /// Asks a person a question.
     AskHuman,
-    /// Shows the agents and the sessions.
+    /// Lists the agents and the sessions.
     List,
 }
 
 impl ToolName {
-    /// All of them, in the order in which they are shown.
+    /// All tools, in the order in which they are listed.
     pub const ALL: [Self; 7] = [
         Self::SpawnAgent,
         Self::SendMessage,
@@ -49,7 +48,6 @@ impl ToolName {
         Self::List,
     ];
 
-    /// Its name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::SpawnAgent => "spawn_agent",
@@ -62,15 +60,15 @@ impl ToolName {
         }
     }
 
-    /// The tool of this name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|tool| tool.as_str() == name)
     }
 
-    /// All that a model is told of it.
+    /// The full description of the tool for models.
     pub fn describe(self) -> Tool {
         let tool = Tool::new(self.as_str(), self.description(), Arc::new(self.input_schema()));
-        // Claude hides the tools of most servers behind a search; these are few, and of no use to one who cannot see them.
+        // Claude hides the tools of most servers behind a search. These are few, and a model that cannot see them
+        // will not use them.
         let tool = tool.with_meta(MetaObject(JsonObject::from_iter([(ALWAYS_LOAD.to_owned(), json!(true))])));
         let hints = ToolAnnotations::with_title(self.title()).open_world(false);
         tool.with_annotations(match self {
@@ -133,7 +131,7 @@ impl ToolName {
     }
 
     fn input_schema(self) -> JsonObject {
-        let session = |what: &str| json!({ "type": "string", "description": what });
+        let session = |description: &str| json!({ "type": "string", "description": description });
         match self {
             Self::SpawnAgent => object_schema(
                 json!({

@@ -1,4 +1,4 @@
-//! Questions to a person, and the end: when nothing is open any more, and what it then amounts to.
+//! Questions to a person, and the end of a fleet: when nothing is open any more, and its final status.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use serde_json::json;
 use super::{FinishedRun, FleetReply, FleetStepBuilder, prompt};
 
 impl FleetStepBuilder<'_> {
-    /// Shows a person what has come of it, and waits for the answer.
+    /// Shows the results to a person, and waits for an answer.
     pub(super) fn open_ask(&mut self, id: AskId, from: &[RouteSource], ended: &FinishedRun) {
         let text = |run| ended.other_texts.get(run).or((ended.run == *run).then_some(&ended.text));
         let results: BTreeMap<&str, String> = from
@@ -51,8 +51,8 @@ impl FleetStepBuilder<'_> {
             self.step.reply = Some(FleetReply::AskNotOpen);
             return;
         };
-        if let Err(why) = crate::session::validate_answer(ask, &answer) {
-            self.step.reply = Some(FleetReply::InvalidAnswer(why));
+        if let Err(problem) = crate::session::validate_answer(ask, &answer) {
+            self.step.reply = Some(FleetReply::InvalidAnswer(problem));
             return;
         }
         let ask = Ask { state: AskStatus::Answered, answer: Some(answer), ..ask.clone() };
@@ -79,15 +79,15 @@ impl FleetStepBuilder<'_> {
         self.emit(EventBody::FleetFinished(FleetFinished { fleet_id: self.id.clone(), state, result }));
     }
 
-    /// What it amounts to: the last end of each session counts, unless a route has followed on it.
+    /// The final status. The last outcome of each session counts, unless a route fired on it.
     fn final_status(&self) -> FleetStatus {
-        let unfollowed =
-            |ending| self.last_outcomes.values().any(|last| last.ending == ending && !last.routed);
+        let any_unrouted =
+            |ending| self.last_outcomes.values().any(|outcome| outcome.ending == ending && !outcome.routed);
         match self.stopping.map(|stopping| stopping.by) {
             Some(FleetStopReason::Cancel) => FleetStatus::Cancelled,
             Some(FleetStopReason::Timeout) => FleetStatus::Failed,
-            None if !self.problems.is_empty() || unfollowed(TriggerOutcome::Failed) => FleetStatus::Failed,
-            None if unfollowed(TriggerOutcome::Cancelled) => FleetStatus::Cancelled,
+            None if !self.problems.is_empty() || any_unrouted(TriggerOutcome::Failed) => FleetStatus::Failed,
+            None if any_unrouted(TriggerOutcome::Cancelled) => FleetStatus::Cancelled,
             None => FleetStatus::Done,
         }
     }

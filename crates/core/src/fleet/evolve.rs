@@ -1,4 +1,4 @@
-//! How events change a fleet. A pure fold: what it needs to know is in the event or in the state.
+//! How an event changes a fleet. This is the only code that changes a [`FleetState`], live and on replay alike.
 
 use qd_protocol::event::{
     EventBody, FleetMentioned, FleetRouted, FleetRunEnded, FleetUpdated, RouteAssignment, SubtaskRef,
@@ -40,50 +40,52 @@ pub fn evolve(state: &mut FleetState, event: &FleetEvent) {
             state.finished = Some(finished.state);
             state.result.clone_from(&finished.result);
         }
-        // Of no kind that a fleet has.
+        // Fleets have no other kinds of events.
         _ => {}
     }
 }
 
 fn apply_run_ended(state: &mut FleetState, ended: &FleetRunEnded) {
-    // Whatever was complete has been considered, when it became so: from here on it counts anew.
+    // A complete route was considered when it became complete; from now on it waits for its triggers anew.
     for route in &mut state.routes {
         if route.is_complete() {
             route.triggers.fill(None);
         }
     }
-    let at =
-        state.assignments.iter().position(|errand| errand.runs.iter().any(|open| open.run == ended.run_id));
-    let Some(at) = at else { return };
+    let index = state
+        .assignments
+        .iter()
+        .position(|assignment| assignment.runs.iter().any(|assigned| assigned.run == ended.run_id));
+    let Some(index) = index else { return };
     if ended.delivered_as_steer {
-        // It never was a run of its own, so nothing follows on its end; the run that took it in ends by itself.
-        state.assignments.remove(at);
+        // This never was a run of its own, so no route follows; the run that received the steer ends by itself.
+        state.assignments.remove(index);
         return;
     }
-    let Some(errand) = state.assignments.get_mut(at) else { return };
-    if let Some(open) = errand.runs.iter_mut().find(|open| open.run == ended.run_id) {
+    let Some(assignment) = state.assignments.get_mut(index) else { return };
+    if let Some(assigned) = assignment.runs.iter_mut().find(|assigned| assigned.run == ended.run_id) {
         match &ended.retried_as {
             Some(next) => {
-                open.run = next.clone();
-                open.attempt += 1;
+                assigned.run = next.clone();
+                assigned.attempt += 1;
             }
             None => {
-                open.ended = Some(ended.finish_reason.into());
-                open.matches = ended.matches.iter().copied().collect();
+                assigned.ended = Some(ended.finish_reason.into());
+                assigned.matches = ended.matches.iter().copied().collect();
                 let failed = ended.no_subtasks.clone().map(Err);
-                open.subtasks = ended.subtasks.map(Ok).or(failed);
+                assigned.subtasks = ended.subtasks.map(Ok).or(failed);
             }
         }
     }
-    if errand.runs.iter().all(|open| open.ended.is_some()) {
-        let errand = state.assignments.remove(at);
-        finish_assignment(state, &errand);
+    if assignment.runs.iter().all(|assigned| assigned.ended.is_some()) {
+        let assignment = state.assignments.remove(index);
+        finish_assignment(state, &assignment);
     }
 }
 
-/// How all of an errand ended: as badly as one of its runs.
+/// The outcome of a whole assignment: the worst outcome of its runs.
 fn combined_ending(runs: &[AssignedRun]) -> TriggerOutcome {
-    let any = |ending| runs.iter().any(|open| open.ended == Some(ending));
+    let any = |ending| runs.iter().any(|assigned| assigned.ended == Some(ending));
     match () {
         () if any(TriggerOutcome::Failed) => TriggerOutcome::Failed,
         () if any(TriggerOutcome::Cancelled) => TriggerOutcome::Cancelled,
@@ -91,26 +93,30 @@ fn combined_ending(runs: &[AssignedRun]) -> TriggerOutcome {
     }
 }
 
-fn finish_assignment(state: &mut FleetState, errand: &FleetAssignment) {
-    let ending = combined_ending(&errand.runs);
-    let runs: Vec<_> = errand.runs.iter().map(|open| open.run.clone()).collect();
-    for (index, (route, seen)) in (0..).zip(state.spec.routes.iter().zip(&mut state.routes)) {
-        for (trigger, slot) in route.when.iter().zip(&mut seen.triggers) {
-            if trigger.session == errand.session && trigger.on == ending {
-                *slot = Some(TriggerState::Ended {
+fn finish_assignment(state: &mut FleetState, assignment: &FleetAssignment) {
+    let ending = combined_ending(&assignment.runs);
+    let runs: Vec<_> = assignment.runs.iter().map(|assigned| assigned.run.clone()).collect();
+    for (route_index, (route, route_state)) in (0..).zip(state.spec.routes.iter().zip(&mut state.routes)) {
+        for (trigger, trigger_state) in route.when.iter().zip(&mut route_state.triggers) {
+            if trigger.session == assignment.session && trigger.on == ending {
+                *trigger_state = Some(TriggerState::Ended {
                     runs: runs.clone(),
-                    matches: errand.runs.iter().any(|open| open.matches.contains(&index)),
-                    subtasks: errand.runs.iter().filter_map(|open| open.subtasks.clone()).collect(),
+                    matches: assignment.runs.iter().any(|assigned| assigned.matches.contains(&route_index)),
+                    subtasks: assignment
+                        .runs
+                        .iter()
+                        .filter_map(|assigned| assigned.subtasks.clone())
+                        .collect(),
                 });
             }
         }
     }
-    state.last_outcomes.insert(errand.session.clone(), AssignmentOutcome { runs, ending, routed: false });
+    state.last_outcomes.insert(assignment.session.clone(), AssignmentOutcome { runs, ending, routed: false });
 }
 
 fn apply_routed(state: &mut FleetState, routed: &FleetRouted) {
-    if let Some(seen) = state.routes.get_mut(routed.route as usize) {
-        seen.fired = routed.round;
+    if let Some(route_state) = state.routes.get_mut(routed.route as usize) {
+        route_state.fired = routed.round;
     }
     for source in &routed.from {
         if let Some(last) = state.last_outcomes.get_mut(&source.session)
@@ -128,13 +134,14 @@ fn apply_routed(state: &mut FleetState, routed: &FleetRouted) {
             continue;
         }
         let subtask = |at: usize| -> Option<SubtaskRef> { subtasks.get(at).cloned() };
-        let open = runs.iter().enumerate().map(|(at, run)| AssignedRun::new(run.clone(), subtask(at)));
+        let assigned_runs =
+            runs.iter().enumerate().map(|(at, run)| AssignedRun::new(run.clone(), subtask(at)));
         state.assignments.push(FleetAssignment {
             session: session.clone(),
             route: Some(routed.route),
             round: routed.round,
             from: routed.from.iter().chain(&routed.quoted).cloned().collect(),
-            runs: open.collect(),
+            runs: assigned_runs.collect(),
             by_mention: false,
         });
         await_session_again(state, session);
@@ -158,22 +165,22 @@ fn apply_mentioned(state: &mut FleetState, mentioned: &FleetMentioned) {
     }
 }
 
-/// A session that was dealt nothing holds up no join, as long as it is not given something else.
+/// Lets no join wait for a session that got no subtasks, unless the session has other work.
 fn excuse_session(state: &mut FleetState, session: &str) {
-    if state.assignments.iter().any(|errand| errand.session == session) {
+    if state.assignments.iter().any(|assignment| assignment.session == session) {
         return;
     }
-    update_incomplete_triggers(state, session, |slot| {
-        slot.get_or_insert(TriggerState::Excused);
+    update_incomplete_triggers(state, session, |trigger_state| {
+        trigger_state.get_or_insert(TriggerState::Excused);
     });
 }
 
-/// A session that is given something is waited for again; not by what has all it waits for, which counts anew after this
-/// end anyhow.
+/// Lets incomplete joins wait again for a session that got new work. Complete routes are left alone, because they
+/// start anew with the next run that ends.
 fn await_session_again(state: &mut FleetState, session: &str) {
-    update_incomplete_triggers(state, session, |slot| {
-        if *slot == Some(TriggerState::Excused) {
-            *slot = None;
+    update_incomplete_triggers(state, session, |trigger_state| {
+        if *trigger_state == Some(TriggerState::Excused) {
+            *trigger_state = None;
         }
     });
 }
@@ -183,11 +190,11 @@ fn update_incomplete_triggers(
     session: &str,
     change: impl Fn(&mut Option<TriggerState>),
 ) {
-    let incomplete = |(_, seen): &(_, &mut RouteState)| !seen.is_complete();
-    for (route, seen) in state.spec.routes.iter().zip(&mut state.routes).filter(incomplete) {
-        for (trigger, slot) in route.when.iter().zip(&mut seen.triggers) {
+    let incomplete = |(_, route_state): &(_, &mut RouteState)| !route_state.is_complete();
+    for (route, route_state) in state.spec.routes.iter().zip(&mut state.routes).filter(incomplete) {
+        for (trigger, trigger_state) in route.when.iter().zip(&mut route_state.triggers) {
             if trigger.session == session && route.when.len() > 1 {
-                change(slot);
+                change(trigger_state);
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Who is written to in a last message: a line that begins with `@NAME` addresses that session. What stands inside a
-//! fence is shown and not meant.
+//! Finds the sessions that a last message addresses: a line that begins with `@NAME` addresses that session. Mentions
+//! inside a fenced block are quotations and do not count.
 
 use std::collections::BTreeSet;
 
@@ -9,8 +9,8 @@ use qd_protocol::limits::FLEET_MENTIONS_MAX;
 
 use super::{FinishedRun, FleetEffect, FleetStepBuilder};
 
-/// The names that begin a line of a message after an `@`, each once, in their order. Of a longer word the beginning is no
-/// mention: `@dev1` does not mean `dev`.
+/// The names after an `@` at the beginning of a line, each once and in order. Only whole words count: `@dev1` does
+/// not mention `dev`.
 pub fn find_mentions(text: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut seen = BTreeSet::new();
@@ -39,32 +39,33 @@ pub fn find_mentions(text: &str) -> Vec<&str> {
 }
 
 impl FleetStepBuilder<'_> {
-    /// Sends a last message to those whom it mentions, where the file says so; tells whether anybody gets it. Who failed or
-    /// was cancelled writes to nobody, and nobody to itself.
+    /// Sends a last message to the sessions that it mentions, if the fleet file enables mentions. Returns whether it
+    /// was sent to any. Only successful runs send, and no session sends to itself.
     pub(super) fn send_to_mentioned(&mut self, name: &str, ended: &FinishedRun) -> bool {
         if !self.spec.mentions || self.stopping.is_some() || ended.reason != FinishReason::EndTurn {
             return false;
         }
-        let known = |other: &&str| *other != name && self.spec.sessions.contains_key(*other);
-        let mut names: Vec<&str> = find_mentions(&ended.text).into_iter().filter(known).collect();
+        let is_other_session =
+            |mentioned: &&str| *mentioned != name && self.spec.sessions.contains_key(*mentioned);
+        let mut names: Vec<&str> = find_mentions(&ended.text).into_iter().filter(is_other_session).collect();
         if names.is_empty() {
             return false;
         }
-        let left = FLEET_MENTIONS_MAX.saturating_sub(self.mention_count) as usize;
-        let error = (names.len() > left).then(|| {
-            let refused = names.split_off(left).join(", ");
+        let remaining = FLEET_MENTIONS_MAX.saturating_sub(self.mention_count) as usize;
+        let error = (names.len() > remaining).then(|| {
+            let refused = names.split_off(remaining).join(", ");
             format!(
-                "{name} mentions {refused}, and a fleet sends {FLEET_MENTIONS_MAX} messages for that at most"
+                "{name} mentions {refused}, but a fleet sends at most {FLEET_MENTIONS_MAX} messages because of mentions"
             )
         });
         let round = self.mention_count + 1;
         let cause = format!("at-{round}");
-        let given = |other: &&str| RouteAssignment {
-            session: (*other).to_owned(),
-            runs: vec![RunId::of_fleet(&self.id, &cause, other, 0, 0)],
+        let assignment = |target: &&str| RouteAssignment {
+            session: (*target).to_owned(),
+            runs: vec![RunId::of_fleet(&self.id, &cause, target, 0, 0)],
             subtasks: Vec::new(),
         };
-        let to: Vec<RouteAssignment> = names.iter().map(given).collect();
+        let to: Vec<RouteAssignment> = names.iter().map(assignment).collect();
         let is_sent = !to.is_empty();
         let from = RouteSource { session: name.to_owned(), runs: vec![ended.run.clone()] };
         self.emit(EventBody::FleetMentioned(FleetMentioned {
@@ -95,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_in_a_fence_is_not_meant() {
+    fn mentions_in_a_fence_do_not_count() {
         assert_eq!(find_mentions("```\n@a\n```\n@b"), ["b"]);
         assert_eq!(find_mentions("~~~~\n@a\n~~~\n@b\n~~~~\n@c"), ["c"]);
     }

@@ -1,13 +1,15 @@
-//! A fleet, as a machine: who is given what when somebody has ended. [`step`] judges an input and answers with a
-//! [`Step`]; every change of [`State`] goes through [`evolve`], so replaying the journal gives the same state.
+//! The state machine of a fleet: which session gets which prompt when a run ends. [`step`] handles an input and
+//! returns a [`FleetStep`]. Every change of [`FleetState`] goes through [`evolve()`], so replaying the journal gives
+//! the same state.
 //!
-//! What runs is the sessions' business. A fleet only gives them prompts, under run ids that are derived from their
-//! cause, and hears of their ends at least once; so after a crash everything that is open is simply given again, and
-//! nothing happens twice.
+//! Runs belong to the sessions. A fleet only assigns prompts to sessions, under run ids that are derived from their
+//! cause, and is told at least once how each run ended. After a crash it simply assigns everything that is open
+//! again, and nothing happens twice.
 //!
-//! - `state`: what a fleet is; `evolve`: how events change it.
-//! - `router`: what follows on an end. `settle`: when there is nothing left to follow.
-//! - [`prompt`]: what a session is told. [`subtasks`]: how a lead deals out its work. [`mentions`]: who is written to.
+//! - `state`: the state of a fleet; `evolve`: how events change it.
+//! - `router`: which routes fire when a run ends; `completion`: questions to people, and when the fleet is done.
+//! - [`prompt`]: the prompts that sessions get; [`subtasks`]: how a lead splits its work; [`mentions`]: messages that
+//!   address a session by name.
 
 mod completion;
 mod evolve;
@@ -28,122 +30,115 @@ pub use state::{
     AssignedRun, AssignmentOutcome, FleetAssignment, FleetState, FleetStop, RouteState, TriggerState,
 };
 
-/// What is true at this moment outside the journal.
+/// Current facts that are not in the journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FleetContext {
-    /// The time.
     pub now: Millis,
-    /// Ids for questions, which cannot be guessed: one for each route that asks a person.
+    /// Unguessable ids for new asks: one for each route that asks a person.
     pub ask_ids: Vec<AskId>,
 }
 
-/// Everything that can happen to a fleet.
+/// Every input of the fleet machine.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FleetInput {
-    /// A client wants something.
+    /// A request from a client.
     Command(FleetCommand),
-    /// A run has ended. Said at least once of every run that the fleet started; others are none of its business.
+    /// A run has ended. Delivered at least once for every run that the fleet assigned; other runs are ignored.
     RunFinished(FinishedRun),
-    /// What was to be a run was told to one that its session already had, and so will be none.
+    /// The prompt of this run was delivered as a steer to another run, so this run will never exist.
     RunAbsorbed(RunId),
     /// A [`deadline`] may have passed.
     Tick,
-    /// We have just been rebuilt: see what is owed.
+    /// The state was just rebuilt from the journal: repeat the effects for open runs.
     Wake,
 }
 
 /// How a run ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FinishedRun {
-    /// The run.
     pub run: RunId,
-    /// How.
     pub reason: FinishReason,
-    /// Its last message; of one that failed without any, what went wrong.
+    /// Its last message, or the error message if it failed without one.
     pub text: String,
-    /// The same of the runs that [`State::wants_texts`] names.
+    /// The last messages of the runs in [`FleetState::required_texts`].
     pub other_texts: BTreeMap<RunId, String>,
 }
 
-/// What a client wants.
+/// A request from a client.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FleetCommand {
-    /// Stop everything.
+    /// Stop the whole fleet.
     Cancel,
-    /// Answer a question.
     Answer {
-        /// Which.
         ask: AskId,
-        /// How.
         answer: AskAnswer,
     },
 }
 
-/// What a step decided.
+/// The result of a step.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct FleetStep {
-    /// To be journalled, in order.
+    /// Events to append to the journal, in order.
     pub events: Vec<FleetEvent>,
-    /// To be done once they are.
+    /// Effects to carry out once the events are journalled.
     pub effects: Vec<FleetEffect>,
-    /// For whoever sent the command.
+    /// The reply to the command, if the input was one.
     pub reply: Option<FleetReply>,
 }
 
 /// An event of a fleet, before the journal gives it a seq.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FleetEvent {
-    /// Its place in the fleet.
+    /// Position in the fleet's own sequence of events, from 1.
     pub number: EventNumber,
-    /// When it was decided.
+    /// When the step decided it.
     pub ts: Millis,
-    /// What happened.
     pub body: EventBody,
 }
 
-/// What the shell is to do once the events are journalled.
+/// An action that the shell carries out once the events are journalled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FleetEffect {
-    /// Give every open run to its session, if it does not have it, and say how those ended that have.
+    /// Give every open run to its session unless the session already has it, and report the runs that have ended.
     DispatchRuns,
-    /// Cancel every open run that its session has, and say of the others that they have ended so.
+    /// Cancel every open run that its session has. Report all other open runs as cancelled.
     CancelRuns,
 }
 
-/// What became of a command.
+/// The reply to a command.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FleetReply {
-    /// These runs are being stopped.
+    /// These runs are being cancelled.
     Cancelled(Vec<RunId>),
-    /// An answer won.
+    /// The answer was accepted; the ask is now resolved.
     Answered(Box<Ask>),
-    /// No open question has this id.
+    /// No open ask has this id.
     AskNotOpen,
-    /// The answer does not fit.
+    /// The answer is not valid for this ask; the text says why.
     InvalidAnswer(String),
 }
 
-/// Judges one input. Each event is applied with [`evolve`] as it is decided; nothing else changes the state.
-pub fn step(state: &mut FleetState, input: FleetInput, world: FleetContext) -> FleetStep {
-    let mut draft = FleetStepBuilder { state, context: world, step: FleetStep::default() };
+/// Handles one input. Each event is applied with [`evolve()`] as it is decided; nothing else changes the state.
+pub fn step(state: &mut FleetState, input: FleetInput, context: FleetContext) -> FleetStep {
+    let mut builder = FleetStepBuilder { state, context, step: FleetStep::default() };
     match input {
-        FleetInput::Command(FleetCommand::Cancel) => draft.handle_cancel(),
-        FleetInput::Command(FleetCommand::Answer { ask, answer }) => draft.answer_ask(&ask, answer),
-        FleetInput::RunFinished(ended) => draft.handle_run_finished(&ended),
-        FleetInput::RunAbsorbed(run) => draft.handle_run_absorbed(&run),
-        FleetInput::Tick => draft.handle_tick(),
-        FleetInput::Wake => draft.handle_wake(),
+        FleetInput::Command(FleetCommand::Cancel) => builder.handle_cancel(),
+        FleetInput::Command(FleetCommand::Answer { ask, answer }) => builder.answer_ask(&ask, answer),
+        FleetInput::RunFinished(finished) => builder.handle_run_finished(&finished),
+        FleetInput::RunAbsorbed(run) => builder.handle_run_absorbed(&run),
+        FleetInput::Tick => builder.handle_tick(),
+        FleetInput::Wake => builder.handle_wake(),
     }
-    draft.step
+    builder.step
 }
 
-/// When the machine wants a [`Input::Tick`].
+/// When the machine needs a [`FleetInput::Tick`], if nothing else happens before.
 pub fn deadline(state: &FleetState) -> Option<Millis> {
     let limit = state.spec.timeout_s.filter(|_| state.stopping.is_none() && state.finished.is_none())?;
     Some(Millis(state.created_at.0.saturating_add(crate::session::seconds_to_millis(limit))))
 }
 
-/// A step in the making: it can look at the state, but change it only by [`Draft::emit`].
+/// Builds one step. It can read the state, but changes it only through [`FleetStepBuilder::emit`].
 struct FleetStepBuilder<'a> {
     state: &'a mut FleetState,
     context: FleetContext,
@@ -158,7 +153,7 @@ impl Deref for FleetStepBuilder<'_> {
 }
 
 impl FleetStepBuilder<'_> {
-    /// Decides an event and applies it.
+    /// Adds an event to the step and applies it.
     fn emit(&mut self, body: EventBody) {
         let number = EventNumber(self.state.number.0 + 1);
         let event = FleetEvent { number, ts: self.context.now, body };
@@ -178,7 +173,7 @@ impl FleetStepBuilder<'_> {
         }
     }
 
-    /// What is open is given again, or stopped again; what it comes to was decided before.
+    /// Assigns or cancels the open runs again. Both can be repeated without harm.
     fn handle_wake(&mut self) {
         let effect =
             if self.stopping.is_some() { FleetEffect::CancelRuns } else { FleetEffect::DispatchRuns };
@@ -195,7 +190,7 @@ impl FleetStepBuilder<'_> {
     }
 
     fn handle_cancel(&mut self) {
-        let open = self.open_runs().map(|open| open.run.clone()).collect();
+        let open = self.open_runs().map(|assigned| assigned.run.clone()).collect();
         if self.finished.is_none()
             && self.stopping.is_none_or(|stopping| stopping.by != FleetStopReason::Cancel)
         {
@@ -204,7 +199,8 @@ impl FleetStepBuilder<'_> {
         self.step.reply = Some(FleetReply::Cancelled(open));
     }
 
-    /// A latch: nothing is routed any more, what is open is cancelled, and when that has ended so has the fleet.
+    /// Stops the fleet. This is a latch: no route fires any more, open runs are cancelled, and the fleet ends with
+    /// the last of them.
     fn stop_fleet(&mut self, by: FleetStopReason) {
         self.emit_update(|updated| updated.stops = Some(by));
         self.withdraw_asks();

@@ -1,6 +1,7 @@
-//! What a session of a fleet is told. A template names what it wants: `{{task}}`, `{{subtask}}`, `{{role}}`,
-//! `{{session}}`, `{{round}}`, `{{from.text}}` (all that it follows on) and `{{from.NAME.text}}` (one session). Without
-//! one it gets the task and the last messages that led to it, or its subtask alone.
+//! Composes the prompt for a session of a fleet. A template may use `{{task}}`, `{{subtask}}`, `{{role}}`,
+//! `{{session}}`, `{{round}}`, `{{from.text}}` (the last messages of all triggering sessions) and
+//! `{{from.NAME.text}}` (of one session). Without a template the session gets the task and the last messages that
+//! triggered it, or only its subtask.
 
 use std::collections::BTreeMap;
 
@@ -8,28 +9,27 @@ use qd_protocol::limits::FLEET_PASSED_MAX;
 
 use super::{FleetAssignment, FleetState};
 
-/// A name in a template that stands for nothing.
+/// Why a template is not valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
-    /// Nothing has this name.
+    /// No value or session has this name.
     #[error("unknown name {{{{{0}}}}}")]
     UnknownName(String),
-    /// A `{{` that is not closed.
+    /// A `{{` without its `}}`.
     #[error("{{{{ without }}}}")]
     Unclosed,
 }
 
-/// Names that a template may use, beside those of sessions.
+/// Names that a template may use, apart from `from.NAME.text`.
 pub const TEMPLATE_NAMES: [&str; 6] = ["task", "subtask", "role", "session", "round", "from.text"];
 
-/// A piece of a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TemplatePiece<'a> {
     Text(&'a str),
     Name(&'a str),
 }
 
-/// Checks a template: each of its names is one that we have, or that of a session.
+/// Checks that every name in a template is known or refers to a session.
 pub fn check_template(template: &str, is_session: impl Fn(&str) -> bool) -> Result<(), TemplateError> {
     for piece in template_pieces(template) {
         if let TemplatePiece::Name(name) = piece?
@@ -42,7 +42,7 @@ pub fn check_template(template: &str, is_session: impl Fn(&str) -> bool) -> Resu
     Ok(())
 }
 
-/// The sessions that a template names.
+/// The sessions whose last messages a template quotes.
 pub fn quoted_sessions(template: &str) -> impl Iterator<Item = String> {
     template_pieces(template).filter_map(|piece| match piece {
         Ok(TemplatePiece::Name(name)) => referenced_session(name).map(str::to_owned),
@@ -78,61 +78,61 @@ fn template_pieces(template: &str) -> impl Iterator<Item = Result<TemplatePiece<
     })
 }
 
-/// What a run of an errand is told. `texts` are the last messages of the errand's sources, by session; `subtask` is
-/// that of the run.
+/// The prompt for one run of an assignment. `texts` are the last messages of the assignment's sources by session
+/// name; `subtask` is the run's subtask.
 pub fn compose_prompt(
     state: &FleetState,
-    errand: &FleetAssignment,
+    assignment: &FleetAssignment,
     texts: &BTreeMap<String, String>,
     subtask: Option<&str>,
 ) -> String {
-    let member = state.spec.sessions.get(&errand.session);
-    let route = errand.route.and_then(|at| state.spec.routes.get(at as usize));
+    let member = state.spec.sessions.get(&assignment.session);
+    let route = assignment.route.and_then(|at| state.spec.routes.get(at as usize));
     let task = state.spec.task.as_str();
-    let own = member.and_then(|member| member.prompt.as_deref());
-    let Some(template) = route.and_then(|route| route.prompt.as_deref()).or(own) else {
+    let default_prompt = member.and_then(|member| member.prompt.as_deref());
+    let Some(template) = route.and_then(|route| route.prompt.as_deref()).or(default_prompt) else {
         return match (route, subtask) {
             (_, Some(subtask)) => subtask.to_owned(),
             (None, _) => task.to_owned(),
             (Some(_), None) => {
-                let sections = source_sections(state, errand, texts);
+                let sections = source_sections(state, assignment, texts);
                 [task.to_owned()].into_iter().chain(sections).collect::<Vec<_>>().join("\n\n")
             }
         };
     };
-    let mut told = String::new();
+    let mut prompt = String::new();
     for piece in template_pieces(template) {
         match piece {
-            Ok(TemplatePiece::Text(text)) => told.push_str(text),
-            Ok(TemplatePiece::Name("task")) => told.push_str(task),
-            Ok(TemplatePiece::Name("subtask")) => told.push_str(subtask.unwrap_or_default()),
+            Ok(TemplatePiece::Text(text)) => prompt.push_str(text),
+            Ok(TemplatePiece::Name("task")) => prompt.push_str(task),
+            Ok(TemplatePiece::Name("subtask")) => prompt.push_str(subtask.unwrap_or_default()),
             Ok(TemplatePiece::Name("role")) => {
-                told.push_str(member.and_then(|member| member.role.as_deref()).unwrap_or_default());
+                prompt.push_str(member.and_then(|member| member.role.as_deref()).unwrap_or_default());
             }
-            Ok(TemplatePiece::Name("session")) => told.push_str(&errand.session),
-            Ok(TemplatePiece::Name("round")) => told.push_str(&errand.round.to_string()),
+            Ok(TemplatePiece::Name("session")) => prompt.push_str(&assignment.session),
+            Ok(TemplatePiece::Name("round")) => prompt.push_str(&assignment.round.to_string()),
             Ok(TemplatePiece::Name("from.text")) => {
-                let sections: Vec<String> = source_sections(state, errand, texts).collect();
-                told.push_str(&sections.join("\n\n"));
+                let sections: Vec<String> = source_sections(state, assignment, texts).collect();
+                prompt.push_str(&sections.join("\n\n"));
             }
             Ok(TemplatePiece::Name(name)) => {
                 let text = referenced_session(name).and_then(|session| texts.get(session));
-                told.push_str(text.map_or("", |text| truncate_passed_text(text)));
+                prompt.push_str(text.map_or("", |text| truncate_passed_text(text)));
             }
-            // It was checked when the file was read.
+            // The template was validated when the fleet file was read.
             Err(_) => {}
         }
     }
-    told
+    prompt
 }
 
-/// The last messages of those that the errand follows on, each under its name.
+/// The last messages of the triggering sessions, each under the session's name.
 fn source_sections<'a>(
     state: &'a FleetState,
-    errand: &'a FleetAssignment,
+    assignment: &'a FleetAssignment,
     texts: &'a BTreeMap<String, String>,
 ) -> impl Iterator<Item = String> + 'a {
-    let route = errand.route.and_then(|at| state.spec.routes.get(at as usize));
+    let route = assignment.route.and_then(|at| state.spec.routes.get(at as usize));
     let triggers = route.map_or(&[][..], |route| &route.when);
     triggers.iter().filter_map(|trigger| {
         let text = texts.get(&trigger.session)?;
@@ -140,17 +140,17 @@ fn source_sections<'a>(
     })
 }
 
-/// A message under the name of whoever said it.
+/// A message under a line that names its session.
 pub fn format_section(name: &str, text: &str) -> String {
     format!("--- from {name} ---\n{}", truncate_passed_text(text))
 }
 
-/// Several messages of one session as one.
+/// Joins several messages of one session.
 pub fn join_texts<'a>(texts: impl Iterator<Item = &'a str>) -> String {
     texts.collect::<Vec<_>>().join("\n\n")
 }
 
-/// As much of a message as is passed on; the whole of it is in its run.
+/// The part of a message that is passed on. The whole text stays in its run.
 fn truncate_passed_text(text: &str) -> &str {
     &text[..text.floor_char_boundary(FLEET_PASSED_MAX)]
 }

@@ -1,5 +1,5 @@
-//! What follows on an end. Of the routes whose triggers have all happened, those with a matching pattern go first; if
-//! one of them fires, those without a pattern on the same triggers do not.
+//! Decides what follows when a run ends. Among the routes whose triggers have all happened, those with a matching
+//! pattern come first; if one of them fires, routes without a pattern on the same triggers do not.
 
 use std::collections::BTreeSet;
 
@@ -16,13 +16,13 @@ use super::{FinishedRun, FleetEffect, FleetStepBuilder, prompt, subtasks};
 
 impl FleetStepBuilder<'_> {
     pub(super) fn handle_run_finished(&mut self, ended: &FinishedRun) {
-        let open = self.open_assigned_runs().find(|(_, open)| open.run == ended.run);
-        let Some((errand, open)) = open else { return };
-        let name = errand.session.clone();
-        let whole = errand.runs.iter().filter(|open| open.ended.is_none()).count() == 1;
-        let retried_as = self.retry_run_id(&name, open, ended.reason);
-        let given_again = retried_as.is_some();
-        let mut told = FleetRunEnded {
+        let assigned = self.open_assigned_runs().find(|(_, assigned)| assigned.run == ended.run);
+        let Some((assignment, assigned)) = assigned else { return };
+        let name = assignment.session.clone();
+        let is_last_run = assignment.runs.iter().filter(|assigned| assigned.ended.is_none()).count() == 1;
+        let retried_as = self.retry_run_id(&name, assigned, ended.reason);
+        let is_retried = retried_as.is_some();
+        let mut ended_event = FleetRunEnded {
             run_id: ended.run.clone(),
             finish_reason: ended.reason,
             retried_as,
@@ -31,29 +31,32 @@ impl FleetStepBuilder<'_> {
             no_subtasks: None,
             delivered_as_steer: false,
         };
-        if !given_again {
-            self.read_last_message(&name, ended, &mut told);
+        if !is_retried {
+            self.read_last_message(&name, ended, &mut ended_event);
         }
-        self.emit_update(|updated| updated.ended = Some(told));
-        if given_again {
+        self.emit_update(|updated| updated.ended = Some(ended_event));
+        if is_retried {
             self.add_effect(FleetEffect::DispatchRuns);
         } else {
-            let follows = whole && self.stopping.is_none() && self.follow_routes(&name, ended);
-            let leads_on = self.send_to_mentioned(&name, ended) || follows;
-            if whole && !leads_on && self.stopping.is_none() {
-                let kept = ended.text.floor_char_boundary(FLEET_RESULT_MAX);
-                self.emit_update(|updated| updated.result = Some(ended.text[..kept].to_owned()));
+            let has_route = is_last_run && self.stopping.is_none() && self.follow_routes(&name, ended);
+            let continues = self.send_to_mentioned(&name, ended) || has_route;
+            if is_last_run && !continues && self.stopping.is_none() {
+                let end = ended.text.floor_char_boundary(FLEET_RESULT_MAX);
+                self.emit_update(|updated| updated.result = Some(ended.text[..end].to_owned()));
             }
         }
         self.finish_if_done();
     }
 
-    /// There is no run to wait for any more.
+    /// Handles a mention that was delivered as a steer: there is no run left to wait for.
     pub(super) fn handle_run_absorbed(&mut self, run: &RunId) {
-        if !self.open_assigned_runs().any(|(errand, open)| errand.by_mention && open.run == *run) {
+        if !self
+            .open_assigned_runs()
+            .any(|(assignment, assigned)| assignment.by_mention && assigned.run == *run)
+        {
             return;
         }
-        let told = FleetRunEnded {
+        let ended_event = FleetRunEnded {
             run_id: run.clone(),
             finish_reason: FinishReason::EndTurn,
             retried_as: None,
@@ -62,91 +65,98 @@ impl FleetStepBuilder<'_> {
             no_subtasks: None,
             delivered_as_steer: true,
         };
-        self.emit_update(|updated| updated.ended = Some(told));
+        self.emit_update(|updated| updated.ended = Some(ended_event));
         self.finish_if_done();
     }
 
-    /// The run that one which failed is given again as. One that was cancelled was meant to end, and one without money
-    /// would only end again.
-    fn retry_run_id(&self, name: &str, open: &AssignedRun, reason: FinishReason) -> Option<RunId> {
-        let most = self.spec.sessions.get(name).map_or(0, |member| member.retry);
+    /// The id under which a failed run is retried. A cancelled run was meant to end, and a run without budget would
+    /// only fail again.
+    fn retry_run_id(&self, name: &str, assigned: &AssignedRun, reason: FinishReason) -> Option<RunId> {
+        let max_retries = self.spec.sessions.get(name).map_or(0, |member| member.retry);
         let failed =
             TriggerOutcome::from(reason) == TriggerOutcome::Failed && reason != FinishReason::BudgetExceeded;
-        if !failed || open.attempt >= most || self.stopping.is_some() {
+        if !failed || assigned.attempt >= max_retries || self.stopping.is_some() {
             return None;
         }
-        let (base, _) = open.run.as_str().rsplit_once('.')?;
-        RunId::parse(&format!("{base}.{}", open.attempt + 1)).ok()
+        let (base, _) = assigned.run.as_str().rsplit_once('.')?;
+        RunId::parse(&format!("{base}.{}", assigned.attempt + 1)).ok()
     }
 
-    /// What there is to know of its last message: only what some route may need, once it has all that it waits for.
-    fn read_last_message(&self, name: &str, ended: &FinishedRun, told: &mut FleetRunEnded) {
+    /// Reads what routes may need from the last message: matching patterns and subtasks.
+    fn read_last_message(&self, name: &str, ended: &FinishedRun, ended_event: &mut FleetRunEnded) {
         for (index, route) in (0..).zip(&self.spec.routes) {
             if !route.when.iter().any(|trigger| trigger.session == name) {
                 continue;
             }
-            // It was checked when the file was read.
+            // The pattern was validated when the fleet file was read.
             let pattern = route.pattern.as_ref().and_then(|pattern| Regex::new(pattern).ok());
             if pattern.is_some_and(|pattern| pattern.is_match(&ended.text)) {
-                told.matches.push(index);
+                ended_event.matches.push(index);
             }
             if matches!(route.then, RouteAction::FanOut { split: FanOutSplit::BySubtask, .. }) {
                 match subtasks::parse_subtasks(&ended.text) {
-                    Ok(entries) => told.subtasks = u32::try_from(entries.len()).ok(),
-                    Err(why) => told.no_subtasks = Some(why.to_string()),
+                    Ok(entries) => ended_event.subtasks = u32::try_from(entries.len()).ok(),
+                    Err(error) => ended_event.no_subtasks = Some(error.to_string()),
                 }
             }
         }
     }
 
-    /// Follows every route that has all it waits for; tells whether one of them came of this session's end.
+    /// Fires every complete route. Returns whether this session's end leads anywhere: a route on it fired, or a join
+    /// has route_state it and still waits for other sessions.
     fn follow_routes(&mut self, name: &str, ended: &FinishedRun) -> bool {
         let mut considered: BTreeSet<usize> = BTreeSet::new();
-        let mut leads_on = false;
-        // What is dealt to nobody may complete another join.
-        while let Some(first) =
-            (0..self.routes.len()).find(|at| self.routes[*at].is_complete() && !considered.contains(at))
+        let mut has_fired = false;
+        // A session that gets no subtasks may complete another join, so look again after each group.
+        while let Some(first) = (0..self.routes.len())
+            .find(|index| self.routes[*index].is_complete() && !considered.contains(index))
         {
             let group: Vec<usize> = (first..self.routes.len())
-                .filter(|at| self.spec.routes[*at].has_same_trigger(&self.spec.routes[first]))
+                .filter(|index| self.spec.routes[*index].has_same_trigger(&self.spec.routes[first]))
                 .collect();
             considered.extend(&group);
-            for at in self.select_firing_routes(&group) {
-                leads_on |= self.spec.routes[at].when.iter().any(|trigger| trigger.session == name);
-                self.fire_route(at, ended);
+            for index in self.select_firing_routes(&group) {
+                has_fired |= self.spec.routes[index].when.iter().any(|trigger| trigger.session == name);
+                self.fire_route(index, ended);
             }
         }
-        let waits = self.spec.routes.iter().zip(&self.routes).any(|(route, seen)| {
-            let slots = route.when.iter().zip(&seen.triggers);
-            !seen.is_complete()
-                && slots.clone().any(|(trigger, slot)| trigger.session == name && slot.is_some())
+        let is_awaited = self.spec.routes.iter().zip(&self.routes).any(|(route, route_state)| {
+            let trigger_states = route.when.iter().zip(&route_state.triggers);
+            !route_state.is_complete()
+                && trigger_states
+                    .clone()
+                    .any(|(trigger, trigger_state)| trigger.session == name && trigger_state.is_some())
         });
-        leads_on || waits
+        has_fired || is_awaited
     }
 
-    /// Which of several routes with the same triggers fire.
+    /// Which routes of a group with the same triggers fire.
     fn select_firing_routes(&self, group: &[usize]) -> Vec<usize> {
-        let live = |at: &usize| self.spec.routes[*at].max.is_none_or(|max| self.routes[*at].fired < max);
-        let matches = |at: &usize| {
-            let slots = self.routes[*at].triggers.iter().flatten();
-            slots.into_iter().any(|slot| matches!(slot, TriggerState::Ended { matches: true, .. }))
+        let available =
+            |index: &usize| self.spec.routes[*index].max.is_none_or(|max| self.routes[*index].fired < max);
+        let matches = |index: &usize| {
+            let trigger_states = self.routes[*index].triggers.iter().flatten();
+            trigger_states
+                .into_iter()
+                .any(|trigger_state| matches!(trigger_state, TriggerState::Ended { matches: true, .. }))
         };
-        let live: Vec<usize> = group.iter().copied().filter(live).collect();
-        let has_pattern = |at: &usize| self.spec.routes[*at].pattern.is_some();
-        let matching: Vec<usize> = live.iter().copied().filter(|at| has_pattern(at) && matches(at)).collect();
+        let available: Vec<usize> = group.iter().copied().filter(available).collect();
+        let has_pattern = |index: &usize| self.spec.routes[*index].pattern.is_some();
+        let matching: Vec<usize> =
+            available.iter().copied().filter(|index| has_pattern(index) && matches(index)).collect();
         match matching.is_empty() {
             false => matching,
-            true => live.into_iter().filter(|at| !has_pattern(at)).collect(),
+            true => available.into_iter().filter(|index| !has_pattern(index)).collect(),
         }
     }
 
-    fn fire_route(&mut self, at: usize, ended: &FinishedRun) {
-        let route = self.spec.routes[at].clone();
-        let round = self.routes[at].fired + 1;
-        let from = self.route_sources(&route, at);
+    fn fire_route(&mut self, index: usize, ended: &FinishedRun) {
+        let route = self.spec.routes[index].clone();
+        let round = self.routes[index].fired + 1;
+        let from = self.route_sources(&route, index);
         let mut routed = FleetRouted {
             fleet_id: self.id.clone(),
-            route: u32::try_from(at).unwrap_or(u32::MAX),
+            route: u32::try_from(index).unwrap_or(u32::MAX),
             round,
             quoted: self.quoted_sources(&route, &from),
             from,
@@ -154,23 +164,23 @@ impl FleetStepBuilder<'_> {
             ask_id: None,
             error: None,
         };
-        let cause = format!("{at}-{round}");
+        let cause = format!("{index}-{round}");
         match &route.then {
             RouteAction::RouteTo(_) | RouteAction::FanOut { split: FanOutSplit::Broadcast, .. } => {
                 let run = |name: &String| RunId::of_fleet(&self.id, &cause, name, 0, 0);
-                let given = |name: &String| RouteAssignment {
+                let assignment = |name: &String| RouteAssignment {
                     session: name.clone(),
                     runs: vec![run(name)],
                     subtasks: Vec::new(),
                 };
-                routed.to = route.then.targets().iter().map(given).collect();
+                routed.to = route.then.targets().iter().map(assignment).collect();
             }
             RouteAction::FanOut { to, split: FanOutSplit::BySubtask } => {
-                match self.distribute_subtasks(at, &cause, to) {
-                    Ok(given) => routed.to = given,
-                    Err(why) => {
+                match self.distribute_subtasks(index, &cause, to) {
+                    Ok(assignments) => routed.to = assignments,
+                    Err(error) => {
                         let from = route.when.first().map_or("", |trigger| trigger.session.as_str());
-                        routed.error = Some(format!("route {}: {from}: {why}", at + 1));
+                        routed.error = Some(format!("route {}: {from}: {error}", index + 1));
                     }
                 }
             }
@@ -190,11 +200,11 @@ impl FleetStepBuilder<'_> {
         self.context.ask_ids.pop()
     }
 
-    /// On whose ends it follows, with the runs that ended so.
-    fn route_sources(&self, route: &FleetRoute, at: usize) -> Vec<RouteSource> {
-        let slots = route.when.iter().zip(&self.routes[at].triggers);
-        slots
-            .filter_map(|(trigger, slot)| match slot {
+    /// The sessions whose ends triggered the route, with the runs that ended.
+    fn route_sources(&self, route: &FleetRoute, index: usize) -> Vec<RouteSource> {
+        let trigger_states = route.when.iter().zip(&self.routes[index].triggers);
+        trigger_states
+            .filter_map(|(trigger, trigger_state)| match trigger_state {
                 Some(TriggerState::Ended { runs, .. }) => {
                     Some(RouteSource { session: trigger.session.clone(), runs: runs.clone() })
                 }
@@ -203,12 +213,12 @@ impl FleetStepBuilder<'_> {
             .collect()
     }
 
-    /// Who else is named in what the targets are told: as they stand now, whatever they do later.
+    /// Other sessions that the targets' prompts quote, with their last runs as of now.
     fn quoted_sources(&self, route: &FleetRoute, from: &[RouteSource]) -> Vec<RouteSource> {
         let mut names = BTreeSet::new();
         for target in route.then.targets() {
-            let own = self.spec.sessions.get(target).and_then(|member| member.prompt.as_ref());
-            if let Some(template) = route.prompt.as_ref().or(own) {
+            let default_prompt = self.spec.sessions.get(target).and_then(|member| member.prompt.as_ref());
+            if let Some(template) = route.prompt.as_ref().or(default_prompt) {
                 names.extend(prompt::quoted_sessions(template));
             }
         }
@@ -221,16 +231,17 @@ impl FleetStepBuilder<'_> {
             .collect()
     }
 
-    /// Deals the subtasks of the last message round and round.
+    /// Deals out the subtasks of the last message to the targets in turn.
     fn distribute_subtasks(
         &self,
-        at: usize,
+        index: usize,
         cause: &str,
         to: &[String],
     ) -> Result<Vec<RouteAssignment>, String> {
-        let none = || "its last message has no block of subtasks".to_owned();
-        let Some(Some(TriggerState::Ended { runs, subtasks, .. })) = self.routes[at].triggers.first() else {
-            return Err(none());
+        let no_subtasks = || "its last message has no block of subtasks".to_owned();
+        let Some(Some(TriggerState::Ended { runs, subtasks, .. })) = self.routes[index].triggers.first()
+        else {
+            return Err(no_subtasks());
         };
         let mut entries = Vec::new();
         for (run, count) in runs.iter().zip(subtasks) {
@@ -238,19 +249,19 @@ impl FleetStepBuilder<'_> {
             entries.extend((0..count).map(|entry| SubtaskRef { run: run.clone(), entry }));
         }
         if entries.is_empty() {
-            return Err(none());
+            return Err(no_subtasks());
         }
-        let mut given: Vec<RouteAssignment> = to
+        let mut assignments: Vec<RouteAssignment> = to
             .iter()
             .map(|name| RouteAssignment { session: name.clone(), runs: Vec::new(), subtasks: Vec::new() })
             .collect();
-        let count = given.len().max(1);
+        let count = assignments.len().max(1);
         for (nth, subtask) in entries.into_iter().enumerate() {
-            if let Some(target) = given.get_mut(nth % count) {
+            if let Some(target) = assignments.get_mut(nth % count) {
                 target.runs.push(RunId::of_fleet(&self.id, cause, &target.session, nth, 0));
                 target.subtasks.push(subtask);
             }
         }
-        Ok(given)
+        Ok(assignments)
     }
 }

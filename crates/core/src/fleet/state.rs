@@ -1,4 +1,4 @@
-//! What a fleet is, as far as the journal says. Only [`evolve`](super::evolve) changes it.
+//! The state of a fleet, as far as the journal knows. Only [`evolve`](super::evolve()) changes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,139 +7,133 @@ use qd_protocol::fleet::{FleetSpec, FleetStatus, RouteAction, TriggerOutcome};
 use qd_protocol::{AskId, EventNumber, FleetId, Millis, RunId, SessionId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 
-/// Several sessions that work together.
+/// Everything the machine knows about one fleet.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FleetState {
-    /// The fleet.
     pub id: FleetId,
-    /// Its project.
     pub workspace: WorkspaceId,
-    /// How many events it has.
+    /// The number of its last event, which is also how many events it has.
     pub number: EventNumber,
-    /// As it was declared, with the task that it was given.
+    /// The fleet file, with the task that the fleet was started with.
     pub spec: FleetSpec,
-    /// Its sessions, by name.
+    /// Session ids by their names in the fleet file.
     pub sessions: BTreeMap<String, SessionId>,
-    /// What sessions were given and have not ended, in the order in which it was given.
+    /// Assignments that have not ended, in the order in which they were made.
     #[serde(rename = "errands")]
     pub assignments: Vec<FleetAssignment>,
-    /// What became of the last one of each session that had any.
+    /// The outcome of the last assignment of each session that has had one.
     #[serde(rename = "last")]
     pub last_outcomes: BTreeMap<String, AssignmentOutcome>,
-    /// One for each route.
+    /// The state of each route, in the order of the fleet file.
     pub routes: Vec<RouteState>,
-    /// How many messages were sent because somebody was mentioned.
+    /// How many messages were sent because of mentions.
     #[serde(default)]
     #[serde(rename = "mentions")]
     pub mention_count: u32,
-    /// Questions that nobody has answered.
+    /// Asks that are not answered.
     pub asks: BTreeMap<AskId, Ask>,
-    /// Why routes could not be followed.
+    /// Why routes could not be followed. Any entry makes the fleet fail.
     pub problems: Vec<String>,
-    /// What came of it so far.
+    /// The result so far.
     pub result: Option<String>,
-    /// A stop that was asked for: a latch.
+    /// The requested stop, a latch.
     pub stopping: Option<FleetStop>,
-    /// How it has ended.
+    /// The final status, once the fleet has ended.
     pub finished: Option<FleetStatus>,
-    /// Since when it exists.
     pub created_at: Millis,
-    /// Its last event.
+    /// The time of its last event.
     pub updated_at: Millis,
 }
 
-/// What a session was given at once: one run, or one for each of its subtasks.
+/// Work that a session was assigned at once: one run, or one run for each of its subtasks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FleetAssignment {
-    /// Whose.
     pub session: String,
-    /// By which route; `None`: it is one that begins.
+    /// The route that made it; `None` for a starting session or a mention.
     pub route: Option<u32>,
-    /// How often that had fired.
+    /// How often the route had fired, this time included. For a mention, its number in the fleet.
     pub round: u32,
-    /// Whose last messages it was given.
+    /// The sessions whose last messages go into the prompt.
     pub from: Vec<RouteSource>,
-    /// Its runs, in order.
     pub runs: Vec<AssignedRun>,
-    /// Whether it is given as mail, since somebody mentioned the session.
+    /// It is delivered as mail, because another session mentioned this one.
     #[serde(default)]
     #[serde(rename = "mention")]
     pub by_mention: bool,
 }
 
-/// One run of an errand.
+/// One run of an assignment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AssignedRun {
-    /// The run, in its last attempt.
+    /// The run id of the latest attempt.
     pub run: RunId,
-    /// How often it was tried before.
+    /// How often the run was retried.
     pub attempt: u32,
-    /// The subtask that it is for.
+    /// The subtask that it works on.
     pub subtask: Option<SubtaskRef>,
-    /// How it ended.
     pub ended: Option<TriggerOutcome>,
-    /// The routes whose pattern its last message matches.
+    /// Indexes of the routes whose pattern its last message matches.
     pub matches: BTreeSet<u32>,
-    /// How many subtasks are in its last message, or why that cannot be said.
+    /// The number of subtasks in its last message, or why they could not be read. `None` if no route needs it.
     pub subtasks: Option<Result<u32, String>>,
 }
 
-/// How the last errand of a session ended.
+/// How the last assignment of a session ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AssignmentOutcome {
-    /// Its runs.
     pub runs: Vec<RunId>,
-    /// How.
     pub ending: TriggerOutcome,
-    /// Whether a route has followed on it.
+    /// A route has fired on this outcome, so it does not count for the fleet's status.
     pub routed: bool,
 }
 
-/// What a route has seen since it was last considered.
+/// The triggers that a route has route_state since it was last considered.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RouteState {
     /// How often it has fired.
     pub fired: u32,
-    /// For each of its triggers.
+    /// One entry per trigger; `None` while the route still waits for it.
     #[serde(rename = "slots")]
     pub triggers: Vec<Option<TriggerState>>,
 }
 
-/// A trigger that need not be waited for.
+/// A trigger that its route no longer waits for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TriggerState {
     /// It has happened.
     Ended {
-        /// The runs whose end it was.
+        /// The runs that ended.
         runs: Vec<RunId>,
-        /// Whether one of their last messages matches the route's pattern.
+        /// The last message of one of them matches the route's pattern.
         matches: bool,
-        /// How many subtasks are in each of their last messages, or why that cannot be said.
+        /// For each run, the number of subtasks in its last message or why they could not be read.
         subtasks: Vec<Result<u32, String>>,
     },
-    /// Its session was dealt nothing.
+    /// Its session got no subtasks, so the route does not wait for it.
     Excused,
 }
 
-/// A stop that was asked for.
+/// A requested stop of the fleet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FleetStop {
-    /// Why.
     pub by: FleetStopReason,
-    /// When.
     pub at: Millis,
 }
 
 impl RouteState {
-    /// Whether everything it waits for has happened, and something has.
+    /// Nothing is left to wait for, and at least one trigger has happened.
     pub fn is_complete(&self) -> bool {
         self.triggers.iter().all(Option::is_some)
-            && self.triggers.iter().flatten().any(|slot| matches!(slot, TriggerState::Ended { .. }))
+            && self
+                .triggers
+                .iter()
+                .flatten()
+                .any(|trigger_state| matches!(trigger_state, TriggerState::Ended { .. }))
     }
 }
 
 impl FleetState {
-    /// A fleet that has just been started. The event is its first.
+    /// The state after `fleet.started`, the first event.
     pub fn new(workspace: WorkspaceId, started: FleetStarted, at: Millis) -> Self {
         let FleetStarted { fleet_id, spec, sessions } = started;
         let routes = spec.routes.iter();
@@ -172,7 +166,6 @@ impl FleetState {
         }
     }
 
-    /// Where it stands.
     pub fn status(&self) -> FleetStatus {
         match self.finished {
             Some(state) => state,
@@ -181,47 +174,48 @@ impl FleetState {
         }
     }
 
-    /// Runs that the fleet has given and that have not ended, each with its errand.
+    /// Assigned runs that have not ended, each with its assignment.
     pub fn open_assigned_runs(&self) -> impl Iterator<Item = (&FleetAssignment, &AssignedRun)> {
-        let runs = |errand: &FleetAssignment| errand.runs.len();
+        let runs = |assignment: &FleetAssignment| assignment.runs.len();
         self.assignments
             .iter()
-            .flat_map(move |errand| {
-                (0..runs(errand)).filter_map(move |at| errand.runs.get(at).map(|open| (errand, open)))
+            .flat_map(move |assignment| {
+                (0..runs(assignment))
+                    .filter_map(move |at| assignment.runs.get(at).map(|run| (assignment, run)))
             })
-            .filter(|(_, open)| open.ended.is_none())
+            .filter(|(_, run)| run.ended.is_none())
     }
 
-    /// The same without their errands.
+    /// Assigned runs that have not ended.
     pub fn open_runs(&self) -> impl Iterator<Item = &AssignedRun> {
-        self.open_assigned_runs().map(|(_, open)| open)
+        self.open_assigned_runs().map(|(_, run)| run)
     }
 
-    /// Which last messages the next step has to have at hand if this run ends: those that a person would be shown with
-    /// it.
+    /// The runs whose last messages a step needs when this run ends: those that an ask would show to a person.
     pub fn required_texts(&self, run: &RunId) -> BTreeSet<RunId> {
-        let Some((errand, _)) = self.open_assigned_runs().find(|(_, open)| open.run == *run) else {
+        let Some((assignment, _)) = self.open_assigned_runs().find(|(_, assigned)| assigned.run == *run)
+        else {
             return BTreeSet::new();
         };
-        let mut wanted = BTreeSet::new();
-        for (route, seen) in self.spec.routes.iter().zip(&self.routes) {
-            let concerns = route.when.iter().any(|trigger| trigger.session == errand.session);
-            if concerns && route.then == RouteAction::CollectHuman {
-                for slot in seen.triggers.iter().flatten() {
-                    if let TriggerState::Ended { runs, .. } = slot {
-                        wanted.extend(runs.iter().cloned());
+        let mut required = BTreeSet::new();
+        for (route, route_state) in self.spec.routes.iter().zip(&self.routes) {
+            let is_triggered = route.when.iter().any(|trigger| trigger.session == assignment.session);
+            if is_triggered && route.then == RouteAction::CollectHuman {
+                for trigger_state in route_state.triggers.iter().flatten() {
+                    if let TriggerState::Ended { runs, .. } = trigger_state {
+                        required.extend(runs.iter().cloned());
                     }
                 }
-                wanted.extend(errand.runs.iter().map(|open| open.run.clone()));
+                required.extend(assignment.runs.iter().map(|assigned| assigned.run.clone()));
             }
         }
-        wanted.remove(run);
-        wanted
+        required.remove(run);
+        required
     }
 }
 
 impl AssignedRun {
-    /// One that has not been tried before.
+    /// The first attempt of a run.
     pub fn new(run: RunId, subtask: Option<SubtaskRef>) -> Self {
         Self { run, attempt: 0, subtask, ended: None, matches: BTreeSet::new(), subtasks: None }
     }

@@ -1,31 +1,27 @@
-//! How a lead deals out its work: a fenced block that names itself `cap-subtasks`, with a JSON array of strings.
+//! How a lead splits its work: its message contains a fenced block tagged `cap-subtasks` with a JSON array of strings.
 
 use qd_protocol::limits::SUBTASKS_MAX;
 
-/// What the block is called.
 const BLOCK_TAG: &str = "cap-subtasks";
 
-/// Why there are none.
+/// Why the subtasks of a message cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SubtaskError {
-    /// There is no block.
-    #[error("its last message has no block ```cap-subtasks with a JSON array of strings")]
+    #[error("its last message has no ```cap-subtasks block with a JSON array of strings")]
     Missing,
-    /// It is not ended.
-    #[error("the block ```cap-subtasks of its last message is not closed by ```")]
+    #[error("the ```cap-subtasks block of its last message is not closed by ```")]
     Unclosed,
-    /// It is not what it should be.
-    #[error("the block ```cap-subtasks of its last message is not a JSON array of strings: {0}")]
+    #[error("the ```cap-subtasks block of its last message is not a JSON array of strings: {0}")]
     Invalid(String),
-    /// There is nothing in it, or something blank.
-    #[error("the block ```cap-subtasks of its last message has an empty entry, or none")]
+    #[error("the ```cap-subtasks block of its last message is empty or has an empty entry")]
     Blank,
-    /// There is too much in it.
-    #[error("the block ```cap-subtasks of its last message has {0} entries; {SUBTASKS_MAX} are the most")]
+    #[error(
+        "the ```cap-subtasks block of its last message has {0} entries; at most {SUBTASKS_MAX} are allowed"
+    )]
     TooMany(usize),
 }
 
-/// The subtasks in a message: those of its last block, since a lead may change its mind.
+/// The subtasks in a message. If it has several blocks the last one counts, since a lead may change its mind.
 pub fn parse_subtasks(text: &str) -> Result<Vec<String>, SubtaskError> {
     let block = last_block(text)?;
     let entries: Vec<String> =
@@ -39,8 +35,8 @@ pub fn parse_subtasks(text: &str) -> Result<Vec<String>, SubtaskError> {
     Ok(entries)
 }
 
-/// Looks line by line, as Markdown does: a fence is three or more of its character at the beginning of a line, and is
-/// closed by at least as many.
+/// Finds the last `cap-subtasks` block. Works line by line, like Markdown: a fence is three or more fence characters
+/// at the beginning of a line, and is closed by at least as many.
 fn last_block(text: &str) -> Result<&str, SubtaskError> {
     let mut found = Err(SubtaskError::Missing);
     let mut fence: Option<(char, usize, Option<usize>)> = None;

@@ -1,5 +1,5 @@
-//! Which of a tool's arguments say what it is about to do. Agents name them differently; the names known to us are
-//! all here. Nothing is judged in this room.
+//! Finds the arguments of a tool call that show what it is about to do. Agents name them differently; all names known
+//! to us are listed here. Nothing is judged in this module.
 
 use std::borrow::Cow;
 
@@ -10,46 +10,45 @@ use super::patch;
 use super::path;
 use super::tool::{ToolPurpose, tool_purpose};
 
-/// What an argument is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ArgumentKind {
-    /// A line for a shell.
+    /// A command line for a shell.
     Command,
     /// A file or directory.
     Path,
-    /// An address.
+    /// A URL.
     Address,
-    /// A pattern to look for, or a text that we cannot name.
+    /// A search pattern, or a text of unknown meaning.
     Other,
 }
 
-/// One telling argument of a tool call.
+/// One argument that matters for the judgement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ToolArgument<'i> {
     pub(super) kind: ArgumentKind,
     pub(super) text: Cow<'i, str>,
 }
 
-/// All telling arguments, the main one first.
+/// All arguments that matter for the judgement, the main one first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ToolArguments<'i> {
     pub(super) list: Vec<ToolArgument<'i>>,
-    /// Whether one is there that we cannot read, such as a path that is not text.
+    /// One of them has a type that we cannot read, such as a path that is not a string.
     pub(super) unreadable: bool,
-    /// Whether that one is a command.
+    /// The unreadable argument is a command.
     pub(super) unreadable_command: bool,
-    /// Where a command is to be run, if the call says so.
+    /// The directory that the command would run in, if the call names one.
     pub(super) directory: Option<&'i str>,
 }
 
-/// The argument that rules are tried on: the command, else the path, else the address, else what is looked for. A
-/// command given as a list of words is shown as the line that gives a shell these words.
+/// The argument that rules are matched against: the command, otherwise the path, the address or the search pattern. A
+/// command given as a list of words is returned as the equivalent command line.
 pub fn main_argument<'i>(tool: &str, input: &'i Value) -> Option<Cow<'i, str>> {
     find_arguments(tool, input).list.into_iter().next().map(|argument| argument.text)
 }
 
-/// The arguments of a call of which only the main one is known, so that they are judged as the whole call would be;
-/// `None` if nothing is known of the tool, and so of its arguments either.
+/// The input of a call of which only the main argument is known, built so that it is judged like the whole call.
+/// `None` if the tool is not known, since then its argument names are not known either.
 pub fn input_from_main_argument(tool: &str, text: &str) -> Option<Value> {
     Some(match tool_purpose(tool)? {
         ToolPurpose::RunCommand => json!({ "command": text }),
@@ -61,15 +60,15 @@ pub fn input_from_main_argument(tool: &str, text: &str) -> Option<Value> {
         | ToolPurpose::RemoveFiles
         | ToolPurpose::ApplyPatch
         | ToolPurpose::EditFiles => json!({ "path": text }),
-        // What they are told is no path and no command, or they are not known at all.
+        // Their main argument is neither a path nor a command, or the tool is not known.
         ToolPurpose::AgentInternal | ToolPurpose::OtherAction | ToolPurpose::UnverifiedRead => return None,
     })
 }
 
 const COMMAND_KEYS: &[&str] = &["command", "cmd"];
-/// Further names of the command, which count only where the tool's name says that it runs one.
+/// More names for the command, which only count if the tool's name says that it runs commands.
 const SHELL_KEYS: &[&str] = &["command_line", "commandLine", "script"];
-/// What is typed into a command that runs.
+/// Text typed into a running command.
 const TYPED_KEYS: &[&str] = &["chars", "input", "text", "data"];
 const DIRECTORY_KEYS: &[&str] =
     &["cwd", "workdir", "working_directory", "workingDirectory", "directory", "dir_path"];
@@ -97,14 +96,14 @@ const MOVE_KEYS: &[&str] =
 const PATCH_KEYS: &[&str] = &["patch", "patchText", "patch_text", "input", "diff"];
 const ADDRESS_KEYS: &[&str] = &["url", "uri", "urls"];
 const OTHER_KEYS: &[&str] = &["pattern", "query"];
-/// What an editor's `command` may be; anything else there is a command after all.
+/// Values of an editor's `command`; any other value is treated as a command line.
 const EDITOR_COMMANDS: &[&str] = &["view", "create", "str_replace", "insert", "undo_edit", "edit"];
 
-/// The telling arguments of a call.
+/// The arguments of a call that matter for the judgement.
 ///
-/// A call may bring several, and a tool reads those it knows: a `command` beside a `path` must not stand in for the
-/// path. So all of them are given, and whoever allows something has to look at every one. A tool that is known to run
-/// commands looks at nothing but the command.
+/// A call may bring several of them, and the tool uses those that it knows: an ignored `command` must not hide the
+/// `path` that is used. So all of them are returned, and a rule that allows the call has to match every one. For a
+/// tool known to run commands, only the command counts.
 pub(super) fn find_arguments<'i>(tool: &str, input: &'i Value) -> ToolArguments<'i> {
     let purpose = tool_purpose(tool);
     let mut found =
@@ -150,7 +149,7 @@ pub(super) fn find_arguments<'i>(tool: &str, input: &'i Value) -> ToolArguments<
     found
 }
 
-/// What an editor with several verbs is told to do.
+/// The operation that an editor tool with several operations is told to perform.
 pub(super) fn editor_command(purpose: Option<ToolPurpose>, input: &Value) -> Option<&str> {
     let word = input.get("command")?.as_str()?;
     (purpose == Some(ToolPurpose::EditFiles) && EDITOR_COMMANDS.contains(&word)).then_some(word)
@@ -184,7 +183,7 @@ impl<'i> ToolArguments<'i> {
         self.list.push(ToolArgument { kind, text: Cow::Borrowed(text) });
     }
 
-    /// The files of a patch, or of a list of changes.
+    /// Collects the files of a patch or of a list of changes.
     fn collect_patches(&mut self, input: &'i Value) {
         for value in PATCH_KEYS.iter().filter_map(|key| input.get(key)) {
             match value {
@@ -195,7 +194,7 @@ impl<'i> ToolArguments<'i> {
         }
         match input.get("changes") {
             None | Some(Value::Null) => {}
-            // By path, or each with its path.
+            // Either an object keyed by path, or a list of changes that each have a path.
             Some(Value::Object(changes)) => {
                 for (file, change) in changes {
                     self.push(ArgumentKind::Path, file);
@@ -222,7 +221,7 @@ impl<'i> ToolArguments<'i> {
         files.into_iter().for_each(|file| self.push(ArgumentKind::Path, file));
     }
 
-    /// Addresses in a prompt, for tools that take them so.
+    /// Collects addresses in a prompt, for tools that take them that way.
     fn collect_prompt_addresses(&mut self, input: &'i Value) {
         let Some(prompt) = input.get("prompt").and_then(Value::as_str) else { return };
         let edges: &[char] = &['(', ')', '<', '>', '"', '\'', '`', ',', ';', '.'];
@@ -249,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_made_of_a_main_argument_has_it_as_its_main_argument() {
+    fn an_input_made_from_a_main_argument_has_it_as_its_main_argument() {
         for (tool, text) in [
             ("Bash", "rm -rf /"),
             ("write_stdin", "ls\n"),

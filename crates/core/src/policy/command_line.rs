@@ -1,69 +1,68 @@
-//! A command line, taken apart as a shell would: words, quotes, comments, separators. Nothing is expanded or run, and
-//! a line whose meaning depends on running something is refused rather than guessed at; guesses for the sake of
-//! caution live in `reading`.
+//! Splits a command line as a shell would: words, quotes, comments, separators. Nothing is expanded or run, and a
+//! line whose meaning depends on running something is refused rather than guessed. Guesses for the sake of caution
+//! are in `line_analysis`.
 
-/// A longer line is not split: what a person cannot read, a rule should not allow.
+/// Longer lines are not split: a rule should not allow what a person could not read.
 pub(super) const LINE_MAX: usize = 64 << 10;
-/// Nor is one of more commands.
+/// Lines with more commands are not split.
 pub(super) const COMMANDS_MAX: usize = 1000;
 
 /// One command of a line, between two separators.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct ShellCommand {
-    /// Its words in order, harmless redirections left out.
+    /// Its words in order, without harmless redirections.
     pub(super) words: Vec<ShellWord>,
-    /// Whether it reads what the command before it writes.
+    /// It reads the output of the previous command.
     pub(super) piped: bool,
 }
 
-/// One word of a command.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct ShellWord {
-    /// As it was written, with its quotes; only continued lines are joined.
+    /// The word as written, with its quotes; only continued lines are joined.
     pub(super) raw: String,
-    /// What the command gets, variables and wildcards left as they are.
+    /// The word as the command gets it, except that variables and wildcards are not expanded.
     pub(super) value: String,
-    /// Whether a `$` in it will be replaced.
+    /// A `$` in it will be expanded.
     expands: bool,
-    /// Whether it has an unquoted `*`, `?`, `[` or brace.
+    /// It has an unquoted `*`, `?`, `[` or brace.
     has_wildcard: bool,
-    /// Whether an unquoted brace is open in it, so that a comma or two dots would make several words of it.
+    /// An unquoted brace is open in it, so a comma or two dots would turn it into several words.
     has_open_brace: bool,
 }
 
 impl ShellCommand {
-    /// The command as rules see it: its words as written, one space between them.
+    /// The command as rules see it: its words as written, separated by one space.
     pub(super) fn text(&self) -> String {
         let words: Vec<&str> = self.words.iter().map(|word| word.raw.as_str()).collect();
         words.join(" ")
     }
 }
 
-/// The commands of a line, or nothing if it cannot be told for certain which commands it runs.
+/// The commands of a line, or `None` if it is not certain which commands it runs.
 pub(super) fn split(line: &str) -> Option<Vec<ShellCommand>> {
     if line.len() > LINE_MAX {
         return None;
     }
-    // A terminal or a C string may end or change a line at such a character, and then it is another line.
+    // A terminal or a C string may end or change the line at a control character, which makes it another line.
     if line.chars().any(|c| c.is_control() && c != '\n' && c != '\t') {
         return None;
     }
-    let mut reader = CommandLineParser { rest: line.chars(), ..CommandLineParser::default() };
-    while let Some(c) = reader.rest.next() {
-        reader.take_char(c)?;
+    let mut parser = CommandLineParser { rest: line.chars(), ..CommandLineParser::default() };
+    while let Some(c) = parser.rest.next() {
+        parser.take_char(c)?;
     }
-    reader.end_command(CommandSeparator::Newline)?;
-    (!reader.expects_command && !reader.commands.is_empty()).then_some(reader.commands)
+    parser.end_command(CommandSeparator::Newline)?;
+    (!parser.expects_command && !parser.commands.is_empty()).then_some(parser.commands)
 }
 
-/// One line that gives a shell exactly these words.
+/// A line that gives a shell exactly these words.
 pub(super) fn join<S: AsRef<str>>(words: &[S]) -> String {
     let quoted: Vec<String> = words.iter().map(|word| quote_word(word.as_ref())).collect();
     quoted.join(" ")
 }
 
-/// Words that steer the shell rather than name a command. After `time`, too, bash reads on as at the beginning of a
-/// command, assignments and all.
+/// Words that control the shell rather than name a command. After `time`, bash continues as at the beginning of a
+/// command, including assignments.
 pub(super) const CONTROL_WORDS: &[&str] = &[
     "if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case", "esac", "select",
     "function", "coproc", "{", "}", "[[", "]]", "!", "time",
@@ -91,7 +90,7 @@ fn quote_word(word: &str) -> String {
 enum CommandSeparator {
     /// `;` or `&`.
     End,
-    /// A line break, which may also come where there is no command.
+    /// A line break, which may also come without a command before it.
     Newline,
     /// `&&` or `||`.
     Condition,
@@ -115,7 +114,7 @@ struct CommandLineParser<'l> {
     redirection: Option<PendingRedirection>,
     /// After `&&`, `||` or `|` there must be a command.
     expects_command: bool,
-    /// After `&>` nothing more of the command may come: a plain `sh` reads it as `&` and would run what follows.
+    /// After `&>` the command must end: a plain `sh` reads it as `&` and would run whatever follows.
     must_end: bool,
 }
 
@@ -134,7 +133,7 @@ impl Default for CommandLineParser<'_> {
 }
 
 impl CommandLineParser<'_> {
-    /// Takes one character outside quotes, and what belongs to it.
+    /// Handles one character outside quotes, and any characters that belong to it.
     fn take_char(&mut self, c: char) -> Option<()> {
         match c {
             ' ' | '\t' => self.end_word(),
@@ -181,7 +180,7 @@ impl CommandLineParser<'_> {
             }
             c => {
                 let word = self.current_word();
-                // `{push,--force}`: two words that no rule would see.
+                // `{push,--force}` becomes two words that no rule would see.
                 if word.has_open_brace && (c == ',' || (c == '.' && word.raw.ends_with('.'))) {
                     return None;
                 }
@@ -230,13 +229,13 @@ impl CommandLineParser<'_> {
         Some(())
     }
 
-    /// After a `$` that is not quoted away: a plain variable stays in the word, all that computes is refused.
+    /// Handles an unescaped `$`: a plain variable stays in the word, anything computed is refused.
     fn take_dollar(&mut self) -> Option<()> {
         self.push('$');
         self.current_word().expands = true;
         match self.peek() {
             Some('(' | '[') => None,
-            // A line break here may hide one of those behind a continued line.
+            // A backslash may hide one of those behind a continued line.
             Some('\\') => None,
             Some('{') => {
                 self.rest.next();
@@ -256,7 +255,7 @@ impl CommandLineParser<'_> {
     }
 
     fn redirect(&mut self, c: char) -> Option<()> {
-        // Digits that touch the arrow are the descriptor, not a word. Of several digits not every shell thinks so.
+        // Digits directly before the arrow are the descriptor, not a word. For several digits, shells disagree.
         if let Some(word) = self.word.take_if(|word| word.raw.bytes().all(|b| b.is_ascii_digit()))
             && word.raw.len() > 1
         {
@@ -279,7 +278,7 @@ impl CommandLineParser<'_> {
     }
 
     fn begin_redirection(&mut self, duplicates: bool) -> Option<()> {
-        // Two arrows without a target between them.
+        // `None` for two arrows without a target between them.
         self.redirection.replace(PendingRedirection { duplicates }).is_none().then_some(())
     }
 
@@ -309,14 +308,14 @@ impl CommandLineParser<'_> {
         if self.command.words.is_empty() {
             return (separator == CommandSeparator::Newline).then_some(());
         }
-        let part = std::mem::take(&mut self.command);
-        if hides_a_command(&part) {
+        let command = std::mem::take(&mut self.command);
+        if hides_a_command(&command) {
             return None;
         }
         if self.commands.len() == COMMANDS_MAX {
             return None;
         }
-        self.commands.push(part);
+        self.commands.push(command);
         self.command.piped = separator == CommandSeparator::Pipe;
         self.expects_command = matches!(separator, CommandSeparator::Condition | CommandSeparator::Pipe);
         Some(())
@@ -336,8 +335,8 @@ impl CommandLineParser<'_> {
         self.rest.clone().next()
     }
 
-    fn take_if_next(&mut self, wanted: char) -> bool {
-        let found = self.peek() == Some(wanted);
+    fn take_if_next(&mut self, expected: char) -> bool {
+        let found = self.peek() == Some(expected);
         if found {
             self.rest.next();
         }
@@ -345,7 +344,7 @@ impl CommandLineParser<'_> {
     }
 }
 
-/// Whether the first word says by itself which command is run.
+/// Whether the first word alone shows which command is run.
 fn names_a_command(word: &ShellWord) -> bool {
     !word.expands
         && (!word.has_wildcard || word.value == "[")
@@ -354,9 +353,9 @@ fn names_a_command(word: &ShellWord) -> bool {
         && !CONTROL_WORDS.contains(&word.value.as_str())
 }
 
-/// Whether the command is one that takes another as text, so that its words say nothing certain.
-fn hides_a_command(part: &ShellCommand) -> bool {
-    let mut words = part.words.iter().map(|word| word.value.as_str());
+/// Whether the command takes another command as text, so that its words prove nothing.
+fn hides_a_command(command: &ShellCommand) -> bool {
+    let mut words = command.words.iter().map(|word| word.value.as_str());
     match words.next() {
         Some("eval" | "exec" | "source" | "." | "builtin") => true,
         Some("command") => !matches!(words.next(), Some("-v" | "-V")),

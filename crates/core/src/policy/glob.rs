@@ -1,11 +1,11 @@
-//! Patterns of a policy: `*` is any run of characters, `?` is one, and all else means itself. Only text against text
-//! is compared here; what the text is, and whether it was brought into order first, is the caller's business.
+//! The patterns of policy rules: `*` matches any run of characters, `?` matches one, everything else is literal. This
+//! module only compares text with text; callers normalise the text first where needed.
 
-/// Whether `pattern` covers the whole of `text`.
+/// Whether `pattern` matches the whole of `text`.
 ///
-/// Each run of literal text between two stars is taken at its first place, which is always right because a later
-/// star can swallow whatever is between. So nothing is tried twice: the time is linear in the text for patterns
-/// without `?`, and at worst the text times the longest run with a `?` in it.
+/// Each literal run between two stars is matched at its first occurrence. That is always right, because the next star
+/// can absorb whatever follows. So there is no backtracking: the time is linear in the text for patterns without `?`,
+/// and at worst the text length times the longest run with a `?`.
 pub(super) fn matches(pattern: &str, text: &str) -> bool {
     let mut runs = pattern.split('*');
     let first = runs.next().unwrap_or_default();
@@ -20,7 +20,7 @@ pub(super) fn matches(pattern: &str, text: &str) -> bool {
     ends_with(last, rest)
 }
 
-/// What follows `run` in `text`, if `text` begins with it.
+/// The rest of `text` after `run`, if `text` begins with it.
 fn strip<'t>(run: &str, text: &'t str) -> Option<&'t str> {
     if !run.contains('?') {
         return text.strip_prefix(run);
@@ -35,7 +35,7 @@ fn strip<'t>(run: &str, text: &'t str) -> Option<&'t str> {
     Some(chars.as_str())
 }
 
-/// What follows the first place of `run` in `text`.
+/// The rest of `text` after the first occurrence of `run`.
 fn find<'t>(run: &str, text: &'t str) -> Option<&'t str> {
     if !run.contains('?') {
         return text.find(run).map(|at| &text[at + run.len()..]);
@@ -91,7 +91,7 @@ mod tests {
         }
     }
 
-    /// A matcher that goes back to every star would need more steps than there are atoms.
+    /// A matcher that backtracks to every star would never finish.
     #[test]
     fn a_pattern_of_many_stars_comes_to_an_end() {
         let text = "a".repeat(20_000);
@@ -99,7 +99,7 @@ mod tests {
         assert!(!matches(&format!("{}b", "*?a".repeat(200)), &text));
     }
 
-    /// The plain definition, in exponential time.
+    /// The plain definition, which takes exponential time.
     fn by_definition(pattern: &[char], text: &[char]) -> bool {
         match (pattern.split_first(), text.split_first()) {
             (None, _) => text.is_empty(),

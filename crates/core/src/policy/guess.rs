@@ -1,33 +1,33 @@
-//! Guesses at a line that cannot be split for certain: it is cut at everything that could begin a command, heedless of
-//! quotes. So commands are found that are none, which does no harm to those who ask for caution's sake.
+//! Guesses the commands of a line that cannot be split reliably: the line is cut wherever a command could begin,
+//! without regard to quotes. This finds commands that are none, which is harmless for callers that only deny or ask.
 
 use super::command_line::{CONTROL_WORDS, is_assignment};
 use super::line_analysis::{PossibleCommand, SHELLS, program_name};
 
-/// What a line may do, by a guess.
+/// What a line may do, as a guess.
 #[derive(Debug, Default)]
 pub(super) struct LineGuess {
     pub(super) commands: Vec<PossibleCommand>,
     /// Files that it may write by redirection.
     pub(super) writes: Vec<String>,
-    /// Whether the name of a command is computed.
+    /// The name of a command is computed.
     pub(super) has_computed_name: bool,
 }
 
-/// Cuts a line at everything that could begin a command, heedless of quotes.
+/// Cuts a line wherever a command could begin, without regard to quotes.
 pub(super) fn guess_commands(line: &str, in_text: bool) -> LineGuess {
     let mut found = LineGuess::default();
     let mut words: Vec<String> = Vec::new();
     let mut word = String::new();
     let (mut piped, mut is_target) = (false, false);
-    // After `$(…)` a command goes on, it does not begin; so what stands there is not the name of one.
-    let (mut goes_on, mut in_ticks) = (false, false);
-    // Ways to write a space, or nothing at all, that would hide the name of a command.
+    // After `$(…)` a command continues rather than begins, so the next word is not a command name.
+    let (mut continues, mut in_ticks) = (false, false);
+    // Expand the ways to write a space, or nothing at all, that would hide the name of a command.
     let mut line = line.replace("\\\n", "");
     for (hidden, plain) in [("${IFS}", " "), ("$IFS", " "), ("$'", "'"), ("$\"", "\"")] {
         line = line.replace(hidden, plain);
     }
-    // What a shell is given by `<<<` it runs.
+    // A shell runs the text after `<<<`.
     if line.contains("<<<") && line.split_whitespace().any(|word| SHELLS.contains(&program_name(word))) {
         line = line.replace("<<<", ";");
     }
@@ -41,7 +41,7 @@ pub(super) fn guess_commands(line: &str, in_text: bool) -> LineGuess {
             }
         }
         let substitutes = c == '(' && word == "$" || c == '`' && word.is_empty() && !in_ticks;
-        if substitutes && !goes_on && !is_target && words.iter().all(|word| precedes_a_command(word)) {
+        if substitutes && !continues && !is_target && words.iter().all(|word| precedes_a_command(word)) {
             found.has_computed_name = true;
         }
         if !word.is_empty() {
@@ -61,12 +61,12 @@ pub(super) fn guess_commands(line: &str, in_text: bool) -> LineGuess {
                 let begin = words.iter().position(|word| !skipped(word)).unwrap_or(words.len());
                 let words = std::mem::take(&mut words).split_off(begin);
                 if !words.is_empty() {
-                    found.has_computed_name |= !goes_on && c != ')' && is_computed_name(&words[0]);
+                    found.has_computed_name |= !continues && c != ')' && is_computed_name(&words[0]);
                     found.commands.push(PossibleCommand { words, piped, in_text });
                     piped = false;
                 }
                 piped |= c == '|';
-                goes_on = c == ')' || c == '}' || (c == '`' && in_ticks);
+                continues = c == ')' || c == '}' || (c == '`' && in_ticks);
                 in_ticks ^= c == '`';
             }
             _ => {}
@@ -81,25 +81,25 @@ fn precedes_a_command(word: &str) -> bool {
         || matches!(word, "if" | "then" | "elif" | "else" | "while" | "until" | "do" | "!" | "time")
 }
 
-/// Whether the name of a command is a variable or a pattern: `$X -rf /`, `/bin/r? -rf /`.
+/// Whether the name of a command is a variable or a wildcard: `$X -rf /`, `/bin/r? -rf /`.
 fn is_computed_name(word: &str) -> bool {
-    let of_a_path = |c: char| c.is_ascii_alphanumeric() || "_./-*?".contains(c);
+    let is_path_char = |c: char| c.is_ascii_alphanumeric() || "_./-*?".contains(c);
     let variable = word.starts_with('$') && word.len() > 1 && !word.contains('/');
-    variable || (word.contains(['*', '?']) && word.chars().all(of_a_path) && !word.starts_with('*'))
+    variable || (word.contains(['*', '?']) && word.chars().all(is_path_char) && !word.starts_with('*'))
 }
 
-/// Bytes of an expansion that are looked through for its end.
+/// How many bytes of an expansion are searched for its end.
 const EXPANSION_MAX: usize = 256;
 
-/// Whether a name is hidden in ways that the cutting does not see: letters as numbers, as in `$'\x72m'`, or an
-/// expansion where a command begins, as in `${X:-rm}`.
+/// Whether a command name is hidden in a way that `guess_commands` does not see: letters as escapes, as in
+/// `$'\x72m'`, or an expansion where a command begins, as in `${X:-rm}`.
 pub(super) fn hides_a_name(line: &str) -> bool {
     let expands = |(at, _): (usize, &str)| {
-        let begins = line[..at].trim_end_matches([' ', '\t', '"']).chars().next_back();
+        let before = line[..at].trim_end_matches([' ', '\t', '"']).chars().next_back();
         let rest = &line[at + 2..line.floor_char_boundary(at + 2 + EXPANSION_MAX)];
         let (inner, after) = rest.split_once('}').unwrap_or((rest, ""));
         let plain = inner.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-        begins.is_none_or(|c| ";&|(\n".contains(c))
+        before.is_none_or(|c| ";&|(\n".contains(c))
             && (!plain || !after.trim_start_matches('"').starts_with('/'))
     };
     line.match_indices("${").any(expands) || hides_letters(line)

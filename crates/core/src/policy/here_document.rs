@@ -1,46 +1,43 @@
-//! Here-documents: what a command line hands to a command as text. A shell does not run that text, so it need not be
-//! read as commands, if one thing is certain: that it is such text. Wherever quotes, comments or arithmetic could be
-//! read in two ways, there is none to be found here.
+//! Here-documents: text that a command line passes to a command. A shell does not run that text, so it need not be
+//! analysed as commands, as long as it certainly is such text. Where quotes, comments or arithmetic are ambiguous, no
+//! here-document is recognised.
 
 use super::line_analysis::SHELLS;
 
-/// A here-document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HereDocument {
-    /// The text.
     pub(super) body: String,
-    /// What becomes of it.
     pub(super) used_as: HereDocumentUse,
 }
 
-/// What becomes of the text of a here-document.
+/// How the text of a here-document is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HereDocumentUse {
-    /// A command takes it as it is.
+    /// A command takes it as plain text.
     Data,
-    /// The same, and it is a patch that is applied.
+    /// It is a patch that is applied.
     Patch,
-    /// It is run, in a language that is not the shell's.
+    /// It is run by an interpreter of a language other than the shell's.
     Code,
-    /// A shell may run it, or a part of it.
+    /// A shell may run it, or part of it.
     Shell,
 }
 
-/// Commands that take what they are given as text.
+/// Commands that treat their input as plain text.
 const TEXT_CONSUMERS: &[&str] =
     &["cat", "tee", "git", "patch", "apply_patch", "cd", "mkdir", "touch", "wc", "head", "gh"];
 
-/// Interpreters of other languages.
+/// Interpreters of languages other than the shell's.
 pub(super) const INTERPRETERS: &[&str] =
     &["python", "python2", "python3", "node", "deno", "bun", "perl", "ruby", "php", "lua"];
 
-/// Commands that could turn what another one gives out into commands, wherever they stand in a line.
+/// Commands that could run the output of another command, wherever they are in the line.
 const COMMAND_RUNNERS: &[&str] = &[
     "eval", "source", ".", "exec", "xargs", "parallel", "ssh", "sudo", "doas", "su", "env", "command",
     "busybox", "at", "batch", "crontab", "make", "watch", "script", "timeout", "nohup", "setsid",
 ];
 
-/// The line without its here-documents, and these. None if it has none that could be told for certain.
+/// The line without its here-documents, and the documents. `None` if none could be recognised with certainty.
 pub(super) fn extract_here_documents(line: &str) -> Option<(String, Vec<HereDocument>)> {
     if !line.contains("<<") || line.contains(['\r', '\0']) {
         return None;
@@ -51,22 +48,22 @@ pub(super) fn extract_here_documents(line: &str) -> Option<(String, Vec<HereDocu
     while let Some(text) = lines.next() {
         rest.push_str(text);
         rest.push('\n');
-        for DocumentDelimiter { word, quoted, strips_tabs: tabs } in scanner.scan_line(text)? {
+        for DocumentDelimiter { word, quoted, strips_tabs } in scanner.scan_line(text)? {
             let mut body = String::new();
             loop {
                 let next = lines.next()?;
-                let end = if tabs { next.trim_start_matches('\t') } else { next };
+                let end = if strips_tabs { next.trim_start_matches('\t') } else { next };
                 if end == word {
                     break;
                 }
                 body.push_str(next);
                 body.push('\n');
             }
-            let goes = classify_document(text, quoted, &body);
-            found.push(HereDocument { body, used_as: goes });
+            let used_as = classify_document(text, quoted, &body);
+            found.push(HereDocument { body, used_as });
         }
     }
-    // Beside these the arrows may mean something else.
+    // Next to any of these, `<<` may mean something else.
     if found.is_empty() || ["((", "${", "$'", "`"].iter().any(|odd| rest.contains(odd)) {
         return None;
     }
@@ -76,15 +73,15 @@ pub(super) fn extract_here_documents(line: &str) -> Option<(String, Vec<HereDocu
     Some((rest, found))
 }
 
-/// What becomes of a document that belongs to this line.
+/// How a document that belongs to this line is used.
 fn classify_document(line: &str, quoted: bool, body: &str) -> HereDocumentUse {
     if !quoted && (body.contains("$(") || body.contains('`')) {
         return HereDocumentUse::Shell;
     }
-    let heads: Vec<&str> = command_names(line).collect();
-    let any = |list: &[&str]| heads.iter().any(|head| list.contains(head));
-    if heads.is_empty()
-        || !heads.iter().all(|head| TEXT_CONSUMERS.contains(head) || INTERPRETERS.contains(head))
+    let names: Vec<&str> = command_names(line).collect();
+    let any = |list: &[&str]| names.iter().any(|name| list.contains(name));
+    if names.is_empty()
+        || !names.iter().all(|name| TEXT_CONSUMERS.contains(name) || INTERPRETERS.contains(name))
     {
         return HereDocumentUse::Shell;
     }
@@ -95,7 +92,7 @@ fn classify_document(line: &str, quoted: bool, body: &str) -> HereDocumentUse {
     }
 }
 
-/// The names of the commands of one line, by a guess that is heedless of quotes.
+/// The command names in one line, guessed without regard to quotes.
 fn command_names(line: &str) -> impl Iterator<Item = &str> {
     line.split([';', '&', '|', '(', '{']).filter_map(|part| {
         let word = part.split_whitespace().find(|word| !word.contains('=') && !word.starts_with(['>', '<']));
@@ -103,7 +100,7 @@ fn command_names(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Every word that could be the name of a command.
+/// Every word that could be a command name.
 fn possible_command_names(text: &str) -> impl Iterator<Item = &str> {
     let ends = |c: char| c.is_whitespace() || ";&|(){}<>\"'=\\".contains(c);
     text.split(ends).map(|word| word.rsplit('/').next().unwrap_or(word))
@@ -111,9 +108,9 @@ fn possible_command_names(text: &str) -> impl Iterator<Item = &str> {
 
 struct DocumentDelimiter<'l> {
     word: &'l str,
-    /// Whether nothing in the text is expanded.
+    /// Nothing in the text is expanded.
     quoted: bool,
-    /// `<<-`: tabs before the end do not count.
+    /// `<<-`: leading tabs before the delimiter are ignored.
     strips_tabs: bool,
 }
 
@@ -124,16 +121,16 @@ enum QuoteContext {
     Single,
 }
 
-/// Where in its quotes and substitutions a line is.
+/// Tracks in which quotes and substitutions the current position is.
 struct QuoteScanner {
     contexts: Vec<QuoteContext>,
     in_comment: bool,
-    /// Whether the character before belongs to a word.
+    /// The previous character belongs to a word.
     in_word: bool,
 }
 
 impl QuoteScanner {
-    /// The delimiters on one line of text. None if it could be read in two ways.
+    /// The here-document delimiters on one line. `None` if the line is ambiguous.
     fn scan_line<'l>(&mut self, text: &'l str) -> Option<Vec<DocumentDelimiter<'l>>> {
         let mut found = Vec::new();
         (self.in_comment, self.in_word) = (false, false);
@@ -141,7 +138,7 @@ impl QuoteScanner {
         while let Some(c) = text[at..].chars().next() {
             at += c.len_utf8();
             let top = *self.contexts.last()?;
-            let before = self.in_word;
+            let was_in_word = self.in_word;
             self.in_word = !c.is_whitespace() && !";&|()<>".contains(c);
             match (top, c) {
                 _ if self.in_comment => {}
@@ -157,7 +154,7 @@ impl QuoteScanner {
                 (QuoteContext::Double, _) => {}
                 (QuoteContext::Plain, '"') => self.contexts.push(QuoteContext::Double),
                 (QuoteContext::Plain, '\'') => self.contexts.push(QuoteContext::Single),
-                (QuoteContext::Plain, '#') if !before => self.in_comment = true,
+                (QuoteContext::Plain, '#') if !was_in_word => self.in_comment = true,
                 (QuoteContext::Plain, '(') => self.contexts.push(QuoteContext::Plain),
                 (QuoteContext::Plain, ')') if self.contexts.len() > 1 => drop(self.contexts.pop()),
                 (QuoteContext::Plain, '<') if text[at..].starts_with("<<") => at += 2,
@@ -169,16 +166,16 @@ impl QuoteScanner {
                 (QuoteContext::Plain, _) => {}
             }
         }
-        // Where the line goes on below, the document begins after that.
-        let whole = self.contexts.last() == Some(&QuoteContext::Plain) && !text.ends_with('\\');
-        (found.is_empty() || whole).then_some(found)
+        // If the line continues on the next one, the document would only begin after that.
+        let is_complete = self.contexts.last() == Some(&QuoteContext::Plain) && !text.ends_with('\\');
+        (found.is_empty() || is_complete).then_some(found)
     }
 }
 
-/// What ends the document, from right after the arrows, and how long it is written.
+/// Parses the delimiter right after `<<`. Returns it with its length in bytes.
 fn parse_delimiter(text: &str) -> Option<(DocumentDelimiter<'_>, usize)> {
-    let tabs = text.starts_with('-');
-    let rest = text[usize::from(tabs)..].trim_start_matches([' ', '\t']);
+    let strips_tabs = text.starts_with('-');
+    let rest = text[usize::from(strips_tabs)..].trim_start_matches([' ', '\t']);
     let quote = rest.chars().next().filter(|c| matches!(c, '\'' | '"'));
     let word = if quote.is_some() { &rest[1..] } else { rest };
     let length = word.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(word.len());
@@ -190,7 +187,7 @@ fn parse_delimiter(text: &str) -> Option<(DocumentDelimiter<'_>, usize)> {
     let ends = after.chars().next().is_none_or(|c| c.is_whitespace() || ";&|)<>".contains(c));
     let length = text.len() - after.len();
     (ends && !word.is_empty())
-        .then_some((DocumentDelimiter { word, quoted: quote.is_some(), strips_tabs: tabs }, length))
+        .then_some((DocumentDelimiter { word, quoted: quote.is_some(), strips_tabs }, length))
 }
 
 #[cfg(test)]
@@ -202,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_goes_where_its_command_takes_it() {
+    fn the_use_of_a_document_depends_on_its_command() {
         for (line, expected) in [
             ("cat > x <<'EOF'\nrm -rf /\nEOF", HereDocumentUse::Data),
             ("cd src && cat <<-\"EOF\" > x\n\tx\n\tEOF\nls", HereDocumentUse::Data),
@@ -224,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_looks_like_a_document_is_none() {
+    fn text_that_only_looks_like_a_document_is_none() {
         for line in [
             "cat \"<<'EOF'\"\nrm x\nEOF",
             "cat '<<EOF'\nrm x\nEOF",
@@ -244,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_a_document_is_still_there() {
+    fn text_after_a_document_is_kept() {
         let (rest, found) = extract_here_documents("cat <<'A' <<'B'\n1\nA\n2\nB\nrm x").unwrap();
         assert_eq!(rest, "cat <<'A' <<'B'\nrm x\n");
         assert_eq!((found[0].body.as_str(), found[1].body.as_str()), ("1\n", "2\n"));

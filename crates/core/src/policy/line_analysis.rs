@@ -1,6 +1,6 @@
-//! Every command that a line may run, for those who must err on the side of caution: deny rules, ask rules and the
-//! table of risks. It looks through `sudo`, `sh -c` and their like and guesses where a line cannot be split, so it
-//! names too many rather than too few; nothing may be allowed on its word.
+//! Lists every command that a line may run, for callers that must err on the side of caution: deny rules, ask rules
+//! and the risk table. It looks into `sudo`, `sh -c` and the like, and guesses where a line cannot be split. It finds
+//! too many commands rather than too few, so nothing may be allowed because of it.
 
 use std::collections::HashSet;
 
@@ -9,11 +9,11 @@ use super::guess::{guess_commands, hides_a_name};
 use super::here_document::{self, HereDocumentUse};
 use super::patch;
 
-/// Lines within lines (`sh -c`) that are looked into.
+/// How many nested lines (`sh -c`) are analysed.
 const NESTED_LINES_MAX: usize = 64;
-/// Words after a command like `sudo` at which the command that it runs may begin.
+/// How many words after a command like `sudo` are tried as the beginning of the inner command.
 const INNER_COMMANDS_MAX: usize = 16;
-/// Bytes of all commands together. Every rule is tried on every one of them, so this bounds what a line can cost.
+/// Limit on the bytes of all commands together. Every rule is matched against each of them, so this bounds the cost.
 const TEXT_MAX: usize = 2 * LINE_MAX;
 
 /// One command that a line may run.
@@ -21,9 +21,9 @@ const TEXT_MAX: usize = 2 * LINE_MAX;
 pub(super) struct PossibleCommand {
     /// The command and its arguments, without quotes. Never empty.
     pub(super) words: Vec<String>,
-    /// Whether it reads what another command writes.
+    /// It reads the output of another command.
     pub(super) piped: bool,
-    /// Whether it is only in a text that a command is given, and so is run by nobody that we can see.
+    /// It only occurs in a text that a command is given, so nothing visible runs it.
     pub(super) in_text: bool,
 }
 
@@ -34,30 +34,29 @@ impl PossibleCommand {
     }
 }
 
-/// What a line may do.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct LineAnalysis {
     pub(super) commands: Vec<PossibleCommand>,
-    /// Files that it may write by redirection, or by a patch in it.
+    /// Files that it may write by redirection, or with a patch that it contains.
     pub(super) writes: Vec<String>,
-    /// Programs in other languages that it holds.
+    /// Programs in other languages that it contains.
     pub(super) code_snippets: Vec<String>,
-    /// Whether the name of a command is computed, so that nobody can tell which it is.
+    /// The name of a command is computed, so it is not known.
     pub(super) has_computed_name: bool,
-    /// Whether every line could be split, so that no command is a guess.
+    /// Every line could be split, so no command is a guess.
     pub(super) fully_parsed: bool,
-    /// Whether it was too much to look into.
+    /// The line exceeds a limit and was not analysed completely.
     pub(super) too_complex: bool,
 }
 
-/// Reads a line, and the lines within it. Of one that is too long only the beginning is read.
+/// Analyses a line and the lines nested in it. Only the beginning of an overlong line is analysed.
 pub(super) fn analyse_line(line: &str) -> LineAnalysis {
     let mut found =
         LineAnalysis { fully_parsed: true, too_complex: line.len() > LINE_MAX, ..LineAnalysis::default() };
     let line = &line[..line.floor_char_boundary(LINE_MAX)];
     let mut seen = HashSet::from([line.to_owned()]);
     let mut lines = vec![(line.to_owned(), false)];
-    let mut room = TEXT_MAX;
+    let mut remaining = TEXT_MAX;
     while let Some((line, in_text)) = lines.pop() {
         for command in found.extract_commands(&line, in_text) {
             let before = found.commands.len();
@@ -69,10 +68,10 @@ pub(super) fn analyse_line(line: &str) -> LineAnalysis {
                     lines.push((line, in_text));
                 }
             }
-            let taken: usize =
+            let used: usize =
                 found.commands[before..].iter().flat_map(|c| &c.words).map(|word| word.len() + 1).sum();
-            room = room.saturating_sub(taken);
-            if room == 0 || found.commands.len() > COMMANDS_MAX {
+            remaining = remaining.saturating_sub(used);
+            if remaining == 0 || found.commands.len() > COMMANDS_MAX {
                 found.too_complex = true;
                 return found;
             }
@@ -82,13 +81,16 @@ pub(super) fn analyse_line(line: &str) -> LineAnalysis {
 }
 
 impl LineAnalysis {
-    /// The commands of one line, guessed if they have to be.
+    /// The commands of one line, guessed if necessary.
     fn extract_commands(&mut self, line: &str, in_text: bool) -> Vec<PossibleCommand> {
-        if let Some(parts) = split(line) {
-            let values = |part: ShellCommand| part.words.into_iter().map(|word| word.value).collect();
-            let reading =
-                |part: ShellCommand| PossibleCommand { piped: part.piped, words: values(part), in_text };
-            return parts.into_iter().map(reading).collect();
+        if let Some(commands) = split(line) {
+            let values = |command: ShellCommand| command.words.into_iter().map(|word| word.value).collect();
+            let to_possible = |command: ShellCommand| PossibleCommand {
+                piped: command.piped,
+                words: values(command),
+                in_text,
+            };
+            return commands.into_iter().map(to_possible).collect();
         }
         self.fully_parsed &= in_text;
         let mut commands = Vec::new();
@@ -126,15 +128,15 @@ impl LineAnalysis {
         commands
     }
 
-    /// Notes a command and those that it runs by its arguments, and returns the lines that it hands to a shell.
+    /// Records a command and the commands in its arguments, and returns the lines that it passes to a shell.
     fn unwrap_command(&mut self, command: PossibleCommand) -> Vec<String> {
         let mut lines = Vec::new();
         let starts = inner_command_starts(&command.words);
         if starts.len() > INNER_COMMANDS_MAX {
             self.too_complex = true;
         }
-        // What begins at a later word is listed from here once, so it need not be unwrapped again: `sudo` before
-        // `sudo` before `sudo` stays linear.
+        // Every later start is listed here once and need not be unwrapped again, so repeated `sudo sudo sudo` stays
+        // linear.
         for start in starts.into_iter().take(INNER_COMMANDS_MAX) {
             let inner = PossibleCommand { words: command.words[start..].to_vec(), ..command.clone() };
             lines.extend(shell_line_of(&inner));
@@ -149,7 +151,7 @@ impl LineAnalysis {
     }
 }
 
-/// Commands whose arguments are a command. Their options differ too much to be parsed: any word may be its beginning.
+/// Commands whose arguments are a command. Their options are too diverse to parse, so any word may be its beginning.
 const WRAPPERS: &[&str] = &[
     "sudo",
     "doas",
@@ -182,17 +184,16 @@ const WRAPPERS: &[&str] = &[
     "caffeinate",
 ];
 
-/// Shells, by name.
 pub(super) const SHELLS: &[&str] = &["sh", "bash", "zsh", "dash", "ksh", "ash", "fish"];
 
 fn is_wrapper(program: &str) -> bool {
     WRAPPERS.contains(&program)
 }
 
-/// Where, after the first word, another command may begin.
+/// The words after the first at which another command may begin.
 fn inner_command_starts(words: &[String]) -> Vec<usize> {
     let program = program_name(&words[0]);
-    // It only says where the command is.
+    // `command -v` only prints where the command is.
     if program == "command" && words.get(1).is_some_and(|word| matches!(word.as_str(), "-v" | "-V")) {
         return Vec::new();
     }
@@ -223,19 +224,19 @@ fn line_in_word(word: &str) -> Option<String> {
     Some(line.to_owned())
 }
 
-/// The line of `sh -c LINE`, `eval LINE` and their like, or of a git command that runs one.
+/// The line in `sh -c LINE`, `eval LINE` and the like, or in a git command that runs one.
 fn shell_line_of(command: &PossibleCommand) -> Option<String> {
     let program = command.program();
     match program {
         "eval" => return Some(command.words[1..].join(" ")),
-        // To be run later, under another name or at the end.
+        // These run the line later: on a signal or at exit, or under another name.
         "trap" => return command.words.get(1).cloned(),
         "alias" => return command.words.get(1)?.split_once('=').map(|(_, line)| line.to_owned()),
         _ => {}
     }
     if program == "git" {
-        let runs = |two: &[String]| {
-            let (verb, word) = (two[0].as_str(), two[1].as_str());
+        let runs = |pair: &[String]| {
+            let (verb, word) = (pair[0].as_str(), pair[1].as_str());
             matches!((verb, word), ("submodule", "foreach") | ("bisect", "run"))
                 || (matches!(word, "-x" | "--exec") && command.words[1] == "rebase")
         };
@@ -251,7 +252,7 @@ fn shell_line_of(command: &PossibleCommand) -> Option<String> {
         match word.strip_prefix(['-', '+']) {
             Some(option) => {
                 is_line |= !option.starts_with('-') && option.contains('c');
-                // `-o pipefail`: the next word is the option's.
+                // `-o pipefail`: the next word belongs to the option.
                 if !option.starts_with('-') && option.ends_with(['o', 'O']) {
                     words.next();
                 }
@@ -310,20 +311,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_only_in_a_text_is_told_from_what_is_run() {
+    fn text_given_to_a_command_is_told_apart_from_what_is_run() {
         for (line, in_text) in
             [("cat <<'EOF'\nsudo rm x\nEOF", true), ("bash <<'EOF'\nsudo rm x\nEOF", false)]
         {
             let found = analyse_line(line);
-            let seen = found.commands.iter().filter(|command| command.program() == "rm");
-            assert!(seen.clone().count() > 0 && seen.clone().all(|rm| rm.in_text == in_text), "{line:?}");
+            let removals = found.commands.iter().filter(|command| command.program() == "rm");
+            assert!(
+                removals.clone().count() > 0 && removals.clone().all(|rm| rm.in_text == in_text),
+                "{line:?}"
+            );
         }
         assert_eq!(analyse_line("apply_patch <<'EOF'\n*** Add File: ../x\nEOF").writes, ["../x"]);
         assert_eq!(analyse_line("python3 - <<'EOF'\nprint(1)\nEOF").code_snippets, ["print(1)\n"]);
     }
 
     #[test]
-    fn a_name_that_is_computed_is_noticed_and_an_argument_is_none() {
+    fn a_computed_command_name_is_noticed_and_a_computed_argument_is_not() {
         for line in [
             "$(echo rm) -rf /",
             "A=1 `echo rm` x",

@@ -1,10 +1,9 @@
-//! The judgement: may a tool call happen, must it not, or is a person to be asked? Pure functions over a session's
-//! policy and the call. Nothing is read, run or remembered here; who asks the person, and what the agent is told, is
-//! the session's business.
+//! Judges tool calls: allow, deny, or ask a person. Pure functions over a session's policy and the call. Nothing is
+//! read, run or stored here; asking the person and answering the agent are up to the session.
 //!
-//! Caution has two directions, and every room keeps to one of them. What *allows* wants certainty: `command_line`
-//! splits a line or refuses to. What *denies or asks* wants suspicion: `reading` lists every command that a line might
-//! run. `risk` uses suspicion to find harm and certainty to find none.
+//! Caution works in two directions, and each module keeps to one of them. Allowing needs certainty: `command_line`
+//! splits a line or refuses to. Denying and asking need suspicion: `line_analysis` lists every command that a line
+//! might run. `risk` uses suspicion to find harm, and certainty to rule it out.
 
 mod argument;
 mod command_line;
@@ -35,36 +34,34 @@ pub use trial::run_trial;
 use argument::{ArgumentKind, ToolArguments};
 use command_line::{COMMANDS_MAX, ShellCommand};
 
-/// The longest `tool` or `match` of a rule, so that a policy stays cheap to try.
+/// The longest `tool` or `match` of a rule in bytes, so that matching a policy stays cheap.
 pub const PATTERN_MAX: usize = 4096;
 
-/// A tool call that wants to happen.
+/// A tool call that an agent wants to make.
 #[derive(Debug, Clone, Copy)]
 pub struct ProposedToolCall<'a> {
-    /// The tool, by the agent's name for it.
+    /// The agent's name for the tool.
     pub tool: &'a str,
-    /// Its arguments.
     pub input: &'a Value,
-    /// As [`assess`] found: the larger of our opinion and the agent's word.
+    /// As [`assess_risk`] found it: the higher of our own assessment and the agent's claim.
     pub risk: Risk,
-    /// The absolute path of the directory that the agent works in, if it is known: a rule for `src/*` is then also about
-    /// files that are named from the root.
+    /// Absolute path of the directory that the agent works in, if known. A rule for `src/*` then also covers files
+    /// that are named by absolute path.
     pub workspace: Option<&'a str>,
 }
 
-/// What becomes of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PolicyJudgement {
-    /// It may happen.
+    /// The call may be made.
     Allow {
-        /// The rule that says so; none if the policy is one word.
+        /// The rule that decided; `None` if the policy has no rules and just says `allow`.
         rule: Option<PolicyRule>,
     },
-    /// It may happen: a person has allowed the tool for the rest of the session.
+    /// The call may be made, because a person has allowed the tool for the rest of the session.
     Granted,
-    /// It must not happen.
+    /// The call must not be made.
     Deny {
-        /// The rule that says so; none if the policy is one word.
+        /// The rule that decided; `None` if the policy has no rules and just says `deny`.
         rule: Option<PolicyRule>,
         /// One sentence for the agent.
         reason: String,
@@ -73,50 +70,49 @@ pub enum PolicyJudgement {
     Ask,
 }
 
-/// Judges a call. `granted`: a person has allowed this tool for the rest of the session.
+/// Judges a call. `granted` means that a person has allowed this tool for the rest of the session.
 ///
-/// The first rule that speaks of the call decides. High risk is allowed by nothing but an allow rule with
-/// `risk: high`. A grant turns an ask into an allow, but not where any deny rule speaks of the call: it was given for
-/// the tool as such, and the rule is about this call.
-pub fn judge(policy: &Policy, granted: bool, question: &ProposedToolCall<'_>) -> PolicyJudgement {
-    let granted = granted && question.risk < Risk::High;
+/// The first matching rule decides. High risk is only allowed by an allow rule with `risk: high`. A grant turns an
+/// ask into an allow, unless any deny rule matches the call: the grant was for the tool in general, and the rule is
+/// about this call.
+pub fn judge(policy: &Policy, granted: bool, call: &ProposedToolCall<'_>) -> PolicyJudgement {
+    let granted = granted && call.risk < Risk::High;
     let rules = match policy {
         Policy::Always(PolicyVerdict::Deny) => {
             let reason = "The policy of this session denies every tool call.".to_owned();
             return PolicyJudgement::Deny { rule: None, reason };
         }
-        Policy::Always(PolicyVerdict::Allow) if question.risk < Risk::High => {
+        Policy::Always(PolicyVerdict::Allow) if call.risk < Risk::High => {
             return PolicyJudgement::Allow { rule: None };
         }
         Policy::Always(_) => &[],
         Policy::Rules(rules) => rules.as_slice(),
     };
-    let call = RuleSubject::new(question);
-    let first = rules.iter().find(|rule| call.is_matched_by(rule));
+    let subject = RuleSubject::new(call);
+    let first = rules.iter().find(|rule| subject.is_matched_by(rule));
     match first {
         Some(rule) if rule.decision == PolicyVerdict::Deny => {
             PolicyJudgement::Deny { rule: Some(rule.clone()), reason: denial_reason(rule) }
         }
-        Some(rule)
-            if rule.decision == PolicyVerdict::Allow && question.risk <= highest_allowed_risk(rule) =>
-        {
+        Some(rule) if rule.decision == PolicyVerdict::Allow && call.risk <= highest_allowed_risk(rule) => {
             PolicyJudgement::Allow { rule: Some(rule.clone()) }
         }
         _ => {
-            let denied =
-                || rules.iter().any(|rule| rule.decision == PolicyVerdict::Deny && call.is_matched_by(rule));
+            let denied = || {
+                rules.iter().any(|rule| rule.decision == PolicyVerdict::Deny && subject.is_matched_by(rule))
+            };
             if granted && !denied() { PolicyJudgement::Granted } else { PolicyJudgement::Ask }
         }
     }
 }
 
-/// Whether a policy can be used, else one sentence that says which rule is wrong and what to do.
+/// Checks that a policy can be used. The error is one sentence that names the bad rule and says what to do.
 pub fn validate_policy(policy: &Policy) -> Result<(), String> {
     let Policy::Rules(rules) = policy else { return Ok(()) };
     if rules.len() > RULES_MAX {
         let count = rules.len();
         return Err(format!(
-            "The policy has {count} rules and may have {RULES_MAX}; merge some of them with `*` in `tool` or `match`."
+            "The policy has {count} rules and the limit is {RULES_MAX}; merge some of them with `*` in `tool` or `match`."
         ));
     }
     for (rule, number) in rules.iter().zip(1..) {
@@ -142,7 +138,7 @@ pub fn validate_policy(policy: &Policy) -> Result<(), String> {
     Ok(())
 }
 
-/// The highest risk that an allow rule lets pass.
+/// The highest risk that an allow rule allows.
 fn highest_allowed_risk(rule: &PolicyRule) -> Risk {
     rule.risk.unwrap_or(Risk::Medium)
 }
@@ -156,13 +152,13 @@ fn denial_reason(rule: &PolicyRule) -> String {
     }
 }
 
-/// A call with what rules need to know of it, found once however many rules there are.
+/// A call with everything that rules are matched against, computed once for all rules.
 struct RuleSubject<'q> {
     proposed: &'q ProposedToolCall<'q>,
     arguments: ToolArguments<'q>,
-    /// For each argument that is a command line, its parts as rules see them; none if it cannot be split.
+    /// For each argument that is a command line, the texts of its commands; `None` if the line cannot be split.
     command_texts: Vec<Option<Vec<String>>>,
-    /// Every text that a careful rule is tried on.
+    /// Every text that deny and ask rules are matched against.
     suspected_texts: OnceCell<Vec<(ArgumentKind, String)>>,
 }
 
@@ -175,7 +171,7 @@ impl<'q> RuleSubject<'q> {
         Self { proposed, arguments, command_texts, suspected_texts: OnceCell::new() }
     }
 
-    /// Whether a rule is about this call. An allow rule has to be certain of it, any other errs on the safe side.
+    /// Whether a rule is about this call. An allow rule has to be certain; other rules err on the safe side.
     fn is_matched_by(&self, rule: &PolicyRule) -> bool {
         if !glob::matches(&rule.tool, self.proposed.tool) {
             return false;
@@ -183,19 +179,21 @@ impl<'q> RuleSubject<'q> {
         if rule.decision == PolicyVerdict::Allow {
             return self.is_covered_by(rule.pattern.as_deref());
         }
-        // Of a rule that refuses, `risk` is the least that it is about: `{decision: deny, risk: high}`.
-        rule.risk.is_none_or(|least| self.proposed.risk >= least)
+        // For deny and ask rules, `risk` is the lowest risk that they apply to: `{decision: deny, risk: high}`.
+        rule.risk.is_none_or(|minimum| self.proposed.risk >= minimum)
             && rule.pattern.as_deref().is_none_or(|pattern| self.may_match(pattern))
     }
 
-    /// Whether everything that the call does is within the pattern. A line that cannot be split is within none, not
-    /// even within the absence of one: nobody knows what it does.
+    /// Whether everything that the call does matches the pattern. A line that cannot be split is never covered, not
+    /// even without a pattern, because nobody knows what it does.
     fn is_covered_by(&self, pattern: Option<&str>) -> bool {
         let Some(pattern) = pattern else {
             return !self.arguments.unreadable_command && self.command_texts.iter().all(Option::is_some);
         };
-        let covers_line = |parts: &Option<Vec<String>>| {
-            parts.as_ref().is_some_and(|parts| parts.iter().all(|part| glob::matches(pattern, part)))
+        let covers_line = |commands: &Option<Vec<String>>| {
+            commands
+                .as_ref()
+                .is_some_and(|commands| commands.iter().all(|command| glob::matches(pattern, command)))
         };
         !self.arguments.unreadable
             && !self.arguments.list.is_empty()
@@ -213,7 +211,7 @@ impl<'q> RuleSubject<'q> {
                         || (argument.text.eq_ignore_ascii_case(&address)
                             && glob::matches(pattern, &argument.text))
                 }),
-                // It may be a path all the same, and then must not climb out.
+                // The text may still be a path, and then must not climb out of the pattern with `..`.
                 ArgumentKind::Other => {
                     let climbs = argument.text.split('/').any(|step| step == "..");
                     glob::matches(pattern, &argument.text)
@@ -222,7 +220,7 @@ impl<'q> RuleSubject<'q> {
             })
     }
 
-    /// Whether anything that the call may do is within the pattern.
+    /// Whether anything that the call may do matches the pattern.
     fn may_match(&self, pattern: &str) -> bool {
         self.suspected_texts().iter().any(|(kind, text)| {
             glob::matches(pattern, text)
@@ -278,15 +276,15 @@ impl<'q> RuleSubject<'q> {
                     }
                 }
             }
-            for part in self.command_texts.iter().flatten().flatten() {
-                found.push((ArgumentKind::Command, part.clone()));
+            for command in self.command_texts.iter().flatten().flatten() {
+                found.push((ArgumentKind::Command, command.clone()));
             }
             found
         })
     }
 }
 
-/// A pattern in the order of the paths that it is tried on; one for addresses stays as it is.
+/// The pattern, normalised like the paths that it is matched against. A pattern for addresses is left as it is.
 fn normalise_path_pattern(pattern: &str) -> Cow<'_, str> {
     if path::is_address(pattern) {
         Cow::Borrowed(pattern)

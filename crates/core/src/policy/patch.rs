@@ -1,10 +1,10 @@
-//! The files that a patch would change, by the text of the patch: the form that Codex applies (`*** Update File: x`)
-//! and unified diffs. What the patch does to them is not looked at.
+//! Finds the files that a patch would change: in the format that Codex applies (`*** Update File: x`) and in unified
+//! diffs. What the patch does to the files does not matter here.
 
-/// Files that one patch may name and still be read.
+/// A patch that names more files than this is treated as unreadable.
 const FILES_MAX: usize = 1000;
 
-/// Every file that a patch names; empty if none could be found, or more than anybody would read.
+/// Every file that a patch names. Empty if there are none, or more than [`FILES_MAX`].
 pub(super) fn patched_files(patch: &str) -> Vec<&str> {
     let mut found = Vec::new();
     for line in patch.lines() {
@@ -31,7 +31,7 @@ fn file_in_header(line: &str) -> Option<&str> {
     if let Some(file) = HEADERS.iter().find_map(|header| line.strip_prefix(header)) {
         return Some(file.trim());
     }
-    // `--- a/x` and `+++ b/x`, with a time after a tab.
+    // `--- a/x` and `+++ b/x`, possibly followed by a tab and a time.
     let side = line.strip_prefix("--- ").or_else(|| line.strip_prefix("+++ "))?;
     let file = side.split('\t').next().unwrap_or(side).trim();
     if file == "/dev/null" || file.is_empty() {

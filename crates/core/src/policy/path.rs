@@ -1,22 +1,21 @@
-//! Paths and addresses as text: brought into order without asking the disk, and what kind of place they name. Where
-//! the workspace is, the caller may know; without it an absolute path is nowhere in particular. Links are not
-//! followed, since nothing is read here: a link in the workspace that leads out of it passes for inside, and a path
-//! through a link that leads into it for outside.
+//! Paths and addresses as text: normalised without looking at the disk, and classified by location. Callers pass the
+//! workspace if they know it; without it, the location of an absolute path is unclear. Links are not followed: a link
+//! in the workspace that leads out of it counts as inside, and a path through a link that leads into it as outside.
 
 use super::sensitive::{is_autorun_path, is_secret_path};
 
-/// Where a path leads, as far as its text tells.
+/// Where a path leads, as far as its text shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PathLocation {
-    /// Below the directory that the agent works in, or that directory itself.
+    /// The directory that the agent works in, or below it.
     Inside,
-    /// The null device and its like, where nothing is kept.
+    /// The null device and similar devices, which store nothing.
     NullDevice,
-    /// Perhaps inside: an absolute path where the workspace is not known, or wherever a variable says.
+    /// Perhaps inside: an absolute path while the workspace is not known, or a path that depends on a variable.
     Unclear,
-    /// Above the working directory, in the home, or an absolute path that is not the workspace's.
+    /// Above the working directory, in the home directory, or an absolute path outside the workspace.
     Outside,
-    /// The system's, or something that is run at the next login or commit.
+    /// Part of the system, or a file that is run at the next login or commit.
     System,
     /// Keys, tokens, passwords.
     Secret,
@@ -25,28 +24,31 @@ pub(super) enum PathLocation {
 /// The path without `.`, `..` and doubled slashes, so that `src/../../etc` does not pass for something in `src`.
 pub(super) fn normalise(path: &str) -> String {
     let absolute = path.starts_with('/');
-    let mut kept: Vec<&str> = Vec::new();
+    let mut components: Vec<&str> = Vec::new();
     for step in path.split('/') {
         match step {
             "" | "." => {}
-            ".." => match kept.last() {
-                // The home is not a step that can be taken back: nobody here knows what is above it.
-                Some(&last) if last != ".." && !(kept.len() == 1 && !absolute && last.starts_with('~')) => {
-                    kept.pop();
+            ".." => match components.last() {
+                // `..` does not cancel `~`: what is above the home directory is not known here.
+                Some(&last)
+                    if last != ".." && !(components.len() == 1 && !absolute && last.starts_with('~')) =>
+                {
+                    components.pop();
                 }
                 None if absolute => {}
-                _ => kept.push(".."),
+                _ => components.push(".."),
             },
-            step => kept.push(step),
+            step => components.push(step),
         }
     }
-    join_steps(absolute, &kept)
+    join_steps(absolute, &components)
 }
 
-/// A pattern for paths in the same order as the paths. Its `..` stay: a wildcard before one may be several steps.
+/// Normalises a pattern like the paths that it is matched against. A `..` in it stays: a wildcard before it may stand
+/// for several components.
 pub(super) fn normalise_pattern(pattern: &str) -> String {
-    let kept: Vec<&str> = pattern.split('/').filter(|step| !matches!(*step, "" | ".")).collect();
-    join_steps(pattern.starts_with('/'), &kept)
+    let components: Vec<&str> = pattern.split('/').filter(|step| !matches!(*step, "" | ".")).collect();
+    join_steps(pattern.starts_with('/'), &components)
 }
 
 fn join_steps(absolute: bool, steps: &[&str]) -> String {
@@ -64,38 +66,38 @@ pub(super) fn is_address(text: &str) -> bool {
     })
 }
 
-/// The address as a browser would ask for it, or nothing if it is written so that two readers could take it for two
-/// different addresses.
+/// The address as a browser would request it. `None` if different parsers could read it as different addresses.
 pub(super) fn normalise_address(address: &str) -> Option<String> {
     if address.contains(|c: char| c.is_control() || c.is_whitespace() || c == '\\') {
         return None;
     }
     let (scheme, rest) = address.split_once("://")?;
-    let (place, tail) = rest.split_at(rest.find(['?', '#']).unwrap_or(rest.len()));
-    let (host, path) = place.split_at(place.find('/').unwrap_or(place.len()));
+    let (authority_and_path, tail) = rest.split_at(rest.find(['?', '#']).unwrap_or(rest.len()));
+    let (host, path) =
+        authority_and_path.split_at(authority_and_path.find('/').unwrap_or(authority_and_path.len()));
     if host.contains('@') {
         return None;
     }
     let path = path.replace("%2e", ".").replace("%2E", ".");
-    let mut ordered = if path.is_empty() { String::new() } else { normalise(&path) };
-    if path.len() > 1 && path.ends_with('/') && ordered.len() > 1 {
-        ordered.push('/');
+    let mut normalised = if path.is_empty() { String::new() } else { normalise(&path) };
+    if path.len() > 1 && path.ends_with('/') && normalised.len() > 1 {
+        normalised.push('/');
     }
-    Some(format!("{}://{}{ordered}{tail}", scheme.to_ascii_lowercase(), host.to_ascii_lowercase()))
+    Some(format!("{}://{}{normalised}{tail}", scheme.to_ascii_lowercase(), host.to_ascii_lowercase()))
 }
 
 /// The host of an address, without user and port.
 pub(super) fn address_host(address: &str) -> &str {
     let rest = address.split_once("://").map_or(address, |(_, rest)| rest);
-    let place = rest.split(['/', '?', '#']).next().unwrap_or_default();
-    let place = place.rsplit_once('@').map_or(place, |(_, host)| host);
-    if let Some(six) = place.strip_prefix('[') {
-        return six.split(']').next().unwrap_or_default();
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    if let Some(ipv6) = authority.strip_prefix('[') {
+        return ipv6.split(']').next().unwrap_or_default();
     }
-    place.split(':').next().unwrap_or_default()
+    authority.split(':').next().unwrap_or_default()
 }
 
-/// Where a path leads. Of one in the workspace only the rest counts: it means the same as if it were written from there.
+/// Where a path leads. A path below the workspace is treated like the same path written relative to it.
 pub(super) fn locate_path(path: &str, workspace: Option<&str>) -> PathLocation {
     let path = normalise(path);
     let path = relative_to_workspace(&path, workspace).unwrap_or(&path);
@@ -123,16 +125,16 @@ pub(super) fn locate_path(path: &str, workspace: Option<&str>) -> PathLocation {
         ["var", "tmp" | "folders", ..] => PathLocation::Outside,
         [first, ..] if SYSTEM_DIRECTORIES.contains(first) => PathLocation::System,
         _ if workspace.is_none() => PathLocation::Unclear,
-        // The variable may be the workspace's own path, or the beginning of it.
+        // The variable may hold the workspace's own path, or the beginning of it.
         _ if first.contains('$') => PathLocation::Unclear,
         _ => PathLocation::Outside,
     }
 }
 
-/// An absolute path in order, as it would be written from the workspace; none if it is not below it.
+/// A normalised absolute path, relative to the workspace; `None` if it is not below it.
 pub(super) fn relative_to_workspace<'p>(path: &'p str, workspace: Option<&str>) -> Option<&'p str> {
     let workspace = workspace?.trim_end_matches('/');
-    // Were the whole disk the workspace, nothing would be outside, which nobody can have meant.
+    // With `/` as the workspace nothing would be outside, which cannot be intended.
     if !workspace.starts_with('/') {
         return None;
     }
@@ -142,7 +144,6 @@ pub(super) fn relative_to_workspace<'p>(path: &'p str, workspace: Option<&str>) 
     }
 }
 
-/// Directories at the root that belong to the system.
 const SYSTEM_DIRECTORIES: &[&str] = &[
     "bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "opt", "proc", "root", "run", "sbin", "sys", "usr",
     "var", "System", "Library",
@@ -153,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_brought_into_order_by_its_text_alone() {
+    fn a_path_is_normalised_by_its_text_alone() {
         for (path, expected) in [
             ("src/lib.rs", "src/lib.rs"),
             ("./src//lib.rs", "src/lib.rs"),
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_brought_into_order_or_refused() {
+    fn an_address_is_normalised_or_refused() {
         for (address, expected) in [
             ("https://Example.com/docs/a", Some("https://example.com/docs/a")),
             ("HTTPS://example.com/docs/../admin", Some("https://example.com/admin")),
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_told_by_the_path() {
+    fn a_location_is_found_by_the_path() {
         for (path, expected) in [
             ("src/lib.rs", PathLocation::Inside),
             ("a/../b", PathLocation::Inside),

@@ -1,5 +1,5 @@
-//! Files that matter wherever they are: keys, tokens and passwords, and what a login, a commit or a scheduler will run.
-//! By their names alone; a copy under another name is not known here.
+//! Files that are sensitive wherever they are: keys, tokens and passwords, and files that a login, a commit or a
+//! scheduler runs. They are recognised by name only; a copy under another name is not.
 
 use super::glob;
 
@@ -44,7 +44,7 @@ const SECRET_NAMES: &[&str] = &[
     "secrets.yml",
 ];
 
-/// Two steps that hold keys only together.
+/// Pairs of path components that hold keys only in combination.
 const SECRET_PAIRS: &[[&str; 2]] = &[
     [".config", "gh"],
     [".config", "gcloud"],
@@ -59,7 +59,7 @@ const SECRET_PAIRS: &[[&str; 2]] = &[
     ["quarterdeck", "token"],
 ];
 
-/// Endings of files that hold keys.
+/// Suffixes of files that hold keys.
 const SECRET_SUFFIXES: &[&str] = &[".pem", ".key", ".p12", ".pfx", ".jks", ".kdbx", ".ppk"];
 
 /// Whether a path names keys, tokens or passwords.
@@ -72,13 +72,13 @@ pub(super) fn is_secret_path(steps: &[&str], absolute: bool) -> bool {
         };
     system
         || steps.iter().any(|step| is_secret_name(step))
-        || steps.windows(2).any(|two| SECRET_PAIRS.iter().any(|pair| two == pair))
+        || steps.windows(2).any(|components| SECRET_PAIRS.iter().any(|pair| components == pair))
 }
 
 fn is_secret_name(name: &str) -> bool {
-    let example = || ["example", "sample", "template", "dist"].iter().any(|end| name.ends_with(end));
+    let is_example = || ["example", "sample", "template", "dist"].iter().any(|end| name.ends_with(end));
     if name.contains(['*', '?', '[']) {
-        // `.e*` would read it all the same. A pattern that could be anything is not meant.
+        // `.e*` would read `.env` as well. A pattern that matches almost anything does not count.
         return name.starts_with(['.', 'i']) && name.len() > 1 && {
             let pattern = without_brackets(name);
             let hidden = |secret: &&&str| secret.starts_with('.') || secret.starts_with("id_");
@@ -86,11 +86,11 @@ fn is_secret_name(name: &str) -> bool {
         };
     }
     SECRET_NAMES.contains(&name)
-        || (name.starts_with(".env.") && !example())
+        || (name.starts_with(".env.") && !is_example())
         || SECRET_SUFFIXES.iter().any(|end| name.ends_with(end) && name.len() > end.len())
 }
 
-/// A shell's `[ab]` as the `?` that covers at least as much.
+/// Replaces a shell's `[ab]` with a `?`, which matches at least as much.
 fn without_brackets(name: &str) -> String {
     let mut plain = String::new();
     let mut rest = name;
@@ -102,7 +102,7 @@ fn without_brackets(name: &str) -> String {
     plain + rest
 }
 
-/// What is written there is run later, by a login, a commit or a scheduler.
+/// Whether a file at this path is run later by a login, a commit or a scheduler.
 pub(super) fn is_autorun_path(steps: &[&str]) -> bool {
     const LOGIN: &[&str] = &[
         ".bashrc",
@@ -117,12 +117,12 @@ pub(super) fn is_autorun_path(steps: &[&str]) -> bool {
         ".gitconfig",
     ];
     steps.iter().any(|step| LOGIN.contains(step))
-        || steps.windows(2).any(|two| {
-            matches!(two, [".git", "hooks" | "config"] | [".config", "systemd" | "autostart" | "fish"])
+        || steps.windows(2).any(|components| {
+            matches!(components, [".git", "hooks" | "config"] | [".config", "systemd" | "autostart" | "fish"])
         })
 }
 
-/// Whether a text hands on the value of a variable that is named like a secret: `$GITHUB_TOKEN`.
+/// Whether a text expands a variable that is named like a secret: `$GITHUB_TOKEN`.
 pub(super) fn expands_secret_variable(text: &str) -> bool {
     text.split('$').skip(1).any(|after| {
         let after = after.strip_prefix('{').unwrap_or(after);
@@ -131,18 +131,18 @@ pub(super) fn expands_secret_variable(text: &str) -> bool {
     })
 }
 
-/// Whether a variable's name says that its value is a secret.
+/// Whether a variable's name suggests that its value is a secret.
 pub(super) fn is_secret_variable(name: &str) -> bool {
     let name = name.to_ascii_uppercase();
     let words: Vec<&str> = name.split('_').collect();
-    let says = |word: &&str| {
+    let is_secret_word = |word: &&str| {
         matches!(*word, "TOKEN" | "SECRET" | "PASSWORD" | "PASSWD" | "APIKEY" | "CREDENTIALS" | "PAT")
     };
-    words.iter().any(says)
-        || words.windows(2).any(|two| matches!(two, ["API" | "ACCESS" | "PRIVATE" | "SIGNING", "KEY"]))
+    words.iter().any(is_secret_word)
+        || words.windows(2).any(|pair| matches!(pair, ["API" | "ACCESS" | "PRIVATE" | "SIGNING", "KEY"]))
 }
 
-/// Hosts at which clouds hand out the machine's own keys.
+/// Whether a host is a cloud metadata service, which hands out the machine's own keys.
 pub(super) fn is_metadata_host(host: &str) -> bool {
     matches!(
         host.to_ascii_lowercase().as_str(),

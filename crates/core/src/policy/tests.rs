@@ -1,5 +1,5 @@
-//! The promises of the policy, by subject: how lines are split, what is judged how, what counts as risky, and what
-//! holds for every input. They speak to the public face wherever that is enough.
+//! Tests of the policy by subject: how lines are split, how calls are judged, which risk they have, and properties
+//! that hold for every input. They use the public interface where that is enough.
 
 mod corpus;
 mod judgements;
@@ -25,12 +25,12 @@ fn command_input(command: &str) -> Value {
     json!({ "command": command })
 }
 
-/// A call in a workspace that is not known.
+/// A call in an unknown workspace.
 fn proposed_call<'a>(tool: &'a str, input: &'a Value, risk: Risk) -> ProposedToolCall<'a> {
     ProposedToolCall { tool, input, risk, workspace: None }
 }
 
-/// What becomes of a call of medium risk without a grant.
+/// The verdict on a call of medium risk without a grant.
 fn verdict_on(policy: &Policy, tool: &str, input: &Value) -> PolicyVerdict {
     verdict_of(&judge(policy, false, &proposed_call(tool, input, Risk::Medium)))
 }

@@ -1,35 +1,30 @@
-//! What a tool is for, by its name. Agents name their tools differently; those of the agents that we know are all
-//! here. Somebody else's tool (`mcp__SERVER__TOOL`) may be called what it likes: its name is believed where it admits
-//! to changing something, and not where it claims only to look.
+//! What a tool is for, judged by its name. Agents name their tools differently; the tools of all agents that we know
+//! are listed here. The name of a third-party tool (`mcp__SERVER__TOOL`) is trusted if it admits to changing
+//! something, but not if it claims to be read-only.
 
-/// What a tool is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ToolPurpose {
-    /// Looks at files.
     ReadFiles,
-    /// Concerns nobody but the agent: plans, thoughts, the output of what it already runs.
+    /// Only affects the agent itself: plans, thoughts, the output of commands that it already runs.
     AgentInternal,
-    /// Writes files.
     WriteFiles,
-    /// Removes or moves them.
+    /// Removes or moves files.
     RemoveFiles,
     /// Writes the files that a patch names.
     ApplyPatch,
-    /// Looks or writes, as its `command` says.
+    /// Reads or writes, depending on its `command` argument.
     EditFiles,
-    /// Runs a command line.
     RunCommand,
-    /// Types into a command that runs already.
+    /// Types into a command that is already running.
     TypeInput,
-    /// Reaches the network.
     FetchNetwork,
-    /// Does something else that is more than looking: another agent, a memory.
+    /// Does something else that is more than reading: starts another agent, changes a memory.
     OtherAction,
-    /// Says that it looks, and is not known.
+    /// Claims to be read-only, but is a third-party tool that we do not know.
     UnverifiedRead,
 }
 
-/// What the tool of this name is for; none if it is not known.
+/// The purpose of the tool with this name; `None` if the tool is not known.
 pub(super) fn tool_purpose(tool: &str) -> Option<ToolPurpose> {
     let Some(foreign) = tool.strip_prefix("mcp__") else { return known_tool_purpose(tool) };
     let name = foreign.rsplit("__").next().unwrap_or(foreign);
@@ -50,7 +45,7 @@ pub(super) fn tool_purpose(tool: &str) -> Option<ToolPurpose> {
     }
 }
 
-/// Whether the tool of this name finds files by a pattern for their names.
+/// Whether this tool finds files by a pattern for their names.
 pub(super) fn finds_files(tool: &str) -> bool {
     matches!(normalise_tool_name(tool).as_str(), "glob" | "filesearch" | "findfiles" | "searchfiles")
 }
@@ -86,7 +81,7 @@ fn known_tool_purpose(tool: &str) -> Option<ToolPurpose> {
     })
 }
 
-/// The name without what agents vary: case, underscores, dashes.
+/// The name without case, underscores and dashes, in which agents differ.
 fn normalise_tool_name(tool: &str) -> String {
     tool.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect()
 }

@@ -1,5 +1,5 @@
-//! A policy tried on an ask of the past. The risk is that which was recorded, with the agent's own word in it; a tool
-//! that a person had allowed for the session counts as allowed where that was what decided.
+//! Tries a policy on a past ask. The risk is the recorded one, which includes the agent's claim. If the ask was
+//! allowed by a session grant, the grant still counts.
 
 use qd_protocol::event::{AskKind, PermissionDecision, ResolvedBy};
 use qd_protocol::policy::{Policy, PolicyRule, PolicyVerdict};
@@ -8,16 +8,16 @@ use qd_protocol::policy_trial::{DecisionChange, PastDecision, PolicyTrial, Trial
 use super::{PolicyJudgement, ProposedToolCall, judge, main_argument};
 use crate::rows::AskDoc;
 
-/// Bytes of an argument that are shown.
+/// How many bytes of an argument are shown.
 const ARGUMENT_MAX: usize = 1024;
 
-/// What a policy would make of an ask; none if it is a question, of which policies say nothing. `workspace` is the
-/// directory of the session's agent, if it is known.
+/// How a policy would decide a past ask. `None` for questions, which policies do not decide. `workspace` is the
+/// directory of the session's agent, if known.
 pub fn run_trial(policy: &Policy, doc: &AskDoc, workspace: Option<&str>) -> Option<PolicyTrial> {
     let ask = &doc.ask;
     let tool = ask.tool.as_ref().filter(|_| ask.kind == AskKind::Permission)?;
-    let question = ProposedToolCall { tool, input: &ask.input, risk: ask.risk, workspace };
-    let now = current_outcome(policy, judge(policy, doc.granted, &question));
+    let call = ProposedToolCall { tool, input: &ask.input, risk: ask.risk, workspace };
+    let now = current_outcome(policy, judge(policy, doc.granted, &call));
     let decision = ask.answer.as_ref().and_then(|answer| answer.decision);
     let then =
         PastDecision { state: ask.state, decision, by: doc.by, rule: doc.rule.clone(), granted: doc.granted };
@@ -47,10 +47,10 @@ fn current_outcome(policy: &Policy, judgement: PolicyJudgement) -> TrialDecision
     TrialDecision { decision, rule: rule.and_then(|rule| rule_number(policy, &rule)) }
 }
 
-/// A rule's place in its policy. Of two that are the same the first is the one that decides.
+/// A rule's number in its policy, from 1. If two rules are equal, the first one decides.
 fn rule_number(policy: &Policy, rule: &PolicyRule) -> Option<u32> {
     let Policy::Rules(rules) = policy else { return None };
-    (1..).zip(rules).find(|(_, one)| *one == rule).map(|(number, _)| number)
+    (1..).zip(rules).find(|(_, candidate)| *candidate == rule).map(|(number, _)| number)
 }
 
 fn classify_change(then: &PastDecision, now: PolicyVerdict) -> DecisionChange {
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_from_then_to_now_has_its_name() {
+    fn every_change_from_then_to_now_is_classified() {
         use DecisionChange::{AsBefore, NoLongerAsked, NowAllowed, NowAsked, NowDenied};
         let (user, by_policy) = (Some(ResolvedBy::User), Some(ResolvedBy::Policy));
         let (allow, deny) = (Some(PermissionDecision::AllowOnce), Some(PermissionDecision::Deny));
@@ -129,8 +129,8 @@ mod tests {
             (Some(ResolvedBy::Cancel), None, (NoLongerAsked, false), (AsBefore, false), (NowDenied, false)),
             (None, None, (NoLongerAsked, false), (AsBefore, false), (NowDenied, false)),
         ] {
-            let tried = |word: &str| {
-                let trial = run_trial(&policy(json!(word)), &ask_doc(by, decision), None).unwrap();
+            let tried = |verdict: &str| {
+                let trial = run_trial(&policy(json!(verdict)), &ask_doc(by, decision), None).unwrap();
                 assert_eq!(trial.now.rule, None);
                 (trial.change, trial.against_person)
             };
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_person_has_allowed_for_the_session_stays_allowed_and_yields_to_a_deny_rule() {
+    fn a_session_grant_still_allows_and_yields_to_a_deny_rule() {
         let granted = AskDoc {
             granted: true,
             ..ask_doc(Some(ResolvedBy::Policy), Some(PermissionDecision::AllowOnce))

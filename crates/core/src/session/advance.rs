@@ -1,5 +1,5 @@
-//! What comes next: the rule that gives a run to the agent, and the one that ends the session. Every step that may
-//! have made room ends in [`Draft::advance`], so no run can be forgotten whatever ended the one before it.
+//! Starts the next run and closes a finished session. Every step that may have unblocked a run ends in
+//! [`SessionStepBuilder::advance`], so no run is forgotten, whatever ended the run before it.
 
 use qd_protocol::event::{
     EmptyEventData, EventBody, MessageCreated, MessageRole, SessionCloseMode, SessionClosed, SteerSent,
@@ -12,7 +12,7 @@ use super::step_builder::SessionStepBuilder;
 use super::{AgentAvailability, SessionEffect};
 
 impl SessionStepBuilder<'_> {
-    /// After a rebuild, or when the world has changed for the better: what is owed is owed again.
+    /// Runs after a rebuild or when the context improved. Repeats the effects whose completion is not journalled.
     pub(super) fn handle_wake(&mut self) {
         if let Some(number) = self.pending_child_cancel {
             self.add_effect(SessionEffect::CancelChildren { number });
@@ -23,7 +23,7 @@ impl SessionStepBuilder<'_> {
         {
             self.add_effect(SessionEffect::CloseChildren { purge: closing == SessionCloseMode::Purge });
         }
-        // Before there were workers, an agent lived in the daemon and ended with it.
+        // A turn without a worker: the journal is from a release in which agents lived in the daemon and ended with it.
         if self.worker.is_none()
             && let Some((run, _)) = self.current_turn()
         {
@@ -34,7 +34,7 @@ impl SessionStepBuilder<'_> {
         self.advance();
     }
 
-    /// Gives the next run to the agent if it can be given; ends the session if it is closing and nothing is left.
+    /// Starts the next run if possible, and closes the session if it is closing and nothing is left to do.
     pub(super) fn advance(&mut self) {
         while let Some(run) = self.run_awaiting_agent() {
             if self.context.over_budget {
@@ -62,17 +62,19 @@ impl SessionStepBuilder<'_> {
         self.stop_worker_and_close();
     }
 
-    /// The run that only waits for an agent: the first, if it has not started or has all that it was suspended for.
+    /// The first run, if it only needs an agent: it has not started, or everything it was suspended for has ended.
     pub(super) fn run_awaiting_agent(&self) -> Option<RunId> {
         let run = self.runs.front()?;
-        let due = match &run.started {
+        let needs_agent = match &run.started {
             None => true,
-            Some(started) => started.suspended.as_ref().is_some_and(|wait| wait.waits_for.is_empty()),
+            Some(started) => {
+                started.suspended.as_ref().is_some_and(|suspension| suspension.waits_for.is_empty())
+            }
         };
-        due.then(|| run.id.clone())
+        needs_agent.then(|| run.id.clone())
     }
 
-    /// Ends a worker that is not wanted any more, and the session once it is gone, or will not go.
+    /// Stops a worker that is no longer needed. Closes the session once the worker is gone or did not stop in time.
     fn stop_worker_and_close(&mut self) {
         if self.closed {
             return;
@@ -80,8 +82,8 @@ impl SessionStepBuilder<'_> {
         if self.worker_stopping_since.is_some() {
             self.add_effect(SessionEffect::StopAgent);
         }
-        let alone = self.worker.is_none() || self.worker_stop_timed_out();
-        let Some(closing) = self.closing.filter(|_| self.is_ready_to_close() && alone) else { return };
+        let worker_done = self.worker.is_none() || self.worker_stop_timed_out();
+        let Some(closing) = self.closing.filter(|_| self.is_ready_to_close() && worker_done) else { return };
         let purge = closing == SessionCloseMode::Purge;
         self.close_mailbox();
         self.emit(None, EventBody::SessionClosed(SessionClosed { purge }));
@@ -91,7 +93,8 @@ impl SessionStepBuilder<'_> {
         }
     }
 
-    /// Written when the agent is ready and before the prompt goes to it: a run without it was never given away.
+    /// Emits `run.started` once the agent is ready and before the prompt is sent. So a run without this event was never
+    /// sent to an agent.
     fn start_run(&mut self, run: RunId) {
         let number = self.emit(Some(run.clone()), EventBody::RunStarted(EmptyEventData {}));
         self.open_assistant_message(&run);
@@ -99,15 +102,15 @@ impl SessionStepBuilder<'_> {
             self.record_mail_delivery(mail, MailDelivery::Prompt, &run);
         }
         self.add_effect(SessionEffect::SendPrompt { number, run: run.clone() });
-        let waiting: Vec<_> = self.runs.front().map(|run| run.steers.clone()).unwrap_or_default();
-        for steer in waiting {
+        let steers: Vec<_> = self.runs.front().map(|run| run.steers.clone()).unwrap_or_default();
+        for steer in steers {
             let body = EventBody::SteerSent(SteerSent { steer: steer.accepted });
             let number = self.emit(Some(run.clone()), body);
             self.add_effect(SessionEffect::SendSteer { number, run: run.clone(), text: steer.full_text() });
         }
     }
 
-    /// The assistant's message of a run, still empty.
+    /// Opens the empty assistant message of a run.
     pub(super) fn open_assistant_message(&mut self, run: &RunId) {
         let message_id = MessageId::assistant(run);
         let body = EventBody::MessageCreated(MessageCreated {

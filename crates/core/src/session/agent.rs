@@ -1,5 +1,5 @@
-//! What the agent's side says, and what becomes of it. The machine is the authority, not the agent: words that come
-//! after a run's end are kept apart, and a terminal is one opinion among others.
+//! Handles the updates from the agent's side. The machine has the last word, not the agent: output that comes after a
+//! run's end belongs to no run, and the outcome that an agent reports only counts if no stop was requested.
 
 use qd_protocol::event::{
     Ask, AskAnswer, AskDelivered, AskKind, AskOpened, AskResolved, AskStatus, EmptyEventData, EventBody,
@@ -18,24 +18,25 @@ use super::step_builder::SessionStepBuilder;
 use super::{AgentAvailability, AskEntry, SessionEffect};
 use crate::policy::{self, PolicyJudgement};
 
-/// Dollars that one report may claim.
+/// The highest cost in dollars that one usage report may claim.
 const COST_MAX: f64 = 1e9;
 
 impl SessionStepBuilder<'_> {
-    /// Something that was heard before makes nothing: delivery is at least once, the journal makes it exactly once.
-    pub(super) fn handle_link_message(&mut self, number: UpdateNumber, up: AgentUpdate) {
+    /// Handles one update. A repeated number is ignored: the link delivers at least once, and the journalled number
+    /// makes that exactly once.
+    pub(super) fn handle_link_message(&mut self, number: UpdateNumber, update: AgentUpdate) {
         if number <= self.last_link_number || self.closed {
             return;
         }
         self.set_link_number(number);
-        match up {
+        match update {
             AgentUpdate::Ready { agent_session_id, .. } => {
                 if agent_session_id.is_some() && agent_session_id != self.agent_session_id {
                     self.emit_update(SessionUpdated { agent_session_id, ..Default::default() });
                 }
                 self.advance();
             }
-            AgentUpdate::Turn { run, update: what } => self.record_agent_output(run, what),
+            AgentUpdate::Turn { run, update } => self.record_agent_output(run, update),
             AgentUpdate::Ask { run, ask } => self.handle_ask_request(run, ask),
             AgentUpdate::AskWithdrawn { ask } => self.withdraw_ask(&ask, ResolvedBy::Agent),
             AgentUpdate::AskDelivered { ask } => {
@@ -64,7 +65,7 @@ impl SessionStepBuilder<'_> {
         }
     }
 
-    /// The steer of the active run that went down under this number.
+    /// The steer of the active run that was sent under this number.
     fn find_sent_steer(&self, sent: EventNumber) -> Option<(RunId, EventNumber)> {
         let (run, _) = self.active_run()?;
         let steer = run.steers.iter().find(|steer| steer.sent == Some(sent))?;
@@ -75,7 +76,7 @@ impl SessionStepBuilder<'_> {
         self.active_run().is_some_and(|(active, _)| active.id == *run)
     }
 
-    fn record_agent_output(&mut self, run: RunId, what: TurnUpdate) {
+    fn record_agent_output(&mut self, run: RunId, update: TurnUpdate) {
         let live = self.is_active(&run);
         let message_id = live.then(|| MessageId::assistant(&run));
         let after_run = (!live).then(|| run.clone());
@@ -85,8 +86,8 @@ impl SessionStepBuilder<'_> {
             after_run,
             ..ToolCallEvent::default()
         };
-        let spends = matches!(what, TurnUpdate::Usage { .. });
-        let body = match what {
+        let reports_usage = matches!(update, TurnUpdate::Usage { .. });
+        let body = match update {
             TurnUpdate::Text { text } => EventBody::TextDelta(MessageDelta { message_id, text, after_run }),
             TurnUpdate::Thought { text } => {
                 EventBody::ThoughtDelta(MessageDelta { message_id, text, after_run })
@@ -114,7 +115,7 @@ impl SessionStepBuilder<'_> {
             TurnUpdate::Usage { usage } => EventBody::UsageReported(UsageReported {
                 input_tokens: usage.input_tokens,
                 output_tokens: usage.output_tokens,
-                // JSON has no number for what is none, and sums of such would be lost for good.
+                // JSON cannot represent NaN or infinity, and adding one to a sum would spoil the sum for good.
                 cost_usd: if usage.cost_usd.is_finite() { usage.cost_usd.clamp(0.0, COST_MAX) } else { 0.0 },
                 after_run,
             }),
@@ -122,7 +123,7 @@ impl SessionStepBuilder<'_> {
             TurnUpdate::ModelCall => return,
         };
         self.emit(live.then_some(run), body);
-        if spends {
+        if reports_usage {
             self.add_effect(SessionEffect::CheckBudget);
         }
         let turns = self.current_turn().map_or(0, |(_, started)| started.turns);
@@ -135,7 +136,7 @@ impl SessionStepBuilder<'_> {
         if self.asks.contains_key(&request.id) {
             return;
         }
-        let AskRequest { id, kind, tool, input, risk, prompt, options, implicit: unasked } = request;
+        let AskRequest { id, kind, tool, input, risk, prompt, options, implicit } = request;
         let directory = self.settings.directory.as_deref();
         let risk = policy::assess_risk(tool.as_deref().unwrap_or_default(), &input, risk, directory);
         let ask = Ask {
@@ -162,8 +163,8 @@ impl SessionStepBuilder<'_> {
             return self.open_withdrawn_ask(ask, Some(run), ResolvedBy::Cancel);
         }
         match self.judge_ask(&ask) {
-            // People are asked what the agent asks, and not about every file that it looks at.
-            PolicyJudgement::Ask if unasked && ask.risk == Risk::Low => {
+            // The agent itself would not have asked. People should not have to approve every file that it reads.
+            PolicyJudgement::Ask if implicit && ask.risk == Risk::Low => {
                 self.answer_by_policy(ask, PermissionDecision::AllowOnce, None, None, false);
             }
             PolicyJudgement::Ask => {
@@ -186,15 +187,14 @@ impl SessionStepBuilder<'_> {
         match (&ask.kind, &ask.tool) {
             (AskKind::Permission, Some(tool)) => {
                 let workspace = self.settings.directory.as_deref();
-                let question =
-                    policy::ProposedToolCall { tool, input: &ask.input, risk: ask.risk, workspace };
-                policy::judge(&self.settings.policy, self.grants.contains(tool), &question)
+                let call = policy::ProposedToolCall { tool, input: &ask.input, risk: ask.risk, workspace };
+                policy::judge(&self.settings.policy, self.grants.contains(tool), &call)
             }
             _ => PolicyJudgement::Ask,
         }
     }
 
-    /// Answers in the policy's name; `granted`: because a person had allowed the tool for the rest of the session.
+    /// Answers an ask by policy. `granted` means that a person had allowed the tool for the rest of the session.
     fn answer_by_policy(
         &mut self,
         mut ask: Ask,
@@ -208,7 +208,8 @@ impl SessionStepBuilder<'_> {
         self.resolve_ask(AskResolved { rule, granted, ..AskResolved::new(ask, ResolvedBy::Policy) });
     }
 
-    /// Journals an answer and sends it down. What the agent is told is what `evolve` made of it: once, never always.
+    /// Journals an answer and sends it to the agent. The agent gets the reply that `evolve` made of it, which never
+    /// contains "allow always".
     pub(super) fn resolve_ask(&mut self, resolved: AskResolved) {
         let (id, run) = (resolved.ask_id.clone(), resolved.ask.run_id.clone());
         let number = self.emit(run, EventBody::AskResolved(resolved));
@@ -218,8 +219,8 @@ impl SessionStepBuilder<'_> {
         }
     }
 
-    /// An ask that nobody will answer, since its run is being stopped or is over: opened and withdrawn at once, so
-    /// that readers see what the agent wanted.
+    /// Opens and at once withdraws an ask that cannot be answered, because its run is being stopped or has ended.
+    /// This way readers still see what the agent asked for.
     fn open_withdrawn_ask(&mut self, mut ask: Ask, run: Option<RunId>, by: ResolvedBy) {
         let id: AskId = ask.id.clone();
         self.emit(run.clone(), EventBody::AskOpened(AskOpened { ask_id: id.clone(), ask: ask.clone() }));
@@ -233,7 +234,7 @@ impl SessionStepBuilder<'_> {
         let Some(stopping) = turn.map(|(_, started)| started.stop.is_some()) else { return };
         let TurnOutcome { stop, text, error, processes, transcript, agent_ends } = outcome;
         if agent_ends {
-            // It is there for a moment still, and the next prompt is not for it.
+            // The agent still runs for a moment, but must not get the next prompt.
             self.context.agent = AgentAvailability::Starting;
         }
         let reason = match stop {
@@ -249,11 +250,11 @@ impl SessionStepBuilder<'_> {
                 self.suspend_run(run, transcript);
                 return self.advance();
             }
-            // Somebody wants it stopped, and it has: there is nothing to wait for.
+            // A stop was requested and the turn has stopped, so there is nothing to wait for.
             TurnStopReason::Suspended => FinishReason::Cancelled,
         };
-        let failed = || RunError::new("agent_error", "the agent failed");
-        let error = (stop == TurnStopReason::Error).then(|| error.unwrap_or_else(failed));
+        let unspecified = || RunError::new("agent_error", "the agent failed");
+        let error = (stop == TurnStopReason::Error).then(|| error.unwrap_or_else(unspecified));
         self.finish_run_with(run, RunEnding { reason, text, error, processes });
         self.advance();
     }

@@ -1,4 +1,5 @@
-//! What clients and the daemon may want of a session. What a command makes possible is left to `next`.
+//! Handles the commands of clients and of the daemon. Starting the runs that a command makes possible is left to
+//! `advance`.
 
 use qd_protocol::event::{
     Ask, AskAnswer, AskKind, AskResolved, AskStatus, EventBody, MessageCreated, MessagePart, MessageRole,
@@ -32,9 +33,9 @@ impl SessionStepBuilder<'_> {
                 self.set_reply(CommandReply::Done);
             }
             SessionCommand::CancelActiveRun => {
-                let hit = self.stop_active_run(RunStopCause::Halt, None);
+                let cancelled = self.stop_active_run(RunStopCause::Halt, None);
                 self.advance();
-                self.set_reply(CommandReply::Cancelled(hit.into_iter().collect()));
+                self.set_reply(CommandReply::Cancelled(cancelled.into_iter().collect()));
             }
             SessionCommand::OverBudget => {
                 self.stop_active_run(RunStopCause::Budget, None);
@@ -45,8 +46,8 @@ impl SessionStepBuilder<'_> {
             SessionCommand::Answer { ask, answer } => self.answer_ask(&ask, answer),
             SessionCommand::RemoveQueued { run } => self.remove_queued(&run),
             SessionCommand::ClearQueue => {
-                let waiting = self.queued_runs(self.context.halted).map(|(_, run)| run.id.clone()).collect();
-                self.remove_from_queue(waiting);
+                let queued = self.queued_runs(self.context.halted).map(|(_, run)| run.id.clone()).collect();
+                self.remove_from_queue(queued);
             }
             SessionCommand::UpdateSettings(change) => self.update_settings(change),
             SessionCommand::AddChild { child } => {
@@ -68,14 +69,14 @@ impl SessionStepBuilder<'_> {
             SessionCommand::OpenQuestion { ask, prompt, options } => self.open_question(ask, prompt, options),
             SessionCommand::AnswerDelivered { ask } => self.record_answer_delivered(&ask),
             SessionCommand::WithdrawQuestion { ask } => self.withdraw_question(&ask),
-            SessionCommand::AcceptMail(put) => self.accept_mail(put),
-            SessionCommand::ClaimMail { max, lease_ms: limit_ms } => self.claim_mail(max, limit_ms),
+            SessionCommand::AcceptMail(mail) => self.accept_mail(mail),
+            SessionCommand::ClaimMail { max, lease_ms } => self.claim_mail(max, lease_ms),
             SessionCommand::AcknowledgeMail { id, claim } => self.acknowledge_mail(&id, claim),
         }
     }
 
-    /// Nothing comes after `session.closed`: what would change something is refused, what would stop something finds
-    /// nothing to stop.
+    /// No event follows `session.closed`: commands that would change something are refused, and commands that would
+    /// stop something find nothing to stop.
     fn handle_command_when_closed(&mut self, command: SessionCommand) {
         match command {
             SessionCommand::Close { purge } => self.close(purge),
@@ -123,21 +124,20 @@ impl SessionStepBuilder<'_> {
         self.set_reply(CommandReply::Accepted { position, event: Some(event) });
     }
 
-    /// Whether one more run may not wait.
     pub(super) fn queue_is_full(&self) -> bool {
         self.queued_runs(self.context.halted).count() >= QUEUE_MAX
     }
 
-    /// Puts a prompt at the end of the queue; gives its place there, and where its `run.accepted` is.
+    /// Appends a prompt to the queue. Returns its position and the index of its `run.accepted` in the step.
     pub(super) fn enqueue_prompt(&mut self, prompt: PromptSubmission, mail: Option<MailId>) -> (u32, usize) {
         let halted = self.context.halted;
-        let first = self.runs.is_empty();
-        let at_once = first && !halted && !self.must_wait_for_slot();
-        let position = if at_once { 0 } else { self.queued_runs(halted).count() as u32 + 1 };
+        let is_first = self.runs.is_empty();
+        let starts_at_once = is_first && !halted && !self.must_wait_for_slot();
+        let position = if starts_at_once { 0 } else { self.queued_runs(halted).count() as u32 + 1 };
         self.emit_run_accepted(prompt, position, None, mail);
         let event = self.last_event_index() - 1;
-        // One that waits for room alone is told so when its agent would be launched.
-        if halted || !first {
+        // A first run that only waits for a slot gets its `run.queued` from `launch_agent`.
+        if halted || !is_first {
             let reason = if halted { QueueReason::Halted } else { QueueReason::Busy };
             let body = EventBody::RunQueued(RunQueued { reason, position });
             let run = self.runs.back().map(|run| run.id.clone());
@@ -146,7 +146,7 @@ impl SessionStepBuilder<'_> {
         (position, event)
     }
 
-    /// The two events that every accepted run begins with.
+    /// Emits the two events that every accepted run begins with.
     pub(super) fn emit_run_accepted(
         &mut self,
         prompt: PromptSubmission,
@@ -166,17 +166,17 @@ impl SessionStepBuilder<'_> {
     }
 
     fn handle_cancel(&mut self, run: Option<RunId>, by: RunStopCause, reason: Option<String>) {
-        let hit = match run {
+        let cancelled = match run {
             Some(run) => self.cancel_run(&run, by, reason).into_iter().collect(),
             None => self.cancel_all_runs(by, reason),
         };
         self.advance();
-        self.set_reply(CommandReply::Cancelled(hit));
+        self.set_reply(CommandReply::Cancelled(cancelled));
     }
 
     fn cancel_run(&mut self, run: &RunId, by: RunStopCause, reason: Option<String>) -> Option<RunId> {
         if let Some(started) = &self.run(run)?.started {
-            // What a suspended run waits for is part of it.
+            // A suspended run includes the child sessions that it waits for.
             if started.suspended.is_some() {
                 self.cancel_children();
             }
@@ -186,14 +186,14 @@ impl SessionStepBuilder<'_> {
         Some(run.clone())
     }
 
-    /// Every run there is was accepted before this cancel, and none that is accepted later is here: the order of the
-    /// inbox is the order of accept and cancel, and no mark is needed that could hit the wrong run.
+    /// Cancels all runs and child sessions. Commands are handled in order, so `runs` holds exactly the runs that were
+    /// accepted before this cancel; no marker is needed that could hit a later run.
     fn cancel_all_runs(&mut self, by: RunStopCause, reason: Option<String>) -> Vec<RunId> {
         self.cancel_children();
-        let hit: Vec<RunId> = self.runs.iter().map(|run| run.id.clone()).collect();
+        let cancelled: Vec<RunId> = self.runs.iter().map(|run| run.id.clone()).collect();
         self.stop_active_run(by, reason.clone());
         self.cancel_all_unstarted(by, reason);
-        hit
+        cancelled
     }
 
     fn cancel_children(&mut self) {
@@ -211,7 +211,7 @@ impl SessionStepBuilder<'_> {
         }
     }
 
-    /// No agent has it, so it ends at once; who wanted that, and why, is said as for any other.
+    /// Ends a run that no agent has yet, at once. The event still records who cancelled it and why.
     fn cancel_unstarted(&mut self, run: &RunId, by: RunStopCause, reason: Option<String>) {
         self.emit(Some(run.clone()), EventBody::RunCancelRequested(RunCancelRequested { by, reason }));
         self.finish_run(run, by.finish_reason());
@@ -222,13 +222,13 @@ impl SessionStepBuilder<'_> {
             return self.set_reply(CommandReply::Cancelled(Vec::new()));
         }
         self.emit_update(SessionUpdated { parent_cancel: Some(cause), ..Default::default() });
-        let hit = self.cancel_all_runs(RunStopCause::Parent, None);
+        let cancelled = self.cancel_all_runs(RunStopCause::Parent, None);
         self.advance();
-        self.set_reply(CommandReply::Cancelled(hit));
+        self.set_reply(CommandReply::Cancelled(cancelled));
     }
 
-    /// Asks the agent to stop its turn. The stop is a latch: asked again it changes nothing, but that a cancel on
-    /// top of a timeout makes it a cancel. A suspended run has no turn to stop, and ends at once.
+    /// Asks the agent to stop its turn. The stop is a latch: a repeat has no effect, except that a cancel after a
+    /// timeout makes the run end as cancelled. A suspended run has no turn to stop and ends at once.
     pub(super) fn stop_active_run(&mut self, by: RunStopCause, reason: Option<String>) -> Option<RunId> {
         let (run, started) = self.active_run()?;
         let (run, stop, in_turn) = (run.id.clone(), started.stop, started.suspended.is_none());
@@ -251,7 +251,7 @@ impl SessionStepBuilder<'_> {
         Some(run)
     }
 
-    /// Takes back every open ask of a run, and tells the agent so.
+    /// Withdraws every open ask of a run; after a cancel the agent is told.
     pub(super) fn withdraw_asks(&mut self, run: &RunId, by: ResolvedBy) {
         let open: Vec<AskId> = self
             .pending_asks()
@@ -288,24 +288,24 @@ impl SessionStepBuilder<'_> {
         }
     }
 
-    /// The run that can be told something now.
+    /// The run that a steer would go to now.
     pub(super) fn steerable_run(&self) -> Result<RunId, CommandRefusal> {
-        let steers = matches!(self.context.agent, AgentAvailability::Ready { steerable: true });
+        let can_steer = matches!(self.context.agent, AgentAvailability::Ready { steerable: true });
         match self.runs.front() {
             _ if self.closing.is_some() => Err(CommandRefusal::Closed),
             _ if self.serving_count(self.context.halted) == 0 => Err(CommandRefusal::NotRunning),
             _ if self.suspension().is_some() => Err(CommandRefusal::NotRunning),
-            _ if !steers && matches!(self.context.agent, AgentAvailability::Ready { .. }) => {
+            _ if !can_steer && matches!(self.context.agent, AgentAvailability::Ready { .. }) => {
                 Err(CommandRefusal::SteerUnsupported)
             }
-            // Each of them may become a run that waits.
+            // Each steer may become a queued run if the turn misses it.
             Some(run) if self.runs.len() + run.steers.len() > QUEUE_MAX => Err(CommandRefusal::QueueFull),
             Some(run) => Ok(run.id.clone()),
             None => Err(CommandRefusal::NotRunning),
         }
     }
 
-    /// Tells the first run something, now or when it starts; gives where its `steer.accepted` is.
+    /// Accepts a steer for the first run, sent now or when the run starts. Returns the index of its `steer.accepted`.
     pub(super) fn accept_steer(&mut self, run: &RunId, text: LongText, mail: Option<MailId>) -> usize {
         let started = self.run(run).is_some_and(|run| run.started.is_some());
         let accepted = SteerAccepted { text: text.head.clone(), blob: text.blob.clone(), mail };
@@ -320,8 +320,8 @@ impl SessionStepBuilder<'_> {
         let Some(AskEntry::Pending(ask)) = self.asks.get(id) else {
             return self.refuse(CommandRefusal::AskNotOpen);
         };
-        if let Err(why) = validate_answer(ask, &answer) {
-            return self.refuse(CommandRefusal::InvalidAnswer(why));
+        if let Err(problem) = validate_answer(ask, &answer) {
+            return self.refuse(CommandRefusal::InvalidAnswer(problem));
         }
         let mut ask = ask.clone();
         ask.state = AskStatus::Answered;
@@ -331,8 +331,12 @@ impl SessionStepBuilder<'_> {
     }
 
     fn remove_queued(&mut self, run: &RunId) {
-        let waits = self.queued_runs(self.context.halted).any(|(_, waiting)| waiting.id == *run);
-        if waits { self.remove_from_queue(vec![run.clone()]) } else { self.refuse(CommandRefusal::NotQueued) }
+        let is_queued = self.queued_runs(self.context.halted).any(|(_, queued)| queued.id == *run);
+        if is_queued {
+            self.remove_from_queue(vec![run.clone()])
+        } else {
+            self.refuse(CommandRefusal::NotQueued)
+        }
     }
 
     fn remove_from_queue(&mut self, runs: Vec<RunId>) {
@@ -354,7 +358,7 @@ impl SessionStepBuilder<'_> {
     }
 
     fn close(&mut self, purge: bool) {
-        let wanted = if purge { SessionCloseMode::Purge } else { SessionCloseMode::Keep };
+        let mode = if purge { SessionCloseMode::Purge } else { SessionCloseMode::Keep };
         if self.closed {
             if purge {
                 self.add_effect(SessionEffect::Purge);
@@ -362,7 +366,7 @@ impl SessionStepBuilder<'_> {
             return self.set_reply(CommandReply::Done);
         }
         if self.closing.is_none() || (purge && self.closing == Some(SessionCloseMode::Keep)) {
-            self.emit_update(SessionUpdated { closing: Some(wanted), ..Default::default() });
+            self.emit_update(SessionUpdated { closing: Some(mode), ..Default::default() });
             if !self.children.is_empty() {
                 self.add_effect(SessionEffect::CloseChildren { purge });
             }
@@ -378,14 +382,16 @@ impl SessionStepBuilder<'_> {
     }
 }
 
-/// Whether an answer is one to this ask.
+/// Checks that an answer is valid for this ask; the error says why not.
 pub(crate) fn validate_answer(ask: &Ask, answer: &AskAnswer) -> Result<(), String> {
     match ask.kind {
         AskKind::Permission => match (answer.decision, &answer.value) {
-            (_, Some(_)) => Err("a permission takes a decision, not a value".to_owned()),
-            (None, _) => Err("a permission takes a decision: allow_once, allow_always or deny".to_owned()),
+            (_, Some(_)) => Err("a permission request takes a decision, not a value".to_owned()),
+            (None, _) => {
+                Err("a permission request takes a decision: allow_once, allow_always or deny".to_owned())
+            }
             (Some(PermissionDecision::AllowAlways), _) if ask.risk == Risk::High => {
-                Err("what is of high risk is allowed once at a time: use allow_once".to_owned())
+                Err("high-risk actions can only be allowed one at a time: use allow_once".to_owned())
             }
             _ => Ok(()),
         },
@@ -393,7 +399,7 @@ pub(crate) fn validate_answer(ask: &Ask, answer: &AskAnswer) -> Result<(), Strin
             (Some(_), _) => Err("a question takes a value, not a decision".to_owned()),
             (_, None) => Err("a question takes a value".to_owned()),
             (_, Some(value)) if !ask.options.is_empty() && !ask.options.contains(value) => {
-                Err(format!("the value is one of: {}", ask.options.join(", ")))
+                Err(format!("the value must be one of: {}", ask.options.join(", ")))
             }
             _ => Ok(()),
         },

@@ -1,4 +1,4 @@
-//! What an event does to a session. The only place where a [`State`] changes, live and on replay alike.
+//! How an event changes a session. This is the only code that changes a [`SessionState`], live and on replay alike.
 
 use qd_protocol::event::{
     AskResolved, AskStatus, EventBody, PermissionDecision, QueueReason, RunStopCause, SessionUpdated,
@@ -16,20 +16,20 @@ use super::state::{
 };
 use super::worker::RestartLimit;
 
-/// Applies one event. Events come in order and each once; what a later version added is passed over.
+/// Applies one event. Events come in order and each exactly once.
 pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
     debug_assert_eq!(event.number.0, state.number.0 + 1, "events of a session come in order");
     state.number = event.number;
     state.updated_at = event.ts;
-    if let Some(up) = event.link_number {
-        state.last_link_number = state.last_link_number.max(up);
+    if let Some(number) = event.link_number {
+        state.last_link_number = state.last_link_number.max(number);
     }
-    let ours = event.run.as_ref();
+    let run_id = event.run.as_ref();
     match &event.body {
         EventBody::SessionUpdated(change) => apply_session_updated(state, event, change),
         EventBody::SessionClosed(_) => state.closed = true,
         EventBody::RunAccepted(accepted) => {
-            let Some(id) = ours else { return };
+            let Some(id) = run_id else { return };
             let run = UnfinishedRun {
                 id: id.clone(),
                 accepted_at: event.ts,
@@ -41,7 +41,7 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
                 steers: Vec::new(),
                 started: None,
             };
-            // A missed steer runs next: behind the run it was meant for and the steers missed before it.
+            // A missed steer runs next: after the run it was meant for and any steers missed before it.
             let at = match accepted.steer {
                 Some(_) => state
                     .runs
@@ -57,13 +57,13 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
             state.runs.insert(at.min(state.runs.len()), run);
         }
         EventBody::RunQueued(queued) => {
-            let waits = state.runs.iter_mut().find(|run| Some(&run.id) == ours);
-            if let (Some(run), QueueReason::Capacity) = (waits, queued.reason) {
+            let queued_run = state.runs.iter_mut().find(|run| Some(&run.id) == run_id);
+            if let (Some(run), QueueReason::Capacity) = (queued_run, queued.reason) {
                 run.waits_for_slot = true;
             }
         }
         EventBody::RunStarted(_) => {
-            if let Some(run) = state.runs.front_mut().filter(|run| Some(&run.id) == ours) {
+            if let Some(run) = state.runs.front_mut().filter(|run| Some(&run.id) == run_id) {
                 run.waits_for_slot = false;
                 run.started = Some(RunExecution {
                     started_at: event.ts,
@@ -84,8 +84,8 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
             }
         }
         EventBody::RunSuspended(suspended) => {
-            // The turn that asked is over, and with it whoever waited for an answer.
-            state.asks.retain(|_, entry| entry.run() != ours);
+            // The turn that opened these asks is over, so nothing waits for an answer any more.
+            state.asks.retain(|_, entry| entry.run() != run_id);
             if let Some(started) = execution_of_event(state, event) {
                 started.children.clear();
                 let waits_for = suspended.children.iter().cloned().collect();
@@ -94,7 +94,7 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
             update_waiting_time(state, event);
         }
         EventBody::RunResumed(_) => {
-            if let Some(run) = state.runs.front_mut().filter(|run| Some(&run.id) == ours) {
+            if let Some(run) = state.runs.front_mut().filter(|run| Some(&run.id) == run_id) {
                 run.waits_for_slot = false;
             }
             if let Some(started) = execution_of_event(state, event) {
@@ -106,16 +106,16 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
         }
         EventBody::RunFinished(_) => {
             state.last_finished = Some(event.ts);
-            state.runs.retain(|run| Some(&run.id) != ours);
-            state.asks.retain(|_, entry| entry.run() != ours);
+            state.runs.retain(|run| Some(&run.id) != run_id);
+            state.asks.retain(|_, entry| entry.run() != run_id);
         }
         EventBody::RunCancelRequested(request) => {
-            let mark = RunStopRequest { number: event.number, at: event.ts, by: request.by };
+            let stop = RunStopRequest { number: event.number, at: event.ts, by: request.by };
             if let Some(started) = execution_of_event(state, event) {
                 started.stop = Some(match started.stop {
-                    // A cancel on top of a timeout changes what the run ends as, not when it is killed.
-                    Some(first) => RunStopRequest { at: first.at, ..mark },
-                    None => mark,
+                    // A cancel after a timeout changes the finish reason, not the time of the kill.
+                    Some(first) => RunStopRequest { at: first.at, ..stop },
+                    None => stop,
                 });
             }
         }
@@ -127,11 +127,11 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
         }
         EventBody::TextDelta(delta) => {
             if let Some(started) = execution_of_event(state, event) {
-                let whole = started.text.len() as u64 == started.text_len;
+                let is_complete = started.text.len() as u64 == started.text_len;
                 started.text_len += delta.text.len() as u64;
-                if whole && started.text.len() < INLINE_MAX {
-                    let room = INLINE_MAX - started.text.len();
-                    started.text.push_str(&delta.text[..delta.text.floor_char_boundary(room)]);
+                if is_complete && started.text.len() < INLINE_MAX {
+                    let remaining = INLINE_MAX - started.text.len();
+                    started.text.push_str(&delta.text[..delta.text.floor_char_boundary(remaining)]);
                 }
             }
         }
@@ -164,7 +164,7 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
             state.asks.remove(&delivered.ask_id);
         }
         EventBody::SteerAccepted(steer) => {
-            if let Some(run) = state.runs.front_mut().filter(|run| Some(&run.id) == ours) {
+            if let Some(run) = state.runs.front_mut().filter(|run| Some(&run.id) == run_id) {
                 run.steers.push(PendingSteer {
                     accepted: event.number,
                     sent: run.started.is_some().then_some(event.number),
@@ -190,45 +190,47 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
             }
         }
         EventBody::WorkerReattached(WorkerReattached { run_time_ms, .. }) => {
-            if let (Some(ran), Some(started)) = (run_time_ms, current_turn_mut(state)) {
-                // Whatever else has passed since its start was no run time: only the worker saw it.
+            if let (Some(run_time), Some(started)) = (run_time_ms, current_turn_mut(state)) {
+                // Only the worker saw this turn, so any other time since its start was not run time.
                 let passed = started.waiting_since.unwrap_or(event.ts).since(started.started_at);
-                // But for what was asked by a call, of which the worker knows nothing.
-                started.waited_ms = started.waited_ms.max(passed.saturating_sub(*ran));
+                // Keep a longer wait that is known here: the worker does not see questions asked by tool calls.
+                started.waited_ms = started.waited_ms.max(passed.saturating_sub(*run_time));
             }
         }
         EventBody::WorkerExited(exited) => {
             state.worker = None;
-            // However one ends that we are ending, it is no crash.
+            // A worker that is being stopped has not crashed, however it exits.
             if state.worker_stopping_since.take().is_none() && exited.reason != WorkerExitReason::Stopped {
                 RestartLimit::from_limits(&state.settings.limits).record_crash(&mut state.crashes, event.ts);
             }
         }
         EventBody::MailSent(sent) => {
-            let stands = match (sent.deliver, &sent.run_id, &sent.else_run_id) {
+            let delivery = match (sent.deliver, &sent.run_id, &sent.else_run_id) {
                 (MailDelivery::Prompt, Some(run), _) => MailDeliveryState::Run(run.clone()),
-                (MailDelivery::Steer, Some(told), Some(otherwise)) => {
-                    MailDeliveryState::Steer { target_run: told.clone(), fallback_run: otherwise.clone() }
-                }
+                (MailDelivery::Steer, Some(target_run), Some(fallback_run)) => MailDeliveryState::Steer {
+                    target_run: target_run.clone(),
+                    fallback_run: fallback_run.clone(),
+                },
                 _ => MailDeliveryState::Held,
             };
-            state.mail.push_back(MailboxEntry { id: sent.mail.id.clone(), returns: 0, delivery: stands });
+            state.mail.push_back(MailboxEntry { id: sent.mail.id.clone(), returns: 0, delivery });
         }
         EventBody::MailDelivered(delivered) => {
             remove_mailbox_entry(state, &delivered.id);
             for run in &mut state.runs {
-                // Once the agent has it, how the run ends is no matter of the message any more.
+                // Once the agent has the message, the end of the run no longer affects it.
                 run.mail.take_if(|mail| *mail == delivered.id);
             }
         }
         EventBody::MailClaimed(claimed) => {
-            let stands = MailDeliveryState::Claimed { claim: claimed.claim, until: claimed.claim_expires_at };
-            set_delivery(state, &claimed.id, stands);
+            let delivery =
+                MailDeliveryState::Claimed { claim: claimed.claim, until: claimed.claim_expires_at };
+            set_delivery(state, &claimed.id, delivery);
         }
         EventBody::MailReturned(returned) => {
-            if let Some(letter) = state.mail.iter_mut().find(|letter| letter.id == returned.id) {
-                letter.returns = returned.returns;
-                letter.delivery = MailDeliveryState::Held;
+            if let Some(entry) = state.mail.iter_mut().find(|entry| entry.id == returned.id) {
+                entry.returns = returned.returns;
+                entry.delivery = MailDeliveryState::Held;
             }
         }
         EventBody::MailAcknowledged(acknowledged) => remove_mailbox_entry(state, &acknowledged.id),
@@ -252,7 +254,7 @@ pub fn evolve(state: &mut SessionState, event: &SessionEvent) {
         | EventBody::HaltSet(_)
         | EventBody::HaltLifted(_) => {}
     }
-    // A session that closes has no use for its agent once its last run has ended.
+    // A closing session needs no agent once its last run has ended.
     if state.closing.is_some() && state.runs.is_empty() && state.worker.is_some() {
         state.worker_stopping_since.get_or_insert(event.ts);
     }
@@ -276,8 +278,8 @@ fn apply_session_updated(state: &mut SessionState, event: &SessionEvent, change:
         }
     }
     if let Some(result) = &change.child_ended {
-        let front = state.runs.front_mut().and_then(|run| run.started.as_mut());
-        if let Some(suspended) = front.and_then(|started| started.suspended.as_mut())
+        let active = state.runs.front_mut().and_then(|run| run.started.as_mut());
+        if let Some(suspended) = active.and_then(|started| started.suspended.as_mut())
             && suspended.waits_for.remove(&result.session_id)
         {
             suspended.results.push(result.clone());
@@ -311,12 +313,12 @@ fn apply_ask_resolved(state: &mut SessionState, id: &AskId, number: EventNumber,
             if let (true, Some(tool)) = (always, &ask.tool) {
                 state.grants.insert(tool.clone());
             }
-            let mut told = answer.clone();
+            let mut reply = answer.clone();
             if always {
-                told.decision = Some(PermissionDecision::AllowOnce);
+                reply.decision = Some(PermissionDecision::AllowOnce);
             }
             let (run, by_call) = (ask.run_id.clone(), ask.by_call);
-            let entry = AskEntry::Answered { run, number, reply: AskResolution::Answered(told), by_call };
+            let entry = AskEntry::Answered { run, number, reply: AskResolution::Answered(reply), by_call };
             state.asks.insert(id.clone(), entry);
         }
         _ => {
@@ -325,16 +327,17 @@ fn apply_ask_resolved(state: &mut SessionState, id: &AskId, number: EventNumber,
     }
 }
 
-/// The started run at the head, if it is not suspended: what happens to the session happens in a turn of it.
+/// The active run, unless it is suspended.
 fn current_turn_mut(state: &mut SessionState) -> Option<&mut RunExecution> {
     state.runs.front_mut()?.started.as_mut().filter(|started| started.suspended.is_none())
 }
 
-/// A run waits for a person while any of its asks is pending, and for sessions below while it is suspended.
+/// Starts or stops the waiting clock. A run waits for a person while any ask is pending, and for child sessions while
+/// it is suspended.
 fn update_waiting_time(state: &mut SessionState, event: &SessionEvent) {
-    let pending = state.pending_asks().next().is_some() || state.suspension().is_some();
+    let is_waiting = state.pending_asks().next().is_some() || state.suspension().is_some();
     let Some(started) = state.runs.front_mut().and_then(|run| run.started.as_mut()) else { return };
-    match (pending, started.waiting_since) {
+    match (is_waiting, started.waiting_since) {
         (true, None) => started.waiting_since = Some(event.ts),
         (false, Some(since)) => {
             started.waited_ms += event.ts.since(since);
@@ -344,14 +347,14 @@ fn update_waiting_time(state: &mut SessionState, event: &SessionEvent) {
     }
 }
 
-fn set_delivery(state: &mut SessionState, id: &MailId, stands: MailDeliveryState) {
-    if let Some(letter) = state.mail.iter_mut().find(|letter| letter.id == *id) {
-        letter.delivery = stands;
+fn set_delivery(state: &mut SessionState, id: &MailId, delivery: MailDeliveryState) {
+    if let Some(entry) = state.mail.iter_mut().find(|entry| entry.id == *id) {
+        entry.delivery = delivery;
     }
 }
 
 fn remove_mailbox_entry(state: &mut SessionState, id: &MailId) {
-    state.mail.retain(|letter| letter.id != *id);
+    state.mail.retain(|entry| entry.id != *id);
 }
 
 fn remove_steer(state: &mut SessionState, accepted: EventNumber) {

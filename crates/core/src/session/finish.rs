@@ -1,4 +1,4 @@
-//! How a run ends: exactly once, with everything that it owes said before its last event.
+//! Ends a run: exactly once, and with every open ask, steer and message settled before its last event.
 
 use qd_protocol::event::{
     EventBody, MessageFinish, MessageFinished, MessageRole, ProcessCleanup, ResolvedBy, RunError,
@@ -11,10 +11,10 @@ use qd_protocol::{EventNumber, FinishReason, MessageId, RunId};
 use super::step_builder::SessionStepBuilder;
 use super::{OversizedText, PromptSubmission, SessionEffect};
 
-/// How a run is to end, if nobody asked for another end.
+/// How a run ends, unless a stop was requested.
 pub(super) struct RunEnding {
     pub(super) reason: FinishReason,
-    /// The agent's result, if it gave one.
+    /// The result reported by the agent, if any.
     pub(super) text: Option<String>,
     pub(super) error: Option<RunError>,
     pub(super) processes: ProcessCleanup,
@@ -31,12 +31,12 @@ impl RunEnding {
 }
 
 impl SessionStepBuilder<'_> {
-    /// Ends a run with nothing more to say than why.
+    /// Ends a run without a result or an error.
     pub(super) fn finish_run(&mut self, run: &RunId, reason: FinishReason) {
         self.finish_run_with(run, RunEnding::of(reason));
     }
 
-    /// Ends a run. If a stop was asked for, that is why it ended, whatever the agent says.
+    /// Ends a run. If a stop was requested, that decides the finish reason, whatever the agent reported.
     pub(super) fn finish_run_with(&mut self, id: &RunId, ending: RunEnding) {
         let Some(run) = self.run(id) else { return };
         let never_started = run.started.is_none();
@@ -59,14 +59,14 @@ impl SessionStepBuilder<'_> {
         let message_id = MessageId::assistant(id);
         let finished =
             MessageFinished { message_id, role: MessageRole::Assistant, finish: MessageFinish { reason } };
-        let (text, large) = self.result_text(id, ending.text);
+        let (text, oversized) = self.result_text(id, ending.text);
         self.emit(Some(id.clone()), EventBody::MessageFinished(finished));
         let processes = ending.processes;
         let finished = RunFinished { finish_reason: reason, text, blob: None, error, usage, processes };
         self.emit(Some(id.clone()), EventBody::RunFinished(finished));
-        if let Some(text) = large {
-            let event = self.last_event_index();
-            self.add_oversized_text(OversizedText { event_index: event, text });
+        if let Some(text) = oversized {
+            let event_index = self.last_event_index();
+            self.add_oversized_text(OversizedText { event_index, text });
         }
         if self.settings.fleet.is_some() {
             self.add_effect(SessionEffect::NotifyFleet { run: id.clone() });
@@ -74,11 +74,12 @@ impl SessionStepBuilder<'_> {
         self.notify_parent();
     }
 
-    /// The text of a run, or its head and what must be kept as a file: the text, or the run's deltas in the journal.
-    fn result_text(&self, id: &RunId, given: Option<String>) -> (String, Option<Option<String>>) {
+    /// The result text if it fits into the event. Otherwise its head, and the text to write to a file: the given
+    /// text, or `None` for the run's deltas in the journal.
+    fn result_text(&self, id: &RunId, reported: Option<String>) -> (String, Option<Option<String>>) {
         let started = self.run(id).and_then(|run| run.started.as_ref());
-        let text = match (given, started) {
-            (Some(given), _) => given,
+        let text = match (reported, started) {
+            (Some(reported), _) => reported,
             (None, Some(started)) if started.text.len() as u64 != started.text_len => {
                 return (escaped_head(&started.text, HEAD_MAX).to_owned(), Some(None));
             }
@@ -92,21 +93,21 @@ impl SessionStepBuilder<'_> {
         }
     }
 
-    /// What the turn did not take is not lost: it runs next. But a cancel that came after a steer meant it too.
+    /// Settles the steers that the turn did not take. Each runs next, unless a later cancel included it.
     pub(super) fn requeue_missed_steers(&mut self, id: &RunId, cancelled: bool) {
         let Some(run) = self.run(id) else { return };
         let stop = run.started.as_ref().and_then(|started| started.stop).map(|stop| stop.number);
         let never_started = run.started.is_none();
-        let left: Vec<EventNumber> = run.steers.iter().map(|steer| steer.accepted).collect();
-        for steer in left {
-            let meant = cancelled && (never_started || stop.is_some_and(|stop| steer < stop));
-            match meant || self.closing.is_some() {
+        let open: Vec<EventNumber> = run.steers.iter().map(|steer| steer.accepted).collect();
+        for steer in open {
+            let was_cancelled = cancelled && (never_started || stop.is_some_and(|stop| steer < stop));
+            match was_cancelled || self.closing.is_some() {
                 true => {
                     let mail = self.mail_of_steer(id, steer);
                     let missed = SteerMissed { steer, next_run_id: None };
                     self.emit(Some(id.clone()), EventBody::SteerMissed(missed));
                     if let Some(mail) = mail {
-                        self.return_mail(&mail, "the run that it was told to was cancelled");
+                        self.return_mail(&mail, "the run that it was sent to was cancelled");
                     }
                 }
                 false => self.requeue_missed_steer(id, steer),
@@ -114,7 +115,7 @@ impl SessionStepBuilder<'_> {
         }
     }
 
-    /// A steer that the turn did not take becomes the next run.
+    /// Turns a steer that the turn did not take into the next run.
     pub(super) fn requeue_missed_steer(&mut self, id: &RunId, accepted: EventNumber) {
         let Some(steer) =
             self.run(id).and_then(|run| run.steers.iter().find(|steer| steer.accepted == accepted))

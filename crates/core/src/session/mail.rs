@@ -1,8 +1,8 @@
-//! The mailbox. A message that is not held becomes a run or a steer in the step that takes it, so between "it is ours"
-//! and "it is on its way" no crash can fall; the order of the queue is the order of arrival. What the agent never got
-//! comes back and is held: nothing is lost, and nothing starts again behind the back of whoever stopped it.
+//! The mailbox. A message that is not held becomes a run or a steer in the step that accepts it, so no crash can come
+//! between accepting and delivering; the queue keeps the order of arrival. A message that the agent never received is
+//! returned to the mailbox and held: it is not lost, and nothing starts again that a person stopped.
 //!
-//! That an id is one message for ever is not known here, where only open messages are: whoever puts one has looked it up.
+//! The state holds only open messages, so it cannot know that an id was used before: callers look that up first.
 
 use qd_protocol::event::{
     EventBody, MailAcknowledged, MailClaimed, MailDelivered, MailQuarantined, MailReturned, MailSent,
@@ -18,8 +18,8 @@ use super::{
 };
 
 impl SessionStepBuilder<'_> {
-    pub(super) fn accept_mail(&mut self, put: MailSubmission) {
-        if self.mailbox_entry(&put.id).is_some() {
+    pub(super) fn accept_mail(&mut self, submission: MailSubmission) {
+        if self.mailbox_entry(&submission.id).is_some() {
             return self.set_reply(CommandReply::MailAccepted { event: None });
         }
         if self.closing.is_some() {
@@ -28,20 +28,20 @@ impl SessionStepBuilder<'_> {
         if self.mail.len() >= MAIL_OPEN_MAX {
             return self.refuse(CommandRefusal::MailboxFull);
         }
-        let wanted = put.deliver.unwrap_or(self.settings.mail);
-        let steered = match wanted {
+        let requested = submission.deliver.unwrap_or(self.settings.mail);
+        let steered = match requested {
             MailDelivery::Steer => self.steerable_run().ok(),
             MailDelivery::Prompt | MailDelivery::Hold => None,
         };
-        let deliver = match (wanted, &steered) {
+        let deliver = match (requested, &steered) {
             (MailDelivery::Hold, _) => MailDelivery::Hold,
             (_, Some(_)) => MailDelivery::Steer,
             (_, None) if self.queue_is_full() => return self.refuse(CommandRefusal::QueueFull),
             (_, None) => MailDelivery::Prompt,
         };
         let number = EventNumber(self.number.0 + 1);
-        let own = put.run.clone().unwrap_or_else(|| RunId::of_mail(&self.id, number));
-        let words = format_mail_prompt(&put);
+        let own_run = submission.run.clone().unwrap_or_else(|| RunId::of_mail(&self.id, number));
+        let prompt_text = format_mail_prompt(&submission);
         let MailSubmission {
             id,
             from,
@@ -52,7 +52,7 @@ impl SessionStepBuilder<'_> {
             correlation_id,
             fingerprint,
             ..
-        } = put;
+        } = submission;
         let mail = MailMessage {
             id: id.clone(),
             from,
@@ -65,21 +65,25 @@ impl SessionStepBuilder<'_> {
             sent_at: self.context.now,
         };
         let (run_id, else_run_id) = match deliver {
-            MailDelivery::Prompt => (Some(own.clone()), None),
-            MailDelivery::Steer => (steered.clone(), Some(own.clone())),
+            MailDelivery::Prompt => (Some(own_run.clone()), None),
+            MailDelivery::Steer => (steered.clone(), Some(own_run.clone())),
             MailDelivery::Hold => (None, None),
         };
         self.emit(None, EventBody::MailSent(MailSent { mail, deliver, run_id, else_run_id, fingerprint }));
         let event = self.last_event_index();
         match (deliver, steered) {
             (MailDelivery::Steer, Some(run)) => {
-                self.accept_steer(&run, words.into(), Some(id));
+                self.accept_steer(&run, prompt_text.into(), Some(id));
             }
             (MailDelivery::Hold, _) => {}
             _ => {
                 let fingerprint = format!("mail:{id}");
-                let prompt =
-                    PromptSubmission { run: own, prompt: words.into(), attachments: Vec::new(), fingerprint };
+                let prompt = PromptSubmission {
+                    run: own_run,
+                    prompt: prompt_text.into(),
+                    attachments: Vec::new(),
+                    fingerprint,
+                };
                 self.enqueue_prompt(prompt, Some(id));
                 self.advance();
             }
@@ -87,12 +91,12 @@ impl SessionStepBuilder<'_> {
         self.set_reply(CommandReply::MailAccepted { event: Some(event) });
     }
 
-    /// Gives out the oldest messages that wait.
-    pub(super) fn claim_mail(&mut self, max: usize, limit_ms: u64) {
+    /// Claims the oldest held messages.
+    pub(super) fn claim_mail(&mut self, max: usize, lease_ms: u64) {
         self.return_expired_claims();
-        let until = self.context.now.plus(limit_ms);
-        let held = self.mail.iter().filter(|letter| letter.delivery == MailDeliveryState::Held);
-        let held: Vec<MailId> = held.map(|letter| letter.id.clone()).take(max).collect();
+        let until = self.context.now.plus(lease_ms);
+        let held = self.mail.iter().filter(|entry| entry.delivery == MailDeliveryState::Held);
+        let held: Vec<MailId> = held.map(|entry| entry.id.clone()).take(max).collect();
         let mut mail = Vec::with_capacity(held.len());
         for id in held {
             let claim = EventNumber(self.number.0 + 1);
@@ -103,10 +107,11 @@ impl SessionStepBuilder<'_> {
         self.set_reply(CommandReply::MailClaimed { mail, until });
     }
 
-    /// A claim that has run out counts no more, also if nobody has noticed yet: the message may be another's by now.
+    /// Acknowledges a message. Expired claims are returned first: an expired claim is no longer valid, even if no
+    /// tick has noticed, because another caller may have claimed the message since.
     pub(super) fn acknowledge_mail(&mut self, id: &MailId, by: Option<EventNumber>) {
         self.return_expired_claims();
-        match self.mailbox_entry(id).map(|letter| &letter.delivery) {
+        match self.mailbox_entry(id).map(|entry| &entry.delivery) {
             Some(MailDeliveryState::Claimed { claim, .. }) if by.is_none_or(|by| by == *claim) => {
                 let claim = *claim;
                 self.emit(None, EventBody::MailAcknowledged(MailAcknowledged { id: id.clone(), claim }));
@@ -116,63 +121,63 @@ impl SessionStepBuilder<'_> {
         }
     }
 
-    /// What was claimed and not acknowledged in time comes back.
+    /// Returns messages that were claimed and not acknowledged in time.
     pub(super) fn return_expired_claims(&mut self) {
         let now = self.context.now;
-        let expired = |letter: &&MailboxEntry| matches!(letter.delivery, MailDeliveryState::Claimed { until, .. } if until <= now);
-        let expired: Vec<MailId> = self.mail.iter().filter(expired).map(|letter| letter.id.clone()).collect();
+        let expired = |entry: &&MailboxEntry| matches!(entry.delivery, MailDeliveryState::Claimed { until, .. } if until <= now);
+        let expired: Vec<MailId> = self.mail.iter().filter(expired).map(|entry| entry.id.clone()).collect();
         for id in expired {
             self.return_mail(&id, "it was claimed and not acknowledged in time");
         }
     }
 
-    /// The agent has it.
+    /// Records that the agent has the message.
     pub(super) fn record_mail_delivery(&mut self, id: MailId, delivered_as: MailDelivery, run: &RunId) {
-        let own = self.fallback_run(&id);
+        let unused_run = self.fallback_run(&id);
         let delivered = MailDelivered { id, delivered_as, run_id: run.clone() };
         self.emit(Some(run.clone()), EventBody::MailDelivered(delivered));
-        // Whoever waits for the run that it would have become waits for nothing.
-        self.notify_fleet(own);
+        // The run that the message would have become will never exist; the fleet may be waiting for it.
+        self.notify_fleet(unused_run);
     }
 
-    /// The message that a steer of a run is.
+    /// The message that was delivered as this steer.
     pub(super) fn mail_of_steer(&self, run: &RunId, accepted: EventNumber) -> Option<MailId> {
         let steers = &self.run(run)?.steers;
         steers.iter().find(|steer| steer.accepted == accepted)?.mail.clone()
     }
 
-    /// The run that a message becomes if the one that it is told to does not take it.
+    /// The run that a message becomes if the steer is missed.
     pub(super) fn fallback_run(&self, id: &MailId) -> Option<RunId> {
         match &self.mailbox_entry(id)?.delivery {
-            MailDeliveryState::Steer { fallback_run: otherwise, .. } => Some(otherwise.clone()),
+            MailDeliveryState::Steer { fallback_run, .. } => Some(fallback_run.clone()),
             _ => None,
         }
     }
 
-    /// A run that ends before the agent had it leaves its message in the mailbox.
+    /// Returns the message of a run that ended before the agent received it.
     pub(super) fn return_unread_mail(&mut self, run: &RunId) {
         if let Some(mail) = self.run(run).and_then(|run| run.mail.clone()) {
-            self.return_mail(&mail, "its run ended before the agent had it");
+            self.return_mail(&mail, "its run ended before the agent received it");
         }
     }
 
-    /// Puts a message back, to be claimed; one that has come back too often is kept from everybody.
-    pub(super) fn return_mail(&mut self, id: &MailId, why: &str) {
-        let Some(letter) = self.mailbox_entry(id) else { return };
-        let (returns, own) = (letter.returns + 1, self.fallback_run(id));
+    /// Returns a message to the mailbox to be claimed. A message that was returned too often is quarantined.
+    pub(super) fn return_mail(&mut self, id: &MailId, reason: &str) {
+        let Some(entry) = self.mailbox_entry(id) else { return };
+        let (returns, unused_run) = (entry.returns + 1, self.fallback_run(id));
         if returns >= MAIL_RETURNS_MAX {
-            let reason = format!("it has come back {returns} times; at last because {why}");
+            let reason = format!("it was returned {returns} times, the last time because {reason}");
             self.emit(None, EventBody::MailQuarantined(MailQuarantined { id: id.clone(), reason }));
         } else {
-            let returned = MailReturned { id: id.clone(), reason: why.to_owned(), returns };
+            let returned = MailReturned { id: id.clone(), reason: reason.to_owned(), returns };
             self.emit(None, EventBody::MailReturned(returned));
         }
-        self.notify_fleet(own);
+        self.notify_fleet(unused_run);
     }
 
-    /// Nothing comes after the end of a session, so nothing may be left open.
+    /// Quarantines all open messages, since no event can follow the end of a session.
     pub(super) fn close_mailbox(&mut self) {
-        let open: Vec<MailId> = self.mail.iter().map(|letter| letter.id.clone()).collect();
+        let open: Vec<MailId> = self.mail.iter().map(|entry| entry.id.clone()).collect();
         for id in open {
             let reason = "the session was closed".to_owned();
             self.emit(None, EventBody::MailQuarantined(MailQuarantined { id, reason }));
@@ -186,13 +191,13 @@ impl SessionStepBuilder<'_> {
     }
 }
 
-/// What the agent is told. A person's task is told like a prompt of theirs; of anything else the agent has to know whose
-/// words these are, and under which id it can answer them.
-fn format_mail_prompt(put: &MailSubmission) -> String {
-    let MailSubmission { id, from, kind, text, in_reply_to, .. } = put;
+/// The text that the agent gets. A task from a person reads like an ordinary prompt. Any other message starts with a
+/// line that names the sender and the id to reply to.
+fn format_mail_prompt(submission: &MailSubmission) -> String {
+    let MailSubmission { id, from, kind, text, in_reply_to, .. } = submission;
     if from == FROM_USER && *kind == MailKind::Task && in_reply_to.is_none() {
         return text.clone();
     }
-    let answers = in_reply_to.as_ref().map_or(String::new(), |mail| format!(" in reply to {mail}"));
-    format!("--- {} from {from} ({id}){answers} ---\n{text}", kind.as_str())
+    let reply_note = in_reply_to.as_ref().map_or(String::new(), |mail| format!(" in reply to {mail}"));
+    format!("--- {} from {from} ({id}){reply_note} ---\n{text}", kind.as_str())
 }

@@ -1,9 +1,9 @@
-//! One conversation, as a machine. [`step`] judges an input and answers with a [`Step`]: events, effects, a reply.
-//! Every change of [`State`] goes through [`evolve`], so replaying the journal gives the same state, byte for byte.
+//! The state machine of one session. [`step`] handles an input and returns a [`SessionStep`]: events, effects, a reply.
+//! Every change of [`SessionState`] goes through [`evolve()`], so replaying the journal gives the same state, byte for
+//! byte.
 //!
-//! What the state does not hold is as important: nothing that the journal does not say. Whether an agent is there,
-//! whether a halt is set and whether a budget is spent are facts of the moment; they come with each input as the
-//! [`World`].
+//! The state holds nothing that the journal does not contain. Whether an agent is connected, a halt is set or a budget
+//! is spent can change at any moment; these facts come with each input as the [`SessionContext`].
 
 mod advance;
 mod agent;
@@ -35,426 +35,372 @@ pub use timers::{deadline, seconds_to_millis};
 use crate::rows::UpdatedRow;
 use step_builder::SessionStepBuilder;
 
-/// What is true at this moment outside the journal.
+/// Current facts that are not in the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionContext {
-    /// The time.
     pub now: Millis,
-    /// Whether a halt is set: nothing starts.
+    /// A halt is set: no run starts.
     pub halted: bool,
-    /// Whether the budget of this session, or of one above it, is spent: what would start ends at once.
+    /// The budget of this session or of an ancestor is spent: a run that would start ends at once.
     pub over_budget: bool,
-    /// Whether one more agent may live.
+    /// The limit on live agents allows one more.
     pub slot_available: bool,
-    /// The agent.
     pub agent: AgentAvailability,
 }
 
-/// Whether there is an agent to talk to. With a worker that is being stopped there is none, but one is on its way:
-/// [`Link::Starting`] until the worker is gone.
+/// Whether there is an agent to send a prompt to. While a worker is being stopped its agent counts as
+/// [`AgentAvailability::Starting`], because the next one can start once the worker is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AgentAvailability {
-    /// No.
+    /// No agent and no worker.
     Absent,
-    /// No, but a worker that holds what turns have left running.
+    /// No agent, but its worker lives on for processes that earlier turns left running.
     WorkerOnly,
-    /// On its way.
     Starting,
-    /// Yes.
     Ready {
-        /// Whether its turns can be steered.
+        /// The agent accepts steers during a turn.
         steerable: bool,
     },
-    /// It may be; the connection is broken and being mended.
+    /// The connection is broken and being re-established; the agent may still be alive.
     Lost,
 }
 
-/// Everything that can happen to a session.
+/// Every input of the session machine.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SessionInput {
-    /// A client, or the daemon itself, wants something.
+    /// A request from a client or from the daemon itself.
     Command(SessionCommand),
-    /// The agent's side said something.
+    /// An update from the agent's side, under its link number.
     LinkMessage(UpdateNumber, AgentUpdate),
-    /// The connection broke; the agent may live on.
+    /// The connection broke; the agent may still be alive.
     LinkLost,
-    /// The worker is connected; it has applied our commands up to this number.
+    /// The worker is connected.
     WorkerAttached {
-        /// The last number applied.
+        /// The last of our commands that the worker has applied.
         applied: EventNumber,
-        /// Whether it was there before, and so has been found again.
+        /// The worker existed before and was found again.
         reattached: bool,
-        /// How long the turn under way has run, as the worker counts it.
+        /// How long the current turn has run, as measured by the worker.
         run_time_ms: Option<u64>,
     },
-    /// There is no worker any more, as the link found out.
+    /// The link found that the worker no longer exists.
     WorkerGone(AgentExitReason),
-    /// Something that a person should see happened on the way to an agent.
-    Notice {
-        /// What.
-        text: String,
-    },
+    /// A message for people about preparing the agent.
+    Notice { text: String },
     /// A [`deadline`] may have passed.
     Tick,
-    /// The world changed for the better, or we have just been rebuilt: see what can go on.
+    /// The context improved, or the state was just rebuilt from the journal: continue whatever can continue.
     Wake,
 }
 
-/// What a client, or the daemon itself, wants.
+/// A request from a client or from the daemon itself.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SessionCommand {
-    /// Take a prompt.
     AcceptPrompt(PromptSubmission),
-    /// Stop every run there is, or one.
+    /// Stop all runs, or a single one.
     Cancel {
-        /// This one alone.
+        /// Stop only this run.
         run: Option<RunId>,
-        /// By whom.
         by: RunStopCause,
-        /// In the client's words.
+        /// The client's explanation.
         reason: Option<String>,
     },
-    /// The session above was cancelled.
+    /// The parent session was cancelled.
     CancelFromParent {
-        /// The number of that cancel there, by which a repeat is known.
+        /// The number of the cancel in the parent's journal, which identifies repeats.
         cause: EventNumber,
     },
-    /// All sessions below have applied this cancel.
+    /// All child sessions have applied this cancel.
     ChildrenCancelled {
-        /// The number it bears here.
+        /// The number of the cancel in this session's journal.
         number: EventNumber,
     },
-    /// Stop the active run because a halt says so; what waits goes on waiting.
+    /// Stop the active run because of a halt; queued runs stay queued.
     CancelActiveRun,
-    /// The budget of this session or of one above is spent.
+    /// The budget of this session or of an ancestor is spent.
     OverBudget,
-    /// Tell the running turn something.
+    /// Send a steer to the running turn.
     Steer {
-        /// What.
         text: LongText,
     },
-    /// Answer an ask.
     Answer {
-        /// Which.
         ask: AskId,
-        /// How.
         answer: AskAnswer,
     },
-    /// Remove one that waits.
+    /// Remove one run from the queue.
     RemoveQueued {
-        /// Which.
         run: RunId,
     },
-    /// Remove all that wait.
+    /// Remove all runs from the queue.
     ClearQueue,
-    /// Change settings.
     UpdateSettings(SettingsUpdate),
-    /// A session below is being created, in the same transaction.
+    /// A child session is being created, in the same transaction.
     AddChild {
-        /// Its id.
         child: SessionId,
     },
-    /// End the conversation.
+    /// End the session.
     Close {
-        /// Whether its events go too.
+        /// Delete its events as well.
         purge: bool,
     },
-    /// All sessions below have closed.
+    /// All child sessions have closed.
     ChildrenClosed,
-    /// A session below has nothing to do any more. Said at least once; only a run that waits for it takes note.
+    /// A child session has become idle. Delivered at least once; only a run that waits for this child reacts.
     ChildEnded(ChildResult),
-    /// The agent asks a person something by a tool call, whose result the answer will be.
+    /// The agent asks a person a question through one of our tools; the answer becomes the result of the tool call.
     OpenQuestion {
-        /// The ask, by a new id.
+        /// A new id for the ask.
         ask: AskId,
-        /// What it wants to know.
         prompt: String,
-        /// What it may be answered with; empty: anything.
+        /// The allowed answers; empty means any text.
         options: Vec<String>,
     },
-    /// The answer to such a question was given to the call.
+    /// The tool call has received the answer to its question.
     AnswerDelivered {
-        /// Which.
         ask: AskId,
     },
-    /// The call that waited for such a question is no more.
+    /// The tool call that waited for the answer no longer exists.
     WithdrawQuestion {
-        /// Which.
         ask: AskId,
     },
-    /// Take a message.
+    /// Accept a mail message.
     AcceptMail(MailSubmission),
-    /// Give out messages that wait.
+    /// Claim messages that are held in the mailbox.
     ClaimMail {
-        /// How many at most.
         max: usize,
-        /// For how long.
         lease_ms: u64,
     },
-    /// Whoever claimed a message is done with it.
+    /// The claimant has processed a message.
     AcknowledgeMail {
-        /// Which.
         id: MailId,
-        /// By this claim; without one, by whoever has it.
+        /// The claim to acknowledge; `None` acknowledges whichever claim is current.
         claim: Option<EventNumber>,
     },
 }
 
-/// A message that was checked at the edge, under an id that no other message has.
+/// A mail message that was validated at the edge, under an id that no other message has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MailSubmission {
-    /// The message.
     pub id: MailId,
-    /// From whom, as the daemon says.
+    /// The sender, as determined by the daemon and not by the sender itself.
     pub from: String,
-    /// From which session.
     pub from_session: Option<SessionId>,
-    /// Meant as.
     pub kind: MailKind,
-    /// The words.
     pub text: String,
-    /// What it answers.
     pub in_reply_to: Option<MailId>,
-    /// What the sender knows the exchange by.
+    /// Chosen by the sender to match replies to requests.
     pub correlation_id: Option<String>,
-    /// How it is to be delivered; as the session's settings say unless given.
+    /// How to deliver it; `None` uses the session's setting.
     pub deliver: Option<MailDelivery>,
-    /// The run that it becomes, where somebody waits for one; else it gets one of its own.
+    /// The run id to use if the message becomes a run, because a caller already waits for that id.
     pub run: Option<RunId>,
-    /// What tells it apart from another message under the same id.
+    /// Tells this message apart from a different one under the same id.
     pub fingerprint: String,
 }
 
-/// A prompt that was checked at the edge.
+/// A prompt that was validated at the edge.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PromptSubmission {
-    /// Its run.
     pub run: RunId,
-    /// What to do.
     pub prompt: LongText,
-    /// Files.
     pub attachments: Vec<Attachment>,
-    /// What tells it apart from another prompt under the same id.
+    /// Tells this prompt apart from a different one under the same run id.
     pub fingerprint: String,
 }
 
-/// A change of settings that was checked at the edge. What is `None` stays.
+/// A change of settings that was validated at the edge. `None` leaves a setting as it is.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SettingsUpdate {
-    /// The new title.
     pub title: Option<String>,
-    /// The new model.
     pub model: Option<String>,
-    /// The new policy.
     pub policy: Option<Policy>,
-    /// The new limits, all of them.
+    /// Replaces all limits.
     pub limits: Option<SessionLimits>,
 }
 
-/// What a step decided.
+/// The result of a step.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SessionStep {
-    /// To be journalled, in order.
+    /// Events to append to the journal, in order.
     pub events: Vec<SessionEvent>,
-    /// What they change in the lists, in the same transaction; the last word on each row counts.
+    /// Rows that the events change, written in the same transaction. The last value of a row wins.
     pub rows: Vec<UpdatedRow>,
-    /// Whether they change the session's own row.
+    /// The events change the session's own row.
     pub session_changed: bool,
-    /// To be done once they are.
+    /// Effects to carry out once the events are journalled.
     pub effects: Vec<SessionEffect>,
-    /// For whoever sent the command.
+    /// The reply to the command, if the input was one.
     pub reply: Option<CommandReply>,
-    /// Texts that do not fit their event and must be kept as files before it is journalled.
+    /// Texts that do not fit their event and must be written to files before the event is journalled.
     pub oversized_texts: Vec<OversizedText>,
 }
 
 /// An event of a session, before the journal gives it a seq.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SessionEvent {
-    /// Its place in the session.
+    /// Position in the session's own sequence of events, from 1.
     pub number: EventNumber,
-    /// When it was decided.
+    /// When the step decided it.
     pub ts: Millis,
-    /// The run that it belongs to.
     pub run: Option<RunId>,
-    /// What was heard and made it.
+    /// The number of the agent update that caused this event. Only the first event of a step has it.
     pub link_number: Option<UpdateNumber>,
-    /// What happened.
     pub body: EventBody,
 }
 
-/// The text of a `run.finished` that is too long for it.
+/// The result text of a `run.finished` event that is too long for the event.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OversizedText {
-    /// Which of the step's events.
+    /// Index into the step's events.
     pub event_index: usize,
-    /// The text; `None`: it is the run's deltas, joined, which only the journal has.
+    /// The text. `None` means the concatenated deltas of the run, which only the journal has.
     pub text: Option<String>,
 }
 
-/// What the shell is to do once the events are journalled.
+/// An action that the shell carries out once the events are journalled.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SessionEffect {
-    /// See that there is an agent. Nothing, if there is one or one is on its way.
+    /// Make sure that an agent is running. Does nothing if one is running or starting.
     LaunchAgent {
-        /// In this worker.
         worker: WorkerId,
-        /// Whether the worker is new; else it is there and has no agent.
+        /// The worker has to be started; otherwise it is running without an agent.
         new_worker: bool,
     },
-    /// Give the prompt of this run to the agent, or what a suspended run goes on with.
+    /// Send the agent this run's prompt or, after a suspension, the results of the child sessions.
     SendPrompt {
-        /// The number of its `run.started`, or of its `run.resumed`.
+        /// The number of the `run.started` or `run.resumed` event.
         number: EventNumber,
-        /// The run.
         run: RunId,
     },
-    /// Give a steer to the agent.
     SendSteer {
-        /// The number of the event that sends it.
+        /// The number of the `steer.accepted` or `steer.sent` event.
         number: EventNumber,
-        /// The run.
         run: RunId,
-        /// The words.
         text: LongText,
     },
-    /// Ask the agent to stop.
+    /// Ask the agent to stop its turn.
     CancelTurn {
-        /// The number of the `run.cancel_requested`.
+        /// The number of the `run.cancel_requested` event.
         number: EventNumber,
-        /// The run.
         run: RunId,
     },
-    /// Stop the agent's turn whatever it takes.
+    /// Stop the agent's turn by killing processes.
     KillTurn {
-        /// The number of the `run.kill_requested`.
+        /// The number of the `run.kill_requested` event.
         number: EventNumber,
-        /// The run.
         run: RunId,
     },
-    /// Give an answer to the agent.
+    /// Send an answer to the agent.
     SendAnswer {
-        /// The number of the `ask.resolved`.
+        /// The number of the `ask.resolved` event.
         number: EventNumber,
-        /// The ask.
         ask: AskId,
-        /// The answer.
         reply: AskReply,
     },
-    /// End the agent and its worker; then say that it is gone. Nothing, if that is under way.
+    /// Stop the agent and its worker, then report the worker as gone. Does nothing if that is under way.
     StopAgent,
-    /// See which of these sessions below have ended, and say [`Command::ChildEnded`] for each of them.
-    QueryChildren {
-        /// The sessions.
-        children: Vec<SessionId>,
-    },
-    /// Nothing is left to do here: say [`Command::ChildEnded`] to the session above.
+    /// Find out which of these child sessions have ended, and send [`SessionCommand::ChildEnded`] for each.
+    QueryChildren { children: Vec<SessionId> },
+    /// This session is idle: send [`SessionCommand::ChildEnded`] to its parent.
     NotifyParent,
-    /// A run of a session in a fleet has ended: say so to the fleet, which knows whether it started it.
-    NotifyFleet {
-        /// The run.
-        run: RunId,
-    },
-    /// Cancel the sessions below; then say [`Command::BelowCancelled`].
+    /// A run of a session in a fleet has ended: report it to the fleet, which knows whether it assigned the run.
+    NotifyFleet { run: RunId },
+    /// Cancel the child sessions, then send [`SessionCommand::ChildrenCancelled`].
     CancelChildren {
-        /// The number that this cancel bears.
+        /// The number of the cancel, to pass on to the children.
         number: EventNumber,
     },
-    /// Close the sessions below; then say [`Command::BelowClosed`].
+    /// Close the child sessions, then send [`SessionCommand::ChildrenClosed`].
     CloseChildren {
-        /// Whether their events go too.
+        /// Delete their events as well.
         purge: bool,
     },
-    /// Money was spent: see whether a budget is.
+    /// The agent reported cost: check the budgets.
     CheckBudget,
-    /// The session is closed and its events are to be deleted.
+    /// The session is closed: delete its events.
     Purge,
 }
 
-/// What became of a command.
+/// The reply to a command.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CommandReply {
-    /// A prompt is ours.
+    /// A prompt was accepted.
     Accepted {
-        /// Its place in the queue; 0: it starts at once.
+        /// Position in the queue; 0 means that the run starts at once.
         position: u32,
-        /// Its `run.accepted` among the step's events; `None`: it was ours before.
+        /// Index of its `run.accepted` among the step's events; `None` if it had been accepted before.
         event: Option<usize>,
     },
-    /// These runs were hit.
+    /// The cancel applied to these runs.
     Cancelled(Vec<RunId>),
-    /// A steer is ours.
+    /// A steer was accepted.
     Steered {
-        /// The run it goes to.
         run: RunId,
-        /// Its `steer.accepted` among the step's events.
+        /// Index of its `steer.accepted` among the step's events.
         event: usize,
     },
-    /// An answer won.
+    /// The answer was accepted; the ask is now resolved.
     Answered(Box<Ask>),
-    /// A question is open.
     QuestionOpened(AskId),
-    /// These runs left the queue.
+    /// These runs were removed from the queue.
     Removed(Vec<RunId>),
-    /// A message is ours.
+    /// A mail message was accepted.
     MailAccepted {
-        /// Its `mail.sent` among the step's events; `None`: it was ours before.
+        /// Index of its `mail.sent` among the step's events; `None` if it had been accepted before.
         event: Option<usize>,
     },
-    /// These messages are the caller's until then, each by its claim.
+    /// These messages are claimed for the caller.
     MailClaimed {
-        /// The messages, the oldest first.
+        /// The messages with the number of their claim, oldest first.
         mail: Vec<(MailId, EventNumber)>,
-        /// Until when.
+        /// When the claims expire.
         until: Millis,
     },
-    /// It is so.
+    /// The command was applied and has nothing to return.
     Done,
-    /// It is not.
     Refused(CommandRefusal),
 }
 
 /// Why a command was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommandRefusal {
-    /// The session takes no more.
+    /// The session is closed or closing.
     Closed,
-    /// Too many wait.
+    /// The queue is at its limit.
     QueueFull,
-    /// The id is known with other words.
+    /// The run id is already used for a different prompt.
     RunIdConflict,
-    /// There is nothing to steer.
+    /// No run can be steered now.
     NotRunning,
-    /// No turn runs in which something could be asked.
+    /// No turn is running in which a question could be asked.
     NoTurn,
-    /// The agent cannot be steered.
+    /// The agent does not support steering.
     SteerUnsupported,
-    /// The run does not wait in the queue.
+    /// The run is not in the queue.
     NotQueued,
-    /// No open ask has this id.
     AskNotOpen,
-    /// The answer does not fit.
+    /// The answer is not valid for this ask; the text says why.
     InvalidAnswer(String),
-    /// Too many messages lie here.
+    /// The mailbox is at its limit.
     MailboxFull,
-    /// Nobody has claimed the message, or somebody else.
+    /// The message is not claimed, or is claimed by another caller.
     NotClaimed,
 }
 
-/// Judges one input. Each event is applied with [`evolve`] as it is decided; nothing else changes the state.
-pub fn step(state: &mut SessionState, input: SessionInput, world: &SessionContext) -> SessionStep {
-    let mut draft = SessionStepBuilder::new(state, *world);
+/// Handles one input. Each event is applied with [`evolve()`] as it is decided; nothing else changes the state.
+pub fn step(state: &mut SessionState, input: SessionInput, context: &SessionContext) -> SessionStep {
+    let mut builder = SessionStepBuilder::new(state, *context);
     match input {
-        SessionInput::Command(command) => draft.handle_command(command),
-        SessionInput::LinkMessage(number, up) => draft.handle_link_message(number, up),
+        SessionInput::Command(command) => builder.handle_command(command),
+        SessionInput::LinkMessage(number, update) => builder.handle_link_message(number, update),
         SessionInput::LinkLost => {}
-        SessionInput::WorkerAttached { applied, reattached: again, run_time_ms } => {
-            draft.handle_worker_attached(applied, again, run_time_ms)
+        SessionInput::WorkerAttached { applied, reattached, run_time_ms } => {
+            builder.handle_worker_attached(applied, reattached, run_time_ms)
         }
-        SessionInput::WorkerGone(gone) => draft.handle_worker_gone(gone),
-        SessionInput::Notice { text } => draft.emit_notice(text),
-        SessionInput::Tick => draft.handle_tick(),
-        SessionInput::Wake => draft.handle_wake(),
+        SessionInput::WorkerGone(reason) => builder.handle_worker_gone(reason),
+        SessionInput::Notice { text } => builder.emit_notice(text),
+        SessionInput::Tick => builder.handle_tick(),
+        SessionInput::Wake => builder.handle_wake(),
     }
-    draft.into_step()
+    builder.into_step()
 }

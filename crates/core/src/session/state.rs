@@ -1,5 +1,5 @@
-//! What a session is, as far as the journal says. Only [`evolve`](super::evolve) changes it; here are its parts and
-//! the questions that can be asked of it.
+//! The state of a session, its parts, and the queries on it. Only [`evolve`](super::evolve()) changes the state, and it
+//! holds nothing that is not in the journal.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -9,242 +9,227 @@ use qd_protocol::text::BlobRef;
 use qd_protocol::{AskId, EventNumber, LongText, MailId, Millis, RunId, SessionId, WorkerId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 
-/// One conversation.
+/// Everything the machine knows about one session. Snapshots are this struct, serialized.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SessionState {
-    /// The session.
     pub id: SessionId,
-    /// Its project.
     pub workspace: WorkspaceId,
-    /// How many events it has.
+    /// The number of its last event, which is also how many events it has.
     pub number: EventNumber,
-    /// The last thing heard that made an event. What is not above it was heard before.
+    /// The last agent update that caused an event. An update with this number or a lower one is a repeat.
     #[serde(rename = "taken")]
     pub last_link_number: UpdateNumber,
-    /// What it was made with, as changed since.
+    /// The settings it was created with, and later changes.
     pub settings: SessionCreated,
-    /// The agent's own name for the conversation.
+    /// The agent's own id of the conversation, used to resume it.
     pub agent_session_id: Option<String>,
-    /// The worker that holds its agent, or did: from its `worker.started` to its `worker.exited`.
+    /// The worker that hosts the agent, from its `worker.started` to its `worker.exited`.
     #[serde(default)]
     pub worker: Option<WorkerId>,
-    /// Since when it has the last one that it had.
+    /// When the current or last worker started.
     #[serde(default)]
     pub worker_since: Millis,
-    /// Since when that worker is being ended. It is given no run any more.
+    /// Since when that worker is being stopped. It gets no more runs.
     #[serde(default)]
     #[serde(rename = "stopping")]
     pub worker_stopping_since: Option<Millis>,
-    /// When workers of late were lost or failed, oldest first: no more of them than it takes to stop starting others.
+    /// When workers recently failed or were lost, oldest first. Holds no more entries than the restart limit needs.
     #[serde(default)]
     pub crashes: VecDeque<Millis>,
     /// Runs that have not ended, in the order in which they are served. Only the first can have started.
     pub runs: VecDeque<UnfinishedRun>,
-    /// Asks that nobody has answered, and answers that the agent has not confirmed.
+    /// Asks without an answer, and answers whose delivery the agent has not confirmed.
     pub asks: BTreeMap<AskId, AskEntry>,
     /// Tools that a person has allowed for the rest of the session.
     pub grants: BTreeSet<String>,
-    /// What all its runs have used.
+    /// The usage of all its runs.
     pub usage: TokenUsage,
-    /// Sessions below.
     pub children: BTreeSet<SessionId>,
-    /// A cancel that the sessions below have not all confirmed.
+    /// The number of a cancel that not all child sessions have confirmed.
     #[serde(rename = "owed_cancel")]
     pub pending_child_cancel: Option<EventNumber>,
-    /// The last cancel of the session above that was applied here.
+    /// The number of the last cancel of the parent session that was applied here.
     #[serde(rename = "parent_cancel")]
     pub last_parent_cancel: EventNumber,
-    /// Whether it takes no more prompts.
+    /// Set once the session is closing. It then accepts no more prompts.
     pub closing: Option<SessionCloseMode>,
-    /// Whether the sessions below have closed, where this one is closing.
+    /// All child sessions have closed. Only used while this session is closing.
     #[serde(rename = "below_closed")]
     pub children_closed: bool,
-    /// Whether it has ended.
     pub closed: bool,
-    /// Since when it exists.
     pub created_at: Millis,
-    /// Its last event.
+    /// The time of its last event.
     pub updated_at: Millis,
     /// When its last run ended.
     #[serde(default)]
     pub last_finished: Option<Millis>,
-    /// Messages that something may still become of, in the order in which they came. Their words are in the journal.
+    /// Messages that are not yet delivered, acknowledged or quarantined, in order of arrival. Their text is in the
+    /// journal.
     #[serde(default)]
     pub mail: VecDeque<MailboxEntry>,
 }
 
-/// A message that something may still become of.
+/// A message in the mailbox that is not yet delivered, acknowledged or quarantined.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MailboxEntry {
-    /// The message.
     pub id: MailId,
-    /// How often it has come back.
+    /// How often it was returned to the mailbox.
     pub returns: u32,
-    /// Where it stands.
     #[serde(rename = "stands")]
     pub delivery: MailDeliveryState,
 }
 
-/// Where a message stands.
+/// How far the delivery of a message has come.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MailDeliveryState {
-    /// It waits to be claimed.
+    /// It waits in the mailbox to be claimed.
     Held,
-    /// It is this run, which the agent does not have yet.
+    /// It became this run, whose prompt the agent does not have yet.
     Run(RunId),
-    /// It is being told to the active run, and becomes this one if that does not take it.
+    /// It was sent as a steer to the active run, and becomes a run of its own if the turn misses the steer.
     Steer {
-        /// The run that it is told to.
+        /// The run that is steered.
         #[serde(rename = "told")]
         target_run: RunId,
-        /// The run that it becomes.
+        /// The run that it becomes if the steer is missed.
         #[serde(rename = "otherwise")]
         fallback_run: RunId,
     },
-    /// Somebody has it.
+    /// A caller has claimed it.
     Claimed {
-        /// The number of its `mail.claimed`.
+        /// The number of its `mail.claimed` event.
         claim: EventNumber,
-        /// Until when.
+        /// When the claim expires.
         until: Millis,
     },
 }
 
-/// A run that has not ended. Its prompt is in the journal, not here.
+/// A run that has not ended. Its prompt is in the journal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct UnfinishedRun {
-    /// The run.
     pub id: RunId,
-    /// When it was accepted.
     pub accepted_at: Millis,
-    /// Its place in the queue when it was accepted, for its receipt.
+    /// Its position in the queue when it was accepted, which its receipt repeats.
     pub position: u32,
-    /// What tells it apart from another prompt under the same id.
+    /// Tells its prompt apart from a different one under the same run id.
     pub fingerprint: String,
-    /// Whether it was a steer that its turn did not take.
+    /// It is a steer that its turn missed.
     pub was_steer: bool,
-    /// The message that it is, until the agent has it.
+    /// The message that became this run. Cleared once the agent has it.
     #[serde(default)]
     pub mail: Option<MailId>,
-    /// Whether it waits because no more agents may live.
+    /// It waits because the limit on live agents is reached.
     #[serde(default)]
     #[serde(rename = "lacks_room")]
     pub waits_for_slot: bool,
     /// Steers that the turn has neither taken nor missed.
     pub steers: Vec<PendingSteer>,
-    /// What there is once the agent has it.
+    /// Set once the run has started.
     pub started: Option<RunExecution>,
 }
 
-/// A run that the agent works on.
+/// The part of a run's state that exists once the run has started.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunExecution {
-    /// When.
     #[serde(rename = "at")]
     pub started_at: Millis,
-    /// The number of its `run.started`, or of its last `run.resumed`: what the agent was last given bears it.
+    /// The number of its `run.started` or its last `run.resumed`. The prompt sent to the agent has the same number.
     pub number: EventNumber,
-    /// Whether it was a `run.resumed`.
+    /// That number is of a `run.resumed`.
     #[serde(default)]
     pub resumed: bool,
-    /// The stop that was asked for: a latch, never taken back.
+    /// The requested stop. It is a latch and is never cleared.
     pub stop: Option<RunStopRequest>,
-    /// The kill after that.
+    /// The kill that followed the stop.
     pub kill: Option<RunStopRequest>,
-    /// Milliseconds that it has waited for people and for sessions below, up to `waiting_since`.
+    /// Milliseconds spent waiting for people and child sessions, up to `waiting_since`.
     pub waited_ms: u64,
-    /// Since when it waits for one of them.
+    /// Since when it has been waiting for a person or a child session.
     pub waiting_since: Option<Millis>,
-    /// Sessions that it has started since it was last suspended.
+    /// Child sessions that it has started since it was last suspended.
     #[serde(default)]
     pub children: BTreeSet<SessionId>,
-    /// What there is while it waits for sessions that it started. No turn is under way then.
+    /// Set while it waits for child sessions. No turn is under way then.
     #[serde(default)]
     pub suspended: Option<RunSuspension>,
     /// Model calls so far.
     pub turns: u32,
-    /// Whether the agent itself reports them; else tool calls are counted.
+    /// The agent reports its model calls itself; otherwise tool calls are counted.
     pub reports_turns: bool,
-    /// The beginning of what it said, as much as fits an event.
+    /// The beginning of the answer, as much as fits into an event.
     pub text: String,
-    /// Bytes of all that it said.
+    /// Length of the whole answer in bytes.
     pub text_len: u64,
-    /// What it used.
     pub usage: TokenUsage,
 }
 
 impl RunExecution {
-    /// Milliseconds that it has run by now, without its waits.
+    /// Milliseconds that the run has worked so far, without the time it waited.
     pub fn run_time(&self, now: Millis) -> u64 {
         self.waiting_since.unwrap_or(now).since(self.started_at).saturating_sub(self.waited_ms)
     }
 }
 
-/// What a suspended run waits for.
+/// The child sessions that a suspended run waits for.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct RunSuspension {
-    /// Sessions that have not ended.
+    /// Child sessions that have not ended.
     pub waits_for: BTreeSet<SessionId>,
-    /// What became of the others, in the order in which they ended.
+    /// Results of the other child sessions, in the order in which they ended.
     #[serde(rename = "ended")]
     pub results: Vec<ChildResult>,
 }
 
-/// A moment at which something was asked of the agent.
+/// A request to the agent to stop, or the kill that followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunStopRequest {
-    /// The event.
+    /// The number of the `run.cancel_requested` or `run.kill_requested` event.
     pub number: EventNumber,
-    /// When.
     pub at: Millis,
-    /// Why.
     pub by: RunStopCause,
 }
 
-/// A steer that is under way.
+/// A steer that the turn has neither taken nor missed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PendingSteer {
-    /// The number of its `steer.accepted`.
+    /// The number of its `steer.accepted` event.
     pub accepted: EventNumber,
-    /// The number of the event that sent it; `None`: it waits for its run to start.
+    /// The number of the event that sent it; `None` while it waits for its run to start.
     pub sent: Option<EventNumber>,
-    /// The words, or their head.
+    /// The text, or its head if there is a blob.
     pub text: String,
-    /// The file that holds the whole.
+    /// The file that holds the whole text.
     pub blob: Option<BlobRef>,
-    /// The message that it is.
+    /// The message that was delivered as this steer.
     #[serde(default)]
     pub mail: Option<MailId>,
 }
 
 impl PendingSteer {
-    /// Its words.
+    /// The text together with its blob.
     pub fn full_text(&self) -> LongText {
         LongText { head: self.text.clone(), blob: self.blob.clone() }
     }
 }
 
-/// An ask that is not done with.
+/// An ask that is still open, or whose answer is on its way.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum AskEntry {
-    /// Nobody has answered.
     Pending(Ask),
-    /// Answered; the agent has not confirmed that it knows.
+    /// Answered, but the agent has not confirmed that it received the answer.
     Answered {
-        /// The run.
         run: Option<RunId>,
-        /// The number of its `ask.resolved`.
+        /// The number of its `ask.resolved` event.
         number: EventNumber,
-        /// What the agent is told.
+        /// The reply that the agent gets.
         reply: AskResolution,
-        /// Whether a tool call waits for it, and nothing goes down the link.
+        /// A tool call waits for the answer, so nothing is sent over the link.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         by_call: bool,
     },
 }
 
 impl AskEntry {
-    /// The run that it belongs to.
     pub fn run(&self) -> Option<&RunId> {
         match self {
             Self::Pending(ask) => ask.run_id.as_ref(),
@@ -253,26 +238,26 @@ impl AskEntry {
     }
 }
 
-/// What a session does, as far as the journal says.
+/// The activity of a session, as far as the journal knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SessionPhase {
-    /// No run.
+    /// There is no run.
     Idle,
-    /// Runs that wait until one more agent may live.
+    /// Its first run waits because the limit on live agents is reached.
     Queued,
-    /// A run that has not started.
+    /// Its first run has not started.
     Unstarted,
-    /// A run that the agent works on.
+    /// The agent is working on a run.
     Running,
-    /// A run that waits for a person or for sessions below.
+    /// A run waits for a person or for child sessions.
     Waiting,
-    /// It has ended.
+    /// The session has ended.
     Closed,
 }
 
 impl SessionState {
-    /// A session that has just been created. The event is its first.
+    /// The state after `session.created`, the first event.
     pub fn new(id: SessionId, workspace: WorkspaceId, created: SessionCreated, at: Millis) -> Self {
         Self {
             id,
@@ -307,7 +292,6 @@ impl SessionState {
         !self.runs.is_empty()
     }
 
-    /// What it does.
     pub fn phase(&self) -> SessionPhase {
         match self.runs.front() {
             _ if self.closed => SessionPhase::Closed,
@@ -326,7 +310,7 @@ impl SessionState {
         Some((run, run.started.as_ref()?))
     }
 
-    /// The active run, if the agent is in a turn of it.
+    /// The active run, unless it is suspended. The agent is then in a turn of it.
     pub fn current_turn(&self) -> Option<(&UnfinishedRun, &RunExecution)> {
         self.active_run().filter(|(_, started)| started.suspended.is_none())
     }
@@ -336,12 +320,12 @@ impl SessionState {
         self.active_run()?.1.suspended.as_ref()
     }
 
-    /// The run of this id, if it has not ended.
+    /// The run with this id, if it has not ended.
     pub fn run(&self, id: &RunId) -> Option<&UnfinishedRun> {
         self.runs.iter().find(|run| run.id == *id)
     }
 
-    /// Asks that nobody has answered.
+    /// Asks that are not answered.
     pub fn pending_asks(&self) -> impl Iterator<Item = &Ask> {
         self.asks.values().filter_map(|entry| match entry {
             AskEntry::Pending(ask) => Some(ask),
@@ -349,35 +333,35 @@ impl SessionState {
         })
     }
 
-    /// The message of this id, if something may still become of it.
+    /// The message with this id, if it is still in the mailbox.
     pub fn mailbox_entry(&self, id: &MailId) -> Option<&MailboxEntry> {
-        self.mail.iter().find(|letter| letter.id == *id)
+        self.mail.iter().find(|entry| entry.id == *id)
     }
 
-    /// When the first claim on a message runs out.
+    /// When the first claim on a message expires.
     pub fn next_claim_expiry(&self) -> Option<Millis> {
-        let until = |letter: &MailboxEntry| match letter.delivery {
+        let until = |entry: &MailboxEntry| match entry.delivery {
             MailDeliveryState::Claimed { until, .. } => Some(until),
             _ => None,
         };
         self.mail.iter().filter_map(until).min().filter(|_| !self.closed)
     }
 
-    /// Whether it owes somebody something that only the journal remembers: another session, or whoever waits for a
-    /// message to come back.
+    /// The session has unfinished business that only the journal remembers: a cancel or close of child sessions, or
+    /// claims that will expire. A restarted daemon has to load such a session.
     pub fn has_pending_obligations(&self) -> bool {
         self.pending_child_cancel.is_some()
             || (self.closing.is_some() && !self.closed)
             || self.next_claim_expiry().is_some()
     }
 
-    /// Whether it is closing and nothing is left of it but, perhaps, its worker.
+    /// The session is closing, and nothing is left to wait for except perhaps its worker.
     pub fn is_ready_to_close(&self) -> bool {
-        let below = self.children.is_empty() || self.children_closed;
-        self.closing.is_some() && !self.closed && !self.is_busy() && below
+        let children_done = self.children.is_empty() || self.children_closed;
+        self.closing.is_some() && !self.closed && !self.is_busy() && children_done
     }
 
-    /// How many runs at the head of the list are not waiting: the one that is active or about to be.
+    /// How many runs at the head of the list are not queued: 1 if a run is active or about to start, otherwise 0.
     pub fn serving_count(&self, halted: bool) -> usize {
         match self.runs.front() {
             Some(run) => usize::from(run.started.is_some() || !(halted || run.waits_for_slot)),
@@ -385,7 +369,7 @@ impl SessionState {
         }
     }
 
-    /// Runs that wait, with their places from 1.
+    /// Runs in the queue, with their positions from 1.
     pub fn queued_runs(&self, halted: bool) -> impl Iterator<Item = (u32, &UnfinishedRun)> {
         (1..).zip(self.runs.iter().skip(self.serving_count(halted)))
     }

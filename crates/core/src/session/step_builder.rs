@@ -1,5 +1,5 @@
-//! A step in the making. It can look at the state, but change it only by [`Draft::emit`]: the borrow is private to
-//! this file, so no rule of the machine can get around `evolve`.
+//! Builds one [`SessionStep`]. The builder can read the state, but changes it only through
+//! [`SessionStepBuilder::emit`]: the mutable borrow is private to this file, so no rule can bypass `evolve`.
 
 use std::ops::Deref;
 
@@ -16,7 +16,7 @@ use crate::rows::{self, apply_event};
 pub(super) struct SessionStepBuilder<'a> {
     state: &'a mut SessionState,
     pub(super) context: SessionContext,
-    /// What is being judged was heard under this number; the first event made of it bears it.
+    /// The number of the agent update being handled, until the first event takes it.
     link_number: Option<UpdateNumber>,
     step: SessionStep,
 }
@@ -33,11 +33,11 @@ impl<'a> SessionStepBuilder<'a> {
         Self { state, context, link_number: None, step: SessionStep::default() }
     }
 
-    pub(super) fn set_link_number(&mut self, up: UpdateNumber) {
-        self.link_number = Some(up);
+    pub(super) fn set_link_number(&mut self, number: UpdateNumber) {
+        self.link_number = Some(number);
     }
 
-    /// Decides an event, applies it, and gives its number.
+    /// Adds an event to the step, applies it and returns its number.
     pub(super) fn emit(&mut self, run: Option<RunId>, body: EventBody) -> EventNumber {
         let number = EventNumber(self.state.number.0 + 1);
         let event =
@@ -48,7 +48,7 @@ impl<'a> SessionStepBuilder<'a> {
         number
     }
 
-    /// The place of the event that was emitted last among the step's events.
+    /// Index of the last emitted event in the step.
     pub(super) fn last_event_index(&self) -> usize {
         self.step.events.len().saturating_sub(1)
     }
@@ -57,8 +57,8 @@ impl<'a> SessionStepBuilder<'a> {
         self.step.effects.push(effect);
     }
 
-    pub(super) fn add_oversized_text(&mut self, large: OversizedText) {
-        self.step.oversized_texts.push(large);
+    pub(super) fn add_oversized_text(&mut self, text: OversizedText) {
+        self.step.oversized_texts.push(text);
     }
 
     pub(super) fn set_reply(&mut self, reply: CommandReply) {

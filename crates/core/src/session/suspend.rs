@@ -1,5 +1,5 @@
-//! Runs that wait for the sessions that they started. A suspended run is active but has no turn: nothing can be said
-//! to it, its time stands still, and it needs an agent only when all that it waits for has ended.
+//! Runs that wait for the child sessions they started. A suspended run is active but has no turn: it cannot be
+//! steered, its run time does not count, and it needs an agent only when all children that it waits for have ended.
 
 use qd_protocol::event::{
     ChildResult, EventBody, ResolvedBy, RunError, RunResumed, RunSuspended, SessionUpdated,
@@ -13,15 +13,15 @@ use super::finish::RunEnding;
 use super::step_builder::SessionStepBuilder;
 use super::{CommandReply, SessionEffect};
 
-/// Sessions that one run may wait for at a time: what became of them has to fit one event.
+/// How many sessions one run may wait for at a time; their results have to fit into one event.
 const WAITED_SESSIONS_MAX: usize = 1000;
-/// Bytes of a child's result that are not its text, at most.
+/// Upper bound in bytes for the JSON of a child's result without its text.
 const RESULT_OVERHEAD: usize = 256;
-/// Bytes that one byte of a text can become as JSON.
+/// Bytes that one byte of text can take up as JSON.
 const ESCAPE_EXPANSION_MAX: usize = 6;
 
 impl SessionStepBuilder<'_> {
-    /// The turn is over and the run is not. What the agent wanted of people is withdrawn, as at any end of a turn.
+    /// Ends the turn and keeps the run. Open asks are withdrawn, as at any end of a turn.
     pub(super) fn suspend_run(&mut self, run: &RunId, transcript: Vec<Value>) {
         let children: Vec<SessionId> = match self.current_turn() {
             Some((_, started)) => started.children.iter().cloned().collect(),
@@ -37,7 +37,8 @@ impl SessionStepBuilder<'_> {
         self.query_children();
     }
 
-    /// Asks how far the sessions are that a suspended run waits for. Their own word may have been lost in a crash.
+    /// Asks for the state of the children that a suspended run waits for. Their own notification may have been lost
+    /// in a crash.
     pub(super) fn query_children(&mut self) {
         let Some(suspended) = self.suspension() else { return };
         let children: Vec<SessionId> = suspended.waits_for.iter().cloned().collect();
@@ -50,8 +51,8 @@ impl SessionStepBuilder<'_> {
         if let Some(suspended) = self.suspension()
             && suspended.waits_for.contains(&result.session_id)
         {
-            let all = suspended.waits_for.len() + suspended.results.len();
-            let share = (INLINE_MAX / all).saturating_sub(RESULT_OVERHEAD) / ESCAPE_EXPANSION_MAX;
+            let total = suspended.waits_for.len() + suspended.results.len();
+            let share = (INLINE_MAX / total).saturating_sub(RESULT_OVERHEAD) / ESCAPE_EXPANSION_MAX;
             result.text = escaped_head(&result.text, share.min(HEAD_MAX)).to_owned();
             self.emit_update(SessionUpdated { child_ended: Some(result), ..Default::default() });
             self.advance();
@@ -59,14 +60,14 @@ impl SessionStepBuilder<'_> {
         self.set_reply(CommandReply::Done);
     }
 
-    /// Written when the agent is ready and before the results go to it: a run is resumed once or not at all.
+    /// Emits `run.resumed` once the agent is ready and before the results are sent, so a run is resumed at most once.
     pub(super) fn resume_run(&mut self, run: RunId) {
         let children = self.suspension().map(|suspended| suspended.results.clone()).unwrap_or_default();
         let number = self.emit(Some(run.clone()), EventBody::RunResumed(RunResumed { children }));
         self.add_effect(SessionEffect::SendPrompt { number, run });
     }
 
-    /// Tells the session above, if there is one, that this one has nothing to do any more.
+    /// Notifies the parent session, if there is one, that this session is idle.
     pub(super) fn notify_parent(&mut self) {
         if self.settings.parent.is_some() && !self.is_busy() {
             self.add_effect(SessionEffect::NotifyParent);
@@ -74,10 +75,10 @@ impl SessionStepBuilder<'_> {
     }
 }
 
-/// Why a turn that wants to be suspended has failed instead.
+/// The error if a run cannot be suspended.
 fn suspension_error(children: &[SessionId], body: &EventBody) -> Option<RunError> {
     if children.is_empty() {
-        let message = "the agent suspended its run, but started no session that it could wait for";
+        let message = "the agent suspended its run, but started no session to wait for";
         return Some(RunError::new("nothing_to_wait_for", message));
     }
     if children.len() > WAITED_SESSIONS_MAX {

@@ -1,4 +1,4 @@
-//! Deadlines. They are computed from the state, never set and forgotten, so a rebuilt session has the same ones.
+//! Deadlines. They are computed from the state and never stored, so a rebuilt session has the same ones.
 
 use qd_protocol::Millis;
 use qd_protocol::event::{
@@ -10,11 +10,10 @@ use super::finish::RunEnding;
 use super::step_builder::SessionStepBuilder;
 use super::{AgentAvailability, RunExecution, SessionEffect, SessionState};
 
-/// How long a worker that was told to end, or to kill a turn, is waited for: what a killed process may take, and then some
-/// for the news to come.
+/// How many seconds to wait for a worker that was told to stop or to kill a turn: the time that a kill may take, plus
+/// some for the report to arrive.
 const STOP_WAIT_S: u64 = KILL_S + 5;
 
-/// What comes due.
 enum DeadlineAction {
     Kill,
     AbandonTurn,
@@ -22,14 +21,14 @@ enum DeadlineAction {
     Close,
 }
 
-/// When [`Input::Tick`](super::Input::Tick) has something to do, if nothing else happens before.
-pub fn deadline(state: &SessionState, link: AgentAvailability) -> Option<Millis> {
-    [next_timer(state, link).map(|(at, _)| at), state.next_claim_expiry()].into_iter().flatten().min()
+/// When [`SessionInput::Tick`](super::SessionInput::Tick) has something to do, if nothing else happens before.
+pub fn deadline(state: &SessionState, agent: AgentAvailability) -> Option<Millis> {
+    [next_timer(state, agent).map(|(at, _)| at), state.next_claim_expiry()].into_iter().flatten().min()
 }
 
-fn next_timer(state: &SessionState, link: AgentAvailability) -> Option<(Millis, DeadlineAction)> {
+fn next_timer(state: &SessionState, agent: AgentAvailability) -> Option<(Millis, DeadlineAction)> {
     match state.active_run() {
-        Some((_, started)) => next_run_timer(&state.settings.limits, started, link),
+        Some((_, started)) => next_run_timer(&state.settings.limits, started, agent),
         None if state.is_ready_to_close() => {
             Some((state.worker_stopping_since?.plus(STOP_WAIT_S * 1000), DeadlineAction::Close))
         }
@@ -40,7 +39,7 @@ fn next_timer(state: &SessionState, link: AgentAvailability) -> Option<(Millis, 
 fn next_run_timer(
     limits: &SessionLimits,
     started: &RunExecution,
-    link: AgentAvailability,
+    agent: AgentAvailability,
 ) -> Option<(Millis, DeadlineAction)> {
     match (started.stop, started.kill) {
         (_, Some(kill)) => Some((kill.at.plus(STOP_WAIT_S * 1000), DeadlineAction::AbandonTurn)),
@@ -49,8 +48,8 @@ fn next_run_timer(
             Some((stop.at.plus(grace), DeadlineAction::Kill))
         }
         (None, None) if started.waiting_since.is_some() => None,
-        // A worker that is out of sight holds its turn to the limit itself, and only it knows how long that has run.
-        (None, None) if link == AgentAvailability::Lost => None,
+        // A disconnected worker enforces the limit itself, and only it knows how long the turn has run.
+        (None, None) if agent == AgentAvailability::Lost => None,
         (None, None) => {
             let limit = seconds_to_millis(limits.run_timeout_s?);
             Some((started.started_at.plus(started.waited_ms).plus(limit), DeadlineAction::Timeout))
@@ -58,7 +57,6 @@ fn next_run_timer(
     }
 }
 
-/// A limit in seconds as everything else counts time.
 pub fn seconds_to_millis(seconds: f64) -> u64 {
     (seconds * 1000.0).clamp(0.0, 1e15) as u64
 }
@@ -66,11 +64,12 @@ pub fn seconds_to_millis(seconds: f64) -> u64 {
 impl SessionStepBuilder<'_> {
     pub(super) fn handle_tick(&mut self) {
         self.return_expired_claims();
-        let Some((_, due)) = next_timer(self, self.context.agent).filter(|(at, _)| *at <= self.context.now)
+        let Some((_, action)) =
+            next_timer(self, self.context.agent).filter(|(at, _)| *at <= self.context.now)
         else {
             return;
         };
-        match (due, self.active_run()) {
+        match (action, self.active_run()) {
             (DeadlineAction::Close, _) => self.advance(),
             (DeadlineAction::Timeout, _) => {
                 self.stop_active_run(RunStopCause::Timeout, None);
@@ -83,7 +82,8 @@ impl SessionStepBuilder<'_> {
             (DeadlineAction::AbandonTurn, Some((run, started))) => {
                 let run = run.id.clone();
                 let reason = started.stop.map_or(RunStopCause::User, |stop| stop.by).finish_reason();
-                // Whoever did not let go of a killed turn is not given the next one, by no daemon to come either.
+                // This worker did not let go of a killed turn, so it never gets another one. The event tells later
+                // daemons too.
                 self.emit_update(SessionUpdated { stops_agent: true, ..Default::default() });
                 let processes = ProcessCleanup { killed: 0, survivors: 1 };
                 self.finish_run_with(&run, RunEnding { processes, ..RunEnding::of(reason) });
@@ -93,7 +93,7 @@ impl SessionStepBuilder<'_> {
         }
     }
 
-    /// Whether the worker has had all the time that it gets to end.
+    /// The worker has used up the time that it gets to stop.
     pub(super) fn worker_stop_timed_out(&self) -> bool {
         self.worker_stopping_since.is_some_and(|since| since.plus(STOP_WAIT_S * 1000) <= self.context.now)
     }

@@ -1,5 +1,5 @@
-//! Questions that an agent asks people by a tool call of ours instead of in its own protocol. They live and die with the
-//! turn like any other, but nothing goes down the link: whoever made the call waits for the answer itself.
+//! Questions that an agent asks people through one of our tools instead of its own protocol. Like any other ask they
+//! end with the turn, but nothing is sent over the link: the tool call itself waits for the answer.
 
 use qd_protocol::AskId;
 use qd_protocol::event::{Ask, AskDelivered, AskKind, AskOpened, AskStatus, EventBody, ResolvedBy};
@@ -10,7 +10,7 @@ use super::step_builder::SessionStepBuilder;
 use super::{AskEntry, CommandRefusal, CommandReply};
 
 impl SessionStepBuilder<'_> {
-    /// Opens a question in the turn that runs. One that is being stopped asks nothing any more.
+    /// Opens a question in the running turn. A turn that is being stopped cannot ask any more.
     pub(super) fn open_question(&mut self, id: AskId, prompt: String, options: Vec<String>) {
         let Some((run, _)) = self.current_turn().filter(|(_, started)| started.stop.is_none()) else {
             return self.refuse(CommandRefusal::NoTurn);
@@ -36,7 +36,7 @@ impl SessionStepBuilder<'_> {
         self.set_reply(CommandReply::QuestionOpened(id));
     }
 
-    /// Written when the call has the answer; said again, it changes nothing.
+    /// Records that the tool call has the answer. A repeat changes nothing.
     pub(super) fn record_answer_delivered(&mut self, id: &AskId) {
         if let Some(AskEntry::Answered { run, by_call: true, .. }) = self.asks.get(id) {
             let run = run.clone();
@@ -45,7 +45,7 @@ impl SessionStepBuilder<'_> {
         self.set_reply(CommandReply::Done);
     }
 
-    /// Only a call takes back what a call asked.
+    /// Withdraws a question, if it was asked by a tool call.
     pub(super) fn withdraw_question(&mut self, id: &AskId) {
         if matches!(self.asks.get(id), Some(AskEntry::Pending(ask)) if ask.by_call) {
             self.withdraw_ask(id, ResolvedBy::Agent);

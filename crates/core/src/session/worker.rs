@@ -1,5 +1,5 @@
-//! The session's worker: when one is started, what its end means, and how often it may crash. A worker is known by the
-//! number of the event that wanted it, so whoever repeats that event's effect means the same one.
+//! The session's worker: when it is started, what its exit means, and how often it may crash. A worker's id is
+//! derived from the number of its `worker.started`, so repeating the launch after a crash means the same worker.
 
 use std::collections::VecDeque;
 
@@ -16,10 +16,10 @@ use super::step_builder::SessionStepBuilder;
 use super::timers::seconds_to_millis;
 use super::{AgentAvailability, AskEntry, SessionEffect};
 
-/// The greatest number of restarts that is counted to; a session that allows more is allowed this many.
+/// The highest restart limit that is honoured. Bounds the number of crash times in the state.
 const RESTARTS_MAX: u32 = 1000;
 
-/// How often a session's worker may crash.
+/// How often a session's worker may crash within a time window.
 pub(super) struct RestartLimit {
     limit: usize,
     window_ms: u64,
@@ -33,8 +33,8 @@ impl RestartLimit {
         }
     }
 
-    /// Adds a crash to those that are known, and forgets what no longer counts: what is out of the window, and all
-    /// beyond the first that is too many.
+    /// Adds a crash, and drops entries that no longer matter: those outside the window, and the oldest beyond limit +
+    /// 1.
     pub(super) fn record_crash(&self, crashes: &mut VecDeque<Millis>, now: Millis) {
         crashes.push_back(now);
         crashes.retain(|at| self.is_in_window(*at, now));
@@ -49,7 +49,7 @@ impl RestartLimit {
 }
 
 impl SessionStepBuilder<'_> {
-    /// What a run that needs an agent ends with instead, if too many have crashed of late.
+    /// The error that a run ends with instead of starting another agent, if too many crashed recently.
     pub(super) fn restart_limit_error(&self) -> Option<RunError> {
         let restarts = RestartLimit::from_limits(&self.settings.limits);
         let crashes = self.crashes.iter().filter(|at| restarts.is_in_window(**at, self.context.now)).count();
@@ -65,22 +65,22 @@ impl SessionStepBuilder<'_> {
         })
     }
 
-    /// Whether a run that comes first has to wait for an agent that may not live yet.
+    /// A new first run would need a new agent, and the limit on live agents is reached.
     pub(super) fn must_wait_for_slot(&self) -> bool {
-        let launches =
+        let needs_launch =
             matches!(self.context.agent, AgentAvailability::Absent | AgentAvailability::WorkerOnly);
-        launches
+        needs_launch
             && !self.context.slot_available
             && !self.context.over_budget
             && self.restart_limit_error().is_none()
     }
 
-    /// Whether the first run waits for something else than an agent: what becomes of one does not concern it.
+    /// The first run waits for something other than an agent, so a failing agent does not fail it.
     fn is_first_run_blocked(&self) -> bool {
         self.context.halted || self.runs.front().is_some_and(|run| run.waits_for_slot)
     }
 
-    /// Sees that there is an agent for this run, once one more may live.
+    /// Launches an agent for this run, or queues the run until a slot is free.
     pub(super) fn launch_agent(&mut self, run: &RunId) {
         if !self.context.slot_available {
             if self.run(run).is_some_and(|run| !run.waits_for_slot) {
@@ -89,7 +89,7 @@ impl SessionStepBuilder<'_> {
             }
             return;
         }
-        let (worker, fresh) = match self.worker.clone() {
+        let (worker, new_worker) = match self.worker.clone() {
             Some(worker) => (worker, false),
             None => {
                 let worker_id = WorkerId::of_session(&self.id, EventNumber(self.number.0 + 1));
@@ -97,25 +97,25 @@ impl SessionStepBuilder<'_> {
                 (worker_id, true)
             }
         };
-        self.add_effect(SessionEffect::LaunchAgent { worker, new_worker: fresh });
+        self.add_effect(SessionEffect::LaunchAgent { worker, new_worker });
     }
 
-    /// The worker is gone, and its agent with it. A run that it had is over; one that waited for it to be ready failed
-    /// only if the agent did, and is otherwise simply started again. Heard twice, it happened once.
-    pub(super) fn handle_worker_gone(&mut self, gone: AgentExitReason) {
+    /// Records that the worker is gone, and its agent with it. A run in a turn ends. A run that waited for the agent
+    /// to be ready fails only if the agent failed; otherwise another agent is started for it. Repeats have no effect.
+    pub(super) fn handle_worker_gone(&mut self, exit: AgentExitReason) {
         let Some(worker_id) = self.worker.clone().filter(|_| !self.closed) else { return };
-        let (reason, error) = match &gone {
+        let (reason, error) = match &exit {
             AgentExitReason::Stopped => (WorkerExitReason::Stopped, None),
             AgentExitReason::Lost => (WorkerExitReason::Lost, None),
             AgentExitReason::Failed(error) => (WorkerExitReason::Failed, Some(error.clone())),
         };
-        let was_wanted = self.worker_stopping_since.is_none();
+        let was_needed = self.worker_stopping_since.is_none();
         self.emit(None, EventBody::WorkerExited(WorkerExited { worker_id, reason, error }));
-        // Its last word may come before the link has noticed; nothing more is given to it either way.
+        // The agent's exit may arrive before the link notices; either way nothing more is sent to this agent.
         self.context.agent = AgentAvailability::Absent;
         let in_turn = self.current_turn().map(|(run, _)| run.id.clone());
-        let waited = self.run_awaiting_agent().filter(|_| was_wanted && !self.is_first_run_blocked());
-        let ending = match (in_turn, waited, gone) {
+        let waiting = self.run_awaiting_agent().filter(|_| was_needed && !self.is_first_run_blocked());
+        let ending = match (in_turn, waiting, exit) {
             (Some(run), _, AgentExitReason::Failed(error))
             | (None, Some(run), AgentExitReason::Failed(error)) => Some((run, RunEnding::failed(error))),
             (Some(run), _, AgentExitReason::Lost | AgentExitReason::Stopped) => {
@@ -129,61 +129,62 @@ impl SessionStepBuilder<'_> {
         self.advance();
     }
 
-    /// What preparing an agent had to say. It belongs to no run: the agent may outlive the one that it is started for.
+    /// Shows a notice about preparing the agent. It belongs to no run, because the agent may outlive the run it is
+    /// started for.
     pub(super) fn emit_notice(&mut self, text: String) {
         if !self.closed {
             self.emit(None, EventBody::NoticeShown(NoticeShown { text, after_run: None }));
         }
     }
 
-    /// The worker is connected: what it has not applied is sent again, in order.
+    /// The worker is connected: everything that it has not applied is sent again, in order.
     pub(super) fn handle_worker_attached(
         &mut self,
         applied: EventNumber,
-        again: bool,
+        reattached: bool,
         run_time_ms: Option<u64>,
     ) {
         if self.closed {
-            // The session did not wait for it any longer, but here it is.
+            // The session was closed without waiting any longer for this worker.
             return self.add_effect(SessionEffect::StopAgent);
         }
-        if let (true, Some(worker_id)) = (again, self.worker.clone()) {
+        if let (true, Some(worker_id)) = (reattached, self.worker.clone()) {
             let run_time_ms = run_time_ms.filter(|_| self.current_turn().is_some());
             self.emit(None, EventBody::WorkerReattached(WorkerReattached { worker_id, run_time_ms }));
         }
-        let mut owed: Vec<(EventNumber, SessionEffect)> = Vec::new();
+        let mut unapplied: Vec<(EventNumber, SessionEffect)> = Vec::new();
         if let Some((run, started)) = self.current_turn() {
             let id = || run.id.clone();
-            owed.push((started.number, SessionEffect::SendPrompt { number: started.number, run: id() }));
+            unapplied.push((started.number, SessionEffect::SendPrompt { number: started.number, run: id() }));
             for steer in &run.steers {
                 if let Some(number) = steer.sent {
-                    owed.push((
+                    unapplied.push((
                         number,
                         SessionEffect::SendSteer { number, run: id(), text: steer.full_text() },
                     ));
                 }
             }
-            owed.extend(
+            unapplied.extend(
                 started
                     .stop
-                    .map(|mark| (mark.number, SessionEffect::CancelTurn { number: mark.number, run: id() })),
+                    .map(|stop| (stop.number, SessionEffect::CancelTurn { number: stop.number, run: id() })),
             );
-            owed.extend(
+            unapplied.extend(
                 started
                     .kill
-                    .map(|mark| (mark.number, SessionEffect::KillTurn { number: mark.number, run: id() })),
+                    .map(|kill| (kill.number, SessionEffect::KillTurn { number: kill.number, run: id() })),
             );
         }
         for (id, entry) in &self.asks {
             if let AskEntry::Answered { number, reply, by_call: false, .. } = entry {
                 let effect =
                     SessionEffect::SendAnswer { number: *number, ask: id.clone(), reply: reply.clone() };
-                owed.push((*number, effect));
+                unapplied.push((*number, effect));
             }
         }
-        owed.retain(|(number, _)| *number > applied);
-        owed.sort_by_key(|(number, _)| *number);
-        for (_, effect) in owed {
+        unapplied.retain(|(number, _)| *number > applied);
+        unapplied.sort_by_key(|(number, _)| *number);
+        for (_, effect) in unapplied {
             self.add_effect(effect);
         }
         self.advance();

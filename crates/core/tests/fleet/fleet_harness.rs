@@ -1,4 +1,4 @@
-//! A fleet with nobody in it: the tests say how runs end, and see what is given to whom.
+//! A fleet without sessions: the tests decide how runs end, and see which runs are assigned.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,22 +10,22 @@ use qd_protocol::event::{AskAnswer, EventBody, FinishReason, FleetStarted};
 use qd_protocol::fleet::{FanOutSplit, FleetMember, FleetRoute, FleetSpec, FleetStatus, RouteAction};
 use qd_protocol::{AskId, FleetId, Millis, RunId, SessionId, WorkspaceId};
 
-/// A fleet under test.
 pub(crate) struct FleetHarness {
     pub(crate) state: FleetState,
     /// Everything that was journalled after its first event.
     pub(crate) events: Vec<EventBody>,
-    /// Last messages, as the sessions' journals have them.
+    /// Last messages, as in the sessions' journals.
     pub(crate) texts: BTreeMap<RunId, String>,
-    /// Every run that was ever given.
-    pub(crate) given: BTreeSet<RunId>,
+    /// Every run that was ever assigned.
+    pub(crate) assigned: BTreeSet<RunId>,
     start: FleetState,
     asks: u32,
     now: u64,
 }
 
-/// Routes as a file would say them, in one line each: `lead.done -> a`, `lead.done => a, b` (the same to all),
-/// `lead.done / a, b` (subtasks), `a.done + b.done -> c`, `c.done ~ pattern -> a max 2`, `c.done ?` (a person).
+/// Routes as a fleet file would declare them, one line each: `lead.done -> a`, `lead.done => a, b` (broadcast),
+/// `lead.done / a, b` (by subtask), `a.done + b.done -> c`, `c.done ~ pattern -> a max 2`, `c.done ?` (asks a
+/// person).
 pub(crate) fn spec(sessions: &[&str], start: &[&str], routes: &[&str]) -> FleetSpec {
     FleetSpec {
         task: "the task".to_owned(),
@@ -66,22 +66,22 @@ impl FleetHarness {
         let sessions = spec.sessions.keys().map(session).collect();
         let workspace = WorkspaceId::parse("ws_test").unwrap();
         let state = FleetState::new(workspace, FleetStarted { fleet_id, spec, sessions }, Millis(0));
-        let mut crew = Self {
+        let mut fleet = Self {
             start: state.clone(),
             state,
             events: Vec::new(),
             texts: BTreeMap::new(),
-            given: BTreeSet::new(),
+            assigned: BTreeSet::new(),
             asks: 0,
             now: 0,
         };
-        crew.give();
-        crew
+        fleet.record_assigned();
+        fleet
     }
 
-    fn give(&mut self) {
+    fn record_assigned(&mut self) {
         let open: Vec<RunId> = self.state.open_runs().map(|open| open.run.clone()).collect();
-        self.given.extend(open);
+        self.assigned.extend(open);
     }
 
     pub(crate) fn at(&mut self, now: u64) -> &mut Self {
@@ -99,12 +99,12 @@ impl FleetHarness {
             evolve(&mut replayed, event);
             self.events.push(event.body.clone());
         }
-        assert_eq!(replayed, self.state, "the state is what its events say");
-        self.give();
+        assert_eq!(replayed, self.state, "replaying the events gives the same state");
+        self.record_assigned();
         decided
     }
 
-    /// Everything it knew is read again from the journal.
+    /// The daemon dies: the state is rebuilt from the journal.
     pub(crate) fn crash(&mut self) -> FleetStep {
         let mut state = self.start.clone();
         let now = Millis(self.now);
@@ -122,24 +122,24 @@ impl FleetHarness {
         self.step(FleetInput::Wake)
     }
 
-    /// The open runs, by session.
-    pub(crate) fn open(&self) -> Vec<(String, RunId)> {
+    /// The open runs, with their sessions.
+    pub(crate) fn open_runs(&self) -> Vec<(String, RunId)> {
         self.state
             .open_assigned_runs()
-            .map(|(errand, open)| (errand.session.clone(), open.run.clone()))
+            .map(|(assignment, open)| (assignment.session.clone(), open.run.clone()))
             .collect()
     }
 
-    /// Who works, in the order in which they were given it.
-    pub(crate) fn working(&self) -> Vec<String> {
-        self.open().into_iter().map(|(name, _)| name).collect()
+    /// The sessions with open runs, in the order of assignment.
+    pub(crate) fn busy_sessions(&self) -> Vec<String> {
+        self.open_runs().into_iter().map(|(name, _)| name).collect()
     }
 
-    /// What the first open run of this session is told.
-    pub(crate) fn told(&self, name: &str) -> String {
-        let (errand, open) =
-            self.state.open_assigned_runs().find(|(errand, _)| errand.session == name).unwrap();
-        let texts = errand
+    /// The prompt of this session's first open run.
+    pub(crate) fn prompt_of(&self, name: &str) -> String {
+        let (assignment, open) =
+            self.state.open_assigned_runs().find(|(assignment, _)| assignment.session == name).unwrap();
+        let texts = assignment
             .from
             .iter()
             .map(|source| {
@@ -151,12 +151,12 @@ impl FleetHarness {
             let entries = qd_core::fleet::subtasks::parse_subtasks(&self.texts[&subtask.run]).unwrap();
             entries[subtask.entry as usize].clone()
         });
-        prompt::compose_prompt(&self.state, errand, &texts, subtask.as_deref())
+        prompt::compose_prompt(&self.state, assignment, &texts, subtask.as_deref())
     }
 
-    /// The first open run of this session ends so.
+    /// Ends the first open run of this session.
     pub(crate) fn end(&mut self, name: &str, reason: FinishReason, text: &str) -> FleetStep {
-        let run = self.open().into_iter().find(|(session, _)| session == name).unwrap().1;
+        let run = self.open_runs().into_iter().find(|(session, _)| session == name).unwrap().1;
         self.end_run(&run, reason, text)
     }
 
@@ -175,7 +175,7 @@ impl FleetHarness {
         self
     }
 
-    pub(crate) fn says(&mut self, name: &str, text: &str) -> &mut Self {
+    pub(crate) fn done_with(&mut self, name: &str, text: &str) -> &mut Self {
         self.end(name, FinishReason::EndTurn, text);
         self
     }
@@ -203,7 +203,7 @@ impl FleetHarness {
         self.step(FleetInput::Command(FleetCommand::Answer { ask, answer })).reply
     }
 
-    pub(crate) fn stands(&self) -> FleetStatus {
+    pub(crate) fn status(&self) -> FleetStatus {
         self.state.status()
     }
 }

@@ -1,5 +1,5 @@
-//! The router: every rule of contract section 7 that it decides, properties over random fleets, random ends and crashes
-//! in between, and the same together with the machine of its sessions.
+//! The fleet machine: every rule of contract section 7 that it decides, properties over random fleets with random run
+//! ends and crashes, and the fleet machine together with the session machines.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! Random fleets under random ends, with crashes and repeats in between.
+//! Random fleets with random run ends, with crashes and repeats in between.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ fn action() -> impl Strategy<Value = RouteAction> {
     ]
 }
 
-/// Every route has a `max`, so that whatever circles there are come to an end.
+/// Every route has a `max`, so that all cycles end.
 fn route() -> impl Strategy<Value = FleetRoute> {
     let when = prop::collection::btree_set(trigger(), 1..=3);
     (when, prop::bool::weighted(0.3), action(), 1_u32..=2).prop_map(|(when, has_pattern, then, max)| {
@@ -62,7 +62,7 @@ pub(crate) fn fleet() -> impl Strategy<Value = FleetSpec> {
     })
 }
 
-/// What happens next: which open run, how it ends, what it says, and whether the daemon dies after it.
+/// What happens next: which open run ends, how, with which text, and whether the daemon dies after it.
 type RandomRunEnd = (prop::sample::Index, u8, u8, bool);
 
 fn reason(which: u8) -> FinishReason {
@@ -82,43 +82,43 @@ pub(crate) fn text(which: u8) -> &'static str {
     }
 }
 
-/// Lives through it to the end.
-fn live(declared: FleetSpec, happenings: &[RandomRunEnd], crashes: bool) -> FleetHarness {
-    let mut crew = FleetHarness::start(declared);
-    let mut next = happenings.iter().cycle();
+/// Runs a fleet to its end.
+fn run_fleet(declared: FleetSpec, run_ends: &[RandomRunEnd], crashes: bool) -> FleetHarness {
+    let mut fleet = FleetHarness::start(declared);
+    let mut next = run_ends.iter().cycle();
     for _ in 0..STEPS {
         let Some((pick, how, what, crash)) = next.next() else { break };
-        let open = crew.open();
-        if open.is_empty() && crew.state.asks.is_empty() {
+        let open = fleet.open_runs();
+        if open.is_empty() && fleet.state.asks.is_empty() {
             break;
         }
-        if crew.state.asks.is_empty() || (!open.is_empty() && how % 3 != 0) {
+        if fleet.state.asks.is_empty() || (!open.is_empty() && how % 3 != 0) {
             let (_, run) = pick.get(&open).clone();
-            crew.end_run(&run, reason(*how), text(*what));
+            fleet.end_run(&run, reason(*how), text(*what));
             if crashes && *crash {
-                crew.crash();
-                crew.end_run(&run, reason(*how), text(*what));
+                fleet.crash();
+                fleet.end_run(&run, reason(*how), text(*what));
             }
         } else {
-            crew.answer("so be it");
+            fleet.answer("so be it");
         }
     }
-    crew
+    fleet
 }
 
-/// How often each route fired, and how often everything that it waits for can have happened by then.
-pub(crate) fn check_routes(crew: &FleetHarness) -> Result<(), TestCaseError> {
+/// Checks that every route fired at most `max` times, once for each set of ends, and that its runs were assigned.
+pub(crate) fn check_routes(fleet: &FleetHarness) -> Result<(), TestCaseError> {
     let mut ends: BTreeMap<RouteTrigger, u32> = BTreeMap::new();
     let mut fired: BTreeMap<u32, u32> = BTreeMap::new();
     let mut consumed: BTreeMap<(u32, RunId), u32> = BTreeMap::new();
-    for body in &crew.events {
+    for body in &fleet.events {
         let EventBody::FleetRouted(routed) = body else { continue };
         let count = fired.entry(routed.route).or_default();
         *count += 1;
         prop_assert_eq!(*count, routed.round, "rounds are counted");
-        let route = &crew.state.spec.routes[routed.route as usize];
+        let route = &fleet.state.spec.routes[routed.route as usize];
         prop_assert!(*count <= route.max.unwrap_or(u32::MAX), "no more than its max");
-        prop_assert!(!routed.from.is_empty(), "nothing follows on nothing");
+        prop_assert!(!routed.from.is_empty(), "a route needs a source");
         for source in &routed.from {
             for run in &source.runs {
                 let uses = consumed.entry((routed.route, run.clone())).or_default();
@@ -129,9 +129,9 @@ pub(crate) fn check_routes(crew: &FleetHarness) -> Result<(), TestCaseError> {
         for trigger in &route.when {
             *ends.entry(trigger.clone()).or_default() += 0;
         }
-        for given in &routed.to {
-            for run in &given.runs {
-                prop_assert!(crew.given.contains(run), "what is announced is given");
+        for assigned in &routed.to {
+            for run in &assigned.runs {
+                prop_assert!(fleet.assigned.contains(run), "announced runs are assigned");
             }
         }
     }
@@ -144,27 +144,27 @@ proptest! {
     #[test]
     fn a_fleet_ends_with_nothing_open_and_keeps_its_rules(
         declared in fleet(),
-        happenings in prop::collection::vec(any::<RandomRunEnd>(), 1..40),
+        run_ends in prop::collection::vec(any::<RandomRunEnd>(), 1..40),
     ) {
-        let crew = live(declared, &happenings, false);
-        prop_assert!(crew.stands().is_final(), "{:?} with {:?}", crew.stands(), crew.open());
-        prop_assert!(crew.open().is_empty() && crew.state.asks.is_empty());
-        let finished = crew.events.iter().filter(|body| matches!(body, EventBody::FleetFinished(_))).count();
+        let fleet = run_fleet(declared, &run_ends, false);
+        prop_assert!(fleet.status().is_final(), "{:?} with {:?}", fleet.status(), fleet.open_runs());
+        prop_assert!(fleet.open_runs().is_empty() && fleet.state.asks.is_empty());
+        let finished = fleet.events.iter().filter(|body| matches!(body, EventBody::FleetFinished(_))).count();
         prop_assert_eq!(finished, 1);
-        prop_assert!(matches!(crew.events.last(), Some(EventBody::FleetFinished(_))), "and nothing after it");
-        let failed = crew.state.last_outcomes.values().any(|last| last.ending == TriggerOutcome::Failed && !last.routed);
-        prop_assert_eq!(crew.stands() == FleetStatus::Failed, failed || !crew.state.problems.is_empty());
-        check_routes(&crew)?;
+        prop_assert!(matches!(fleet.events.last(), Some(EventBody::FleetFinished(_))), "and nothing after it");
+        let failed = fleet.state.last_outcomes.values().any(|last| last.ending == TriggerOutcome::Failed && !last.routed);
+        prop_assert_eq!(fleet.status() == FleetStatus::Failed, failed || !fleet.state.problems.is_empty());
+        check_routes(&fleet)?;
     }
 
     #[test]
     fn crashes_and_repeats_change_nothing(
         declared in fleet(),
-        happenings in prop::collection::vec(any::<RandomRunEnd>(), 1..40),
+        run_ends in prop::collection::vec(any::<RandomRunEnd>(), 1..40),
     ) {
-        let calm = live(declared.clone(), &happenings, false);
-        let rough = live(declared, &happenings, true);
-        prop_assert_eq!(calm.given, rough.given);
+        let calm = run_fleet(declared.clone(), &run_ends, false);
+        let rough = run_fleet(declared, &run_ends, true);
+        prop_assert_eq!(calm.assigned, rough.assigned);
         prop_assert_eq!(calm.state.last_outcomes, rough.state.last_outcomes);
         prop_assert_eq!(calm.state.finished, rough.state.finished);
     }
@@ -172,26 +172,26 @@ proptest! {
     #[test]
     fn a_cancel_at_any_moment_ends_it_and_gives_nothing_more(
         declared in fleet(),
-        happenings in prop::collection::vec(any::<RandomRunEnd>(), 1..20),
+        run_ends in prop::collection::vec(any::<RandomRunEnd>(), 1..20),
         after in 0_usize..10,
     ) {
-        let mut crew = FleetHarness::start(declared);
-        for (pick, how, what, _) in happenings.iter().take(after) {
-            let open = crew.open();
+        let mut fleet = FleetHarness::start(declared);
+        for (pick, how, what, _) in run_ends.iter().take(after) {
+            let open = fleet.open_runs();
             if open.is_empty() {
                 break;
             }
             let (_, run) = pick.get(&open).clone();
-            crew.end_run(&run, reason(*how), text(*what));
+            fleet.end_run(&run, reason(*how), text(*what));
         }
-        let was_over = crew.stands().is_final();
-        crew.cancel();
-        let given = crew.given.clone();
-        for (name, _) in crew.open() {
-            crew.end(&name, FinishReason::EndTurn, text(1));
+        let was_over = fleet.status().is_final();
+        fleet.cancel();
+        let assigned = fleet.assigned.clone();
+        for (name, _) in fleet.open_runs() {
+            fleet.end(&name, FinishReason::EndTurn, text(1));
         }
-        prop_assert_eq!(&crew.given, &given);
-        prop_assert!(crew.stands().is_final());
-        prop_assert!(was_over || crew.stands() == FleetStatus::Cancelled);
+        prop_assert_eq!(&fleet.assigned, &assigned);
+        prop_assert!(fleet.status().is_final());
+        prop_assert!(was_over || fleet.status() == FleetStatus::Cancelled);
     }
 }

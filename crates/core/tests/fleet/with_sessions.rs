@@ -1,6 +1,6 @@
-//! A fleet and its sessions, both machines at once, in an order that nobody chose: letters between them that take their
-//! time, agents that end, die and vanish, clients who cancel or close, and a daemon that dies after whatever it commits,
-//! which loses every letter. `QD_SEED=N` runs a seed again.
+//! A fleet and its sessions, both machines at once, in random order: messages between them are delayed, agents end,
+//! die and vanish, clients cancel or close, and the daemon dies after any commit, which loses all messages.
+//! `QD_SEED=N` repeats a seed.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -18,10 +18,10 @@ use crate::simulation::{ActionBudget, SimulatedAction, SimulatedSession};
 
 const CASES: u32 = 10_000;
 const STEPS: usize = 300;
-/// More steps than it can take to come to rest.
-const REST: usize = 20_000;
+/// More steps than the simulation can take to come to an end.
+const SETTLE_STEPS: usize = 20_000;
 
-/// What may befall one session.
+/// What may happen to one session.
 const TROUBLE: ActionBudget = ActionBudget {
     cancels: 1,
     closes: 1,
@@ -34,34 +34,34 @@ const TROUBLE: ActionBudget = ActionBudget {
     ..ActionBudget::NOTHING
 };
 
-/// On the way from the fleet to a session.
+/// A message on its way from the fleet to a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum FleetLetter {
-    Give(RunId),
-    Stop(RunId),
+enum FleetMessage {
+    Assign(RunId),
+    Cancel(RunId),
 }
 
 /// What can happen next.
 #[derive(Debug, Clone)]
 enum CombinedMove {
-    /// A session gets its next letter.
+    /// A session receives its next message.
     Deliver(String),
-    /// The fleet hears of an end.
-    Tell,
+    /// The fleet receives the end of a run.
+    ReportEnd,
     /// Something happens in a session.
     Act(String, SimulatedAction),
-    /// Somebody answers the fleet's question.
+    /// A person answers the fleet's question.
     Answer,
-    /// Somebody cancels the fleet.
+    /// A client cancels the fleet.
     Cancel,
-    /// The daemon dies after what the fleet commits next.
+    /// The daemon dies after the fleet's next commit.
     Crash,
 }
 
 struct FleetWithSessions {
-    crew: FleetHarness,
+    fleet: FleetHarness,
     sessions: BTreeMap<String, SimulatedSession>,
-    letters: BTreeMap<String, VecDeque<FleetLetter>>,
+    messages: BTreeMap<String, VecDeque<FleetMessage>>,
     ends: VecDeque<RunId>,
     cancels: u8,
     crashes: u8,
@@ -71,29 +71,29 @@ struct FleetWithSessions {
 
 impl FleetWithSessions {
     fn start(declared: FleetSpec) -> Self {
-        let crew = FleetHarness::start(declared);
+        let fleet = FleetHarness::start(declared);
         let member = |name: &String| {
-            let fleet = FleetMembership { fleet_id: crew.state.id.clone(), name: name.clone() };
+            let fleet = FleetMembership { fleet_id: fleet.state.id.clone(), name: name.clone() };
             (name.clone(), SimulatedSession::in_fleet(TROUBLE, fleet))
         };
-        let sessions = crew.state.sessions.keys().map(member).collect();
-        let mut team = Self {
-            crew,
+        let sessions = fleet.state.sessions.keys().map(member).collect();
+        let mut simulation = Self {
+            fleet,
             sessions,
-            letters: BTreeMap::new(),
+            messages: BTreeMap::new(),
             ends: VecDeque::new(),
             cancels: 1,
             crashes: 2,
             dying: false,
             deaths: 0,
         };
-        team.give();
-        team
+        simulation.dispatch_runs();
+        simulation
     }
 
     fn moves(&self) -> Vec<CombinedMove> {
         let mut moves = Vec::new();
-        if self.cancels > 0 && !self.crew.stands().is_final() {
+        if self.cancels > 0 && !self.fleet.status().is_final() {
             moves.push(CombinedMove::Cancel);
         }
         if self.crashes > 0 && !self.dying {
@@ -102,23 +102,24 @@ impl FleetWithSessions {
         for (name, session) in &self.sessions {
             moves.extend(session.actions().into_iter().map(|action| CombinedMove::Act(name.clone(), action)));
         }
-        if !self.crew.state.asks.is_empty() {
+        if !self.fleet.state.asks.is_empty() {
             moves.push(CombinedMove::Answer);
         }
-        let waiting = self.letters.iter().filter(|(_, letters)| !letters.is_empty());
+        let waiting = self.messages.iter().filter(|(_, messages)| !messages.is_empty());
         moves.extend(waiting.map(|(name, _)| CombinedMove::Deliver(name.clone())));
         if !self.ends.is_empty() {
-            moves.push(CombinedMove::Tell);
+            moves.push(CombinedMove::ReportEnd);
         }
         moves
     }
 
-    fn make(&mut self, next: CombinedMove) {
+    fn perform(&mut self, next: CombinedMove) {
         match next {
             CombinedMove::Cancel => {
                 self.cancels -= 1;
-                let step =
-                    self.crew.step(qd_core::fleet::FleetInput::Command(qd_core::fleet::FleetCommand::Cancel));
+                let step = self
+                    .fleet
+                    .step(qd_core::fleet::FleetInput::Command(qd_core::fleet::FleetCommand::Cancel));
                 self.carry_out(&step);
             }
             CombinedMove::Crash => {
@@ -126,13 +127,13 @@ impl FleetWithSessions {
                 self.dying = true;
             }
             CombinedMove::Answer => {
-                self.crew.answer("so be it");
+                self.fleet.answer("so be it");
             }
             CombinedMove::Act(name, action) => self.act(&name, action),
             CombinedMove::Deliver(name) => self.deliver(&name),
-            CombinedMove::Tell => {
+            CombinedMove::ReportEnd => {
                 if let Some(run) = self.ends.pop_front() {
-                    self.hear(&run);
+                    self.report_end(&run);
                 }
             }
         }
@@ -147,47 +148,48 @@ impl FleetWithSessions {
         let before = session.restarts();
         session.act(action);
         let died = session.restarts() != before;
-        let told = std::mem::take(&mut session.told);
+        let notified = std::mem::take(&mut session.notified);
         match died {
             true => self.die(Some(name)),
-            false => self.ends.extend(told),
+            false => self.ends.extend(notified),
         }
     }
 
     fn deliver(&mut self, name: &str) {
-        let Some(letter) = self.letters.get_mut(name).and_then(VecDeque::pop_front) else { return };
-        let (FleetLetter::Give(run) | FleetLetter::Stop(run)) = letter.clone();
+        let Some(message) = self.messages.get_mut(name).and_then(VecDeque::pop_front) else { return };
+        let (FleetMessage::Assign(run) | FleetMessage::Cancel(run)) = message.clone();
         let session = self.session(name);
         if session.ended(&run).is_some() {
             return self.ends.push_back(run);
         }
         let before = session.restarts();
-        let refused = match &letter {
-            FleetLetter::Give(run) if session.has(run) => None,
-            FleetLetter::Give(run) => (!session.accept(run.clone())).then_some(FinishReason::Error),
-            FleetLetter::Stop(run) if session.has(run) => {
+        let refused = match &message {
+            FleetMessage::Assign(run) if session.has(run) => None,
+            FleetMessage::Assign(run) => (!session.accept(run.clone())).then_some(FinishReason::Error),
+            FleetMessage::Cancel(run) if session.has(run) => {
                 session.cancel_run(run.clone());
                 None
             }
-            FleetLetter::Stop(_) => Some(FinishReason::Cancelled),
+            FleetMessage::Cancel(_) => Some(FinishReason::Cancelled),
         };
         let died = session.restarts() != before;
-        let told = std::mem::take(&mut session.told);
+        let notified = std::mem::take(&mut session.notified);
         match (died, refused) {
             (true, _) => self.die(Some(name)),
             (false, Some(reason)) => {
-                let step = self.crew.end_run(&run, reason, "");
+                let step = self.fleet.end_run(&run, reason, "");
                 self.carry_out(&step);
             }
-            (false, None) => self.ends.extend(told),
+            (false, None) => self.ends.extend(notified),
         }
     }
 
-    /// What it came to is in the session's journal.
-    fn hear(&mut self, run: &RunId) {
+    /// Reports the end of a run to the fleet, with the result from the session's journal.
+    fn report_end(&mut self, run: &RunId) {
         let reason = self.sessions.values().find_map(|session| session.ended(run));
-        let said = run.as_str().bytes().fold(0_u8, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte));
-        let step = self.crew.end_run(run, reason.expect("it was told of"), text(said));
+        let text_choice =
+            run.as_str().bytes().fold(0_u8, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte));
+        let step = self.fleet.end_run(run, reason.expect("the run has ended"), text(text_choice));
         self.carry_out(&step);
     }
 
@@ -197,47 +199,47 @@ impl FleetWithSessions {
         }
         for effect in &step.effects {
             match effect {
-                FleetEffect::DispatchRuns => self.give(),
+                FleetEffect::DispatchRuns => self.dispatch_runs(),
                 FleetEffect::CancelRuns => {
-                    for (name, run) in self.crew.open() {
-                        self.letters.entry(name).or_default().push_back(FleetLetter::Stop(run));
+                    for (name, run) in self.fleet.open_runs() {
+                        self.messages.entry(name).or_default().push_back(FleetMessage::Cancel(run));
                     }
                 }
             }
         }
     }
 
-    /// Looks after everything that is open, as often as it likes.
-    fn give(&mut self) {
-        for (name, run) in self.crew.open() {
+    /// Sends every open run to its session. Can be repeated without harm.
+    fn dispatch_runs(&mut self) {
+        for (name, run) in self.fleet.open_runs() {
             let session = &self.sessions[&name];
             match session.ended(&run) {
                 Some(_) => self.ends.push_back(run),
                 None if session.has(&run) => {}
                 None => {
-                    let letters = self.letters.entry(name).or_default();
-                    if !letters.contains(&FleetLetter::Give(run.clone())) {
-                        letters.push_back(FleetLetter::Give(run));
+                    let messages = self.messages.entry(name).or_default();
+                    if !messages.contains(&FleetMessage::Assign(run.clone())) {
+                        messages.push_back(FleetMessage::Assign(run));
                     }
                 }
             }
         }
     }
 
-    /// The daemon dies; all but the journals is lost, and the next one wakes everybody. One session may have died and
-    /// woken already.
+    /// The daemon dies: everything but the journals is lost, and the next daemon wakes all sessions. `awake` has died
+    /// and woken already.
     fn die(&mut self, awake: Option<&str>) {
         self.deaths += 1;
         self.dying = false;
-        self.letters.clear();
+        self.messages.clear();
         self.ends.clear();
         for (name, session) in &mut self.sessions {
             if awake != Some(name.as_str()) {
                 session.restart();
             }
-            session.told.clear();
+            session.notified.clear();
         }
-        let step = self.crew.crash();
+        let step = self.fleet.crash();
         self.carry_out(&step);
     }
 
@@ -245,29 +247,29 @@ impl FleetWithSessions {
         self.sessions.values().any(|session| session.has(run))
     }
 
-    /// Nobody does anything any more: everything must end, and be told.
-    fn rest(&mut self) {
+    /// Takes no more trouble and runs to the end: every run must end and be reported.
+    fn run_to_end(&mut self) {
         (self.cancels, self.crashes) = (0, 0);
         for session in self.sessions.values_mut() {
-            session.left = ActionBudget::NOTHING;
+            session.budget = ActionBudget::NOTHING;
         }
-        for _ in 0..REST {
+        for _ in 0..SETTLE_STEPS {
             match self.moves().pop() {
-                Some(next) => self.make(next),
+                Some(next) => self.perform(next),
                 None => return self.check(),
             }
         }
-        panic!("it does not come to rest: {:?}", self.crew.state);
+        panic!("it does not come to an end: {:?}", self.fleet.state);
     }
 
     fn check(&self) {
-        let FleetHarness { state, events, .. } = &self.crew;
+        let FleetHarness { state, events, .. } = &self.fleet;
         assert!(
-            self.crew.stands().is_final(),
-            "nobody can do anything and it goes on: {:?}",
-            self.crew.open()
+            self.fleet.status().is_final(),
+            "nothing can happen and the fleet has not ended: {:?}",
+            self.fleet.open_runs()
         );
-        assert!(self.crew.open().is_empty(), "a session has finished and is awaited");
+        assert!(self.fleet.open_runs().is_empty(), "a run is awaited although its session has finished");
         for session in self.sessions.values() {
             session.check_end();
         }
@@ -295,11 +297,12 @@ impl FleetWithSessions {
                 }
             }
         }
-        check_routes(&self.crew).unwrap();
+        check_routes(&self.fleet).unwrap();
     }
 }
 
-/// Whether a run ended without its session ever having had it: because that was closed, or the fleet was stopped first.
+/// Whether a run ended without ever reaching its session, because the session was closed or the fleet was stopped
+/// first.
 fn ended_unseen(body: &EventBody, run: &RunId) -> bool {
     let EventBody::FleetUpdated(updated) = body else { return false };
     let reasons = [FinishReason::Error, FinishReason::Cancelled];
@@ -309,13 +312,13 @@ fn ended_unseen(body: &EventBody, run: &RunId) -> bool {
 #[test]
 fn a_fleet_and_its_sessions_agree_in_any_order() {
     let (seed, mut runner) = runner(CASES);
-    // Left to chance alone, it would be cancelled and killed before anybody has said a word.
+    // By chance alone, the fleet would be cancelled and killed before any agent has done anything.
     let choices = prop::collection::vec((any::<prop::sample::Index>(), prop::bool::weighted(0.05)), STEPS);
     let (steps, deaths, done) = (Cell::new(0), Cell::new(0), Cell::new(0));
     let result = runner.run(&(fleet(), choices), |(declared, choices)| {
-        let mut team = FleetWithSessions::start(declared);
+        let mut simulation = FleetWithSessions::start(declared);
         for (choice, trouble) in choices {
-            let mut moves = team.moves();
+            let mut moves = simulation.moves();
             let harmless = |next: &CombinedMove| match next {
                 CombinedMove::Cancel | CombinedMove::Crash => false,
                 CombinedMove::Act(_, action) => matches!(
@@ -330,12 +333,12 @@ fn a_fleet_and_its_sessions_agree_in_any_order() {
             if moves.is_empty() {
                 break;
             }
-            team.make(choice.get(&moves).clone());
+            simulation.perform(choice.get(&moves).clone());
             steps.set(steps.get() + 1);
         }
-        team.rest();
-        deaths.set(deaths.get() + team.deaths);
-        done.set(done.get() + usize::from(team.crew.stands() == FleetStatus::Done));
+        simulation.run_to_end();
+        deaths.set(deaths.get() + simulation.deaths);
+        done.set(done.get() + usize::from(simulation.fleet.status() == FleetStatus::Done));
         Ok(())
     });
     let (steps, deaths, done) = (steps.get(), deaths.get(), done.get());

@@ -1,4 +1,4 @@
-//! A session on a bench: its machine driven by hand, one input at a time, with a world that the test sets as it likes.
+//! Drives the session machine by hand, one input at a time, in a context that the test controls.
 
 #![allow(dead_code, clippy::allow_attributes, reason = "each suite uses its own part of this")]
 
@@ -11,11 +11,11 @@ use qd_protocol::link::{AgentUpdate, AskRequest, TurnOutcome, TurnStopReason, Up
 use qd_protocol::policy::Risk;
 use qd_protocol::{AskId, EventNumber, FinishReason, Millis, RunId, SessionId, WorkerId, WorkspaceId};
 
-/// A session with a ready agent, driven by hand.
+/// A session with a ready agent.
 pub(crate) struct SessionHarness {
     pub(crate) state: SessionState,
-    pub(crate) world: SessionContext,
-    heard: u64,
+    pub(crate) context: SessionContext,
+    update_count: u64,
 }
 
 impl SessionHarness {
@@ -25,26 +25,26 @@ impl SessionHarness {
         let mut state = SessionState::new(id, WorkspaceId::parse("w").unwrap(), created, Millis(0));
         state.worker = Some(WorkerId::of_session(&state.id, EventNumber(1)));
         let link = AgentAvailability::Ready { steerable: true };
-        let world = SessionContext {
+        let context = SessionContext {
             now: Millis(0),
             halted: false,
             over_budget: false,
             slot_available: true,
             agent: link,
         };
-        Self { state, world, heard: 0 }
+        Self { state, context, update_count: 0 }
     }
 
-    /// One that has no worker yet.
+    /// A session without a worker.
     pub(crate) fn without_worker() -> Self {
-        let mut bench = Self::new();
-        bench.state.worker = None;
-        bench.world.agent = AgentAvailability::Absent;
-        bench
+        let mut harness = Self::new();
+        harness.state.worker = None;
+        harness.context.agent = AgentAvailability::Absent;
+        harness
     }
 
     pub(crate) fn input(&mut self, input: SessionInput) -> SessionStep {
-        step(&mut self.state, input, &self.world)
+        step(&mut self.state, input, &self.context)
     }
 
     pub(crate) fn command(&mut self, command: SessionCommand) -> SessionStep {
@@ -66,9 +66,9 @@ impl SessionHarness {
         self.command(SessionCommand::Cancel { run: None, by: RunStopCause::User, reason: None })
     }
 
-    pub(crate) fn hear(&mut self, up: AgentUpdate) -> SessionStep {
-        self.heard += 1;
-        self.input(SessionInput::LinkMessage(UpdateNumber(self.heard), up))
+    pub(crate) fn receive(&mut self, update: AgentUpdate) -> SessionStep {
+        self.update_count += 1;
+        self.input(SessionInput::LinkMessage(UpdateNumber(self.update_count), update))
     }
 
     pub(crate) fn end(&mut self, run: &str, stop: TurnStopReason) -> SessionStep {
@@ -76,7 +76,7 @@ impl SessionHarness {
         let error =
             (stop == TurnStopReason::Error).then(|| RunError::new("agent_error", format!("{run} failed")));
         let outcome = TurnOutcome { error, ..TurnOutcome::of(stop) };
-        self.hear(AgentUpdate::Terminal { run, outcome })
+        self.receive(AgentUpdate::Terminal { run, outcome })
     }
 
     pub(crate) fn ask(&mut self, run: &str, id: &str, kind: AskKind) -> SessionStep {
@@ -90,7 +90,7 @@ impl SessionHarness {
             options: Vec::new(),
             implicit: false,
         };
-        self.hear(AgentUpdate::Ask { run: RunId::parse(run).unwrap(), ask })
+        self.receive(AgentUpdate::Ask { run: RunId::parse(run).unwrap(), ask })
     }
 }
 

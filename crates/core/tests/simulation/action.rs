@@ -1,61 +1,53 @@
-//! What can be done in the small world, and how often.
+//! The actions in the simulation, and how often each may be taken.
 
 use super::simulated_worker::WorkerAction;
 
-/// Everything that somebody can do in the small world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum SimulatedAction {
-    /// The next prompt.
+    /// A client sends the next prompt.
     Prompt,
-    /// Cancel everything.
+    /// Cancel all runs.
     Cancel,
-    /// Cancel the newest run alone.
+    /// Cancel only the newest run.
     CancelNewest,
-    /// Cancel the active run alone.
+    /// Cancel only the active run.
     CancelActive,
-    /// Steer.
     Steer,
-    /// Answer the ask, with a yes.
     Allow,
-    /// Answer the ask, with a no.
     Deny,
-    /// Take the newest run out of the queue.
+    /// Remove the newest run from the queue.
     Remove,
-    /// Empty the queue.
+    /// Clear the queue.
     Clear,
-    /// Set the halt.
     Halt,
-    /// Lift it.
     Unhalt,
-    /// No more agents may live.
+    /// The limit on live agents is reached.
     Fill,
-    /// They may.
+    /// A slot is free again.
     Free,
-    /// Allow everything from now on.
+    /// Set the policy to allow everything.
     Policy,
     /// Allow one more restart.
     Forgive,
-    /// Close the session.
     Close,
-    /// A session below is created.
+    /// A child session is created.
     Spawn,
-    /// This session below has nothing to do any more.
+    /// This child session becomes idle.
     ChildEnds(u8),
-    /// The sessions below have all closed.
+    /// The child sessions have all closed.
     BelowClosed,
-    /// The agent does something.
     Agent(WorkerAction),
     /// The agent's process dies.
     Die,
     /// The agent's machine is lost.
     Vanish,
-    /// The agent is put to rest.
+    /// The idle agent is stopped.
     Rest,
     /// The connection breaks.
     Break,
-    /// The daemon dies after what it commits next, before it acts on it.
+    /// The daemon dies after its next commit, before it carries out the effects.
     Crash,
-    /// The worker is found again, or found to be no more.
+    /// The worker is found again, or found to be gone.
     Mend,
     /// The next deadline passes.
     Tick,
@@ -63,12 +55,11 @@ pub(crate) enum SimulatedAction {
 
 macro_rules! budget {
     ($($name:ident)*) => {
-        /// How often each thing may be done.
+        /// How often each action may be taken.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub(crate) struct ActionBudget { $(pub(crate) $name: u8,)* }
 
         impl ActionBudget {
-            /// Nobody does anything.
             pub(crate) const NOTHING: Self = Self { $($name: 0,)* };
         }
     };

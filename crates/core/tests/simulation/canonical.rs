@@ -1,5 +1,5 @@
-//! The small world with everything taken out that cannot matter any more, so that the walk knows a world that it has
-//! been in, whatever way led there.
+//! A key for a state of the simulation, without anything that can no longer matter, so that the walk recognises a
+//! state whichever path led to it.
 
 use std::hash::{Hash, Hasher};
 
@@ -10,13 +10,13 @@ use qd_protocol::{EventNumber, Millis, WorkerId};
 use super::SimulatedSession;
 
 impl SimulatedSession {
-    /// What this world is known by. Numbers are replaced by their order and times by nothing, so that worlds with the
-    /// same future are the same.
+    /// The key of this state. Numbers are replaced by their rank and times are dropped, so that states with the same
+    /// future have the same key.
     pub(crate) fn key(&self) -> u128 {
         let mut state = self.state.clone();
         let mut numbers: Vec<u64> = Vec::new();
         each_number(&mut state, &mut |number| numbers.push(number.0));
-        self.peer.each_number(&mut |number| numbers.push(number.0));
+        self.worker.each_number(&mut |number| numbers.push(number.0));
         numbers.sort_unstable();
         numbers.dedup();
         let rank =
@@ -30,17 +30,17 @@ impl SimulatedSession {
         }
         let mut key = WorldDigest::default();
         key.write(&serde_json::to_vec(&state).unwrap());
-        self.peer.canonical(rank, &self.left).hash(&mut key);
-        let Self { observer, left, halted, room, dying, prompts, children, .. } = self;
-        (observer, left, halted, room, dying, prompts, children).hash(&mut key);
+        self.worker.canonical(rank, &self.budget).hash(&mut key);
+        let Self { observer, budget, halted, slot_free, dying, prompts, children, .. } = self;
+        (observer, budget, halted, slot_free, dying, prompts, children).hash(&mut key);
         key.whole()
     }
 }
 
-/// Time passes only from deadline to deadline, and a crash counts for ever here, so no moment matters.
+/// Time passes only from deadline to deadline, and crashes never expire here, so no point in time matters.
 fn forget_times(state: &mut SessionState) {
     state.updated_at = Millis(0);
-    // When the last run ended decides nothing.
+    // Nothing depends on when the last run ended.
     state.last_finished = None;
     state.worker_stopping_since.iter_mut().for_each(|at| *at = Millis(0));
     state.crashes.iter_mut().for_each(|at| *at = Millis(0));
@@ -83,7 +83,7 @@ fn each_number(state: &mut SessionState, visit: &mut dyn FnMut(&mut EventNumber)
     }
 }
 
-/// A quick hash of 128 bits: the walk takes millions of keys, and none may stand for two worlds.
+/// A fast 128-bit hash: the walk takes millions of keys, and no two states may share one.
 #[derive(Default)]
 struct WorldDigest {
     low: u64,

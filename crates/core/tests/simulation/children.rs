@@ -1,27 +1,26 @@
-//! The sessions below, as far as their parent can see: each is busy until it is not, and says so when it can.
+//! The child sessions as far as their parent can see: each is busy until it ends, and reports that when it can.
 
 use std::collections::BTreeMap;
 
 use qd_protocol::SessionId;
 use qd_protocol::event::{ChildResult, FinishReason};
 
-/// What is below.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(crate) struct SimulatedChildren {
     busy: BTreeMap<SessionId, bool>,
-    /// Whether they have been told to close and have not all done so.
+    /// They were told to close, and not all have.
     pub(crate) closing: bool,
 }
 
 impl SimulatedChildren {
-    /// One more, with something to do.
+    /// Adds a busy child.
     pub(crate) fn spawn(&mut self) -> SessionId {
         let id = SessionId::parse(&format!("c{}", self.busy.len())).unwrap();
         self.busy.insert(id.clone(), true);
         id
     }
 
-    /// Those with something to do.
+    /// The indexes of the busy children.
     pub(crate) fn busy(&self) -> Vec<u8> {
         (0u8..).zip(self.busy.values()).filter(|(_, busy)| **busy).map(|(at, _)| at).collect()
     }
@@ -30,19 +29,19 @@ impl SimulatedChildren {
         self.busy[id]
     }
 
-    /// This one has nothing to do any more.
+    /// Ends this child.
     pub(crate) fn end(&mut self, at: u8) -> ChildResult {
         let (id, busy) = self.busy.iter_mut().nth(usize::from(at)).expect("only offered with one");
         *busy = false;
         result(id)
     }
 
-    /// All are cancelled or closed; gives those that were busy.
+    /// Ends all children, because they are cancelled or closed. Returns the results of those that were busy.
     pub(crate) fn end_all(&mut self) -> Vec<ChildResult> {
         self.busy().into_iter().map(|at| self.end(at)).collect()
     }
 
-    /// Those of them that have ended.
+    /// The results of those of the given children that have ended.
     pub(crate) fn ended(&self, asked: &[SessionId]) -> Vec<ChildResult> {
         asked.iter().filter(|id| !self.is_busy(id)).map(result).collect()
     }

@@ -1,6 +1,6 @@
-//! A small world around the session machine: clients with a few things to do, a worker with a will of its own, sessions
-//! below, and an observer who checks every event against the contract. The walk tries every order in it, the
-//! properties random ones.
+//! A simulation around the session machine: clients with a few actions, a worker that behaves in any way a real one
+//! could, child sessions, and an observer that checks every event against the contract. The walk tries every order,
+//! the properties random ones.
 
 #![allow(dead_code, clippy::allow_attributes, reason = "each suite uses its own part of this")]
 
@@ -30,25 +30,25 @@ use children::SimulatedChildren;
 use observer::ContractObserver;
 use simulated_worker::{SimulatedWorker, WorkerAction};
 
-/// The whole of it. Two worlds that are equal have the same future.
+/// The whole simulation. Two that are equal have the same future.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SimulatedSession {
     pub(crate) state: SessionState,
-    peer: SimulatedWorker,
+    worker: SimulatedWorker,
     children: SimulatedChildren,
     observer: ContractObserver,
-    pub(crate) left: ActionBudget,
-    /// What the session was created with.
+    pub(crate) budget: ActionBudget,
+    /// The restart limit that the session was created with.
     restarts: Option<u32>,
     now: Millis,
     halted: bool,
-    room: bool,
-    /// Whether the daemon dies after what it commits next.
+    slot_free: bool,
+    /// The daemon dies after its next commit.
     dying: bool,
     prompts: u8,
-    /// Ends that its fleet is to be told.
-    pub(crate) told: Vec<RunId>,
-    /// All events, where somebody wants them; the walk leaves it empty.
+    /// Runs whose end the fleet is to be notified of.
+    pub(crate) notified: Vec<RunId>,
+    /// All events, if a test needs them; the walk leaves it empty.
     pub(crate) journal: Vec<SessionEvent>,
     pub(crate) keeps_journal: bool,
 }
@@ -63,7 +63,7 @@ fn ask_id(number: u8) -> AskId {
 
 fn session(restarts: Option<u32>, fleet: Option<FleetMembership>) -> SessionState {
     let id = SessionId::parse("s").unwrap();
-    // What a crash counts for is tested where time is; here it counts for ever.
+    // The restart window is tested elsewhere; here crashes never expire.
     let limits = SessionLimits { restarts, restart_window_s: Some(1e9), ..SessionLimits::default() };
     let created = SessionCreated { agent: "script".to_owned(), limits, fleet, ..SessionCreated::default() };
     SessionState::new(id, WorkspaceId::parse("w").unwrap(), created, Millis(0))
@@ -79,79 +79,79 @@ fn prompt(run: RunId) -> PromptSubmission {
 }
 
 impl SimulatedSession {
-    /// A session whose agent may crash as often as the budget lets it.
-    pub(crate) fn new(left: ActionBudget) -> Self {
-        Self::with_restarts(left, None)
+    /// A session whose agent may crash as often as the budget allows.
+    pub(crate) fn new(budget: ActionBudget) -> Self {
+        Self::with_restarts(budget, None)
     }
 
-    /// A session whose agent is started again so often after a crash.
-    pub(crate) fn with_restarts(left: ActionBudget, restarts: Option<u32>) -> Self {
-        Self::of(left, restarts, None)
+    /// A session whose agent is restarted this often after a crash.
+    pub(crate) fn with_restarts(budget: ActionBudget, restarts: Option<u32>) -> Self {
+        Self::of(budget, restarts, None)
     }
 
-    /// A session of a fleet. It keeps its journal, in which the fleet looks things up.
-    pub(crate) fn in_fleet(left: ActionBudget, fleet: FleetMembership) -> Self {
-        Self { keeps_journal: true, ..Self::of(left, None, Some(fleet)) }
+    /// A session of a fleet. It keeps its journal, which the fleet queries.
+    pub(crate) fn in_fleet(budget: ActionBudget, fleet: FleetMembership) -> Self {
+        Self { keeps_journal: true, ..Self::of(budget, None, Some(fleet)) }
     }
 
-    fn of(left: ActionBudget, restarts: Option<u32>, fleet: Option<FleetMembership>) -> Self {
+    fn of(budget: ActionBudget, restarts: Option<u32>, fleet: Option<FleetMembership>) -> Self {
         Self {
             state: session(restarts, fleet),
-            peer: SimulatedWorker::default(),
+            worker: SimulatedWorker::default(),
             children: SimulatedChildren::default(),
             observer: ContractObserver::default(),
-            left,
+            budget,
             restarts,
             now: Millis(0),
             halted: false,
-            room: true,
+            slot_free: true,
             dying: false,
             prompts: 0,
-            told: Vec::new(),
+            notified: Vec::new(),
             journal: Vec::new(),
             keeps_journal: false,
         }
     }
 
-    /// What can happen next. The last of it is what the others do when the clients are done.
+    /// The possible next actions. The last one is what happens when the clients are done.
     pub(crate) fn actions(&self) -> Vec<SimulatedAction> {
-        let Self { left, peer, .. } = self;
+        let Self { budget, worker, .. } = self;
         let mut actions = Vec::new();
-        let mut can = |yes: bool, action: SimulatedAction| {
+        let mut offer = |yes: bool, action: SimulatedAction| {
             if yes {
                 actions.push(action);
             }
         };
-        can(left.prompts > 0, SimulatedAction::Prompt);
-        can(left.cancels > 0, SimulatedAction::Cancel);
-        can(left.single_cancels > 0 && self.prompts > 0, SimulatedAction::CancelNewest);
-        can(left.single_cancels > 0 && self.active_is_older(), SimulatedAction::CancelActive);
-        can(left.steers > 0, SimulatedAction::Steer);
-        can(left.answers > 0 && peer.asked > 0, SimulatedAction::Allow);
-        can(left.answers > 0 && peer.asked > 0, SimulatedAction::Deny);
-        can(left.removes > 0 && self.prompts > 0, SimulatedAction::Remove);
-        can(left.clears > 0, SimulatedAction::Clear);
-        can(left.halts > 0 && !self.halted, SimulatedAction::Halt);
-        can(self.halted, SimulatedAction::Unhalt);
-        can(left.fills > 0 && self.room, SimulatedAction::Fill);
-        can(!self.room, SimulatedAction::Free);
-        can(left.policies > 0, SimulatedAction::Policy);
-        can(left.forgives > 0, SimulatedAction::Forgive);
-        can(left.closes > 0, SimulatedAction::Close);
-        can(left.spawns > 0 && peer.is_in_turn(), SimulatedAction::Spawn);
-        can(left.deaths > 0 && peer.can_die(), SimulatedAction::Die);
-        can(left.vanishes > 0 && peer.is_there(), SimulatedAction::Vanish);
-        can(left.rests > 0 && peer.can_rest(), SimulatedAction::Rest);
-        can(left.breaks > 0 && peer.can_break(), SimulatedAction::Break);
-        can(left.crashes > 0 && !self.dying, SimulatedAction::Crash);
+        offer(budget.prompts > 0, SimulatedAction::Prompt);
+        offer(budget.cancels > 0, SimulatedAction::Cancel);
+        offer(budget.single_cancels > 0 && self.prompts > 0, SimulatedAction::CancelNewest);
+        offer(budget.single_cancels > 0 && self.active_is_older(), SimulatedAction::CancelActive);
+        offer(budget.steers > 0, SimulatedAction::Steer);
+        offer(budget.answers > 0 && worker.asked > 0, SimulatedAction::Allow);
+        offer(budget.answers > 0 && worker.asked > 0, SimulatedAction::Deny);
+        offer(budget.removes > 0 && self.prompts > 0, SimulatedAction::Remove);
+        offer(budget.clears > 0, SimulatedAction::Clear);
+        offer(budget.halts > 0 && !self.halted, SimulatedAction::Halt);
+        offer(self.halted, SimulatedAction::Unhalt);
+        offer(budget.fills > 0 && self.slot_free, SimulatedAction::Fill);
+        offer(!self.slot_free, SimulatedAction::Free);
+        offer(budget.policies > 0, SimulatedAction::Policy);
+        offer(budget.forgives > 0, SimulatedAction::Forgive);
+        offer(budget.closes > 0, SimulatedAction::Close);
+        offer(budget.spawns > 0 && worker.is_in_turn(), SimulatedAction::Spawn);
+        offer(budget.deaths > 0 && worker.can_die(), SimulatedAction::Die);
+        offer(budget.vanishes > 0 && worker.is_there(), SimulatedAction::Vanish);
+        offer(budget.rests > 0 && worker.can_rest(), SimulatedAction::Rest);
+        offer(budget.breaks > 0 && worker.can_break(), SimulatedAction::Break);
+        offer(budget.crashes > 0 && !self.dying, SimulatedAction::Crash);
         for child in self.children.busy() {
-            can(true, SimulatedAction::ChildEnds(child));
+            offer(true, SimulatedAction::ChildEnds(child));
         }
-        can(self.children.closing, SimulatedAction::BelowClosed);
-        can(peer.is_cut(), SimulatedAction::Mend);
-        can(deadline(&self.state, self.peer.link()).is_some(), SimulatedAction::Tick);
-        for say in peer.can_say(left) {
-            can(true, SimulatedAction::Agent(say));
+        offer(self.children.closing, SimulatedAction::BelowClosed);
+        offer(worker.is_disconnected(), SimulatedAction::Mend);
+        offer(deadline(&self.state, self.worker.link()).is_some(), SimulatedAction::Tick);
+        for worker_action in worker.possible_actions(budget) {
+            offer(true, SimulatedAction::Agent(worker_action));
         }
         actions
     }
@@ -160,16 +160,22 @@ impl SimulatedSession {
         self.state.active_run().is_some_and(|(run, _)| run.id != run_id(self.prompts))
     }
 
-    fn world(&self) -> SessionContext {
-        let Self { now, halted, room, .. } = *self;
-        SessionContext { now, halted, over_budget: false, slot_available: room, agent: self.peer.link() }
+    fn context(&self) -> SessionContext {
+        let Self { now, halted, slot_free, .. } = *self;
+        SessionContext {
+            now,
+            halted,
+            over_budget: false,
+            slot_available: slot_free,
+            agent: self.worker.link(),
+        }
     }
 
-    /// Does one thing, checks everything that must hold, and lets the effects reach the others.
+    /// Takes one action, checks all invariants, and carries out the effects.
     pub(crate) fn act(&mut self, action: SimulatedAction) {
         match action {
             SimulatedAction::Halt => {
-                self.left.halts -= 1;
+                self.budget.halts -= 1;
                 self.halted = true;
             }
             SimulatedAction::Unhalt => {
@@ -177,66 +183,66 @@ impl SimulatedSession {
                 self.input(SessionInput::Wake);
             }
             SimulatedAction::Fill => {
-                self.left.fills -= 1;
-                self.room = false;
+                self.budget.fills -= 1;
+                self.slot_free = false;
             }
             SimulatedAction::Free => {
-                self.room = true;
+                self.slot_free = true;
                 self.input(SessionInput::Wake);
             }
             SimulatedAction::Crash => {
-                self.left.crashes -= 1;
+                self.budget.crashes -= 1;
                 self.dying = true;
             }
             SimulatedAction::Rest => {
-                self.left.rests -= 1;
-                self.peer.tire();
+                self.budget.rests -= 1;
+                self.worker.stop_idle_agent();
             }
             SimulatedAction::Break => {
-                self.left.breaks -= 1;
-                self.peer.broke();
+                self.budget.breaks -= 1;
+                self.worker.disconnect();
                 self.input(SessionInput::LinkLost);
             }
             SimulatedAction::Vanish => {
-                self.left.vanishes -= 1;
-                let noticed = !self.peer.is_cut();
-                self.peer.vanish();
+                self.budget.vanishes -= 1;
+                let noticed = !self.worker.is_disconnected();
+                self.worker.vanish();
                 if noticed {
-                    self.find_out();
+                    self.discover_loss();
                 }
             }
-            SimulatedAction::Mend if self.peer.is_there() => self.attach(true),
-            SimulatedAction::Mend => self.find_out(),
+            SimulatedAction::Mend if self.worker.is_there() => self.attach(true),
+            SimulatedAction::Mend => self.discover_loss(),
             SimulatedAction::Die => {
-                self.left.deaths -= 1;
+                self.budget.deaths -= 1;
                 let error = RunError::new("agent_exited", "it died");
-                if let Some(last_word) = self.peer.die(AgentExitReason::Failed(error)) {
-                    self.heard(last_word);
+                if let Some(update) = self.worker.die(AgentExitReason::Failed(error)) {
+                    self.receive(update);
                 }
             }
             SimulatedAction::Tick => {
                 self.now =
-                    self.now.max(deadline(&self.state, self.peer.link()).expect("only offered with one"));
+                    self.now.max(deadline(&self.state, self.worker.link()).expect("only offered with one"));
                 self.input(SessionInput::Tick);
             }
-            SimulatedAction::Agent(say) => {
-                if say == WorkerAction::Ready && self.peer.is_new() {
+            SimulatedAction::Agent(worker_action) => {
+                if worker_action == WorkerAction::Ready && self.worker.is_new() {
                     self.attach(false);
                 }
-                if self.peer.can_say(&self.left).contains(&say)
-                    && let Some(said) = self.peer.say(say, &mut self.left)
+                if self.worker.possible_actions(&self.budget).contains(&worker_action)
+                    && let Some(update) = self.worker.perform(worker_action, &mut self.budget)
                 {
-                    self.heard(said);
+                    self.receive(update);
                 }
             }
             SimulatedAction::ChildEnds(child) => {
                 let result = self.children.end(child);
                 match self.dying {
-                    // The child's end is journalled, and nobody lives to tell it.
+                    // The child's end is journalled, but the daemon dies before it notifies the parent.
                     true => self.restart(),
                     false => {
                         self.input(SessionInput::Command(SessionCommand::ChildEnded(result.clone())));
-                        self.makes_nothing(SessionInput::Command(SessionCommand::ChildEnded(result)));
+                        self.assert_no_effect(SessionInput::Command(SessionCommand::ChildEnded(result)));
                     }
                 }
             }
@@ -255,13 +261,12 @@ impl SimulatedSession {
         }
     }
 
-    /// A prompt under this name; false if the session takes none.
+    /// Sends a prompt under this run id. Returns false if the session refuses it.
     pub(crate) fn accept(&mut self, run: RunId) -> bool {
         self.input(SessionInput::Command(SessionCommand::AcceptPrompt(prompt(run.clone()))));
         self.has(&run)
     }
 
-    /// Stops one run.
     pub(crate) fn cancel_run(&mut self, run: RunId) {
         self.input(SessionInput::Command(SessionCommand::Cancel {
             run: Some(run),
@@ -270,12 +275,12 @@ impl SimulatedSession {
         }));
     }
 
-    /// Whether it ever had this run.
+    /// Whether the session ever accepted this run.
     pub(crate) fn has(&self, run: &RunId) -> bool {
         self.events_of(run).any(|body| matches!(body, EventBody::RunAccepted(_)))
     }
 
-    /// How it ended, if it has.
+    /// How the run ended, if it has.
     pub(crate) fn ended(&self, run: &RunId) -> Option<FinishReason> {
         self.events_of(run).find_map(|body| match body {
             EventBody::RunFinished(finished) => Some(finished.finish_reason),
@@ -292,168 +297,168 @@ impl SimulatedSession {
         usize::from(self.observer.restarts)
     }
 
-    /// What a client sends.
+    /// The command that a client sends for an action.
     fn command(&mut self, action: SimulatedAction) -> SessionCommand {
         let cancel = |run| SessionCommand::Cancel { run, by: RunStopCause::User, reason: None };
         match action {
             SimulatedAction::Prompt => {
-                self.left.prompts -= 1;
+                self.budget.prompts -= 1;
                 self.prompts += 1;
                 SessionCommand::AcceptPrompt(prompt(run_id(self.prompts)))
             }
             SimulatedAction::Cancel => {
-                self.left.cancels -= 1;
+                self.budget.cancels -= 1;
                 cancel(None)
             }
             SimulatedAction::CancelNewest => {
-                self.left.single_cancels -= 1;
+                self.budget.single_cancels -= 1;
                 cancel(Some(run_id(self.prompts)))
             }
             SimulatedAction::CancelActive => {
-                self.left.single_cancels -= 1;
+                self.budget.single_cancels -= 1;
                 cancel(self.state.active_run().map(|(run, _)| run.id.clone()))
             }
             SimulatedAction::Steer => {
-                self.left.steers -= 1;
+                self.budget.steers -= 1;
                 SessionCommand::Steer { text: "left".into() }
             }
             SimulatedAction::Allow | SimulatedAction::Deny => {
-                self.left.answers -= 1;
+                self.budget.answers -= 1;
                 let decision = if action == SimulatedAction::Allow {
                     PermissionDecision::AllowOnce
                 } else {
                     PermissionDecision::Deny
                 };
                 let answer = AskAnswer { decision: Some(decision), ..AskAnswer::default() };
-                SessionCommand::Answer { ask: ask_id(self.peer.asked), answer }
+                SessionCommand::Answer { ask: ask_id(self.worker.asked), answer }
             }
             SimulatedAction::Remove => {
-                self.left.removes -= 1;
+                self.budget.removes -= 1;
                 SessionCommand::RemoveQueued { run: run_id(self.prompts) }
             }
             SimulatedAction::Clear => {
-                self.left.clears -= 1;
+                self.budget.clears -= 1;
                 SessionCommand::ClearQueue
             }
             SimulatedAction::Policy => {
-                self.left.policies -= 1;
+                self.budget.policies -= 1;
                 let policy = Some(Policy::Always(PolicyVerdict::Allow));
                 SessionCommand::UpdateSettings(SettingsUpdate { policy, ..SettingsUpdate::default() })
             }
             SimulatedAction::Forgive => {
-                self.left.forgives -= 1;
+                self.budget.forgives -= 1;
                 let limits = &self.state.settings.limits;
                 let restarts = limits.restarts.map(|restarts| restarts + 1);
                 let limits = Some(SessionLimits { restarts, ..limits.clone() });
                 SessionCommand::UpdateSettings(SettingsUpdate { limits, ..SettingsUpdate::default() })
             }
             SimulatedAction::Close => {
-                self.left.closes -= 1;
+                self.budget.closes -= 1;
                 SessionCommand::Close { purge: false }
             }
             SimulatedAction::Spawn => {
-                self.left.spawns -= 1;
+                self.budget.spawns -= 1;
                 SessionCommand::AddChild { child: self.children.spawn() }
             }
-            _ => unreachable!("{action:?} is no client's"),
+            _ => unreachable!("{action:?} is not a client's action"),
         }
     }
 
-    /// The worker is there: it is told what it missed, and tells what was missed of it.
-    fn attach(&mut self, again: bool) {
-        let applied = self.peer.attach();
-        self.input(SessionInput::WorkerAttached { applied, reattached: again, run_time_ms: None });
-        self.hear_spool();
+    /// The worker connects: it gets the commands that it missed, and its spool is delivered.
+    fn attach(&mut self, reattached: bool) {
+        let applied = self.worker.attach();
+        self.input(SessionInput::WorkerAttached { applied, reattached, run_time_ms: None });
+        self.deliver_spool();
     }
 
-    /// The worker is no more, and somebody looks: what it left is heard first.
-    fn find_out(&mut self) {
-        self.hear_spool();
-        if self.peer.buried() {
+    /// The worker is found to be gone. Its spool is delivered first.
+    fn discover_loss(&mut self) {
+        self.deliver_spool();
+        if self.worker.is_confirmed_gone() {
             self.input(SessionInput::WorkerGone(AgentExitReason::Lost));
         }
     }
 
-    fn hear_spool(&mut self) {
-        // A daemon that dies in between leaves the rest to the next.
+    fn deliver_spool(&mut self) {
+        // A daemon that dies in between leaves the rest to the next one.
         let starts = self.observer.restarts;
         while self.observer.restarts == starts
-            && let Some(said) = self.peer.unspool()
+            && let Some(update) = self.worker.pop_spool()
         {
-            self.heard(said);
+            self.receive(update);
         }
     }
 
-    /// Delivers what the agent said, twice: the second time it must make nothing.
-    fn heard(&mut self, (number, up): (UpdateNumber, AgentUpdate)) {
-        self.input(SessionInput::LinkMessage(number, up.clone()));
+    /// Delivers an update twice: the second time it must have no effect.
+    fn receive(&mut self, (number, update): (UpdateNumber, AgentUpdate)) {
+        self.input(SessionInput::LinkMessage(number, update.clone()));
         if number <= self.state.last_link_number {
-            self.makes_nothing(SessionInput::LinkMessage(number, up));
+            self.assert_no_effect(SessionInput::LinkMessage(number, update));
         }
         if self.state.worker.is_none() {
-            self.makes_nothing(SessionInput::WorkerGone(AgentExitReason::Lost));
+            self.assert_no_effect(SessionInput::WorkerGone(AgentExitReason::Lost));
         }
     }
 
-    fn makes_nothing(&self, input: SessionInput) {
+    fn assert_no_effect(&self, input: SessionInput) {
         let mut state = self.state.clone();
-        let again = step(&mut state, input.clone(), &self.world());
-        let SessionStep { events, effects, .. } = again;
+        let repeated = step(&mut state, input.clone(), &self.context());
+        let SessionStep { events, effects, .. } = repeated;
         assert!(events.is_empty() && effects.is_empty(), "{input:?} made {events:?} and {effects:?}");
         assert_eq!(self.state, state);
     }
 
-    /// Takes in what happened, and what comes of that, in order.
+    /// Handles an input and everything that follows from it, in order.
     fn input(&mut self, input: SessionInput) {
         let mut inbox = VecDeque::from([input]);
         while let Some(input) = inbox.pop_front() {
-            let effects = self.judge(input);
+            let effects = self.commit_step(input);
             match effects {
                 Some(effects) => {
                     for effect in effects {
                         self.carry_out(effect, &mut inbox);
                     }
                 }
-                None => inbox = VecDeque::from([self.reborn()]),
+                None => inbox = VecDeque::from([self.start_next_daemon()]),
             }
         }
     }
 
-    /// One step, committed. Gives what is to be done, if there is still somebody to do it.
-    fn judge(&mut self, input: SessionInput) -> Option<Vec<SessionEffect>> {
+    /// One step, committed. Returns its effects, unless the daemon died after the commit.
+    fn commit_step(&mut self, input: SessionInput) -> Option<Vec<SessionEffect>> {
         let before = self.state.clone();
-        let world = self.world();
-        let decided = step(&mut self.state, input.clone(), &world);
-        self.crash_and_rebuild(before.clone(), &decided.events);
-        self.observer.see(&before, &input, &decided, &self.state, &world);
-        for event in &decided.events {
+        let context = self.context();
+        let result = step(&mut self.state, input.clone(), &context);
+        self.crash_and_rebuild(before.clone(), &result.events);
+        self.observer.observe(&before, &input, &result, &self.state, &context);
+        for event in &result.events {
             if let EventBody::RunResumed(resumed) = &event.body {
                 let busy = resumed.children.iter().any(|child| self.children.is_busy(&child.session_id));
                 assert!(!busy, "resumed while a session that it waits for is busy");
             }
         }
-        let commits = !decided.events.is_empty();
+        let commits = !result.events.is_empty();
         if self.keeps_journal {
-            self.journal.extend(decided.events);
+            self.journal.extend(result.events);
         }
-        (!self.dying || !commits).then_some(decided.effects)
+        (!self.dying || !commits).then_some(result.effects)
     }
 
     /// The daemon dies and another one is started.
     pub(crate) fn restart(&mut self) {
-        let wake = self.reborn();
+        let wake = self.start_next_daemon();
         self.input(wake);
     }
 
-    fn reborn(&mut self) -> SessionInput {
+    fn start_next_daemon(&mut self) -> SessionInput {
         self.dying = false;
         self.observer.restarts += 1;
         self.children.closing = false;
-        self.peer.bereft(self.state.worker.as_ref());
+        self.worker.daemon_died(self.state.worker.as_ref());
         SessionInput::Wake
     }
 
-    /// The state after a crash is the state before it, by the journal alone.
+    /// Replaying the events of a step must give the same state.
     fn crash_and_rebuild(&self, before: SessionState, events: &[SessionEvent]) {
         let mut rebuilt = before;
         for event in events {
@@ -481,15 +486,15 @@ impl SimulatedSession {
     fn carry_out(&mut self, effect: SessionEffect, inbox: &mut VecDeque<SessionInput>) {
         let ended = |child| SessionInput::Command(SessionCommand::ChildEnded(child));
         match effect {
-            SessionEffect::LaunchAgent { worker, new_worker: fresh } => self.peer.launch(worker, fresh),
-            SessionEffect::StopAgent => self.peer.end(),
+            SessionEffect::LaunchAgent { worker, new_worker } => self.worker.launch(worker, new_worker),
+            SessionEffect::StopAgent => self.worker.end(),
             SessionEffect::SendPrompt { .. }
             | SessionEffect::SendSteer { .. }
             | SessionEffect::CancelTurn { .. }
             | SessionEffect::KillTurn { .. }
             | SessionEffect::SendAnswer { .. } => {
-                self.peer.told(effect);
-                self.observer.check_given(&mut self.peer.given);
+                self.worker.apply_command(effect);
+                self.observer.check_prompt_counts(&mut self.worker.prompt_counts);
             }
             SessionEffect::QueryChildren { children } => {
                 inbox.extend(self.children.ended(&children).into_iter().map(ended));
@@ -502,13 +507,13 @@ impl SimulatedSession {
                 inbox.extend(self.children.end_all().into_iter().map(ended));
                 self.children.closing = true;
             }
-            SessionEffect::NotifyFleet { run } => self.told.push(run),
-            SessionEffect::NotifyParent => panic!("nothing is above"),
+            SessionEffect::NotifyFleet { run } => self.notified.push(run),
+            SessionEffect::NotifyParent => panic!("the session has no parent"),
             SessionEffect::CheckBudget | SessionEffect::Purge => {}
         }
     }
 
-    /// What must hold when nothing can happen any more: nobody was forgotten.
+    /// What must hold when nothing can happen any more: no run was forgotten.
     pub(crate) fn check_end(&self) {
         assert!(self.state.runs.is_empty(), "runs left over: {:?}", self.state.runs);
         assert!(matches!(self.state.phase(), SessionPhase::Idle | SessionPhase::Closed));

@@ -1,5 +1,5 @@
-//! Somebody who reads every event and knows the contract. What it remembers of a run is little, so that the walk can
-//! tell when two pasts lead to the same future.
+//! Reads every event and checks it against the contract. It remembers little about a run, so that the walk can tell
+//! when two pasts lead to the same future.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,32 +17,32 @@ use qd_protocol::{AskId, FinishReason, RunId, SessionId, WorkerId};
 pub(crate) struct ContractObserver {
     runs: BTreeMap<RunId, ObservedRun>,
     asks: BTreeMap<AskId, (RunId, ObservedAskState)>,
-    /// Whether there is a worker.
+    /// There is a worker.
     worker: bool,
-    /// Whether it is to end.
+    /// The worker is being stopped.
     stopped: bool,
-    /// How often one was lost or failed.
+    /// How often a worker was lost or failed.
     crashes: u32,
     closed: bool,
-    /// How often the daemon was started again.
+    /// How often the daemon was restarted.
     pub(crate) restarts: u8,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 struct ObservedRun {
-    asked_for: bool,
+    has_user_message: bool,
     started: bool,
-    answering: bool,
-    answered: bool,
-    /// It was told that there is no room for its agent.
-    held: bool,
-    /// Sessions that it started since it was last resumed.
+    has_assistant_message: bool,
+    message_finished: bool,
+    /// It was queued because the limit on live agents is reached.
+    queued_for_slot: bool,
+    /// Child sessions that it started since it was last resumed.
     children: BTreeSet<SessionId>,
     suspended: bool,
-    /// How often it may be given to an agent.
-    gives: u8,
-    /// A cancel hit it: it must end so.
-    hit: bool,
+    /// How often it may be sent to an agent.
+    prompts_allowed: u8,
+    /// A cancel applied to it, so it must end as cancelled.
+    cancelled: bool,
     ended: bool,
 }
 
@@ -55,54 +55,58 @@ enum ObservedAskState {
 }
 
 impl ContractObserver {
-    /// Reads one step and checks it against the contract.
-    pub(crate) fn see(
+    /// Checks one step against the contract.
+    pub(crate) fn observe(
         &mut self,
         before: &SessionState,
         input: &SessionInput,
-        decided: &SessionStep,
+        step: &SessionStep,
         after: &SessionState,
-        world: &SessionContext,
+        context: &SessionContext,
     ) {
-        self.see_reply(before, input, decided);
-        for event in &decided.events {
+        self.check_reply(before, input, step);
+        for event in &step.events {
             assert!(!self.closed, "nothing comes after session.closed");
-            self.event(event, world);
-            self.worker_event(event, before, after, world);
+            self.event(event, context);
+            self.worker_event(event, before, after, context);
         }
-        for effect in &decided.effects {
-            self.effect(effect, decided, after, world);
+        for effect in &step.effects {
+            self.effect(effect, step, after, context);
         }
         let started = after.runs.iter().filter(|run| run.started.is_some()).count();
         assert!(started <= 1, "one run of a session is active at a time");
-        assert_eq!(after.is_busy(), self.runs.values().any(|run| !run.ended), "busy is what it says");
+        assert_eq!(
+            after.is_busy(),
+            self.runs.values().any(|run| !run.ended),
+            "busy while a run has not ended"
+        );
         let suspended = self.runs.values().any(|run| run.suspended);
         assert!(
             !suspended || after.phase() == SessionPhase::Waiting,
             "a suspended run makes its session wait"
         );
-        let exits = decided.events.iter().any(|event| matches!(event.body, EventBody::WorkerExited(_)));
-        if exits && before.suspension().is_some_and(|wait| !wait.waits_for.is_empty()) {
+        let exits = step.events.iter().any(|event| matches!(event.body, EventBody::WorkerExited(_)));
+        if exits && before.suspension().is_some_and(|suspension| !suspension.waits_for.is_empty()) {
             assert_eq!(
                 before.suspension(),
                 after.suspension(),
                 "a run that waits loses nothing with its worker"
             );
         }
-        self.no_run_waits_for_nothing(after, world, decided);
+        self.check_progress(after, context, step);
     }
 
-    fn see_reply(&mut self, before: &SessionState, input: &SessionInput, decided: &SessionStep) {
+    fn check_reply(&mut self, before: &SessionState, input: &SessionInput, step: &SessionStep) {
         let SessionInput::Command(command) = input else { return };
-        if let Some(CommandReply::Refused(refusal)) = &decided.reply {
-            assert!(decided.events.is_empty(), "a refused command changes nothing");
+        if let Some(CommandReply::Refused(refusal)) = &step.reply {
+            assert!(step.events.is_empty(), "a refused command changes nothing");
             let suspended = before.suspension().is_some() && before.closing.is_none();
             if let (SessionCommand::Steer { .. }, true) = (command, suspended) {
                 assert_eq!(*refusal, CommandRefusal::NotRunning, "a suspended run has no turn to steer");
             }
             return;
         }
-        let hit: Vec<RunId> = match command {
+        let cancelled: Vec<RunId> = match command {
             SessionCommand::Cancel { run: None, .. } | SessionCommand::Close { .. } => {
                 before.runs.iter().map(|run| run.id.clone()).collect()
             }
@@ -111,20 +115,20 @@ impl ContractObserver {
             }
             _ => Vec::new(),
         };
-        let removed = match &decided.reply {
+        let removed = match &step.reply {
             Some(CommandReply::Removed(runs)) => runs.clone(),
             _ => Vec::new(),
         };
-        for run in hit.iter().chain(&removed) {
-            self.runs.get_mut(run).expect("accepted before").hit = true;
+        for run in cancelled.iter().chain(&removed) {
+            self.runs.get_mut(run).expect("accepted before").cancelled = true;
         }
-        if let (SessionCommand::Cancel { .. }, Some(CommandReply::Cancelled(said))) =
-            (command, &decided.reply)
+        if let (SessionCommand::Cancel { .. }, Some(CommandReply::Cancelled(reported))) =
+            (command, &step.reply)
         {
-            assert_eq!(*said, hit, "the receipt of a cancel");
+            assert_eq!(*reported, cancelled, "the receipt of a cancel");
             let below = |event: &SessionEvent| matches!(&event.body, EventBody::SessionUpdated(change) if change.cancels_below);
-            if hit.is_empty() {
-                assert!(decided.events.iter().all(below), "a cancel that hits nothing changes nothing here");
+            if cancelled.is_empty() {
+                assert!(step.events.iter().all(below), "a cancel without runs changes nothing here");
             }
         }
         if let (SessionCommand::AddChild { child }, Some((run, _))) = (command, before.current_turn()) {
@@ -135,51 +139,56 @@ impl ContractObserver {
     fn effect(
         &mut self,
         effect: &SessionEffect,
-        decided: &SessionStep,
+        step: &SessionStep,
         after: &SessionState,
-        world: &SessionContext,
+        context: &SessionContext,
     ) {
         match effect {
             SessionEffect::SendPrompt { number, run } => {
-                assert!(self.runs[run].started, "a prompt goes down only after run.started");
+                assert!(self.runs[run].started, "a prompt is sent only after run.started");
                 let (_, started) = after.active_run().expect("a prompt is of the active run");
-                assert_eq!(*number, started.number, "a prompt bears the number of what gave it away");
+                assert_eq!(*number, started.number, "a prompt has the number of the event that sent it");
             }
-            SessionEffect::LaunchAgent { worker, new_worker: fresh } => {
-                assert!(world.slot_available && !world.halted && !self.stopped, "an agent that may not live");
+            SessionEffect::LaunchAgent { worker, new_worker } => {
+                assert!(
+                    context.slot_available && !context.halted && !self.stopped,
+                    "an agent that must not be launched"
+                );
                 assert_eq!(Some(worker), after.worker.as_ref());
                 let new = |event: &SessionEvent| matches!(event.body, EventBody::WorkerStarted(_));
-                assert_eq!(*fresh, decided.events.iter().any(new), "a new worker is told of");
+                assert_eq!(*new_worker, step.events.iter().any(new), "a new worker has its worker.started");
             }
             SessionEffect::StopAgent => {
-                assert!(self.worker, "nobody is stopped");
+                assert!(self.worker, "there is no worker to stop");
                 self.stopped = true;
             }
             _ => {}
         }
     }
 
-    /// The next run starts whatever ended the last: whenever one could start, it has, or an agent is on its way, or
-    /// it was told why not.
-    fn no_run_waits_for_nothing(&self, after: &SessionState, world: &SessionContext, decided: &SessionStep) {
+    /// Whatever ended the last run, the next one goes on: if a run could start, it has started, an agent is being
+    /// launched, or it was queued with a reason.
+    fn check_progress(&self, after: &SessionState, context: &SessionContext, step: &SessionStep) {
         let Some(run) = after.runs.front() else { return };
-        let waits = match &run.started {
+        let waits_for_agent = match &run.started {
             None => true,
-            Some(started) => started.suspended.as_ref().is_some_and(|wait| wait.waits_for.is_empty()),
+            Some(started) => {
+                started.suspended.as_ref().is_some_and(|suspension| suspension.waits_for.is_empty())
+            }
         };
-        if waits && !world.halted && !self.stopped {
+        if waits_for_agent && !context.halted && !self.stopped {
             let launched =
-                decided.effects.iter().any(|effect| matches!(effect, SessionEffect::LaunchAgent { .. }));
-            let coming = matches!(world.agent, AgentAvailability::Starting | AgentAvailability::Lost);
-            let held = !world.slot_available && self.runs[&run.id].held;
-            assert!(launched || coming || held, "a run waits and nothing is on its way");
+                step.effects.iter().any(|effect| matches!(effect, SessionEffect::LaunchAgent { .. }));
+            let agent_coming = matches!(context.agent, AgentAvailability::Starting | AgentAvailability::Lost);
+            let queued_for_slot = !context.slot_available && self.runs[&run.id].queued_for_slot;
+            assert!(launched || agent_coming || queued_for_slot, "a run waits and nothing is on its way");
         }
     }
 
-    fn event(&mut self, event: &SessionEvent, world: &SessionContext) {
+    fn event(&mut self, event: &SessionEvent, context: &SessionContext) {
         let (run, body) = (event.run.as_ref(), &event.body);
         if let Some(run) = run {
-            self.event_of_run(run, body, world);
+            self.event_of_run(run, body, context);
         }
         match body {
             EventBody::AskOpened(opened) => {
@@ -206,13 +215,13 @@ impl ContractObserver {
                 assert_eq!(before, ObservedAskState::Answered, "delivered once, after its answer");
             }
             EventBody::TextDelta(delta) => {
-                assert_eq!(delta.after_run.is_some(), run.is_none(), "late words are kept apart")
+                assert_eq!(delta.after_run.is_some(), run.is_none(), "late output belongs to no run")
             }
             _ => {}
         }
     }
 
-    fn event_of_run(&mut self, run: &RunId, body: &EventBody, world: &SessionContext) {
+    fn event_of_run(&mut self, run: &RunId, body: &EventBody, context: &SessionContext) {
         if let EventBody::RunAccepted(_) = body {
             assert!(
                 self.runs.insert(run.clone(), ObservedRun::default()).is_none(),
@@ -221,71 +230,82 @@ impl ContractObserver {
             return;
         }
         let active = self.runs.values().filter(|run| run.started && !run.ended).count();
-        let seen = self.runs.get_mut(run).expect("run.accepted comes first");
-        assert!(!seen.ended, "{} of {run} after its run.finished", body.kind());
+        let observed = self.runs.get_mut(run).expect("run.accepted comes first");
+        assert!(!observed.ended, "{} of {run} after its run.finished", body.kind());
         match body {
             EventBody::MessageCreated(message) if message.role == MessageRole::User => {
-                assert!(!std::mem::replace(&mut seen.asked_for, true), "one user message");
+                assert!(!std::mem::replace(&mut observed.has_user_message, true), "one user message");
             }
             EventBody::MessageCreated(_) => {
                 assert!(
-                    seen.asked_for && !std::mem::replace(&mut seen.answering, true),
+                    observed.has_user_message
+                        && !std::mem::replace(&mut observed.has_assistant_message, true),
                     "one assistant message"
                 );
             }
             EventBody::RunQueued(queued) if queued.reason == QueueReason::Capacity => {
                 assert!(
-                    !world.slot_available
-                        && matches!(world.agent, AgentAvailability::Absent | AgentAvailability::WorkerOnly)
+                    !context.slot_available
+                        && matches!(context.agent, AgentAvailability::Absent | AgentAvailability::WorkerOnly)
                 );
-                assert!(!std::mem::replace(&mut seen.held, true), "told once that there is no room");
+                assert!(!std::mem::replace(&mut observed.queued_for_slot, true), "queued for capacity once");
             }
             EventBody::RunStarted(_) => {
-                assert!(!std::mem::replace(&mut seen.started, true), "at most one run.started");
+                assert!(!std::mem::replace(&mut observed.started, true), "at most one run.started");
                 assert_eq!(active, 0, "{run} started while another was active");
-                assert!(!world.halted, "nothing starts under a halt");
-                assert!(!seen.hit, "a cancelled run does not start");
-                assert!(self.worker && !self.stopped, "nothing starts on a worker that is to end");
-                (seen.held, seen.gives) = (false, 1);
+                assert!(!context.halted, "nothing starts under a halt");
+                assert!(!observed.cancelled, "a cancelled run does not start");
+                assert!(self.worker && !self.stopped, "nothing starts on a worker that is being stopped");
+                (observed.queued_for_slot, observed.prompts_allowed) = (false, 1);
             }
             EventBody::RunSuspended(suspended) => {
-                assert!(seen.started && !std::mem::replace(&mut seen.suspended, true) && !seen.hit);
+                assert!(
+                    observed.started
+                        && !std::mem::replace(&mut observed.suspended, true)
+                        && !observed.cancelled
+                );
                 let children: BTreeSet<_> = suspended.children.iter().cloned().collect();
-                assert_eq!(children, seen.children, "it waits for the sessions that it started");
+                assert_eq!(children, observed.children, "it waits for the sessions that it started");
                 assert!(!children.is_empty(), "it waits for nothing");
             }
             EventBody::RunResumed(resumed) => {
-                assert!(std::mem::replace(&mut seen.suspended, false), "resumed once");
+                assert!(std::mem::replace(&mut observed.suspended, false), "resumed once");
                 let children: BTreeSet<_> =
                     resumed.children.iter().map(|child| child.session_id.clone()).collect();
-                assert_eq!(children, std::mem::take(&mut seen.children), "it gets what it waited for");
-                assert!(!world.halted, "nothing is resumed under a halt");
-                assert!(self.worker && !self.stopped, "nothing is resumed on a worker that is to end");
-                (seen.held, seen.gives) = (false, seen.gives + 1);
+                assert_eq!(children, std::mem::take(&mut observed.children), "it gets what it waited for");
+                assert!(!context.halted, "nothing is resumed under a halt");
+                assert!(self.worker && !self.stopped, "nothing is resumed on a worker that is being stopped");
+                (observed.queued_for_slot, observed.prompts_allowed) = (false, observed.prompts_allowed + 1);
             }
             EventBody::MessageFinished(finished) => {
                 assert!(
-                    seen.answering && !std::mem::replace(&mut seen.answered, true),
+                    observed.has_assistant_message
+                        && !std::mem::replace(&mut observed.message_finished, true),
                     "one message.finished"
                 );
-                assert_eq!(finished.finish.reason == FinishReason::Cancelled, seen.hit);
+                assert_eq!(finished.finish.reason == FinishReason::Cancelled, observed.cancelled);
             }
             EventBody::RunFinished(finished) => {
-                assert!(seen.answered, "message.finished comes before run.finished");
+                assert!(observed.message_finished, "message.finished comes before run.finished");
                 let reason = finished.finish_reason;
-                assert_eq!(reason == FinishReason::Cancelled, seen.hit, "{run} ended as {reason:?}");
-                let open = self.asks.values().any(|(of, ask)| of == run && *ask == ObservedAskState::Open);
+                assert_eq!(
+                    reason == FinishReason::Cancelled,
+                    observed.cancelled,
+                    "{run} ended as {reason:?}"
+                );
+                let open =
+                    self.asks.values().any(|(owner, ask)| owner == run && *ask == ObservedAskState::Open);
                 assert!(!open, "the asks of {run} are withdrawn before its end");
-                // Nothing of it can come any more, so nothing of it need be remembered.
-                *seen = ObservedRun { ended: true, ..ObservedRun::default() };
+                // The run has no more events, so forget everything about it.
+                *observed = ObservedRun { ended: true, ..ObservedRun::default() };
                 self.asks
                     .values_mut()
-                    .filter(|(of, _)| of == run)
+                    .filter(|(owner, _)| owner == run)
                     .for_each(|(_, ask)| *ask = ObservedAskState::Over);
             }
             EventBody::ErrorRaised(error) => {
-                assert!(!seen.hit, "no error comes of a cancel");
-                let unstarted = !seen.started || seen.suspended;
+                assert!(!observed.cancelled, "a cancel raises no error");
+                let unstarted = !observed.started || observed.suspended;
                 assert!(
                     error.code != "restart_limit" || unstarted,
                     "a turn is not ended by a limit on restarts"
@@ -294,10 +314,13 @@ impl ContractObserver {
             EventBody::RunCancelRequested(request) => {
                 let asked =
                     matches!(request.by, RunStopCause::User | RunStopCause::Close | RunStopCause::Fleet);
-                assert_eq!(asked, seen.hit, "a run is asked to stop only if something hit it");
+                assert_eq!(
+                    asked, observed.cancelled,
+                    "a run is asked to stop only if a cancel applied to it"
+                );
             }
-            EventBody::RunKillRequested(_) => assert!(!seen.suspended, "there is no turn to kill"),
-            EventBody::TextDelta(_) => assert!(seen.started, "words of a run that has not started"),
+            EventBody::RunKillRequested(_) => assert!(!observed.suspended, "there is no turn to kill"),
+            EventBody::TextDelta(_) => assert!(observed.started, "output of a run that has not started"),
             _ => {}
         }
     }
@@ -307,36 +330,36 @@ impl ContractObserver {
         event: &SessionEvent,
         before: &SessionState,
         after: &SessionState,
-        world: &SessionContext,
+        context: &SessionContext,
     ) {
         let limit = after.settings.limits.restarts.unwrap_or(RESTARTS);
         match &event.body {
             EventBody::WorkerStarted(started) => {
                 assert_eq!(started.worker_id, WorkerId::of_session(&after.id, event.number));
                 assert!(!std::mem::replace(&mut self.worker, true), "one worker at a time");
-                assert!(self.crashes <= limit, "a worker too many");
-                assert!(world.slot_available && !world.halted, "a worker that may not live");
-                // Should the run have to wait again, that is told again.
-                self.runs.values_mut().for_each(|run| run.held = false);
+                assert!(self.crashes <= limit, "one worker too many");
+                assert!(context.slot_available && !context.halted, "a worker that must not be started");
+                // If the run has to wait for a slot again, it is queued again.
+                self.runs.values_mut().for_each(|run| run.queued_for_slot = false);
             }
-            EventBody::WorkerReattached(_) => assert!(self.worker, "nobody was found again"),
+            EventBody::WorkerReattached(_) => assert!(self.worker, "no worker could be reattached"),
             EventBody::WorkerExited(exited) => {
                 assert!(std::mem::replace(&mut self.worker, false), "a worker exits once");
                 let crashed = !std::mem::replace(&mut self.stopped, false);
                 self.crashes += u32::from(crashed && exited.reason != WorkerExitReason::Stopped);
             }
             EventBody::ErrorRaised(error) if error.code == "restart_limit" => {
-                assert!(self.crashes > limit, "a run was ended for crashes that were not")
+                assert!(self.crashes > limit, "a run ended because of crashes that did not happen")
             }
             EventBody::SessionClosed(_) => {
                 assert!(
                     self.runs.values().all(|run| run.ended),
                     "session.closed comes after the last run.finished"
                 );
-                let patience = before
+                let timed_out = before
                     .worker_stopping_since
-                    .is_some_and(|since| world.now.since(since) >= (KILL_S + 5) * 1000);
-                assert!(!self.worker || patience, "session.closed comes after the worker's end");
+                    .is_some_and(|since| context.now.since(since) >= (KILL_S + 5) * 1000);
+                assert!(!self.worker || timed_out, "session.closed comes after the worker's end");
                 self.closed = true;
             }
             _ => {}
@@ -346,19 +369,22 @@ impl ContractObserver {
         }
     }
 
-    /// No prompt is given to an agent twice, and each resume gives once more. Forgets those that have ended.
-    pub(crate) fn check_given(&self, given: &mut BTreeMap<RunId, u8>) {
-        given.retain(|run, times| {
-            let seen = &self.runs[run];
-            assert!(seen.ended || *times <= seen.gives, "{run} was given to an agent {times} times");
-            !seen.ended
+    /// No prompt is sent to an agent twice; each resume allows one more. Forgets runs that have ended.
+    pub(crate) fn check_prompt_counts(&self, prompt_counts: &mut BTreeMap<RunId, u8>) {
+        prompt_counts.retain(|run, times| {
+            let observed = &self.runs[run];
+            assert!(
+                observed.ended || *times <= observed.prompts_allowed,
+                "{run} was sent to an agent {times} times"
+            );
+            !observed.ended
         });
     }
 
     /// What must hold when nothing can happen any more.
     pub(crate) fn check_end(&self) {
-        for (run, seen) in &self.runs {
-            assert!(seen.ended, "{run} never ended");
+        for (run, observed) in &self.runs {
+            assert!(observed.ended, "{run} never ended");
         }
         assert!(self.asks.values().all(|(_, ask)| *ask != ObservedAskState::Open), "an ask was left open");
     }

@@ -1,8 +1,8 @@
-//! Random cases that can be had again: `QD_SEED=N` chooses the seed, and whoever runs them prints it.
+//! Random cases that can be repeated: `QD_SEED=N` chooses the seed, and the tests print it.
 
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-/// A runner of so many cases, and its seed.
+/// A runner for this many cases, and its seed.
 pub(crate) fn runner(cases: u32) -> (u64, TestRunner) {
     let chosen = std::env::var("QD_SEED").ok().and_then(|text| text.parse().ok());
     let seed: u64 =

@@ -1,6 +1,6 @@
-//! The other end of the link: a worker with an agent that may speak, ask, obey, ignore, end or linger, in any order
-//! that a real one could. It applies each command once, keeps what it says while nobody hears it, and rests or ends
-//! when it is told to.
+//! The other end of the link: a worker whose agent may send output, ask, obey, ignore, end or linger, in any order
+//! that a real one could. It applies each command once, spools its updates while it is disconnected, and stops its
+//! agent or itself when told to.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -24,60 +24,55 @@ pub(crate) enum WorkerAction {
     Delivered,
     TakeSteer,
     MissSteer,
-    /// Ends its turn well, even if it was told to stop.
+    /// Ends its turn normally, even if it was told to stop.
     Done,
     /// Ends its turn because it was told to.
     Stopped,
-    /// Ends its turn to wait for sessions below.
+    /// Ends its turn to wait for child sessions.
     Suspend,
-    /// A word after the end.
+    /// Output after the end of the turn.
     Late,
-    /// It was told to rest, and does.
+    /// The idle agent was told to stop, and has.
     Rested,
-    /// Its worker was told to end, and has.
+    /// The worker was told to end, and has.
     Ended,
 }
 
-/// What the worker has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 enum SimulatedAgentState {
-    /// There is no worker.
     #[default]
     None,
-    /// An agent that is not ready.
+    /// An agent that is not ready yet.
     Starting,
-    /// An agent.
     Ready,
-    /// An agent that is being stopped.
+    /// An idle agent that is being stopped.
     Tiring,
-    /// No agent.
+    /// A worker without an agent.
     Resting,
-    /// All that there is, is being ended.
+    /// The worker and its agent are being stopped.
     Ending,
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct SimulatedWorker {
-    seat: SimulatedAgentState,
-    /// The worker that it is.
+    agent_state: SimulatedAgentState,
     worker: Option<WorkerId>,
-    /// Whether nobody hears it: the connection is broken, or there is nobody at the other end.
-    cut: bool,
-    /// Whether it has been connected before.
+    /// Its updates reach no daemon: the connection is broken, or the daemon is dead.
+    disconnected: bool,
+    /// It has been connected before.
     attached: bool,
-    /// What it said while nobody heard it.
+    /// Updates that could not be sent.
     spool: Vec<(UpdateNumber, AgentUpdate)>,
-    /// The turn it is in.
     turn: Option<SimulatedTurn>,
-    /// The turn it was in last.
+    /// The run of its last turn.
     last: Option<RunId>,
     /// The last command that it applied.
     applied: EventNumber,
-    said: u64,
+    update_count: u64,
     /// How many asks it has made.
     pub(crate) asked: u8,
-    /// How often each run was given to an agent.
-    pub(crate) given: BTreeMap<RunId, u8>,
+    /// How often each run was sent to an agent.
+    pub(crate) prompt_counts: BTreeMap<RunId, u8>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -85,25 +80,49 @@ struct SimulatedTurn {
     run: RunId,
     told_to_stop: bool,
     steers: Vec<EventNumber>,
-    /// The ask it waits for, and whether the answer has come.
-    waits: Option<(AskId, bool)>,
+    /// The ask that it waits for, and whether the answer has arrived.
+    pending_ask: Option<(AskId, bool)>,
 }
 
 impl Hash for SimulatedWorker {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let Self { seat, worker, cut, attached, spool, turn, last, applied, said, asked, given } = self;
-        (seat, worker, cut, attached, turn, last, applied, said, asked, given).hash(state);
-        for (number, up) in spool {
-            (number, format!("{up:?}")).hash(state);
+        let Self {
+            agent_state,
+            worker,
+            disconnected,
+            attached,
+            spool,
+            turn,
+            last,
+            applied,
+            update_count,
+            asked,
+            prompt_counts,
+        } = self;
+        (
+            agent_state,
+            worker,
+            disconnected,
+            attached,
+            turn,
+            last,
+            applied,
+            update_count,
+            asked,
+            prompt_counts,
+        )
+            .hash(state);
+        for (number, update) in spool {
+            (number, format!("{update:?}")).hash(state);
         }
     }
 }
 
 impl SimulatedWorker {
-    /// What a daemon knows of it.
+    /// What a daemon knows about the agent.
     pub(crate) fn link(&self) -> AgentAvailability {
-        match self.seat {
-            _ if self.cut => AgentAvailability::Lost,
+        match self.agent_state {
+            _ if self.disconnected => AgentAvailability::Lost,
             SimulatedAgentState::None => AgentAvailability::Absent,
             SimulatedAgentState::Starting | SimulatedAgentState::Tiring | SimulatedAgentState::Ending => {
                 AgentAvailability::Starting
@@ -114,117 +133,123 @@ impl SimulatedWorker {
     }
 
     pub(crate) fn is_there(&self) -> bool {
-        self.seat != SimulatedAgentState::None
+        self.agent_state != SimulatedAgentState::None
     }
 
     pub(crate) fn can_die(&self) -> bool {
-        !self.cut && matches!(self.seat, SimulatedAgentState::Starting | SimulatedAgentState::Ready)
+        !self.disconnected
+            && matches!(self.agent_state, SimulatedAgentState::Starting | SimulatedAgentState::Ready)
     }
 
     pub(crate) fn can_rest(&self) -> bool {
-        !self.cut && self.seat == SimulatedAgentState::Ready && self.turn.is_none()
+        !self.disconnected && self.agent_state == SimulatedAgentState::Ready && self.turn.is_none()
     }
 
     pub(crate) fn can_break(&self) -> bool {
-        !self.cut && self.attached
+        !self.disconnected && self.attached
     }
 
-    pub(crate) fn is_cut(&self) -> bool {
-        self.cut
+    pub(crate) fn is_disconnected(&self) -> bool {
+        self.disconnected
     }
 
     pub(crate) fn is_in_turn(&self) -> bool {
-        !self.cut && self.turn.is_some()
+        !self.disconnected && self.turn.is_some()
     }
 
     pub(crate) fn is_ending(&self) -> bool {
-        self.seat == SimulatedAgentState::Ending
+        self.agent_state == SimulatedAgentState::Ending
     }
 
-    pub(crate) fn launch(&mut self, worker: WorkerId, fresh: bool) {
-        if fresh {
-            assert_eq!(self.seat, SimulatedAgentState::None, "a second worker beside {:?}", self.worker);
-            let Self { last, said, asked, given, .. } = std::mem::take(self);
+    pub(crate) fn launch(&mut self, worker: WorkerId, new_worker: bool) {
+        if new_worker {
+            assert_eq!(
+                self.agent_state,
+                SimulatedAgentState::None,
+                "a second worker beside {:?}",
+                self.worker
+            );
+            let Self { last, update_count, asked, prompt_counts, .. } = std::mem::take(self);
             let worker = Some(worker);
             *self = Self {
-                seat: SimulatedAgentState::Starting,
+                agent_state: SimulatedAgentState::Starting,
                 worker,
                 last,
-                said,
+                update_count,
                 asked,
-                given,
+                prompt_counts,
                 ..Self::default()
             };
         } else {
             assert_eq!(self.worker.as_ref(), Some(&worker), "an agent in a worker that is not there");
-            assert_eq!(self.seat, SimulatedAgentState::Resting, "a second agent in one worker");
-            self.seat = SimulatedAgentState::Starting;
+            assert_eq!(self.agent_state, SimulatedAgentState::Resting, "a second agent in one worker");
+            self.agent_state = SimulatedAgentState::Starting;
         }
     }
 
-    /// The worker is told to end. While nobody is connected that does not reach it.
+    /// The worker is told to end. While it is disconnected, the command is lost.
     pub(crate) fn end(&mut self) {
-        assert!(self.cut || self.is_there(), "nobody is told to end");
-        if !self.cut {
-            self.seat = SimulatedAgentState::Ending;
+        assert!(self.disconnected || self.is_there(), "no worker to end");
+        if !self.disconnected {
+            self.agent_state = SimulatedAgentState::Ending;
         }
     }
 
-    /// The agent is told to rest.
-    pub(crate) fn tire(&mut self) {
-        self.seat = SimulatedAgentState::Tiring;
+    /// The idle agent is told to stop.
+    pub(crate) fn stop_idle_agent(&mut self) {
+        self.agent_state = SimulatedAgentState::Tiring;
     }
 
-    /// The worker is no more, and nobody knows yet. Its spool is left.
+    /// The worker is gone, and no daemon knows yet. Its spool remains.
     pub(crate) fn vanish(&mut self) {
-        self.seat = SimulatedAgentState::None;
+        self.agent_state = SimulatedAgentState::None;
         self.worker = None;
         self.attached = false;
         self.turn = None;
-        self.cut = true;
+        self.disconnected = true;
     }
 
-    /// Whether all that it left has been heard; from then on everybody knows that it is no more.
-    pub(crate) fn buried(&mut self) -> bool {
-        let buried = self.seat == SimulatedAgentState::None && self.spool.is_empty();
-        self.cut &= !buried;
-        buried
+    /// Whether it is gone and its whole spool was delivered. From then on its loss is known.
+    pub(crate) fn is_confirmed_gone(&mut self) -> bool {
+        let is_confirmed_gone = self.agent_state == SimulatedAgentState::None && self.spool.is_empty();
+        self.disconnected &= !is_confirmed_gone;
+        is_confirmed_gone
     }
 
-    /// The agent ends by itself, and its worker with it.
-    pub(crate) fn die(&mut self, gone: AgentExitReason) -> Option<(UpdateNumber, AgentUpdate)> {
+    /// The agent exits by itself, and its worker with it.
+    pub(crate) fn die(&mut self, exit: AgentExitReason) -> Option<(UpdateNumber, AgentUpdate)> {
         self.vanish();
-        self.cut = false;
-        self.speak(AgentUpdate::Gone(gone))
+        self.disconnected = false;
+        self.send_or_spool(AgentUpdate::Gone(exit))
     }
 
-    pub(crate) fn broke(&mut self) {
-        self.cut = true;
+    pub(crate) fn disconnect(&mut self) {
+        self.disconnected = true;
     }
 
     /// The daemon died; another one looks for this worker.
-    pub(crate) fn bereft(&mut self, worker: Option<&WorkerId>) {
+    pub(crate) fn daemon_died(&mut self, worker: Option<&WorkerId>) {
         if worker.is_none() {
             self.vanish();
-            self.cut = false;
+            self.disconnected = false;
         } else {
             assert!(
                 self.worker.is_none() || self.worker.as_ref() == worker,
                 "the journal names another worker"
             );
-            self.cut = true;
+            self.disconnected = true;
         }
     }
 
-    /// The connection is there; gives the last command applied.
+    /// The connection is established. Returns the last command that was applied.
     pub(crate) fn attach(&mut self) -> EventNumber {
-        self.cut = false;
+        self.disconnected = false;
         self.attached = true;
         self.applied
     }
 
-    /// The next thing that was said while nobody heard it.
-    pub(crate) fn unspool(&mut self) -> Option<(UpdateNumber, AgentUpdate)> {
+    /// Takes the next update from the spool.
+    pub(crate) fn pop_spool(&mut self) -> Option<(UpdateNumber, AgentUpdate)> {
         (!self.spool.is_empty()).then(|| self.spool.remove(0))
     }
 
@@ -236,8 +261,8 @@ impl SimulatedWorker {
         self.applied
     }
 
-    /// A command. One that comes while the connection is broken is lost; one that was applied is dropped.
-    pub(crate) fn told(&mut self, effect: SessionEffect) {
+    /// Receives a command. It is lost while the connection is broken, and ignored if it was applied before.
+    pub(crate) fn apply_command(&mut self, effect: SessionEffect) {
         let number = match &effect {
             SessionEffect::SendPrompt { number, .. }
             | SessionEffect::SendSteer { number, .. }
@@ -246,21 +271,22 @@ impl SimulatedWorker {
             | SessionEffect::SendAnswer { number, .. } => *number,
             _ => return,
         };
-        if self.cut || number <= self.applied {
+        if self.disconnected || number <= self.applied {
             return;
         }
-        assert!(self.is_there(), "{effect:?} to nobody");
+        assert!(self.is_there(), "{effect:?} without a worker");
         self.applied = number;
         match effect {
             SessionEffect::SendPrompt { run, .. } => {
                 assert_eq!(
-                    self.seat,
+                    self.agent_state,
                     SimulatedAgentState::Ready,
-                    "{run} was given to an agent that is not ready"
+                    "{run} was sent to an agent that is not ready"
                 );
-                assert!(self.turn.is_none(), "{run} was given to an agent that is busy with {:?}", self.turn);
-                *self.given.entry(run.clone()).or_default() += 1;
-                self.turn = Some(SimulatedTurn { run, told_to_stop: false, steers: Vec::new(), waits: None });
+                assert!(self.turn.is_none(), "{run} was sent to an agent that is busy with {:?}", self.turn);
+                *self.prompt_counts.entry(run.clone()).or_default() += 1;
+                self.turn =
+                    Some(SimulatedTurn { run, told_to_stop: false, steers: Vec::new(), pending_ask: None });
             }
             SessionEffect::SendSteer { run, .. } => {
                 if let Some(turn) = self.turn.as_mut().filter(|turn| turn.run == run) {
@@ -273,8 +299,9 @@ impl SimulatedWorker {
                 }
             }
             SessionEffect::SendAnswer { ask, .. } => {
-                if let Some((waits, answered)) = self.turn.as_mut().and_then(|turn| turn.waits.as_mut())
-                    && *waits == ask
+                if let Some((pending_ask, answered)) =
+                    self.turn.as_mut().and_then(|turn| turn.pending_ask.as_mut())
+                    && *pending_ask == ask
                 {
                     assert!(!*answered, "{ask} was answered twice");
                     *answered = true;
@@ -284,84 +311,88 @@ impl SimulatedWorker {
         }
     }
 
-    /// What it could do now. While nobody hears it, it may still come to the end of its turn.
-    pub(crate) fn can_say(&self, left: &ActionBudget) -> Vec<WorkerAction> {
-        let mut can = Vec::new();
-        match (self.seat, &self.turn) {
-            (SimulatedAgentState::Ready, Some(turn)) if self.cut => {
-                if !matches!(turn.waits, Some((_, false))) {
-                    can.push(WorkerAction::Done);
+    /// What it could do now. While it is disconnected, it may still come to the end of its turn.
+    pub(crate) fn possible_actions(&self, budget: &ActionBudget) -> Vec<WorkerAction> {
+        let mut actions = Vec::new();
+        match (self.agent_state, &self.turn) {
+            (SimulatedAgentState::Ready, Some(turn)) if self.disconnected => {
+                if !matches!(turn.pending_ask, Some((_, false))) {
+                    actions.push(WorkerAction::Done);
                 }
             }
-            _ if self.cut => {}
-            (SimulatedAgentState::Starting, _) => can.push(WorkerAction::Ready),
-            (SimulatedAgentState::Tiring, _) => can.push(WorkerAction::Rested),
-            (SimulatedAgentState::Ending, _) => can.push(WorkerAction::Ended),
+            _ if self.disconnected => {}
+            (SimulatedAgentState::Starting, _) => actions.push(WorkerAction::Ready),
+            (SimulatedAgentState::Tiring, _) => actions.push(WorkerAction::Rested),
+            (SimulatedAgentState::Ending, _) => actions.push(WorkerAction::Ended),
             (SimulatedAgentState::Ready, Some(turn)) => {
-                let waits = matches!(turn.waits, Some((_, false)));
-                if left.says > 0 {
-                    can.push(WorkerAction::Text);
+                let is_waiting = matches!(turn.pending_ask, Some((_, false)));
+                if budget.says > 0 {
+                    actions.push(WorkerAction::Text);
                 }
-                if left.asks > 0 && turn.waits.is_none() {
-                    can.push(WorkerAction::Ask);
+                if budget.asks > 0 && turn.pending_ask.is_none() {
+                    actions.push(WorkerAction::Ask);
                 }
-                if matches!(turn.waits, Some((_, true))) {
-                    can.push(WorkerAction::Delivered);
+                if matches!(turn.pending_ask, Some((_, true))) {
+                    actions.push(WorkerAction::Delivered);
                 }
-                if !turn.steers.is_empty() && !waits {
-                    can.extend([WorkerAction::TakeSteer, WorkerAction::MissSteer]);
+                if !turn.steers.is_empty() && !is_waiting {
+                    actions.extend([WorkerAction::TakeSteer, WorkerAction::MissSteer]);
                 }
-                if left.suspends > 0 && !waits {
-                    can.push(WorkerAction::Suspend);
+                if budget.suspends > 0 && !is_waiting {
+                    actions.push(WorkerAction::Suspend);
                 }
-                if !waits {
-                    can.push(WorkerAction::Done);
+                if !is_waiting {
+                    actions.push(WorkerAction::Done);
                 }
                 if turn.told_to_stop {
-                    can.push(WorkerAction::Stopped);
+                    actions.push(WorkerAction::Stopped);
                 }
             }
             (SimulatedAgentState::Ready | SimulatedAgentState::Resting | SimulatedAgentState::None, _) => {}
         }
-        if left.late > 0 && self.last.is_some() && self.seat == SimulatedAgentState::Ready && !self.cut {
-            can.push(WorkerAction::Late);
+        if budget.late > 0
+            && self.last.is_some()
+            && self.agent_state == SimulatedAgentState::Ready
+            && !self.disconnected
+        {
+            actions.push(WorkerAction::Late);
         }
-        can
+        actions
     }
 
-    /// Says it; gives what somebody hears of it.
-    pub(crate) fn say(
+    /// Performs an action. Returns the update, unless it was spooled.
+    pub(crate) fn perform(
         &mut self,
-        say: WorkerAction,
-        left: &mut ActionBudget,
+        action: WorkerAction,
+        budget: &mut ActionBudget,
     ) -> Option<(UpdateNumber, AgentUpdate)> {
         let turn = self.turn.as_mut();
-        let up = match (say, turn) {
+        let update = match (action, turn) {
             (WorkerAction::Ready, _) => {
-                self.seat = SimulatedAgentState::Ready;
+                self.agent_state = SimulatedAgentState::Ready;
                 AgentUpdate::Ready { agent_session_id: None, steers: true }
             }
             (WorkerAction::Rested, _) => {
-                self.seat = SimulatedAgentState::Resting;
+                self.agent_state = SimulatedAgentState::Resting;
                 AgentUpdate::Rested
             }
             (WorkerAction::Ended, _) => {
                 return self.die(AgentExitReason::Stopped);
             }
             (WorkerAction::Late, _) => {
-                left.late -= 1;
+                budget.late -= 1;
                 let run = self.last.clone().expect("only offered with one");
                 AgentUpdate::Turn { run, update: TurnUpdate::Text { text: "late".to_owned() } }
             }
             (WorkerAction::Text, Some(turn)) => {
-                left.says -= 1;
+                budget.says -= 1;
                 AgentUpdate::Turn { run: turn.run.clone(), update: TurnUpdate::Text { text: "x".to_owned() } }
             }
             (WorkerAction::Ask, Some(turn)) => {
-                left.asks -= 1;
+                budget.asks -= 1;
                 self.asked += 1;
                 let id = ask_id(self.asked);
-                turn.waits = Some((id.clone(), false));
+                turn.pending_ask = Some((id.clone(), false));
                 let ask = AskRequest {
                     id,
                     kind: AskKind::Permission,
@@ -375,7 +406,7 @@ impl SimulatedWorker {
                 AgentUpdate::Ask { run: turn.run.clone(), ask }
             }
             (WorkerAction::Delivered, Some(turn)) => {
-                let (ask, _) = turn.waits.take().expect("only offered with one");
+                let (ask, _) = turn.pending_ask.take().expect("only offered with one");
                 AgentUpdate::AskDelivered { ask }
             }
             (WorkerAction::TakeSteer, Some(turn)) => AgentUpdate::SteerTaken { steer: turn.steers.remove(0) },
@@ -386,11 +417,11 @@ impl SimulatedWorker {
                 let run = turn.run.clone();
                 self.turn = None;
                 self.last = Some(run.clone());
-                let stop = match say {
+                let stop = match action {
                     WorkerAction::Done => TurnStopReason::EndTurn,
                     WorkerAction::Stopped => TurnStopReason::Cancelled,
                     _ => {
-                        left.suspends -= 1;
+                        budget.suspends -= 1;
                         TurnStopReason::Suspended
                     }
                 };
@@ -398,17 +429,17 @@ impl SimulatedWorker {
             }
             (_, None) => unreachable!("only offered in a turn"),
         };
-        self.speak(up)
+        self.send_or_spool(update)
     }
 
-    fn speak(&mut self, up: AgentUpdate) -> Option<(UpdateNumber, AgentUpdate)> {
-        self.said += 1;
-        let said = (UpdateNumber(self.said), up);
-        if self.cut {
-            self.spool.push(said);
+    fn send_or_spool(&mut self, update: AgentUpdate) -> Option<(UpdateNumber, AgentUpdate)> {
+        self.update_count += 1;
+        let update = (UpdateNumber(self.update_count), update);
+        if self.disconnected {
+            self.spool.push(update);
             return None;
         }
-        Some(said)
+        Some(update)
     }
 
     pub(crate) fn each_number(&self, visit: &mut dyn FnMut(EventNumber)) {
@@ -418,21 +449,21 @@ impl SimulatedWorker {
         }
     }
 
-    /// The same with numbers replaced by their order, and without what it will never use again.
-    pub(crate) fn canonical(&self, rank: impl Fn(EventNumber) -> EventNumber, left: &ActionBudget) -> Self {
-        let mut peer = self.clone();
-        if left.late == 0 {
-            peer.last = None;
+    /// A copy with numbers replaced by their rank, and without anything that it will never use again.
+    pub(crate) fn canonical(&self, rank: impl Fn(EventNumber) -> EventNumber, budget: &ActionBudget) -> Self {
+        let mut canonical = self.clone();
+        if budget.late == 0 {
+            canonical.last = None;
         }
-        for steer in peer.turn.iter_mut().flat_map(|turn| &mut turn.steers) {
+        for steer in canonical.turn.iter_mut().flat_map(|turn| &mut turn.steers) {
             *steer = rank(*steer);
         }
-        peer.applied = rank(peer.applied);
-        peer.worker = None;
-        peer.said = 0;
-        for (number, _) in &mut peer.spool {
+        canonical.applied = rank(canonical.applied);
+        canonical.worker = None;
+        canonical.update_count = 0;
+        for (number, _) in &mut canonical.spool {
             *number = UpdateNumber(0);
         }
-        peer
+        canonical
     }
 }

@@ -1,10 +1,10 @@
-//! Programs in other languages that a command line holds (`python -c …`). They are not understood; only words that say
-//! that more is done than to compute are looked for.
+//! Programs in other languages inside a command line (`python -c …`). They are not parsed; only words are searched
+//! for that show that the program does more than compute.
 
 use super::super::path::{PathLocation, locate_path};
 use super::super::sensitive::is_secret_variable;
 
-/// Words by which a program removes, runs, sends or hides something.
+/// Words that show that a program removes, runs, sends or hides something.
 const SUSPICIOUS_WORDS: &[&str] = &[
     "rmtree",
     "unlink",
@@ -51,7 +51,7 @@ const SUSPICIOUS_WORDS: &[&str] = &[
     "http://",
 ];
 
-/// Whether a program may do harm, as far as its text tells.
+/// Whether a program may do harm, as far as its text shows.
 pub(super) fn is_harmful(program: &str, workspace: Option<&str>) -> bool {
     let lower = program.to_ascii_lowercase();
     if SUSPICIOUS_WORDS.iter().any(|word| lower.contains(word)) {
@@ -66,7 +66,7 @@ pub(super) fn is_harmful(program: &str, workspace: Option<&str>) -> bool {
     }
     let writes = ["'w", "\"w", "'a'", "\"a\"", "write", ">"].iter().any(|word| lower.contains(word));
     program.split(['\'', '"', '`']).any(|text| match locate_path(text, workspace) {
-        // Code has spaces, paths in it hardly ever.
+        // Code contains spaces, paths in code hardly ever do.
         _ if text.is_empty() || text.contains(char::is_whitespace) => false,
         PathLocation::Secret => true,
         PathLocation::Outside | PathLocation::System => writes && text.contains('/'),

@@ -1,4 +1,4 @@
-//! The table of commands: what each is known to do. Those whose arguments decide are in `harm`.
+//! The table of commands and their risk. Commands whose arguments decide are in `harm`.
 
 use qd_protocol::policy::Risk;
 
@@ -10,7 +10,7 @@ use super::harm::{is_harmful, runs_computed_code, runs_its_input, writes_outside
 use super::line::CommandInvocation;
 use super::{code, git};
 
-/// Commands that destroy, take power, spend, or reach other machines, whatever their arguments.
+/// Commands that destroy, gain privileges, spend money or reach other machines, whatever their arguments.
 const ALWAYS_HIGH: &[&str] = &[
     "sudo",
     "su",
@@ -90,7 +90,7 @@ const ALWAYS_HIGH: &[&str] = &[
     "osascript",
 ];
 
-/// Subcommands that publish, spend, install for everybody, destroy for others, or print keys.
+/// Subcommands that publish, spend money, install for everybody, destroy something shared, or print keys.
 const HIGH_SUBCOMMANDS: &[(&str, &[&str])] = &[
     ("cargo", &["publish", "yank", "login", "owner", "install", "uninstall"]),
     ("npm", &["publish", "unpublish", "login", "token", "adduser", "deprecate"]),
@@ -112,7 +112,7 @@ const HIGH_SUBCOMMANDS: &[(&str, &[&str])] = &[
     ("wrangler", &["deploy", "publish", "delete", "secret"]),
 ];
 
-/// Commands that only look. Where they look is checked besides.
+/// Commands that only read. Which files they read is checked separately.
 const READ_ONLY_COMMANDS: &[&str] = &[
     "ls",
     "cat",
@@ -165,13 +165,13 @@ const READ_ONLY_COMMANDS: &[&str] = &[
     "fdfind",
 ];
 
-/// Commands whose arguments name nothing that is read.
+/// Commands that read no files, whatever their arguments.
 const HARMLESS_COMMANDS: &[&str] = &[
     "echo", "printf", "pwd", "true", "false", "whoami", "id", "uname", "date", "which", "type", "ps", "df",
     "free", "uptime", "nproc", "sleep", "seq", "expr", "groups", "arch", "tty", ":",
 ];
 
-/// Commands known to change something, or to run what we cannot see.
+/// Commands known to change something, or to run something that we cannot see.
 const CHANGING_COMMANDS: &[&str] = &[
     "rm",
     "rmdir",
@@ -226,13 +226,13 @@ const CHANGING_COMMANDS: &[&str] = &[
     "set",
 ];
 
-/// Commands whose file arguments are written or removed.
+/// Commands that write or remove the files in their arguments.
 const FILE_WRITING_COMMANDS: &[&str] = &[
     "rm", "rmdir", "unlink", "mv", "cp", "ln", "mkdir", "touch", "tee", "sed", "install", "truncate",
     "chmod", "chown", "chgrp", "patch", "rsync", "unzip", "tar", "curl", "wget", "sort",
 ];
 
-/// Our opinion on one command.
+/// The risk of one command; `None` if the command is not known.
 pub(super) fn risk_of_command(command: &CommandInvocation<'_>) -> Option<Risk> {
     let program = command.program;
     if command.arguments.iter().any(|word| expands_secret_variable(word)) {
@@ -266,9 +266,9 @@ pub(super) fn risk_of_command(command: &CommandInvocation<'_>) -> Option<Risk> {
         return git::risk_of_git(command);
     }
     if READ_ONLY_COMMANDS.contains(&program) {
-        let near = !command.left_workspace
+        let stays_inside = !command.left_workspace
             && read_targets(command).iter().all(|word| command.is_surely_inside(word));
-        if near && !may_write_or_run(command) {
+        if stays_inside && !may_write_or_run(command) {
             return Some(Risk::Low);
         }
     }
@@ -291,12 +291,12 @@ fn inline_code<'c>(command: &'c CommandInvocation<'_>) -> impl Iterator<Item = &
     command.arguments.iter().copied().filter(move |word| takes_code && looks_like_code(word))
 }
 
-/// The files that a command which looks is pointed at.
+/// The files that a read-only command reads.
 fn read_targets<'c>(command: &'c CommandInvocation<'_>) -> Vec<&'c str> {
     let pattern_by_option = match command.program {
         "find" => {
-            let links = |word: &&&str| matches!(**word, "-L" | "-H" | "-P");
-            let roots = command.arguments.iter().skip_while(links);
+            let is_link_option = |word: &&&str| matches!(**word, "-L" | "-H" | "-P");
+            let roots = command.arguments.iter().skip_while(is_link_option);
             return roots.take_while(|word| !word.starts_with(['-', '(', '!'])).copied().collect();
         }
         "grep" | "egrep" | "fgrep" | "rg" => {
@@ -308,11 +308,11 @@ fn read_targets<'c>(command: &'c CommandInvocation<'_>) -> Vec<&'c str> {
         "tr" => return Vec::new(),
         _ => true,
     };
-    // The first operand is the pattern or program, unless an option was.
+    // The first operand is the pattern or program, unless an option gave it.
     command.operands().skip(usize::from(!pattern_by_option)).collect()
 }
 
-/// Options by which a command that looks can also write or run something.
+/// Whether a read-only command has options that make it write or run something.
 fn may_write_or_run(command: &CommandInvocation<'_>) -> bool {
     match command.program {
         "find" => command.arguments.iter().any(|word| {
@@ -329,7 +329,7 @@ fn may_write_or_run(command: &CommandInvocation<'_>) -> bool {
         "file" => command.has_option("C", &["compile"]),
         "uniq" => command.operands().count() > 1,
         "xxd" => command.has_option("r", &[]) || command.operands().count() > 1,
-        // Only to print lines by number: `sed -n '1,200p'`.
+        // Only printing lines by number is read-only: `sed -n '1,200p'`.
         "sed" => {
             let prints = |script: &str| {
                 script.ends_with('p')

@@ -1,34 +1,34 @@
-//! The part of the table of risks that is about git, which is used more than all else and has the most ways to lose
-//! work. It sees the arguments only; files that hold keys have been looked for before.
+//! The risk of git commands. Git is used more than any other program and has the most ways to lose work. Only the
+//! arguments are checked here; the caller has already looked for files that hold keys.
 
 use qd_protocol::policy::Risk;
 
 use super::line::CommandInvocation;
 
-/// Our opinion on a `git` command.
+/// The risk of a `git` command.
 pub(super) fn risk_of_git(command: &CommandInvocation<'_>) -> Option<Risk> {
     let arguments = &command.arguments;
-    let (mut at, mut plain) = (0, !command.left_workspace);
-    // Options before the subcommand may bring another repository or another configuration, and with it programs to run.
+    let (mut at, mut is_plain) = (0, !command.left_workspace);
+    // Options before the subcommand may select another repository or configuration, and with it programs to run.
     while let Some(word) = arguments.get(at).filter(|word| word.starts_with('-')) {
         let value = arguments.get(at + 1).copied().unwrap_or_default();
         match *word {
             "--no-pager" | "-P" | "--no-optional-locks" | "--literal-pathspecs" => {}
             "-C" if command.is_surely_inside(value) => {}
             "-c" if setting_runs_program(value) => return Some(Risk::High),
-            _ => plain = false,
+            _ => is_plain = false,
         }
         at += if matches!(*word, "-C" | "-c" | "--git-dir" | "--work-tree" | "--namespace") { 2 } else { 1 };
     }
-    let Some(verb) = arguments.get(at) else { return Some(Risk::Low).filter(|_| plain) };
+    let Some(verb) = arguments.get(at) else { return Some(Risk::Low).filter(|_| is_plain) };
     let rest = &arguments[at + 1..];
     if loses_work(verb, rest) || rest.iter().any(|word| *verb == "config" && setting_runs_program(word)) {
         return Some(Risk::High);
     }
-    if plain && is_read_only(command, verb, rest) { Some(Risk::Low) } else { Some(Risk::Medium) }
+    if is_plain && is_read_only(command, verb, rest) { Some(Risk::Low) } else { Some(Risk::Medium) }
 }
 
-/// Whether work of this person or of others may be gone afterwards, or settings beyond the repository changed.
+/// Whether the command may lose anyone's work, or change settings beyond the repository.
 fn loses_work(verb: &str, rest: &[&str]) -> bool {
     let first = rest.first().copied().unwrap_or_default();
     match verb {
@@ -59,7 +59,7 @@ fn loses_work(verb: &str, rest: &[&str]) -> bool {
     }
 }
 
-/// Whether a setting makes git run something, now or with one of the next commands.
+/// Whether a setting makes git run a program, now or in a later command.
 fn setting_runs_program(setting: &str) -> bool {
     let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
     let name = name.to_ascii_lowercase();
@@ -70,38 +70,38 @@ fn setting_runs_program(setting: &str) -> bool {
 }
 
 fn is_read_only(command: &CommandInvocation<'_>, verb: &str, rest: &[&str]) -> bool {
-    let near =
+    let stays_inside =
         rest.iter().all(|word| word.starts_with('-') || command.is_surely_inside(word) || is_range(word));
-    // Options may be shortened, so their beginnings count.
-    let runs = rest
+    // Git accepts shortened options, so compare their beginnings.
+    let runs_program = rest
         .iter()
         .any(|word| ["--ou", "--ext", "--textc", "--op", "-O"].iter().any(|o| word.starts_with(o)));
-    if !near || runs {
+    if !stays_inside || runs_program {
         return false;
     }
-    let listing = |options: &[&str]| rest.iter().all(|word| options.contains(word));
+    let only_lists = |options: &[&str]| rest.iter().all(|word| options.contains(word));
     match verb {
         "status" | "log" | "diff" | "show" | "rev-parse" | "rev-list" | "ls-files" | "ls-tree" | "blame"
         | "describe" | "shortlog" | "cat-file" | "name-rev" | "merge-base" | "whatchanged"
         | "count-objects" | "version" | "grep" => true,
         "branch" => {
-            listing(&["-a", "-r", "-v", "-vv", "-av", "-avv", "--all", "--list", "-l", "--show-current"])
+            only_lists(&["-a", "-r", "-v", "-vv", "-av", "-avv", "--all", "--list", "-l", "--show-current"])
         }
-        "tag" => listing(&["-l", "--list", "-n"]),
-        "remote" => listing(&["-v", "--verbose"]),
+        "tag" => only_lists(&["-l", "--list", "-n"]),
+        "remote" => only_lists(&["-v", "--verbose"]),
         "stash" | "worktree" => rest == ["list"],
         _ => false,
     }
 }
 
-/// `main..HEAD` is no way up, whatever it looks like.
+/// Whether a word is a revision range such as `main..HEAD`, which only looks like a path that goes up.
 fn is_range(word: &str) -> bool {
     word.contains("..") && !word.split('/').any(|step| step == "..") && !word.starts_with(['/', '~', '$'])
 }
 
 fn has_option(words: &[&str], short: &str, long: &[&str]) -> bool {
     words.iter().take_while(|word| **word != "--").any(|word| match word.strip_prefix("--") {
-        // Git takes any beginning of a long option that is unambiguous; three letters are enough to be suspicious.
+        // Git accepts any unambiguous beginning of a long option; three letters are enough to be suspicious.
         Some(option) => {
             let option = option.split('=').next().unwrap_or_default();
             option.len() >= 3 && long.iter().any(|name| name.starts_with(option))

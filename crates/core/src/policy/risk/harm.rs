@@ -1,4 +1,4 @@
-//! Commands that do harm or not as their arguments say.
+//! Commands whose arguments decide whether they do harm.
 
 use super::super::here_document::INTERPRETERS;
 use super::super::line_analysis::SHELLS;
@@ -7,14 +7,14 @@ use super::super::sensitive::is_metadata_host;
 use super::is_whole_workspace;
 use super::line::CommandInvocation;
 
-/// Whether a command that writes is pointed at something beyond the workspace. Removing wants more care than the rest:
-/// where nobody can tell what is removed, it is too much.
+/// Whether a command that writes files would write outside the workspace. Removing is judged more strictly: it counts
+/// as outside even if the location is unclear.
 pub(super) fn writes_outside(command: &CommandInvocation<'_>) -> bool {
     let removes = matches!(command.program, "rm" | "rmdir" | "unlink");
-    let sweeping = command.has_option("rRf", &["recursive", "force"]);
+    let is_recursive_or_forced = command.has_option("rRf", &["recursive", "force"]);
     let written = written_files(command);
     if command.program == "rm" && written.is_empty() {
-        // It gets its files from elsewhere, as from `xargs`.
+        // The files come from elsewhere, for example from `xargs`.
         return true;
     }
     written.iter().any(|word| match command.location_of(word) {
@@ -23,7 +23,9 @@ pub(super) fn writes_outside(command: &CommandInvocation<'_>) -> bool {
         PathLocation::Inside if command.program == "mv" => {
             !word.ends_with('*') && is_whole_workspace(word, command.workspace)
         }
-        PathLocation::Inside => removes && sweeping && is_whole_workspace(word, command.workspace),
+        PathLocation::Inside => {
+            removes && is_recursive_or_forced && is_whole_workspace(word, command.workspace)
+        }
         PathLocation::NullDevice => false,
     })
 }
@@ -38,20 +40,20 @@ fn written_files<'c>(command: &'c CommandInvocation<'_>) -> Vec<&'c str> {
             let skipped = usize::from(scripts.is_empty());
             operands().filter(|word| !scripts.contains(word)).skip(skipped).collect()
         }
-        // The last is the target, unless it was named before.
+        // The last operand is the target, unless an option names it.
         "cp" | "ln" | "install" if !command.has_option("t", &["target-directory"]) => {
             operands().skip(operands().count().saturating_sub(1)).collect()
         }
-        // The first is the mode or the owner.
+        // The first operand is the mode or the owner.
         "chmod" | "chown" | "chgrp" => operands().skip(1).collect(),
         "tar" => {
             let bundle = command.arguments.first().copied().unwrap_or_default();
-            let packs =
+            let creates =
                 bundle.trim_start_matches('-').starts_with('c') || command.has_option("", &["create"]);
             let archive =
                 command.option_values(&["-f", "--file", "-cf", "-czf", "cf", "czf", "-cJf", "-cjf"]);
-            let into = command.option_values(&["-C", "--directory"]);
-            if packs { archive.collect() } else { into.collect() }
+            let target = command.option_values(&["-C", "--directory"]);
+            if creates { archive.collect() } else { target.collect() }
         }
         "curl" => command.option_values(&["-o", "--output", "--output-dir", "-D", "--dump-header"]).collect(),
         "wget" => command.option_values(&["-O", "--output-document", "-P", "--directory-prefix"]).collect(),
@@ -60,7 +62,7 @@ fn written_files<'c>(command: &'c CommandInvocation<'_>) -> Vec<&'c str> {
     }
 }
 
-/// An interpreter that takes its program from a pipe.
+/// Whether an interpreter reads its program from a pipe.
 pub(super) fn runs_its_input(command: &CommandInvocation<'_>) -> bool {
     let gives_code = match command.program {
         "xargs" | "parallel" => return command.arguments.iter().any(|word| SHELLS.contains(word)),
@@ -73,7 +75,7 @@ pub(super) fn runs_its_input(command: &CommandInvocation<'_>) -> bool {
     command.piped && !gives_code && from_input
 }
 
-/// An interpreter whose program is the output of something: `sh -c "$(…)"`, `eval "$X"`.
+/// Whether an interpreter runs the output of something: `sh -c "$(…)"`, `eval "$X"`.
 pub(super) fn runs_computed_code(command: &CommandInvocation<'_>) -> bool {
     let interprets = SHELLS.contains(&command.program) || INTERPRETERS.contains(&command.program);
     let takes_code = command.program == "eval" || (interprets && command.has_option("ce", &["eval"]));
@@ -81,17 +83,17 @@ pub(super) fn runs_computed_code(command: &CommandInvocation<'_>) -> bool {
     takes_code && code.is_none_or(|code| code.starts_with('$'))
 }
 
-/// Harm that depends on the arguments.
+/// Whether a command does harm because of its arguments.
 pub(super) fn is_harmful(command: &CommandInvocation<'_>) -> bool {
     let mut words = command.operands();
     match command.program {
         "chmod" => {
-            let open = |mode: &str| {
+            let is_permissive = |mode: &str| {
                 mode.ends_with("777") || mode.contains("o+w") || mode.contains("a+") || mode.contains("+rwx")
             };
             let digits = |mode: &str| mode.len() == 4 && mode.bytes().all(|b| b.is_ascii_digit());
             let suid = |mode: &str| mode.contains("+s") || (digits(mode) && !mode.starts_with(['0', '1']));
-            words.any(|mode| (command.has_option("R", &["recursive"]) && open(mode)) || suid(mode))
+            words.any(|mode| (command.has_option("R", &["recursive"]) && is_permissive(mode)) || suid(mode))
         }
         "chown" | "chgrp" => {
             command.has_option("R", &["recursive"])
@@ -108,13 +110,16 @@ pub(super) fn is_harmful(command: &CommandInvocation<'_>) -> bool {
         "find" => removes_all_it_finds(command),
         "rsync" => words.any(|word| word.contains(':')) || command.has_option("", &["delete"]),
         "docker" | "podman" => {
-            let lends = |word: &str| {
+            let exposes_host = |word: &str| {
                 let source = word.split(':').next().unwrap_or_default();
                 word.contains("docker.sock") || is_outside(command, source)
             };
-            command.has_option("", &["privileged"]) || command.option_values(&["-v", "--volume"]).any(lends)
+            command.has_option("", &["privileged"])
+                || command.option_values(&["-v", "--volume"]).any(exposes_host)
         }
-        "make" | "gmake" => command.option_values(&["-C", "--directory"]).any(|to| is_outside(command, to)),
+        "make" | "gmake" => {
+            command.option_values(&["-C", "--directory"]).any(|directory| is_outside(command, directory))
+        }
         "perl" | "ruby" | "php" => {
             let in_place = command.has_option("i", &[]) && words.any(|word| is_outside(command, word));
             in_place || command.arguments.iter().any(|word| word.contains('`'))
@@ -124,8 +129,9 @@ pub(super) fn is_harmful(command: &CommandInvocation<'_>) -> bool {
         "gpg" => command.arguments.iter().any(|word| word.starts_with("--export-secret")),
         "gh" => {
             let verbs: Vec<&str> = words.collect();
-            let ends = verbs.iter().any(|verb| matches!(*verb, "delete" | "merge" | "archive" | "transfer"));
-            ends || (verbs.first() == Some(&"api") && changes_by_http(command))
+            let is_irreversible =
+                verbs.iter().any(|verb| matches!(*verb, "delete" | "merge" | "archive" | "transfer"));
+            is_irreversible || (verbs.first() == Some(&"api") && changes_by_http(command))
         }
         "psql" | "mysql" | "mariadb" | "sqlite3" | "mongosh" | "redis-cli" | "clickhouse-client" => {
             let text = command.arguments.join(" ").to_ascii_lowercase();
@@ -153,19 +159,24 @@ fn is_outside(command: &CommandInvocation<'_>, word: &str) -> bool {
     matches!(command.location_of(word), PathLocation::Outside | PathLocation::System | PathLocation::Secret)
 }
 
-/// `find` with `-delete` or `-exec rm`, unless it looks below one directory inside, or for names of a kind.
+/// Whether `find` removes everything that it finds, with `-delete` or `-exec rm`. It does not count if it searches
+/// one directory inside the workspace, or only for names of a certain kind.
 fn removes_all_it_finds(command: &CommandInvocation<'_>) -> bool {
-    let runs =
-        |two: &[&str]| matches!(two[0], "-exec" | "-execdir") && matches!(two[1], "rm" | "unlink" | "shred");
-    if !command.arguments.contains(&"-delete") && !command.arguments.windows(2).any(runs) {
+    let removes = |pair: &[&str]| {
+        matches!(pair[0], "-exec" | "-execdir") && matches!(pair[1], "rm" | "unlink" | "shred")
+    };
+    if !command.arguments.contains(&"-delete") && !command.arguments.windows(2).any(removes) {
         return false;
     }
     let roots: Vec<&str> =
         command.arguments.iter().take_while(|word| !word.starts_with('-')).copied().collect();
     let names = command.option_values(&["-name", "-iname", "-path", "-wholename"]);
-    let chooses = names.filter(|name| !name.trim_matches(['*', '.', '/']).is_empty()).count() > 0;
-    let whole = roots.is_empty() || roots.iter().any(|root| is_whole_workspace(root, command.workspace));
-    roots.iter().any(|root| !command.is_surely_inside(root)) || command.left_workspace || (whole && !chooses)
+    let is_selective = names.filter(|name| !name.trim_matches(['*', '.', '/']).is_empty()).count() > 0;
+    let whole_workspace =
+        roots.is_empty() || roots.iter().any(|root| is_whole_workspace(root, command.workspace));
+    roots.iter().any(|root| !command.is_surely_inside(root))
+        || command.left_workspace
+        || (whole_workspace && !is_selective)
 }
 
 fn changes_by_http(command: &CommandInvocation<'_>) -> bool {

@@ -1,13 +1,14 @@
-//! How much harm a tool call could do, by our own table: what is known to destroy, to spend, to give away keys or to
-//! write outside the workspace is high; what is known only to look, and only inside, is low; and of the rest we have no
-//! opinion unless we know that it changes something.
+//! How much harm a tool call could do, by our own table. High: known to destroy, to spend money, to give away keys or
+//! to write outside the workspace. Low: known only to read, and only inside the workspace. For anything else there is
+//! no assessment, unless it is known to change something.
 //!
-//! The table is text against text, the same for every agent. It may be told where the workspace is; without that an
-//! absolute path is nowhere in particular. It never looks at the disk, so it does not follow links, does not know where
-//! an earlier call has left a shell, and cannot see what a script does. Nothing here decides what may happen.
+//! The table compares text with text and is the same for every agent. It may be given the path of the workspace;
+//! without it, the location of an absolute path is unclear. It never looks at the disk, so it does not follow links,
+//! does not know the directory that an earlier call left a shell in, and cannot see what a script does. Nothing here
+//! decides whether a call is allowed.
 //!
-//! In reading order: this file for tools, `line` for command lines, `command` for one command, `harm` for those whose
-//! arguments matter, `code` for programs in other languages, `git`.
+//! In reading order: this file for tools, `line` for command lines, `command` for one command, `harm` for commands
+//! whose arguments matter, `code` for programs in other languages, `git`.
 
 mod code;
 mod command;
@@ -23,8 +24,8 @@ use super::path::{PathLocation, address_host, locate_path, normalise, relative_t
 use super::sensitive::is_metadata_host;
 use super::tool::{ToolPurpose, finds_files, tool_purpose};
 
-/// The risk of a call: the larger of our opinion and the agent's word, and medium where there is neither. `workspace`
-/// is the absolute path of the directory that the agent works in, if that is known.
+/// The risk of a call: the higher of our own assessment and the agent's claim, and medium if there is neither.
+/// `workspace` is the absolute path of the directory that the agent works in, if known.
 pub fn assess_risk(tool: &str, input: &Value, claimed: Option<Risk>, workspace: Option<&str>) -> Risk {
     own_assessment(tool, input, workspace).max(claimed).unwrap_or(Risk::Medium)
 }
@@ -45,16 +46,16 @@ fn own_assessment(tool: &str, input: &Value, workspace: Option<&str>) -> Option<
     match (lines, found.unreadable) {
         (None, false) => own.max(others),
         (lines, true) => lines.flatten().max(own).max(others).max(Some(Risk::Medium)),
-        // A tool that is known to look does not vouch for a command that is not known.
+        // A read-only tool does not vouch for a command that is not known.
         (Some(None), false) => own.max(others).filter(|risk| *risk > Risk::Low),
         (Some(lines), false) => lines.max(own).max(others),
     }
 }
 
-/// The opinion on several things together: as bad as the worst, and low only if all are. The outer `None`: there were
-/// no things.
+/// Combines several assessments: as high as the highest, and low only if all are low. The outer `None` means that
+/// there was nothing to assess.
 fn worst_risk(opinions: impl Iterator<Item = Option<Risk>>) -> Option<Option<Risk>> {
-    opinions.reduce(|one, other| match (one, other) {
+    opinions.reduce(|left, right| match (left, right) {
         (Some(Risk::High), _) | (_, Some(Risk::High)) => Some(Risk::High),
         (Some(Risk::Medium), _) | (_, Some(Risk::Medium)) => Some(Risk::Medium),
         (None, _) | (_, None) => None,
@@ -62,7 +63,7 @@ fn worst_risk(opinions: impl Iterator<Item = Option<Risk>>) -> Option<Option<Ris
     })
 }
 
-/// What a tool is for tells the least that it risks.
+/// The lowest risk of a tool with this purpose.
 fn risk_of_purpose(purpose: ToolPurpose) -> Option<Risk> {
     match purpose {
         ToolPurpose::ReadFiles | ToolPurpose::AgentInternal => Some(Risk::Low),
@@ -76,7 +77,7 @@ fn risk_of_purpose(purpose: ToolPurpose) -> Option<Risk> {
     }
 }
 
-/// A call, as far as its arguments need to know.
+/// The facts about a call that the risk of its arguments depends on.
 struct CallRiskContext<'c> {
     tool: &'c str,
     purpose: Option<ToolPurpose>,
@@ -84,7 +85,7 @@ struct CallRiskContext<'c> {
 }
 
 impl CallRiskContext<'_> {
-    /// What a path or an address adds to the tool's own opinion.
+    /// The risk that a path or an address adds to that of the tool.
     fn risk_of_argument(&self, argument: &ToolArgument<'_>) -> Option<Risk> {
         let text = argument.text.as_ref();
         match argument.kind {
@@ -94,7 +95,7 @@ impl CallRiskContext<'_> {
                 None => Some(Risk::Medium),
             },
             ArgumentKind::Path => self.risk_of_path(text),
-            // Names of files only, but they may be anybody's.
+            // The tool only returns names of files, but they may be anywhere.
             ArgumentKind::Other if finds_files(self.tool) => match locate_path(text, self.workspace) {
                 PathLocation::Inside | PathLocation::NullDevice | PathLocation::Secret => None,
                 PathLocation::Unclear | PathLocation::Outside | PathLocation::System => Some(Risk::Medium),
@@ -113,7 +114,7 @@ impl CallRiskContext<'_> {
                     | ToolPurpose::UnverifiedRead
                     | ToolPurpose::FetchNetwork,
                 ) => Some(Risk::Medium),
-                // What is not known to look may write.
+                // A tool that is not known to be read-only may write.
                 _ => Some(Risk::High),
             },
             PathLocation::Inside
@@ -127,7 +128,7 @@ impl CallRiskContext<'_> {
     }
 }
 
-/// Whether a path stands for the whole workspace, or for its history.
+/// Whether a path means the whole workspace, or its git history.
 fn is_whole_workspace(path: &str, workspace: Option<&str>) -> bool {
     let path = normalise(path);
     matches!(relative_to_workspace(&path, workspace).unwrap_or(&path), "." | "*" | ".*" | ".git")

@@ -1,5 +1,5 @@
-//! The table of risks against `corpus.txt`: calls as agents make them, in good faith and bad, each with its class and
-//! the risk that it must have in a workspace that is known.
+//! The risk table against `corpus.txt`: calls as agents make them, in good faith and bad, each with its class and the
+//! risk that it must have in a known workspace.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ fn parse_corpus_line(text: &str) -> CorpusLine<'_> {
     let mut field = || fields.next().unwrap_or_else(|| panic!("{text} has four fields"));
     let (class, risk, tool, input) = (field(), field(), field(), field());
     let risk = serde_json::from_value(json!(risk)).unwrap();
-    // A command line may begin with a brace or a quote as well; then it is not JSON.
+    // A command line may also begin with a brace or a quote; then it is not JSON.
     let input = match serde_json::from_str(input) {
         Ok(Value::String(command)) => command_input(&command),
         Ok(object @ Value::Object(_)) => object,
@@ -53,21 +53,20 @@ fn the_corpus_is_large_and_has_every_class() {
     let lines = corpus();
     for line in &lines {
         let count = counts.get_mut(line.class);
-        *count.unwrap_or_else(|| panic!("{} is no class: {}", line.class, line.text)) += 1;
+        *count.unwrap_or_else(|| panic!("{} is not a class: {}", line.class, line.text)) += 1;
     }
     assert!(lines.len() >= 200, "the corpus has {} lines", lines.len());
     assert!(counts.values().all(|count| *count > 0), "{counts:?}");
     let mut texts: Vec<&str> = lines.iter().map(|line| line.text).collect();
     texts.sort_unstable();
     texts.dedup();
-    assert_eq!(texts.len(), lines.len(), "no line is there twice");
+    assert_eq!(texts.len(), lines.len(), "no line occurs twice");
 }
 
-/// The agent's word can raise what is in the corpus and lower none of it.
 #[test]
-fn no_call_of_the_corpus_is_made_lower_by_the_agents_word() {
+fn the_agents_claim_never_lowers_a_call_of_the_corpus() {
     for line in corpus() {
-        // Of what is medium for want of an opinion the agent may say that it is low.
+        // Calls that are medium only because they are unknown may be claimed to be low.
         let found = assess_risk(line.tool, &line.input, Some(Risk::Low), Some(WORKSPACE));
         assert!(found == line.risk || (line.risk == Risk::Medium && found == Risk::Low), "{}", line.text);
         assert_eq!(

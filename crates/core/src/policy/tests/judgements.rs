@@ -1,5 +1,5 @@
-//! What is allowed, denied and asked: one test for each sentence of section 6 of the contract that speaks of policies,
-//! with the ways in which an agent might try to get around it.
+//! What is allowed, denied and asked: one test for each sentence about policies in section 6 of the contract, with
+//! the ways in which an agent might try to get around it.
 
 use qd_protocol::limits::RULES_MAX;
 
@@ -113,7 +113,7 @@ fn an_allow_rule_must_match_every_part_of_a_line() {
     ] {
         assert_eq!(verdict_on(&git_status(), "Bash", &command_input(command)), Ask, "{command:?}");
     }
-    // Each of two rules covering one half does not make a rule that covers the whole.
+    // Two rules that each cover one half do not cover the whole line together.
     let halves = rules(&[("Bash", "git status*", Allow), ("Bash", "ls*", Allow)]);
     assert_eq!(verdict_on(&halves, "Bash", &command_input("git status; ls")), Ask);
 }
@@ -272,7 +272,7 @@ fn a_line_too_long_to_read_is_never_allowed_and_still_denied_by_its_beginning() 
 }
 
 #[test]
-fn a_path_is_brought_into_order_before_it_is_matched() {
+fn a_path_is_normalised_before_it_is_matched() {
     let policy = rules(&[
         ("*", "/etc/*", Deny),
         ("*", "src/*", Allow),
@@ -306,7 +306,7 @@ fn a_path_is_brought_into_order_before_it_is_matched() {
 }
 
 #[test]
-fn an_address_is_brought_into_order_before_it_is_matched() {
+fn an_address_is_normalised_before_it_is_matched() {
     let policy = rules(&[("*", "https://evil.org/*", Deny), ("*", "https://docs.rs/a/*", Allow)]);
     for (address, expected) in [
         ("https://docs.rs/a/b", Allow),
@@ -342,7 +342,7 @@ fn high_risk_is_asked_unless_a_rule_allows_just_that() {
         assert_eq!(high(&with_risk(Some(Risk::High), Ask), granted), Ask);
         assert_eq!(high(&with_risk(Some(Risk::High), Deny), granted), Deny);
         assert_eq!(high(&with_risk(None, Deny), granted), Deny);
-        // The first match decides, also when all that it can say here is to ask.
+        // The first matching rule decides, even if it can only ask here.
         let later = Policy::Rules(vec![
             rule("Bash", None, Allow),
             PolicyRule { risk: Some(Risk::High), ..rule("Bash", Some("rm *"), Allow) },
@@ -384,7 +384,7 @@ fn a_grant_turns_asks_into_allows_and_yields_to_deny_and_high_risk() {
     assert_eq!(granted(&policy, "make", Risk::Medium), allowed);
     assert_eq!(verdict_of(&granted(&policy, "curl x", Risk::Medium)), Deny);
     assert_eq!(verdict_of(&granted(&policy, "make; curl x", Risk::Medium)), Deny);
-    // The ask rule comes first, but the grant was not given for what the deny rule is about.
+    // The ask rule comes first, but the grant does not cover what the deny rule is about.
     assert_eq!(granted(&policy, "git log; curl x", Risk::Medium), PolicyJudgement::Ask);
 }
 

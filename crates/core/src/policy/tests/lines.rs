@@ -1,4 +1,4 @@
-//! How lines are split, and which are not. Each case is a line as an agent might send it, in good faith or bad.
+//! How lines are split, and which lines are not. Each case is a line as an agent might send it, in good faith or bad.
 
 use super::super::command_line::{join, split};
 
@@ -75,7 +75,7 @@ fn a_line_is_split_at_separators_and_nowhere_else() {
     }
 }
 
-/// Lines that begin as `git status` would but may do anything.
+/// Lines that begin like `git status` but may do anything.
 pub(super) const UNSPLITTABLE_LINES: &[&str] = &[
     "git status $(rm x)",
     "git status \"$(rm x)\"",

@@ -1,5 +1,5 @@
-//! What holds for every line, policy and input. The generators lean towards the characters and words that shells give
-//! a meaning to, since arbitrary text hardly ever meets them.
+//! Properties that hold for every line, policy and input. The generators favour characters and words that have a
+//! meaning in shells, since arbitrary text hardly ever contains them.
 
 use proptest::prelude::*;
 
@@ -7,7 +7,7 @@ use super::super::command_line::{join, split};
 use super::super::{assess_risk, glob, main_argument, validate_policy};
 use super::*;
 
-/// A line made of shell's own pieces, plain words and anything at all.
+/// A line made of shell syntax, plain words and arbitrary text.
 fn lines() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         6 => prop::sample::select(vec![
@@ -136,8 +136,8 @@ proptest! {
     fn a_grant_never_makes_a_judgement_stricter_nor_beats_a_deny(
         policy in policies(), tool in tools(), input in inputs(), risk in risks(),
     ) {
-        let question = ProposedToolCall { tool: &tool, input: &input, risk, workspace: None };
-        let (plain, granted) = (judge(&policy, false, &question), judge(&policy, true, &question));
+        let call = ProposedToolCall { tool: &tool, input: &input, risk, workspace: None };
+        let (plain, granted) = (judge(&policy, false, &call), judge(&policy, true, &call));
         match plain {
             PolicyJudgement::Ask => prop_assert_ne!(verdict_of(&granted), PolicyVerdict::Deny),
             plain => prop_assert_eq!(plain, granted),

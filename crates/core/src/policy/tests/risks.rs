@@ -1,16 +1,16 @@
-//! The table of risks, by example, and the rule by which it meets the agent's own word.
+//! Examples for the risk table, and how it is combined with the agent's own claim.
 
 use Risk::{High, Low, Medium};
 
 use super::*;
 
-/// Without a workspace, as of sessions that were made before it was recorded.
+/// Without a workspace, as for sessions that were created before the workspace was recorded.
 fn assess_without_workspace(tool: &str, input: &Value, claimed: Option<Risk>) -> Risk {
     super::super::assess_risk(tool, input, claimed, None)
 }
 
 #[test]
-fn the_agents_word_may_raise_the_risk_and_never_lower_it() {
+fn the_agents_claim_may_raise_the_risk_and_never_lower_it() {
     for (command, claimed, expected) in [
         ("git status", None, Low),
         ("git status", Some(Low), Low),
@@ -272,7 +272,7 @@ fn commands_that_change_the_workspace_or_are_not_known_are_medium() {
 }
 
 #[test]
-fn tools_are_judged_by_name_and_place() {
+fn tools_are_judged_by_name_and_location() {
     for (tool, input, expected) in [
         ("Read", json!({"file_path": "src/lib.rs"}), Low),
         ("Read", json!({"file_path": "/srv/main/x"}), Low),
@@ -304,9 +304,9 @@ fn tools_are_judged_by_name_and_place() {
     assert_eq!(assess_without_workspace("Write", &json!({"file_path": "x"}), Some(Low)), Medium);
 }
 
-/// Each is as long as a line that is read may be, and made of what is dearest to look through.
+/// Each line is as long as a line may be, and repeats the pieces that are most expensive to analyse.
 #[test]
-fn a_line_made_to_take_long_comes_to_an_end() {
+fn a_line_made_to_be_slow_is_still_finished() {
     let pieces = [
         "a(){",
         "${",

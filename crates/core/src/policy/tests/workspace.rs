@@ -1,4 +1,4 @@
-//! Rules about paths where the workspace is known: a file is the same file however it is named.
+//! Path rules in a known workspace: a file is the same file however it is named.
 
 use super::*;
 
@@ -28,7 +28,7 @@ fn a_rule_for_a_path_in_the_workspace_is_also_about_its_absolute_form() {
     ] {
         assert_eq!(judge_edit_in(&policy, Some("/srv/app"), path), expected, "{path}");
     }
-    assert_eq!(judge_edit_in(&policy, None, "/srv/app/src/lib.rs"), Ask, "nobody knows that it is inside");
+    assert_eq!(judge_edit_in(&policy, None, "/srv/app/src/lib.rs"), Ask, "the workspace is not known");
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn a_deny_rule_with_an_absolute_path_sees_the_relative_one_and_an_allow_rule_doe
     for path in ["secret/x", "./src/../secret/x", "/srv/app/secret/x"] {
         assert_eq!(judge_edit_in(&deny, Some("/srv/app"), path), Deny, "{path}");
     }
-    // Where a tool begins to look for a relative path is the tool's own affair.
+    // The directory that a tool resolves a relative path against is up to the tool.
     let allow = rules(&[("Edit", "/srv/app/src/*", Allow)]);
     assert_eq!(judge_edit_in(&allow, Some("/srv/app"), "/srv/app/src/x"), Allow);
     assert_eq!(judge_edit_in(&allow, Some("/srv/app"), "src/x"), Ask);
