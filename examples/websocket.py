@@ -1,5 +1,5 @@
-"""A WebSocket server in plain Python, as much of one as `worker.py` needs: a thread for each connection, JSON in text
-frames both ways, pings answered. No web page is let in, and everybody else on this machine is."""
+"""A minimal WebSocket server in plain Python for `worker.py`: one thread per connection, JSON text frames in both
+directions, answers to pings. It refuses web pages and accepts every other client on this machine."""
 import base64
 import contextlib
 import hashlib
@@ -11,7 +11,7 @@ TEXT, CLOSE, PING, PONG = 1, 8, 9, 10
 
 
 def listen(address, serve):
-    """Prints where it listens, and calls `serve` with each connection."""
+    """Prints the address and calls `serve` with each connection."""
 
     class Connection(Parent):
         def handle(self):
@@ -25,17 +25,17 @@ def listen(address, serve):
 
 
 class Parent(socketserver.StreamRequestHandler):
-    # Without it a frame that follows another waits for the peer's delayed acknowledgement, 40 ms.
+    # With Nagle's algorithm, the second of two frames would wait 40 ms for the peer's delayed acknowledgement.
     disable_nagle_algorithm = True
 
     def frames(self):
-        """What the other side says, until it leaves. What is no JSON text is nothing."""
+        """Yields the peer's JSON frames until it disconnects. Everything else is ignored."""
         while len(head := self.rfile.read(2)) == 2 and (opcode := head[0] & 15) != CLOSE:
             size = head[1] & 127
             if size > 125:
                 size = int.from_bytes(self.rfile.read(2 if size == 126 else 8), "big")
             mask, masked = self.rfile.read(4), self.rfile.read(size)
-            payload = bytes(byte ^ mask[at % 4] for at, byte in enumerate(masked))
+            payload = bytes(byte ^ mask[index % 4] for index, byte in enumerate(masked))
             if opcode == PING:
                 self.write(PONG, payload)
             elif opcode == TEXT:
@@ -51,20 +51,20 @@ class Parent(socketserver.StreamRequestHandler):
             size = [127, *size.to_bytes(8, "big")]
         else:
             size = [126, *size.to_bytes(2, "big")] if size > 125 else [size]
-        with self.writing, contextlib.suppress(OSError):  # It may have left.
+        with self.writing, contextlib.suppress(OSError):  # The peer may have disconnected.
             self.wfile.write(bytes([0x80 | opcode, *size]) + payload)
 
     def upgrade(self):
         self.writing = threading.Lock()
         lines = iter(lambda: self.rfile.readline().decode("latin-1").strip(), "")
-        head = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        key = head.get("sec-websocket-key")
-        if key is None or "origin" in head:
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        key = headers.get("sec-websocket-key")
+        if key is None or "origin" in headers:
             self.wfile.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
             return False
-        proof = hashlib.sha1(key.encode() + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest()
+        accept = hashlib.sha1(key.encode() + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest()
         self.wfile.write(
             b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            b"Sec-WebSocket-Accept: " + base64.b64encode(proof) + b"\r\n\r\n"
+            b"Sec-WebSocket-Accept: " + base64.b64encode(accept) + b"\r\n\r\n"
         )
         return True

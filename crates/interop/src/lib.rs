@@ -1,2 +1,2 @@
-//! Nothing but a home for `tests` and `benches`, which put our worker before the client of the crate
-//! `bamboo-subagent`, and our client before its worker. No other crate of the workspace may depend on that one.
+//! This crate has no code of its own. Its `tests` and `benches` connect our worker to the client of the crate
+//! `bamboo-subagent`, and our client to its worker. No other crate of the workspace may depend on `bamboo-subagent`.

@@ -1,5 +1,6 @@
-//! Both ways: a foreign parent drives our worker, and our client drives a foreign worker. Run, order of events, steer,
-//! approval, cancel, supersede, disconnect; and both find each other's records.
+//! Interoperability with `bamboo-subagent` in both directions: their parent drives our worker, and our client drives
+//! their worker. The tests cover runs, order of events, steers, approvals, cancels, superseded runs and disconnects,
+//! and that each side finds the other's records.
 #![expect(clippy::unwrap_used, reason = "a test that fails should say where")]
 
 #[path = "bamboo/our_client.rs"]
@@ -11,7 +12,7 @@ mod records;
 
 use std::time::Duration;
 
-/// Waits for something that must come.
+/// Waits at most 30 s.
 async fn within<F: Future>(wait: F) -> F::Output {
     tokio::time::timeout(Duration::from_secs(30), wait).await.expect("it comes")
 }

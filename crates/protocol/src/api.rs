@@ -1,4 +1,5 @@
-//! Requests and answers of the HTTP API, as in section 3 of the contract.
+//! Requests and responses of the HTTP API. The docs of these types and fields are the descriptions in `openapi.json`,
+//! so they are written for users of the API.
 
 use std::collections::BTreeMap;
 
@@ -14,41 +15,41 @@ use crate::policy::Policy;
 use crate::text::BlobRef;
 use crate::time::Millis;
 
-/// The header that every answer carries, so that a client of another version can say so.
+/// Response header with the daemon's version. Every response carries it, so a client can notice that its version
+/// differs.
 pub const VERSION_HEADER: &str = "quarterdeck-version";
-/// The header that a list carries while there is more; its value is for `?after=`.
+/// Response header of a list that has more items. Its value is the `?after=` of the next page.
 pub const NEXT_AFTER: &str = "next-after";
 
-/// `GET /healthz`.
+/// Response of `GET /healthz`.
 #[derive(Debug, Clone, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Health {
-    /// `ok`.
+    /// Always `ok`.
     pub status: String,
 }
 
-/// `GET /v1/version`.
+/// Response of `GET /v1/version`.
 #[derive(Debug, Clone, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Version)]
 pub struct DaemonVersion {
-    /// Of the daemon.
+    /// Version of the daemon.
     pub version: String,
-    /// Of this API.
+    /// Version of this API.
     pub api: String,
-    /// Its process.
+    /// Process id of the daemon.
     pub pid: u32,
-    /// Its home.
+    /// The daemon's home directory.
     pub home: String,
-    /// Since when.
     pub started_at: Millis,
 }
 
-/// `POST /v1/workspaces`.
+/// Body of `POST /v1/workspaces`.
 #[derive(Debug, Clone, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewWorkspace {
-    /// An absolute path of a directory.
+    /// Absolute path of the project directory.
     pub path: String,
-    /// For people; the directory's own name unless given.
+    /// Display name. Defaults to the name of the directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
@@ -56,216 +57,211 @@ pub struct NewWorkspace {
 /// A project directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Workspace {
-    /// The workspace.
     pub id: WorkspaceId,
-    /// Resolved, without symbolic links.
+    /// Absolute path, with symbolic links resolved.
     pub path: String,
-    /// For people.
+    /// Display name.
     pub name: String,
-    /// Since when.
     pub created_at: Millis,
 }
 
-/// `POST /v1/workspaces/{w}/sessions`.
+/// Body of `POST /v1/workspaces/{w}/sessions`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewSession {
-    /// The agent's name.
+    /// Name of the agent, as listed by `GET /v1/agents`; `NAME@LABEL` for an agent on a joined machine; or a form
+    /// such as `acp:CMD` that describes an agent by itself.
     pub agent: String,
-    /// For people.
+    /// Title for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
-    /// Which model, in the agent's words.
+    /// Model that the agent should use, by the agent's own name for it. Defaults to the agent's own choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// What the agent is told before anything else.
+    /// System prompt for the agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system_prompt: Option<String>,
-    /// What it may do without asking; `ask` unless given.
+    /// What the agent may do without approval. Defaults to the daemon's `policy` setting, which is `ask` unless
+    /// changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<Policy>,
-    /// The session above.
+    /// Parent session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<SessionId>,
-    /// Whether it gets a git worktree of its own.
+    /// Whether the session gets its own git worktree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worktree: Option<bool>,
-    /// Whether its agent is given the tools of `qd mcp`; as configured unless given.
+    /// Whether the agent gets the tools of `qd mcp`. Defaults to the daemon's setting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mcp: Option<bool>,
-    /// Dollars, for the session and all below it.
+    /// Budget in US dollars for the session and all sessions below it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget_usd: Option<f64>,
-    /// Model calls in one run.
+    /// Maximum number of model calls in one run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_turns: Option<u32>,
-    /// Seconds of one run, waiting for people not counted.
+    /// Maximum duration of one run in seconds. Time spent waiting for people does not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run_timeout_s: Option<f64>,
-    /// Seconds an agent may take to stop before it is killed.
+    /// Seconds that an agent may take to stop after a cancel before it is killed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cancel_grace_s: Option<f64>,
-    /// How often an agent that crashed is started again within `restart_window_s`; 0: never.
+    /// How often a crashed agent is restarted within `restart_window_s`; 0 means never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restarts: Option<u32>,
-    /// Seconds that a crash counts for.
+    /// Seconds for which a crash counts towards `restarts`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart_window_s: Option<f64>,
-    /// Variables for the agent; the values are never shown again.
+    /// Environment variables for the agent. Their values are never shown again.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
-    /// How mail reaches it that does not say; `prompt` unless given.
+    /// How mail without its own `deliver` reaches the session. Defaults to `prompt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mail: Option<MailDelivery>,
 }
 
-/// `PATCH /v1/workspaces/{w}/sessions/{s}`. A limit that is `null` is lifted; what is absent stays.
+/// Body of `PATCH /v1/workspaces/{w}/sessions/{s}`. A limit that is `null` is removed; an absent field does not change.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SessionPatch {
-    /// The new title.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
-    /// The new model.
+    /// New model, by the agent's own name for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// The new policy; it counts for later asks.
+    /// New policy. It applies to later asks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<Policy>,
-    /// The new budget.
+    /// New budget in US dollars for the session and all sessions below it.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "deserialize_nullable")]
     pub budget_usd: Option<Option<f64>>,
-    /// The new turn limit.
+    /// New maximum number of model calls in one run.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "deserialize_nullable")]
     pub max_turns: Option<Option<u32>>,
-    /// The new time limit.
+    /// New maximum duration of one run in seconds. Time spent waiting for people does not count.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "deserialize_nullable")]
     pub run_timeout_s: Option<Option<f64>>,
-    /// The new grace.
+    /// New number of seconds that an agent may take to stop after a cancel before it is killed.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "deserialize_nullable")]
     pub cancel_grace_s: Option<Option<f64>>,
-    /// How often an agent that crashed is started again within `restart_window_s`; 0: never.
+    /// How often a crashed agent is restarted within `restart_window_s`; 0 means never.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "deserialize_nullable")]
     pub restarts: Option<Option<u32>>,
-    /// Seconds that a crash counts for.
+    /// Seconds for which a crash counts towards `restarts`.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "deserialize_nullable")]
     pub restart_window_s: Option<Option<f64>>,
 }
 
-/// Tells `null` from absent: this is only called for a field that is there.
+/// Tells `null` (`Some(None)`) from an absent field (`None`): serde calls this only for a field that is present.
 fn deserialize_nullable<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
 }
 
-/// What a session does right now.
+/// What a session is doing now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = SessionState)]
 pub enum SessionStatus {
-    /// Nothing.
+    /// No run is active. Queued runs may be waiting for the end of a halt or for a free agent slot.
     Idle,
-    /// Its agent is not ready yet.
+    /// A run is next, and its agent is not ready yet.
     Starting,
-    /// A run is active.
     Running,
     /// The active run waits for a person or for sessions below.
     Waiting,
-    /// It has ended.
+    /// The session has ended.
     Closed,
 }
 
 /// A conversation with one agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Session {
-    /// The session.
     pub id: SessionId,
-    /// Its project.
     pub workspace_id: WorkspaceId,
-    /// Its agent.
+    /// Name of the agent.
     pub agent: String,
-    /// For people.
+    /// Title for people.
     pub title: Option<String>,
-    /// What it does right now.
+    /// What the session is doing now.
     pub state: SessionStatus,
-    /// True from the moment a prompt is accepted until its run has ended and nothing is queued.
+    /// True from the moment a prompt is accepted until no run is active or queued.
     pub busy: bool,
-    /// The session above.
+    /// Parent session.
     pub parent: Option<SessionId>,
-    /// The fleet that it belongs to, and its name there.
+    /// The fleet that the session belongs to, and its name there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fleet: Option<FleetMembership>,
-    /// Which model, in the agent's words.
+    /// Model that the agent should use, by the agent's own name for it.
     pub model: Option<String>,
-    /// What the agent is told before anything else.
+    /// System prompt for the agent.
     pub system_prompt: Option<String>,
-    /// What it may do without asking.
+    /// What the agent may do without approval.
     pub policy: Policy,
-    /// How many runs wait.
+    /// Number of queued runs.
     pub queued: u32,
-    /// What all its runs have used.
+    /// Total usage of all runs of the session.
     pub usage: TokenUsage,
-    /// The agent's own name for the conversation.
+    /// The agent's own id for the conversation.
     pub agent_session_id: Option<String>,
-    /// Its worktree, if it has one.
+    /// Path of the session's git worktree, if it has one.
     pub worktree: Option<String>,
-    /// Whether its agent is given the tools of `qd mcp`, if the session says so itself.
+    /// Whether the agent gets the tools of `qd mcp`. Absent if the session leaves it to the daemon's setting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mcp: Option<bool>,
-    /// Dollars, for the session and all below it.
+    /// Budget in US dollars for the session and all sessions below it.
     pub budget_usd: Option<f64>,
-    /// Model calls in one run.
+    /// Maximum number of model calls in one run.
     pub max_turns: Option<u32>,
-    /// Seconds of one run.
+    /// Maximum duration of one run in seconds. Time spent waiting for people does not count.
     pub run_timeout_s: Option<f64>,
-    /// Seconds an agent may take to stop before it is killed.
+    /// Seconds that an agent may take to stop after a cancel before it is killed.
     pub cancel_grace_s: Option<f64>,
-    /// How often an agent that crashed is started again within `restart_window_s`; 0: never.
+    /// How often a crashed agent is restarted within `restart_window_s`; 0 means never.
     pub restarts: Option<u32>,
-    /// Seconds that a crash counts for.
+    /// Seconds for which a crash counts towards `restarts`.
     pub restart_window_s: Option<f64>,
-    /// Names of the variables that it was given.
+    /// Names of the environment variables given to the agent. Their values are never shown.
     pub env: Vec<String>,
-    /// How mail reaches it that does not say.
+    /// How mail without its own `deliver` reaches the session.
     #[serde(default)]
     pub mail: MailDelivery,
-    /// Dollars that it and all sessions below it have cost; only if `?tree=true` asks for it.
+    /// Cost in US dollars of this session and all sessions below it. Present only with `?tree=true`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tree_cost_usd: Option<f64>,
-    /// Whether it takes no more prompts and closes when its last run has ended.
+    /// True if the session takes no more prompts and closes when its last run has ended.
     pub closing: bool,
-    /// Since when.
     pub created_at: Millis,
-    /// The last change.
+    /// Time of the last change.
     pub updated_at: Millis,
 }
 
-/// `POST /v1/workspaces/{w}/fleets` as JSON.
+/// JSON body of `POST /v1/workspaces/{w}/fleets`.
 #[derive(Debug, Clone, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewFleet {
-    /// The fleet, as its file has it: an object, or the file's text.
+    /// The fleet as in a fleet file: an object, or the text of the file.
     #[schema(value_type = Object)]
     pub spec: Value,
-    /// What to do, instead of the file's own task.
+    /// Task that replaces the one in the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub task: Option<String>,
-    /// Variables; each agent is given those that its manifest lists. Their values are never shown or journalled.
+    /// Environment variables. Each agent gets those that its manifest lists. The values are never shown or journalled.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
 }
 
-/// A file that comes with a prompt.
+/// A file attached to a prompt.
 #[derive(Debug, Clone, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewAttachment {
-    /// Its name.
+    /// File name, shown to the agent and to people.
     pub name: String,
-    /// What it is.
+    /// MIME type.
     #[serde(default = "default_mime")]
     pub mime: String,
-    /// Its content in base64.
+    /// Content in base64.
     pub data: String,
 }
 
@@ -273,368 +269,355 @@ fn default_mime() -> String {
     "application/octet-stream".to_owned()
 }
 
-/// `POST /v1/workspaces/{w}/agent`.
+/// Body of `POST /v1/workspaces/{w}/agent`.
 #[derive(Debug, Clone, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewRun {
-    /// Whom to ask.
+    /// Session that gets the prompt.
     pub session_id: SessionId,
-    /// What.
     pub prompt: String,
-    /// The client's own name for the run, which makes a repeat harmless.
+    /// Id chosen by the client. With it, the request can be repeated safely: the same id never starts a second run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run_id: Option<RunId>,
-    /// Files.
+    /// Files attached to the prompt.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attachments: Vec<NewAttachment>,
 }
 
-/// What a run does right now.
+/// What a run is doing now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = RunState)]
 pub enum RunStatus {
-    /// It is next, and its agent is being made ready.
+    /// The run is next, and its agent is getting ready.
     Accepted,
-    /// It waits.
+    /// The run waits in its session's queue or for a free agent slot.
     Queued,
-    /// The agent works on it.
+    /// The agent is working on the run.
     Running,
     /// The agent waits for a person.
     Waiting,
-    /// It waits for sessions below.
+    /// The run waits for sessions below.
     Suspended,
-    /// It has ended.
+    /// The run has ended.
     Finished,
 }
 
-/// The answer to an accepted prompt.
+/// Response to an accepted prompt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Receipt)]
 pub struct PromptReceipt {
-    /// The run.
     pub run_id: RunId,
     /// `accepted` or `queued`.
     pub state: RunStatus,
-    /// 0 if it starts at once, else its place in the queue.
+    /// Place in the queue; 0 if the run starts at once.
     pub position: u32,
-    /// Of its `run.accepted`.
+    /// Position of the run's `run.accepted` event in the journal.
     #[schema(value_type = u64)]
     pub seq: Seq,
 }
 
-/// One accepted prompt.
+/// One accepted prompt and its outcome.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Run {
-    /// The run.
     pub id: RunId,
-    /// Whose.
     pub session_id: SessionId,
-    /// What it does right now.
+    /// What the run is doing now.
     pub state: RunStatus,
-    /// What was asked, or its head in lists.
+    /// The prompt. In lists, a long prompt is cut.
     pub prompt: String,
-    /// The file that holds the whole prompt.
+    /// The file that holds the whole prompt, if the prompt was too large for its event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_blob: Option<BlobRef>,
-    /// Why it ended.
+    /// Why the run ended. Null while it has not ended.
     pub finish_reason: Option<FinishReason>,
-    /// The agent's result, or its head in lists.
+    /// The agent's result. In lists, a long result is cut.
     pub text: Option<String>,
-    /// The file that holds the whole text.
+    /// The file that holds the whole result, if the result was too large for its event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text_blob: Option<BlobRef>,
-    /// What went wrong.
+    /// What went wrong, if the run failed.
     pub error: Option<RunError>,
-    /// What it used.
+    /// Tokens and money that the run used.
     pub usage: TokenUsage,
-    /// When it was accepted.
     pub accepted_at: Millis,
-    /// When the agent got it.
+    /// When the agent was ready and got the prompt.
     pub started_at: Option<Millis>,
-    /// When it ended.
     pub finished_at: Option<Millis>,
 }
 
-/// `POST …/cancel`; the body may be absent.
+/// Body of `POST …/cancel`. The body is optional.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CancelRequest {
-    /// This run alone.
+    /// Cancel only this run. Without it, every run accepted so far is cancelled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run_id: Option<RunId>,
-    /// For the journal.
+    /// Reason, recorded in the journal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// What a cancel hit.
+/// What a cancel stopped.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Cancelled)]
 pub struct CancelResponse {
-    /// These end as `cancelled`.
+    /// Runs that will end as `cancelled`.
     pub cancelled: Vec<RunId>,
-    /// Whether there was nothing to hit.
+    /// True if there was nothing to cancel.
     pub idle: bool,
 }
 
-/// `POST …/steer`.
+/// Body of `POST …/steer`.
 #[derive(Debug, Clone, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SteerRequest {
-    /// What the running turn should hear.
+    /// Message for the running turn.
     pub text: String,
 }
 
-/// The answer to an accepted steer.
+/// Response to an accepted steer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Steered)]
 pub struct SteerReceipt {
     /// The run that is steered.
     pub run_id: RunId,
-    /// Of its `steer.accepted`.
+    /// Position of the `steer.accepted` event in the journal.
     #[schema(value_type = u64)]
     pub seq: Seq,
 }
 
-/// One that waits in a queue.
+/// A queued run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Queued)]
 pub struct QueueEntry {
-    /// The run.
     pub run_id: RunId,
-    /// What was asked, or its head.
+    /// The prompt. A long prompt is cut.
     pub prompt: String,
-    /// Its place, from 1.
+    /// Place in the queue, from 1.
     pub position: u32,
-    /// Since when.
     pub accepted_at: Millis,
 }
 
-/// A message of a session.
+/// A message of a session's conversation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Message {
-    /// The message.
     pub message_id: MessageId,
-    /// Its run.
+    /// The run that the message belongs to.
     pub run_id: RunId,
-    /// Who speaks.
+    /// Who wrote the message.
     pub role: MessageRole,
-    /// What was said, thought and done, in order.
+    /// Text, thoughts, tool calls and other parts, in order.
     pub parts: Vec<MessagePart>,
-    /// How it ended, if it has.
+    /// How the message ended. Null while it is still being written.
     pub finish: Option<MessageFinish>,
 }
 
-/// `GET …/sessions/{s}/events`.
+/// Response of `GET …/sessions/{s}/events`.
 #[derive(Debug, Clone, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct EventPage {
-    /// In order.
+    /// Events in journal order.
     pub events: Vec<Event>,
-    /// For the next call's `after`.
+    /// Value of `after` for the next request.
     #[schema(value_type = u64)]
     pub next_after: Seq,
 }
 
-/// `POST /v1/asks/{ask}/answer`.
+/// Body of `POST /v1/asks/{ask}/answer`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AnswerRequest {
-    /// For a permission: `allow_once`, `allow_always` or `deny`.
+    /// Answer to a permission request: `allow_once`, `allow_always` or `deny`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<String>,
-    /// For a question.
+    /// Answer to a question.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
-    /// Why; a deny's reason is told to the agent.
+    /// Reason for the answer. The reason for a `deny` is passed to the agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// The answer to a winning answer.
+/// Response to the answer that resolved an ask.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Resolved)]
 pub struct AnswerResponse {
-    /// True.
+    /// Always true.
     pub resolved: bool,
-    /// The ask as it now stands.
+    /// The ask with its answer.
     pub ask: Ask,
 }
 
-/// `POST /v1/halt`; the body may be absent.
+/// Body of `POST /v1/halt`. The body is optional.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HaltRequest {
-    /// For the journal and for people.
+    /// Reason, recorded in the journal and shown to people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether live runs are cancelled.
+    /// Whether live runs are cancelled too.
     #[serde(default)]
     pub cancel: bool,
 }
 
-/// Whether anything may start.
+/// The global halt. While it is set, no run starts.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Halt)]
 pub struct HaltStatus {
-    /// Whether it is set.
+    /// Whether a halt is set.
     pub halted: bool,
-    /// In the client's words.
+    /// Reason given by the client that set the halt.
     pub reason: Option<String>,
-    /// Whether live runs were cancelled.
+    /// Whether the halt cancelled live runs.
     pub cancel: bool,
-    /// Since when.
+    /// When the halt was set.
     pub since: Option<Millis>,
 }
 
-/// `GET /v1/agents`.
+/// An agent, as listed by `GET /v1/agents`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Agent {
-    /// What `agent` takes.
+    /// Name to use as a session's `agent`.
     pub name: String,
-    /// For people.
+    /// One sentence for people.
     pub description: String,
-    /// How it is reached.
+    /// How the agent is driven: `built-in`, `acp`, `claude`, `codex`, `pty`, `exec`, `a2a` or `worker`.
     pub driver: String,
-    /// Whether it can start here.
+    /// Whether the agent can start on this machine.
     pub available: bool,
-    /// How to install it, if it cannot.
+    /// Command that installs the agent, if it is not available.
     pub install: Option<String>,
-    /// The version of its program here, if that is known.
+    /// Version of the agent's program on this machine, if known.
     #[serde(default)]
     pub version: Option<String>,
-    /// The version that it was last tried with.
+    /// Version that Quarterdeck was last tested with.
     #[serde(default)]
     pub tested: Option<String>,
-    /// Its program here.
+    /// Path of the agent's program on this machine.
     #[serde(default)]
     pub program: Option<String>,
-    /// Whether its turns can be steered.
+    /// Whether a running turn can be steered.
     pub steers: bool,
-    /// Whether another process of it can go on with a conversation.
+    /// Whether a new process of the agent can resume a conversation.
     #[serde(default)]
     pub resumes: bool,
-    /// Whether it asks before it uses tools.
+    /// Whether the agent asks for permission before it uses tools.
     #[serde(default)]
     pub approvals: bool,
-    /// Whether it asks people questions.
+    /// Whether the agent asks people questions.
     #[serde(default)]
     pub questions: bool,
-    /// What it tells of its cost.
+    /// What the agent reports about its cost.
     #[serde(default)]
     pub cost: CostReport,
-    /// The settings of a session that it can take beyond those that we enforce ourselves.
+    /// Session settings that the agent supports, besides those that Quarterdeck enforces itself.
     pub settings: Vec<String>,
-    /// Variables that `qd run` sends along from the caller's environment; `*` at the end of a name stands for the rest.
+    /// Environment variables that `qd run` passes on from the caller's environment. A `*` at the end of a name matches
+    /// the rest of it.
     pub env: Vec<String>,
-    /// `built-in`, or the file that describes it.
+    /// `built-in`, or the path of the manifest that describes the agent.
     #[serde(default)]
     pub origin: String,
 }
 
-/// What an agent tells of its cost.
+/// What an agent reports about its cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CostReport {
-    /// Nothing.
     #[default]
     Nothing,
-    /// How many tokens it used; what they cost is for the settings to say.
+    /// The number of tokens. The daemon's `prices` setting gives their cost.
     Tokens,
-    /// What it cost.
+    /// The cost in money.
     Money,
 }
 
-/// A manifest that does not count.
+/// A manifest that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct ManifestProblem {
-    /// The file, or a project's folder of them.
+    /// The manifest file, or a project's folder of manifests.
     pub path: String,
-    /// What is wrong, and what to do.
+    /// What is wrong, and how to fix it.
     pub message: String,
 }
 
-/// `POST /v1/trust`.
+/// Body of `POST /v1/trust`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TrustRequest {
-    /// The project's directory, absolute.
+    /// Absolute path of the project directory.
     pub path: String,
 }
 
-/// A project whose own agents count.
+/// A project whose own agents and hooks are trusted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Trusted)]
 pub struct TrustedProject {
-    /// Its directory.
+    /// Path of the project directory.
     pub path: String,
-    /// Whether it is still as it was when that was said; if not, nothing of it counts.
+    /// Whether the project's files are unchanged since they were trusted. If not, none of them is used until the
+    /// project is trusted again.
     pub unchanged: bool,
-    /// What it brings, where it was just trusted.
+    /// The files that are trusted. Present only in the response that trusted them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<String>,
 }
 
-/// One thing that a shortened id or a title may mean: `GET /v1/resolve?ref=`.
+/// Something that a short id or a title can refer to, as found by `GET /v1/resolve?ref=`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Match)]
 pub struct ReferenceMatch {
-    /// What it is.
     pub kind: ReferenceKind,
-    /// Its whole id.
+    /// The full id.
     pub id: String,
-    /// Its project.
     pub workspace_id: WorkspaceId,
-    /// Its session; itself, if it is one.
+    /// The session that it belongs to. For a session, its own id.
     pub session_id: Option<SessionId>,
 }
 
-/// What a reference can mean.
+/// What a reference can refer to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = MatchKind)]
 pub enum ReferenceKind {
-    /// A project directory.
     Workspace,
-    /// A conversation, by id or by title.
+    /// A session, by id or title.
     Session,
-    /// An accepted prompt.
     Run,
-    /// Something an agent waits for.
     Ask,
-    /// Several sessions that work together.
     Fleet,
 }
 
-/// `GET /v1/gc`: what the home holds. `POST /v1/gc`: the same, and what was freed.
+/// Response of `GET /v1/gc`: what the home stores and what could be freed. Response of `POST /v1/gc`: the same, and how
+/// much was freed.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Gc)]
 pub struct GcReport {
-    /// Bytes of the journal with its log.
+    /// Size of the journal with its write-ahead log, in bytes.
     pub journal_bytes: u64,
-    /// Bytes of texts and files kept beside it.
+    /// Size of the texts and files stored beside the journal, in bytes.
     pub blob_bytes: u64,
-    /// Bytes of the daemon's own log.
+    /// Size of the daemon's log file, in bytes.
     pub log_bytes: u64,
-    /// Sessions that are closed for longer than asked.
+    /// Sessions that have been closed for at least `older_than_days`.
     pub closed_sessions: u64,
-    /// Their events.
+    /// Events of these sessions.
     pub closed_events: u64,
-    /// Files that no event names any more, once those are gone.
+    /// Stored files that no event refers to, once these sessions are gone.
     pub loose_blobs: u64,
-    /// Their bytes.
+    /// Size of these files, in bytes.
     pub loose_blob_bytes: u64,
-    /// Whether it was done, not only counted.
+    /// Whether the space was freed. False if it was only counted.
     pub done: bool,
-    /// Bytes given back, if it was.
+    /// Bytes that were freed.
     pub freed_bytes: u64,
 }
 
-/// `POST /v1/gc`, and the same as query for `GET`.
+/// Body of `POST /v1/gc` and query of `GET /v1/gc`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 pub struct GcRequest {
-    /// Closed sessions count once they have been closed for so many days.
+    /// Only sessions that have been closed for this many days are deleted.
     #[serde(default = "default_gc_days")]
     pub older_than_days: u32,
 }
@@ -643,87 +626,84 @@ fn default_gc_days() -> u32 {
     30
 }
 
-/// `GET /v1/workers`.
+/// A live worker, the process that holds a session's agent. Listed by `GET /v1/workers`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Worker {
-    /// The worker.
     pub id: String,
-    /// Whose agent it holds.
+    /// The session whose agent the worker holds.
     pub session_id: SessionId,
-    /// Its process.
+    /// Process id of the worker, on its own machine.
     pub pid: u32,
-    /// Since when.
     pub started_at: Millis,
-    /// Until when it counts as alive without another word.
+    /// Until when the worker counts as alive if nothing more is received from it.
     pub lease_expires_at: Millis,
-    /// The agent that it holds.
+    /// Name of the agent that the worker holds.
     pub agent: String,
-    /// The machine that it is on and that its pid belongs to, by the name under which that joined; none: this one.
+    /// Name of the joined machine that the worker runs on. Null if it runs on this machine.
     #[serde(default)]
     pub host: Option<String>,
-    /// What runs below it: the agent, and what its turns started and left. Of another machine nothing is known.
+    /// Processes below the worker: the agent, and whatever its turns started and left running. Empty for a worker on
+    /// another machine.
     pub processes: Vec<ProcessSummary>,
 }
 
-/// `GET /v1/workers/joined`: a process on another machine that has offered to work.
+/// A worker on another machine that has joined this daemon. Listed by `GET /v1/workers/joined`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct JoinedWorker {
-    /// What it is called here.
+    /// Name under which this daemon lists it, usually the name of the machine.
     pub name: String,
-    /// What it can be chosen by: `NAME@LABEL` as a session's agent.
+    /// Labels by which a session can choose it, with `NAME@LABEL` as its agent.
     pub labels: Vec<String>,
-    /// The names of the agents that it offers.
+    /// Names of the agents that it offers.
     pub agents: Vec<String>,
     /// Sessions whose agents it holds.
     pub sessions: Vec<SessionId>,
-    /// Whether it is connected.
+    /// Whether it is connected now.
     pub connected: bool,
-    /// Since when it is known to this daemon.
+    /// When it joined this daemon.
     pub joined_at: Millis,
-    /// Until when its sessions wait for it without another word.
+    /// Until when its sessions wait for it if nothing more is received from it.
     pub lease_expires_at: Millis,
-    /// Its version.
+    /// Version of its Quarterdeck.
     pub version: String,
 }
 
-/// `POST /v1/workers/tokens`.
+/// Body of `POST /v1/workers/tokens`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewWorkerToken {
-    /// For people.
+    /// Name for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
 
-/// `GET /v1/workers/tokens`: what a process on another machine may join with. The token itself is shown once, by the
-/// answer that made it.
+/// A token with which a worker on another machine can join. Listed by `GET /v1/workers/tokens`. The token itself is
+/// shown only once, in the response that created it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct WorkerToken {
-    /// Its name in `DELETE /v1/workers/tokens/{id}`.
+    /// Id to use in `DELETE /v1/workers/tokens/{id}`.
     pub id: TokenId,
-    /// For people.
+    /// Name for people.
     pub name: Option<String>,
-    /// Since when it counts.
     pub created_at: Millis,
-    /// When somebody last joined with it.
+    /// When a worker last joined with this token.
     pub last_used_at: Option<Millis>,
 }
 
-/// The answer that made a worker token: all that `qd worker join` needs.
+/// Response to the creation of a worker token, with everything that `qd worker join` needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = MadeWorkerToken)]
 pub struct CreatedWorkerToken {
-    /// Its name.
+    /// Id to use in `DELETE /v1/workers/tokens/{id}`.
     pub id: TokenId,
-    /// For people.
+    /// Name for people.
     pub name: Option<String>,
-    /// Since when it counts.
     pub created_at: Millis,
     /// The token. It is not shown again.
     pub token: String,
-    /// Where to join; none if the daemon listens on no port.
+    /// Address to join at. Null if the daemon listens on no port.
     pub url: Option<String>,
-    /// The certificate to accept there, if it is one of the daemon's own making.
+    /// Fingerprint of the certificate to accept there, if the daemon created the certificate itself.
     pub fingerprint: Option<String>,
 }
 
@@ -731,8 +711,6 @@ pub struct CreatedWorkerToken {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Process)]
 pub struct ProcessSummary {
-    /// Its pid.
     pub pid: u32,
-    /// Its name.
     pub name: String,
 }

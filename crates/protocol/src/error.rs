@@ -1,24 +1,25 @@
-//! The one shape of every refusal. A code is stable and belongs to one HTTP status; the message says what to do.
+//! Error responses. All of them have the same shape. A code is stable and always comes with the same HTTP status; the
+//! message is for people and says what to do.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $text:literal, $status:literal;)*) => {
-        /// Why something was refused.
+        /// Stable code of an error response. `docs/api.md` lists all of them.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum ErrorCode { $($(#[$doc])* $name,)* }
 
         impl ErrorCode {
-            /// All of them, for the documentation's sake.
+            /// Every code. A test compares this list with `docs/api.md`.
             pub const ALL: &[ErrorCode] = &[$(ErrorCode::$name,)*];
 
-            /// The code as it stands on the wire.
+            /// The code as it appears in JSON.
             pub fn as_str(self) -> &'static str {
                 match self { $(ErrorCode::$name => $text,)* }
             }
 
-            /// The HTTP status it comes with.
+            /// The HTTP status of this code.
             pub fn status(self) -> u16 {
                 match self { $(ErrorCode::$name => $status,)* }
             }
@@ -29,136 +30,134 @@ macro_rules! codes {
 codes! {
     /// The body is not the JSON that this route takes.
     InvalidRequest = "invalid_request", 400;
-    /// A field has a value that it cannot have.
+    /// A field or parameter has a value that is not allowed.
     InvalidValue = "invalid_value", 400;
-    /// The directory does not exist or is not one.
+    /// The path does not exist or is not a directory.
     PathNotFound = "path_not_found", 400;
     /// No agent has this name.
     UnknownAgent = "unknown_agent", 400;
-    /// The agent cannot take this setting.
+    /// The agent does not support this setting.
     UnsupportedSetting = "unsupported_setting", 400;
-    /// The cursor is ahead of the journal or is not one.
+    /// The cursor is ahead of the journal or is not a cursor.
     BadCursor = "bad_cursor", 400;
-    /// The answer does not fit its ask, which stays open.
+    /// The answer does not fit the ask. The ask stays open.
     InvalidAnswer = "invalid_answer", 400;
-    /// A fleet's file is wrong; the details say where.
+    /// The fleet file is wrong. The details say where.
     InvalidFleet = "invalid_fleet", 400;
-    /// No token, or a wrong one.
+    /// The token is missing or wrong.
     Unauthorized = "unauthorized", 401;
-    /// The `Host` header names somebody else.
+    /// The `Host` header is not a name of this daemon.
     HostNotAllowed = "host_not_allowed", 403;
-    /// The request comes from a web page that is not ours.
+    /// The request comes from a foreign web page.
     OriginNotAllowed = "origin_not_allowed", 403;
-    /// Another user's process.
+    /// A process of another user connected to the socket.
     PeerNotAllowed = "peer_not_allowed", 403;
-    /// A process that an agent started wants more than that agent's session may.
+    /// A process started by an agent wants more than that agent's session may do.
     AgentNotAllowed = "agent_not_allowed", 403;
-    /// A worker token can do nothing but work.
+    /// A worker token was used for something other than joining as a worker.
     WorkerNotAllowed = "worker_not_allowed", 403;
     /// Nothing has this id.
     NotFound = "not_found", 404;
     /// The path exists, but not with this method.
     MethodNotAllowed = "method_not_allowed", 405;
-    /// It had not ended in time.
+    /// The run did not end in time.
     WaitTimeout = "wait_timeout", 408;
     /// A run is live.
     Busy = "busy", 409;
     /// The session takes no more prompts.
     SessionClosed = "session_closed", 409;
-    /// The run id is known, with other words.
+    /// The run id was already used with another session, prompt or attachments.
     RunIdConflict = "run_id_conflict", 409;
-    /// Nothing is running that could be steered.
+    /// No run is active that could be steered.
     NotRunning = "not_running", 409;
     /// The agent cannot be steered.
     SteerUnsupported = "steer_unsupported", 409;
     /// The run is no longer in the queue.
     NotQueued = "not_queued", 409;
-    /// Somebody answered first.
+    /// Somebody else answered first. The details have the winning answer.
     AlreadyResolved = "already_resolved", 409;
-    /// The agent no longer waits for this.
+    /// The agent no longer waits for this answer.
     Withdrawn = "withdrawn", 409;
     /// The agent is known but cannot start here.
     AgentUnavailable = "agent_unavailable", 409;
-    /// The session has no terminal to look at.
+    /// The session's agent has no terminal, or is not running.
     NoTerminal = "no_terminal", 409;
-    /// The session has no worktree, or it was not made yet.
+    /// The session has no worktree, or it has not been created yet.
     NoWorktree = "no_worktree", 409;
-    /// Two sides changed the same; nothing was merged.
+    /// Both sides changed the same files in conflicting ways. Nothing was changed.
     MergeConflict = "merge_conflict", 409;
-    /// The worktree holds work that is nowhere else.
+    /// The worktree holds work that exists nowhere else.
     UnmergedWork = "unmerged_work", 409;
-    /// Git cannot do it as things are; the message says what stands in the way.
+    /// Git cannot do this in the current state. The message says what is in the way.
     GitRefused = "git_refused", 409;
     /// The same `Idempotency-Key` came with another request.
     IdempotencyConflict = "idempotency_conflict", 409;
-    /// The mail id is known, with other words.
+    /// The mail id was already used for another message.
     MailIdConflict = "mail_id_conflict", 409;
-    /// Nobody, or somebody else, has claimed the message.
+    /// The message is not claimed, or somebody else claimed it.
     NotClaimed = "not_claimed", 409;
-    /// Too large a body.
+    /// The request body is larger than [`BODY_MAX`](crate::limits::BODY_MAX).
     BodyTooLarge = "body_too_large", 413;
-    /// Too many prompts wait.
+    /// Too many prompts are already queued in this session.
     QueueFull = "queue_full", 429;
-    /// An agent has made as many sessions as it may.
+    /// The agent has created as many sessions as it may.
     TooManySessions = "too_many_sessions", 429;
-    /// Too many messages lie in the mailbox.
+    /// The mailbox already holds too many undelivered messages.
     MailboxFull = "mailbox_full", 429;
-    /// Too many requests wait.
+    /// Too many requests or connections are waiting.
     Overloaded = "overloaded", 429;
-    /// A fault of ours. Please report it.
+    /// A bug in Quarterdeck. Please report it.
     Internal = "internal", 500;
-    /// The daemon is going down.
+    /// The daemon is shutting down.
     Stopping = "stopping", 503;
-    /// The journal could not be written; nothing was accepted.
+    /// The journal could not be written. Nothing was accepted.
     StorageFailed = "storage_failed", 503;
 }
 
-/// A refusal, as it goes over the wire inside `{"error": …}`.
+/// An error response, sent as `{"error": …}`.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
-    /// Which refusal.
     pub code: ErrorCode,
-    /// One sentence: what happened and what to do.
+    /// One sentence for people: what happened and what to do.
     pub message: String,
-    /// What a program may want to know.
+    /// Additional data for programs.
     pub details: Map<String, Value>,
 }
 
 impl ApiError {
-    /// A refusal with nothing more to say.
+    /// An error without details.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), details: Map::new() }
     }
 
-    /// The same with one more detail.
+    /// Adds one detail.
     #[must_use]
     pub fn with_detail(mut self, key: &str, value: impl Into<Value>) -> Self {
         self.details.insert(key.to_owned(), value.into());
         self
     }
 
-    /// Nothing of this kind has this id.
-    pub fn not_found(what: &str, id: impl std::fmt::Display) -> Self {
-        Self::new(ErrorCode::NotFound, format!("there is no {what} {id}"))
+    /// A [`NotFound`](ErrorCode::NotFound) error: there is no `kind` with this id.
+    pub fn not_found(kind: &str, id: impl std::fmt::Display) -> Self {
+        Self::new(ErrorCode::NotFound, format!("there is no {kind} {id}"))
     }
 }
 
-/// The body of every refusal.
+/// Body of every error response.
 #[derive(Debug, Clone, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct ErrorBody {
-    /// The refusal.
     pub error: ErrorDoc,
 }
 
-/// The refusal inside an [`ErrorBody`]. The code is text here, so that an older client reads a newer daemon's.
+/// Code, message and details of an error.
 #[derive(Debug, Clone, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct ErrorDoc {
-    /// A stable snake_case word.
+    /// Stable code in snake_case. New codes may be added, so a client must accept codes that it does not know.
     pub code: String,
-    /// One sentence: what happened and what to do.
+    /// One sentence for people: what happened and what to do. The text may change.
     pub message: String,
-    /// What a program may want to know.
+    /// Additional data for programs, depending on the code.
     #[serde(default)]
     #[schema(value_type = Object)]
     pub details: Map<String, Value>,

@@ -1,5 +1,5 @@
-//! A fleet as it was declared and checked: who takes part, who begins, and what follows on whose end. The file that
-//! people write is read elsewhere; past that point nothing here can be wrong, and it is journalled as it is.
+//! A fleet as declared: its sessions, where it starts, and its routes. `qd-fleetfile` parses and checks the file that
+//! people write; the types here hold only checked values and are journalled as they are.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,62 +14,58 @@ use crate::mail::MailDelivery;
 use crate::policy::Policy;
 use crate::time::Millis;
 
-/// Several sessions and the routes between them.
+/// A checked fleet declaration: several sessions and the routes between them.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct FleetSpec {
-    /// What is to be done.
     pub task: String,
-    /// Where worktrees start.
+    /// Branch from which the sessions' worktrees start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_branch: Option<String>,
-    /// Dollars, for all of its sessions together.
+    /// Budget in US dollars for all sessions together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget_usd: Option<f64>,
-    /// Seconds from the start, after which it is stopped.
+    /// Seconds after the start at which the fleet is stopped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_s: Option<f64>,
-    /// Whether a last message that begins a line with `@NAME` is sent to that session as mail.
+    /// Whether a session's last message is sent as mail to every session that it mentions with `@NAME` at the start of
+    /// a line.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mentions: bool,
-    /// Who takes part, by name.
+    /// Members by name.
     pub sessions: BTreeMap<String, FleetMember>,
-    /// Who gets the task first.
+    /// Names of the sessions that get the task first.
     pub start: Vec<String>,
-    /// What follows on whose end, in the order of the file.
+    /// Routes in the order of the file.
     #[serde(default)]
     pub routes: Vec<FleetRoute>,
 }
 
-/// One session of a fleet.
+/// One session of a fleet, as declared.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct FleetMember {
-    /// The agent's name.
     pub agent: String,
-    /// Which model, in the agent's words.
+    /// Model that the agent should use, by the agent's own name for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// What the agent is told before anything else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system_prompt: Option<String>,
-    /// What it is there for, for people and for templates.
+    /// What the session is for. People see it, and templates can use it as `{{role}}`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<String>,
-    /// What it may do without asking.
     #[serde(default)]
     pub policy: Policy,
-    /// Whether it works in a git worktree of its own.
+    /// Whether the session works in its own git worktree.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub worktree: bool,
-    /// What a run of it may take.
     #[serde(default)]
     pub limits: SessionLimits,
-    /// How often a prompt of the fleet that failed is given again before it counts as failed.
+    /// How often a failed prompt of the fleet is retried before it counts as failed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub retry: u32,
-    /// What it is told when it is routed to, if the route does not say.
+    /// Template for the prompts that routes give to this session, unless the route has its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt: Option<String>,
-    /// How mail reaches it that does not say.
+    /// How mail without its own `deliver` reaches the session.
     #[serde(default, skip_serializing_if = "MailDelivery::is_prompt")]
     pub mail: MailDelivery,
 }
@@ -78,26 +74,25 @@ fn is_zero(count: &u32) -> bool {
     *count == 0
 }
 
-/// What follows when all of its triggers have happened.
+/// A rule of the fleet: what happens once all of its triggers have happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FleetRoute {
-    /// Whose ends; several are waited for together.
+    /// The ends that the route waits for. It fires when all of them have happened.
     pub when: Vec<RouteTrigger>,
-    /// A pattern that the last message of one of them has to match.
+    /// Pattern that the last message of at least one of these sessions must match.
     #[serde(rename = "match", default, skip_serializing_if = "Option::is_none")]
     pub pattern: Option<String>,
-    /// What then.
     pub then: RouteAction,
-    /// How often; past that it counts as absent.
+    /// How often the route may fire. After that it is ignored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max: Option<u32>,
-    /// What those that it leads to are told.
+    /// Template for the prompts that the route gives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt: Option<String>,
 }
 
 impl FleetRoute {
-    /// Whether another one waits for the same, in whatever order it is written.
+    /// Whether both routes have the same triggers, in any order.
     pub fn has_same_trigger(&self, other: &Self) -> bool {
         let covers =
             |some: &[RouteTrigger], all: &[RouteTrigger]| some.iter().all(|trigger| all.contains(trigger));
@@ -105,30 +100,29 @@ impl FleetRoute {
     }
 }
 
-/// An end that a route waits for. Written `lead.done`.
+/// An end of a session that a route waits for. Written as `lead.done`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RouteTrigger {
-    /// Whose.
+    /// Name of the session in the fleet.
     pub session: String,
-    /// How it ended.
     pub on: TriggerOutcome,
 }
 
-/// How what a fleet gave to a session ended.
+/// How the work that a fleet gave to a session has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TriggerOutcome {
-    /// As `end_turn`.
+    /// The run ended as `end_turn`.
     Done,
-    /// As anything else.
+    /// The run ended in any other way.
     Failed,
-    /// As `cancelled`.
+    /// The run ended as `cancelled`.
     Cancelled,
 }
 
 impl TriggerOutcome {
-    /// All of them, as they are written.
+    /// Every outcome with its name in the fleet file.
     pub const ALL: [(&'static str, Self); 3] =
         [("done", Self::Done), ("failed", Self::Failed), ("cancelled", Self::Cancelled)];
 }
@@ -145,8 +139,8 @@ impl From<FinishReason> for TriggerOutcome {
 
 impl fmt::Display for TriggerOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = Self::ALL.iter().find(|(_, ending)| ending == self).map_or("", |(word, _)| word);
-        f.write_str(word)
+        let name = Self::ALL.iter().find(|(_, outcome)| outcome == self).map_or("", |(name, _)| name);
+        f.write_str(name)
     }
 }
 
@@ -156,16 +150,16 @@ impl fmt::Display for RouteTrigger {
     }
 }
 
-/// A trigger that is not one.
+/// Text that is not a trigger.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a trigger is the name of a session with .done, .failed or .cancelled")]
+#[error("a trigger is the name of a session followed by .done, .failed or .cancelled")]
 pub struct TriggerParseError;
 
 impl FromStr for RouteTrigger {
     type Err = TriggerParseError;
     fn from_str(text: &str) -> Result<Self, TriggerParseError> {
         let (session, on) = text.rsplit_once('.').ok_or(TriggerParseError)?;
-        let (_, on) = TriggerOutcome::ALL.iter().find(|(word, _)| *word == on).ok_or(TriggerParseError)?;
+        let (_, on) = TriggerOutcome::ALL.iter().find(|(name, _)| *name == on).ok_or(TriggerParseError)?;
         Ok(Self { session: session.to_owned(), on: *on })
     }
 }
@@ -183,25 +177,24 @@ impl From<RouteTrigger> for String {
     }
 }
 
-/// What a route does.
+/// What a route does when it fires.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RouteAction {
-    /// One session goes on.
+    /// One session gets a prompt.
     RouteTo(String),
-    /// Several do.
+    /// Several sessions get a prompt.
     FanOut {
-        /// Which.
+        /// Names of the sessions.
         to: Vec<String>,
-        /// What each of them gets.
         split: FanOutSplit,
     },
-    /// A person decides.
+    /// A person is shown the results and asked. The answer is the fleet's result.
     CollectHuman,
 }
 
 impl RouteAction {
-    /// The sessions that it leads to.
+    /// Names of the sessions that get a prompt. Empty for [`CollectHuman`](Self::CollectHuman).
     pub fn targets(&self) -> &[String] {
         match self {
             Self::RouteTo(name) => std::slice::from_ref(name),
@@ -211,70 +204,63 @@ impl RouteAction {
     }
 }
 
-/// What each of several sessions gets.
+/// What each session of a fan-out gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FanOutSplit {
-    /// All of them the same.
+    /// Every session gets the same prompt.
     #[default]
     Broadcast,
-    /// The entries of the block `cap-subtasks` in the last message, dealt round and round.
+    /// The entries of the `cap-subtasks` block in the last message are dealt to the sessions in turn.
     BySubtask,
 }
 
-/// Where a fleet stands.
+/// State of a fleet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = FleetState)]
 pub enum FleetStatus {
-    /// Something runs, or is about to.
+    /// Something is running or about to run.
     Running,
-    /// A person has to answer.
+    /// The fleet waits for a person's answer.
     Waiting,
-    /// Every session that ran ended well, or its failure was routed on.
+    /// Every session that ran has ended well, or a route followed its failure.
     Done,
-    /// One did not.
+    /// A session failed and no route followed the failure, a route could not be followed, or the fleet timed out.
     Failed,
-    /// It was cancelled.
+    /// The fleet was cancelled.
     Cancelled,
 }
 
 impl FleetStatus {
-    /// Whether nothing follows it.
+    /// Whether the fleet has ended.
     pub fn is_final(self) -> bool {
         matches!(self, Self::Done | Self::Failed | Self::Cancelled)
     }
 }
 
-/// A fleet, as clients see it.
+/// A fleet.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Fleet {
-    /// The fleet.
     pub id: FleetId,
-    /// Its project.
     pub workspace_id: WorkspaceId,
-    /// Where it stands.
     pub state: FleetStatus,
-    /// Its sessions, by name.
+    /// Sessions by name.
     pub sessions: BTreeMap<String, FleetSession>,
-    /// What came of it: the answer of a person who was asked, else the last message that led nowhere.
+    /// The fleet's result: the answer of the person who was asked, otherwise the last message that triggered no route.
     pub result: Option<String>,
-    /// What it is to do.
     pub task: String,
-    /// Why it failed, where no session says so.
+    /// Reasons for the failure that no session shows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
-    /// Since when.
     pub created_at: Millis,
-    /// Its last change.
+    /// Time of the last change.
     pub updated_at: Millis,
 }
 
-/// One session of a fleet, as clients see it.
+/// One session of a fleet.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct FleetSession {
-    /// The session.
     pub session_id: SessionId,
-    /// What it does.
     pub state: SessionStatus,
 }

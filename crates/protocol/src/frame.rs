@@ -1,12 +1,18 @@
-//! The frames of a worker's WebSocket, one JSON text each. [`v1`] is what our own ends speak, [`join`] how a process on
-//! another machine offers to, [`terminal`] how people look at a program's screen; [`plain`] is what a peer gets that offers no subprotocol. A frame that cannot be read is ignored on both, and so is a field that nobody
-//! knows; what a `said` of [`v1`] may hold depends on the version that both sides have agreed on.
+//! The WebSocket frames between daemons, workers and viewers, one JSON text each. [`v1`] is the link between a daemon
+//! and a worker; [`join`] is the control connection of a worker on another machine; [`terminal`] shows an agent's
+//! terminal to a person; [`plain`] is for peers that offer no subprotocol. Receivers ignore frames that they cannot
+//! parse and fields that they do not know. Which updates a `said` frame of [`v1`] may hold depends on the version that
+//! both sides agreed on.
 
-/// The subprotocol `quarterdeck.v1`: one connection serves one session, and may break while its run goes on.
+/// The subprotocol `quarterdeck.v1`. One connection serves one session, and the session's run continues if the
+/// connection breaks.
 ///
-/// The daemon's side speaks first, whoever dialled: [`ToDaemon::Hello`] answers [`ToWorker::Hello`], then comes
-/// [`ToWorker::Proof`], and from then on both speak freely. All that the worker says is numbered and kept until it is
-/// acknowledged; after a break it begins after the `taken` of the new hello.
+/// The daemon sends the first frame, whichever side opened the connection: its
+/// [`DaemonLinkFrame::Hello`](v1::DaemonLinkFrame::Hello). The worker answers with
+/// [`WorkerLinkFrame::Hello`](v1::WorkerLinkFrame::Hello), and the daemon sends
+/// [`DaemonLinkFrame::Proof`](v1::DaemonLinkFrame::Proof). After that both sides send freely. The worker numbers its
+/// updates and keeps each until the daemon has acknowledged it. After a reconnect it resends everything after the
+/// `taken` of the new hello.
 pub mod v1 {
     use serde::{Deserialize, Serialize};
 
@@ -14,162 +20,154 @@ pub mod v1 {
     use crate::link::{AgentCommand, AgentUpdate, TurnLimits, UpdateNumber};
     use crate::worker::AgentSpec;
 
-    /// The name that is offered and chosen in the upgrade.
+    /// Name of the subprotocol in the WebSocket upgrade.
     pub const SUBPROTOCOL: &str = "quarterdeck.v1";
-    /// The oldest version of the frames that we speak.
+    /// Oldest version of the frames that this build supports.
     pub const VERSION_MIN: u32 = 1;
-    /// The newest one. The greater of both sides' oldest and the lesser of their newest must meet.
+    /// Newest version of the frames that this build supports. Two sides can talk if their ranges overlap.
     pub const VERSION_MAX: u32 = 1;
 
-    /// The versions that a peer speaks.
+    /// The range of versions that a peer supports.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
     pub struct ProtocolVersions {
-        /// The oldest.
         pub min: u32,
-        /// The newest.
         pub max: u32,
     }
 
     impl ProtocolVersions {
-        /// Ours.
+        /// The range that this build supports.
         pub const SUPPORTED: Self = Self { min: VERSION_MIN, max: VERSION_MAX };
 
-        /// The newest that both speak.
+        /// The newest version that both sides support.
         pub fn newest_common(self, other: Self) -> Option<u32> {
             let newest = self.max.min(other.max);
             (newest >= self.min.max(other.min)).then_some(newest)
         }
     }
 
-    /// From the daemon's side.
+    /// Frames from the daemon to the worker.
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum DaemonLinkFrame {
-        /// The first frame.
+        /// The first frame on the connection.
         Hello(DaemonHello),
-        /// That the daemon knows the secret: HMAC-SHA256 over `daemon`, the worker's nonce and the daemon's, each ended
-        /// by a newline, in hex.
+        /// Proof that the daemon knows the secret: HMAC-SHA256 over `daemon`, the worker's nonce and the daemon's
+        /// nonce, each followed by a newline, in hex.
         Proof(String),
-        /// Everything up to here is in the journal and need not be kept.
+        /// Every update up to this number is journalled, so the worker may drop it.
         Ack(UpdateNumber),
-        /// A command.
         #[serde(rename = "do")]
         Command(AgentCommand),
-        /// What this turn has left from now on, for a worker that is alone; the last word counts.
-        Limits {
-            /// The turn.
-            run: RunId,
-            /// What is left to it.
-            limits: TurnLimits,
-        },
-        /// Start the agent: of a session that is new here, or of one whose agent rests.
+        /// What remains of the turn's limits from now on. The worker enforces it while no daemon is attached; a later
+        /// frame replaces an earlier one.
+        Limits { run: RunId, limits: TurnLimits },
+        /// Start the agent, for a session that is new to this worker or whose agent was stopped while idle.
         Start(Box<AgentSpec>),
-        /// Stop the agent; keep what its turns left running on purpose. The answer is `Up::Rested`, or `Up::Gone` if
-        /// nothing is left.
+        /// Stop the idle agent, but keep processes that its turns left running on purpose. The worker answers with
+        /// [`AgentUpdate::Rested`], or with [`AgentUpdate::Gone`] if no process is left.
         Rest,
-        /// End the agent and all that it started. The answer is `Up::Gone`.
+        /// Stop the agent and every process that it started. The worker answers with [`AgentUpdate::Gone`].
         Close,
     }
 
-    /// See [`ToWorker::Hello`].
+    /// Data of [`DaemonLinkFrame::Hello`].
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     pub struct DaemonHello {
-        /// What it speaks.
         pub versions: ProtocolVersions,
-        /// Its own version, for people.
+        /// Version of the daemon, for people.
         pub software: String,
-        /// What it can do beyond its version.
+        /// Features beyond the protocol version.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         pub capabilities: Vec<String>,
-        /// The session that this connection is for.
+        /// The session that this connection serves.
         pub session: SessionId,
-        /// The worker that it wants.
+        /// The worker that the daemon expects.
         pub worker: WorkerId,
-        /// A random word.
+        /// Random text, which the worker's proof covers.
         pub nonce: String,
-        /// The last number that is in the journal.
+        /// Number of the last update that is journalled.
         #[serde(rename = "taken")]
         pub journalled: UpdateNumber,
     }
 
-    /// From the worker's side.
+    /// Frames from the worker to the daemon.
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum WorkerLinkFrame {
-        /// The answer to the first frame.
+        /// The answer to the daemon's hello.
         Hello(WorkerHello),
-        /// It cannot be; the connection ends.
+        /// The worker refuses the connection and closes it.
         Refused {
-            /// Stable, for programs: `unsupported_version`, `unauthorized`, `busy`, `wrong_worker`, `bad_number`.
+            /// Stable code: `unsupported_version`, `unauthorized`, `busy`, `wrong_worker` or `bad_number`.
             code: String,
-            /// What to do.
+            /// One sentence for people: what happened and what to do.
             message: String,
         },
-        /// What was said, numbered upwards from `first` without a hole.
+        /// Updates with consecutive numbers from `first` on.
         #[serde(rename = "said")]
         Updates {
-            /// The number of the first.
+            /// Number of the first update.
             first: UpdateNumber,
-            /// All of it.
             #[serde(rename = "ups")]
             updates: Vec<AgentUpdate>,
         },
     }
 
-    /// See [`ToDaemon::Hello`].
+    /// Data of [`WorkerLinkFrame::Hello`].
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     pub struct WorkerHello {
-        /// The version that both will speak.
+        /// The version that both sides will use.
         pub version: u32,
-        /// Its own version, for people.
+        /// Version of the worker, for people.
         pub software: String,
-        /// What it can do beyond its version.
+        /// Features beyond the protocol version.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         pub capabilities: Vec<String>,
-        /// A random word.
+        /// Random text, which the daemon's proof covers.
         pub nonce: String,
-        /// That it knows the secret: HMAC-SHA256 over `worker`, the daemon's nonce and its own, each ended by a newline,
-        /// in hex.
+        /// Proof that the worker knows the secret: HMAC-SHA256 over `worker`, the daemon's nonce and the worker's
+        /// nonce, each followed by a newline, in hex.
         pub proof: String,
-        /// What it has for this session and worker.
+        /// What the worker holds for this session and worker id.
         #[serde(rename = "seat")]
         pub presence: AgentPresence,
-        /// The last number that it has given.
+        /// Number of the last update.
         pub last: UpdateNumber,
-        /// Every command up to this number has been applied here.
+        /// Every command up to this number has been applied.
         pub applied: EventNumber,
-        /// Its process.
+        /// Process id of the worker.
         pub pid: u32,
-        /// Milliseconds that the turn under way has run, without its waits for people.
+        /// Milliseconds that the current turn has run, without its waits for people.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub run_time_ms: Option<u64>,
-        /// The model that the agent was started with, in its words.
+        /// Model that the agent was started with, by the agent's own name for it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub model: Option<String>,
     }
 
-    /// What a worker has for a session.
+    /// What a worker holds for a session.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum AgentPresence {
-        /// Nothing: it waits for [`ToWorker::Start`].
+        /// Nothing. The worker waits for [`DaemonLinkFrame::Start`].
         Empty,
-        /// An agent that is not ready.
+        /// An agent that is not ready yet.
         Starting,
-        /// An agent.
+        /// An agent that is ready.
         Ready {
-            /// Whether its turns can be steered.
+            /// Whether a running turn can be steered.
             steers: bool,
         },
-        /// No agent, but what its turns left running.
+        /// No agent, but processes that its turns left running on purpose.
         Resting,
-        /// No agent any more; its last words wait to be acknowledged.
+        /// No agent any more. Its last updates wait to be acknowledged.
         Gone,
     }
 }
 
-/// The control connection of a process on another machine that offers to work: one per process, dialled by it under the
-/// same subprotocol. It carries no word of any agent; for each session it is given it dials a connection of [`v1`].
+/// The control connection of a worker on another machine. The worker opens one per process, with the same subprotocol
+/// as [`v1`]. It carries no output of agents: for each session that the worker is given, it opens a separate [`v1`]
+/// connection.
 pub mod join {
     use serde::{Deserialize, Serialize};
 
@@ -178,247 +176,225 @@ pub mod join {
     use crate::ids::{SessionId, WorkerId};
     use crate::worker::{AgentSpec, Secret};
 
-    /// From the joined process.
+    /// Frames from the worker to the daemon.
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum WorkerJoinFrame {
-        /// The first frame.
+        /// The first frame on the connection.
         Hello(Box<JoinHello>),
-        /// It will not, or cannot any more, hold this session's agent.
+        /// The worker cannot hold this session's agent, or can no longer hold it.
         Refused {
-            /// Whose agent.
             session: SessionId,
-            /// Which worker of the session.
             worker: WorkerId,
-            /// Stable, for programs: `path_not_found`, `unknown_agent`, `unknown_session`, `agent_not_started`.
+            /// Stable code: `path_not_found`, `unknown_agent`, `unknown_session` or `agent_not_started`.
             code: String,
-            /// What to do.
+            /// One sentence for people: what happened and what to do.
             message: String,
         },
     }
 
-    /// See [`ToDaemon::Hello`].
+    /// Data of [`WorkerJoinFrame::Hello`].
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
     pub struct JoinHello {
-        /// What it speaks.
         pub versions: ProtocolVersions,
-        /// Its own version, for people.
+        /// Version of the worker, for people.
         pub software: String,
-        /// A random word, made once per process and kept over reconnects. Nobody else is told it.
+        /// Random id of the worker process. It stays the same across reconnects and is known only to the worker and the
+        /// daemon.
         pub host: String,
-        /// For people: most often the machine's name.
+        /// Name for people, usually the name of the machine.
         pub name: String,
-        /// What it can be chosen by.
+        /// Labels by which sessions can choose this worker.
         pub labels: Vec<String>,
-        /// The agents that it offers.
         pub agents: Vec<Agent>,
-        /// What it holds from before.
+        /// The workers of sessions that this process still holds from an earlier connection.
         #[serde(default)]
         #[serde(rename = "seats")]
         pub workers: Vec<SessionWorker>,
     }
 
-    /// Which worker of which session.
+    /// A session and the id of its worker.
     #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
     pub struct SessionWorker {
-        /// The session.
         pub session: SessionId,
-        /// Its worker.
         pub worker: WorkerId,
     }
 
-    /// From the daemon.
+    /// Frames from the daemon to the worker.
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum DaemonJoinFrame {
-        /// The answer to the first frame.
+        /// The answer to the worker's hello.
         Welcome {
-            /// What the process is called here.
+            /// Name under which the daemon lists the worker.
             name: String,
         },
-        /// It cannot be; the connection ends, and trying again changes nothing.
+        /// The daemon refuses the worker and closes the connection. Trying again would not help.
         Refused {
-            /// Stable, for programs: `unsupported_version`, `invalid_value`, `host_taken`.
+            /// Stable code: `unsupported_version`, `invalid_value` or `host_taken`.
             code: String,
-            /// What to do.
+            /// One sentence for people: what happened and what to do.
             message: String,
         },
-        /// Hold this agent, and dial. Said again, it only dials.
+        /// Start this agent and open a connection for its session. If the agent is already there, only open the
+        /// connection.
         Open {
-            /// What to start.
             spec: Box<AgentSpec>,
-            /// What both sides of this session's connections prove themselves with.
+            /// The secret that both sides of this session's connections prove they know.
             secret: Secret,
         },
-        /// Dial for a session that it holds.
+        /// Open a connection for a session that the worker holds.
         Dial(SessionWorker),
-        /// Nobody wants this any more: end it and all that it started.
+        /// This session's agent is no longer needed: stop it and every process that it started.
         Close(SessionWorker),
     }
 }
 
-/// The subprotocol `quarterdeck.terminal.v1`: one connection shows one session's terminal to one person. What is to be
-/// written to that person's terminal, and what is typed at it, are binary frames; all else is text. Nothing of it is
-/// kept.
+/// The subprotocol `quarterdeck.terminal.v1`. One connection shows one session's terminal to one person. Screen output
+/// and typed keys are binary frames; everything else is text. Nothing of it is stored.
 ///
-/// On a worker's own socket the daemon first says whose terminal it wants, and both prove themselves as in [`v1`].
+/// On a worker's socket, the daemon first names the terminal that it wants, and both sides prove themselves as in
+/// [`v1`].
 pub mod terminal {
     use serde::{Deserialize, Serialize};
 
     use crate::ids::{SessionId, WorkerId};
 
-    /// The name that is offered and chosen in the upgrade.
+    /// Name of the subprotocol in the WebSocket upgrade.
     pub const SUBPROTOCOL: &str = "quarterdeck.terminal.v1";
-    /// What one frame of keys may have; whoever pastes more sends several.
+    /// Maximum size of one frame of keys in bytes. A client splits a longer paste into several frames.
     pub const KEYS_MAX: usize = 64 << 10;
 
-    /// From the daemon, before anything is shown.
+    /// Handshake frames from the daemon to the worker.
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum DaemonTerminalFrame {
-        /// The first frame.
+        /// The first frame on the connection.
         #[serde(rename = "look")]
         Open(TerminalRequest),
-        /// That the daemon knows the secret: as in [`v1`](super::v1::ToWorker::Proof).
+        /// Proof that the daemon knows the secret, as in [`v1`](super::v1::DaemonLinkFrame::Proof).
         Proof(String),
     }
 
-    /// See [`ToWorker::Look`].
+    /// Data of [`DaemonTerminalFrame::Open`].
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     pub struct TerminalRequest {
-        /// Whose terminal.
+        /// The session whose terminal is wanted.
         pub session: SessionId,
-        /// Which worker of the session.
         pub worker: WorkerId,
-        /// A random word.
+        /// Random text, which the worker's proof covers.
         pub nonce: String,
     }
 
-    /// From the worker, before anything is shown.
+    /// Handshake frames from the worker to the daemon.
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum WorkerTerminalFrame {
-        /// The answer to the first frame.
+        /// The answer to the daemon's first frame.
         Hello {
-            /// A random word.
+            /// Random text, which the daemon's proof covers.
             nonce: String,
-            /// That it knows the secret: as in [`v1`](super::v1::WorkerHello::proof).
+            /// Proof that the worker knows the secret, as in [`v1`](super::v1::WorkerHello::proof).
             proof: String,
         },
-        /// Here it is: from now on all frames are those of the person.
+        /// The terminal is connected. All further frames are those between the viewer and the terminal.
         #[serde(rename = "here")]
         Ready,
-        /// It cannot be; the connection ends.
+        /// The worker refuses the connection and closes it.
         Refused {
-            /// Stable, for programs: `unauthorized`, `no_terminal`.
+            /// Stable code: `unauthorized` or `no_terminal`.
             code: String,
-            /// What to do.
+            /// One sentence for people: what happened and what to do.
             message: String,
         },
     }
 
-    /// From the person, as text.
+    /// Text frames from the viewer.
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum ViewerFrame {
-        /// The size of the person's terminal, which the program's gets as well.
-        Size {
-            /// Characters in a row.
-            cols: u16,
-            /// Rows.
-            rows: u16,
-        },
+        /// Size of the viewer's terminal. The agent's terminal is resized to it.
+        Size { cols: u16, rows: u16 },
     }
 
-    /// To the person, as text.
+    /// Text frames to the viewer.
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum ViewerNotice {
-        /// The program is no more.
+        /// The program in the terminal has ended.
         #[serde(rename = "over")]
         Ended,
     }
 }
 
-/// Without a subprotocol: the connection is the run's life, and nothing is repeated.
+/// Frames for peers that offer no subprotocol. A run lives only as long as its connection, and nothing is sent again.
 pub mod plain {
     use serde::{Deserialize, Serialize};
     use serde_json::{Map, Value};
 
-    /// From the parent.
+    /// Frames from the parent to the worker.
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
     #[serde(tag = "kind", rename_all = "snake_case")]
     pub enum PlainParentFrame {
-        /// Begin a run; one that is active is cancelled first.
+        /// Start a run. An active run is cancelled first.
         Run {
-            /// What to do.
             assignment: String,
-            /// How hard to think, in the agent's words.
+            /// How much the model should think, in the agent's own terms.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             reasoning_effort: Option<String>,
-            /// The conversation that it goes on with.
+            /// The conversation that the run continues.
             #[serde(default, skip_serializing_if = "Vec::is_empty")]
             messages: Vec<Value>,
         },
-        /// Stop the active run.
         Cancel,
-        /// Tell the active run something.
+        /// Steer the active run.
         Message {
-            /// What.
             text: String,
         },
-        /// Answer an approval.
+        /// Answer an approval request.
         ApprovalReply {
-            /// Which.
+            /// Id of the approval request.
             id: String,
-            /// Whether it may.
             approved: bool,
         },
     }
 
-    /// From the worker.
+    /// Frames from the worker to the parent.
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
     #[serde(tag = "kind", rename_all = "snake_case")]
     pub enum PlainWorkerFrame {
-        /// Something of the run: `{"type":"token","content":T}` is text, `{"type":"complete"}` the last.
-        Event {
-            /// What.
-            event: Map<String, Value>,
-        },
-        /// The run waits for a decision.
+        /// An event of the run. `{"type":"token","content":T}` is a piece of text; `{"type":"complete"}` is the last
+        /// event.
+        Event { event: Map<String, Value> },
+        /// The run waits for an approval.
         ApprovalRequest {
-            /// Its name; it cannot be guessed.
+            /// Id for the reply. It cannot be guessed.
             id: String,
-            /// What it wants.
             body: PlainApproval,
         },
-        /// The run has ended; nothing of it comes after.
+        /// The run has ended. No frame of this run follows.
         Terminal {
-            /// How.
             status: PlainRunStatus,
-            /// The result.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             result: Option<String>,
-            /// What went wrong.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             error: Option<String>,
-            /// The conversation so far, of a run that is suspended.
+            /// The conversation so far, if the run is suspended.
             #[serde(default, skip_serializing_if = "Vec::is_empty")]
             transcript: Vec<Value>,
         },
     }
 
-    /// What needs approval.
+    /// The action that needs approval.
     #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
     #[serde(default)]
     pub struct PlainApproval {
-        /// The tool.
         pub tool_name: String,
-        /// What kind of permission.
+        /// Kind of permission, such as `WriteFile`.
         pub permission_type: String,
-        /// On what.
+        /// What the tool would act on: a path, a command or a URL.
         pub resource: String,
-        /// In words.
+        /// The request as a sentence for people.
         pub question: String,
     }
 
@@ -426,13 +402,10 @@ pub mod plain {
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum PlainRunStatus {
-        /// Well.
         Completed,
-        /// Not well.
         Error,
-        /// Because it was told to.
         Cancelled,
-        /// It waits for others, and is to be run again with its transcript.
+        /// The run waits for other sessions. It must be started again with its transcript.
         Suspended,
     }
 }

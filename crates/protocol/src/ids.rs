@@ -1,16 +1,17 @@
-//! Ids and numbers. An id from outside is checked here once; past this point it cannot be wrong.
+//! Ids and event positions. An id from outside is checked here once, so an id type never holds an invalid id.
 
 use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// Position of an event in the journal, increasing over everything. The `seq` of the contract.
+/// Position of an event in the journal: the `seq` of the API. It increases over all sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Seq(pub u64);
 
-/// Position of an event within its session: 1, 2, 3… A command to the agent bears the number of its cause.
+/// Position of an event within its session: 1, 2, 3… A command to the agent carries the number of the event that caused
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct EventNumber(pub u64);
@@ -21,24 +22,24 @@ impl fmt::Display for Seq {
     }
 }
 
-/// The longest id we take from outside.
+/// Maximum length of an id from outside.
 pub const ID_MAX: usize = 128;
 
-/// An id that is not one: empty, too long, or with a character that ids do not have.
+/// The text is not an id: it is empty, too long, or has a character that is not allowed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("an id is 1 to 128 of A-Za-z0-9_.:- and begins with a letter or digit")]
+#[error("an id has 1 to 128 characters from A-Za-z0-9_.:- and starts with a letter or digit")]
 pub struct IdParseError;
 
-fn well_formed(text: &str) -> bool {
+fn is_valid_id(text: &str) -> bool {
     text.len() <= ID_MAX
         && text.starts_with(|c: char| c.is_ascii_alphanumeric())
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b':' | b'-'))
 }
 
-/// Letters and digits that are not mistaken for each other when read aloud.
+/// Letters and digits without those that are easily confused: no i, l, o and u.
 const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 
-fn encode(prefix: &str, random: &[u8]) -> Arc<str> {
+fn random_id(prefix: &str, random: &[u8]) -> Arc<str> {
     let mut id = String::with_capacity(prefix.len() + random.len());
     id.push_str(prefix);
     id.extend(random.iter().map(|b| char::from(ALPHABET[usize::from(b & 31)])));
@@ -54,20 +55,19 @@ macro_rules! id {
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// What ids of this type begin with when we make them.
+            /// Prefix of the ids that Quarterdeck creates. Ids from outside need not have it.
             pub const PREFIX: &'static str = $prefix;
 
-            /// An id from outside.
+            /// Checks an id from outside.
             pub fn parse(text: &str) -> Result<Self, IdParseError> {
-                if well_formed(text) { Ok(Self(text.into())) } else { Err(IdParseError) }
+                if is_valid_id(text) { Ok(Self(text.into())) } else { Err(IdParseError) }
             }
 
-            /// A new id out of the caller's random bytes, five bits of each of which are used.
+            /// Creates an id from the caller's random bytes. Each byte gives one character, of five bits.
             pub fn from_random(random: &[u8]) -> Self {
-                Self(encode($prefix, random))
+                Self(random_id($prefix, random))
             }
 
-            /// The id as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -101,70 +101,72 @@ macro_rules! id {
 }
 
 id!(
-    /// One project directory.
+    /// Id of a workspace: a project directory.
     WorkspaceId, "ws_"
 );
 id!(
-    /// One conversation with one agent.
+    /// Id of a session: a conversation with one agent.
     SessionId, "ses_"
 );
 id!(
-    /// Several sessions and the routes between them.
+    /// Id of a fleet: several sessions and the routes between them.
     FleetId, "flt_"
 );
 id!(
-    /// One accepted prompt; clients may choose it themselves.
+    /// Id of a run: one accepted prompt. Clients may choose it.
     RunId, "run_"
 );
 id!(
-    /// Something an agent waits for. Made of enough randomness that it cannot be guessed.
+    /// Id of an ask: a permission request or question of an agent. It is random enough that it cannot be guessed.
     AskId, "ask_"
 );
 id!(
-    /// The process that holds a live agent.
+    /// Id of a worker: the process that holds a live agent.
     WorkerId, "wrk_"
 );
 id!(
-    /// What a process on another machine joins with; the name of it, never the token.
+    /// Id of a worker token, with which a worker on another machine joins. It is not the token itself.
     TokenId, "tok_"
 );
 id!(
-    /// A message of a session; derived from its run, so that no two places can disagree about it.
+    /// Id of a message in a session's conversation. It is derived from the run, so every part of the code computes the
+    /// same id.
     MessageId, "msg_"
 );
 
 id!(
-    /// A message between sessions; senders may choose it themselves.
+    /// Id of a mail message between sessions. Senders may choose it.
     MailId, "mail_"
 );
 
 impl MailId {
-    /// The message that a fleet gives this run as. Derived, so that a repeat after a crash is the same message.
+    /// The mail message with which a fleet starts this run. The id is derived, so a repeat after a crash is the same
+    /// message.
     pub fn of_run(run: &RunId) -> Self {
         Self(format!("mail_{}", run.as_str().trim_start_matches(RunId::PREFIX)).into())
     }
 }
 
 impl MessageId {
-    /// The user's message of a run.
+    /// Id of the user message of a run.
     pub fn user(run: &RunId) -> Self {
         Self(format!("msg_u_{run}").into())
     }
 
-    /// The assistant's message of a run.
+    /// Id of the assistant message of a run.
     pub fn assistant(run: &RunId) -> Self {
         Self(format!("msg_a_{run}").into())
     }
 }
 
 impl WorkerId {
-    /// The worker that a session gets by the event of this number. Derived from its cause, so that a repeat after a
-    /// crash is the same worker and an older one can be told.
+    /// The worker that a session gets through its event with this number. The id is derived, so a repeat after a crash
+    /// means the same worker, and an older worker can be told apart.
     pub fn of_session(session: &SessionId, number: EventNumber) -> Self {
         Self(format!("wrk_{}_{}", session.as_str().trim_start_matches(SessionId::PREFIX), number.0).into())
     }
 
-    /// The session that it was made for, if it was made for one.
+    /// The session that the worker was started for, if the id is derived from one.
     pub fn session(&self) -> Option<SessionId> {
         let (session, _) = self.as_str().strip_prefix(Self::PREFIX)?.rsplit_once('_')?;
         SessionId::parse(&format!("{}{session}", SessionId::PREFIX)).ok()
@@ -172,7 +174,7 @@ impl WorkerId {
 }
 
 impl RunId {
-    /// The run that a missed steer becomes. Derived from its cause, so that a repeat after a crash is the same run.
+    /// The run that a missed steer becomes. The id is derived, so a repeat after a crash is the same run.
     pub fn of_missed_steer(session: &SessionId, steer: EventNumber) -> Self {
         Self(
             format!("run_steer_{}_{}", session.as_str().trim_start_matches(SessionId::PREFIX), steer.0)
@@ -180,13 +182,15 @@ impl RunId {
         )
     }
 
-    /// The run that a message becomes. Derived from its cause, so that a repeat after a crash is the same run.
+    /// The run that a mail message becomes, by the number of its `mail.sent`. The id is derived, so a repeat after a
+    /// crash is the same run.
     pub fn of_mail(session: &SessionId, sent: EventNumber) -> Self {
         Self(format!("run_mail_{}_{}", session.as_str().trim_start_matches(SessionId::PREFIX), sent.0).into())
     }
 
-    /// A run that a fleet starts: its cause (`start`, or a route and how often it has fired), the session's name, which
-    /// of several, and which attempt. Derived, so that a repeat after a crash is the same run.
+    /// A run that a fleet starts. `cause` is `start`, or a route with the number of times that it has fired; `nth`
+    /// counts the runs of one session for the same cause; `attempt` counts retries. The id is derived, so a repeat
+    /// after a crash is the same run.
     pub fn of_fleet(fleet: &FleetId, cause: &str, session: &str, nth: usize, attempt: u32) -> Self {
         let fleet = fleet.as_str().trim_start_matches(FleetId::PREFIX);
         Self(format!("run_flt_{fleet}.{cause}.{session}.{nth}.{attempt}").into())

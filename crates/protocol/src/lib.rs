@@ -1,25 +1,25 @@
-//! The words of Quarterdeck, as types: what goes over HTTP, over a link and into the journal.
+//! The wire types of Quarterdeck: everything that goes over HTTP, over a link or into the journal.
 //!
 //! Layout, in reading order:
-//! - [`ids`]: the ids of the contract, each its own type, and the numbers `Seq` and `Number`.
-//! - [`time`]: milliseconds since the epoch on the inside, RFC 3339 on the wire.
-//! - [`text`]: text that may have been too large for an event and then lives in a file beside the journal.
-//! - [`policy`]: what a session lets its agent do without asking.
-//! - [`event`]: everything that can be in the journal.
-//! - [`link`]: what a session says to its agent, and what it hears from it.
-//! - [`frame`]: how a worker's socket carries that, with the subprotocol and without.
-//! - [`manifest`]: how an agent is found, started and understood.
-//! - [`worker`]: what a worker is started with and how it is found again.
+//! - [`ids`]: one type for each kind of id, and the positions [`Seq`] and [`EventNumber`].
+//! - [`time`]: milliseconds since the epoch in memory, RFC 3339 on the wire.
+//! - [`text`]: text of any length; if it is too large for an event, it is stored in a file beside the journal.
+//! - [`policy`]: what a session's agent may do without approval.
+//! - [`event`]: every kind of event in the journal.
+//! - [`link`]: the commands that a session sends to its agent, and the updates that the agent's side reports.
+//! - [`frame`]: the WebSocket frames that carry them, with and without the subprotocol.
+//! - [`manifest`]: how an agent is found, started and driven.
+//! - [`worker`]: what a worker is started with, and the record by which it is found again.
 //! - [`fleet`]: several sessions and the routes between them.
 //! - [`mail`]: messages between sessions.
-//! - [`api`]: requests and answers of the HTTP API.
-//! - [`worktree`]: git worktrees of sessions, what changed in them, and how that is merged.
-//! - [`trial`]: a policy tried on asks of the past.
-//! - [`sse`]: server-sent events, read.
-//! - [`error`]: the one shape of every refusal, and the stable codes.
+//! - [`api`]: requests and responses of the HTTP API.
+//! - [`worktree`]: git worktrees of sessions, the changes in them, and merges.
+//! - [`policy_trial`]: trying a policy on past asks.
+//! - [`sse`]: a parser for server-sent events.
+//! - [`error`]: the body of every error response, and the stable error codes.
 //! - [`limits`]: every limit, by name.
 //!
-//! Nothing here does I/O or decides anything.
+//! This crate does no I/O and makes no decisions.
 
 pub mod api;
 pub mod error;

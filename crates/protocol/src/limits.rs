@@ -1,33 +1,34 @@
-//! Every limit, by name. `docs/limits.md` is this list for people, and a test compares the two.
+//! Every limit, by name. `docs/limits.md` lists them for users with what happens beyond each, and a test compares the
+//! two. Names that end in `_S` are seconds; sizes are bytes unless the doc says otherwise.
 
-/// A request's body.
+/// Body of a request.
 pub const BODY_MAX: usize = 8 << 20;
-/// A request's line and headers together.
+/// Request line and headers together.
 pub const HEADERS_MAX: usize = 16 << 10;
-/// How long a client may take to send its headers, and then its body.
+/// Time for a client to send its headers, then again to send its body.
 pub const REQUEST_READ_S: u64 = 30;
-/// Connections at once, over all listeners.
+/// Open connections over all listeners.
 pub const CONNECTIONS_MAX: usize = 4096;
-/// Runs that may wait in one session's queue.
+/// Queued runs in one session.
 pub const QUEUE_MAX: usize = 100;
-/// Commands that may wait for one session's actor.
+/// Commands that wait for the actor of one session or fleet.
 pub const MAILBOX_MAX: usize = 4096;
-/// The data of one event, as JSON.
+/// Data of one event, as JSON.
 pub const EVENT_MAX: usize = 1 << 20;
-/// A text, as JSON, that is kept inside its event; a longer one is kept as a file. The rest of `EVENT_MAX` is for
+/// A text, as JSON, that is stored inside its event. A longer text is stored as a file. The rest of `EVENT_MAX` is for
 /// the event's other fields.
 pub const INLINE_MAX: usize = EVENT_MAX - (64 << 10);
-/// What an event carries of a text that is kept as a file.
+/// How much of a text that is stored as a file its event still carries.
 pub const HEAD_MAX: usize = 4 << 10;
-/// One piece of streamed text; neighbours are merged up to this, and longer ones are cut into several.
+/// One piece of streamed text. Adjacent pieces are merged up to this size; longer ones are split.
 pub const DELTA_MAX: usize = 64 << 10;
-/// Things an agent may have said that its session has not taken yet.
+/// Updates from an agent that its session has not taken yet.
 pub const LINK_WINDOW: usize = 256;
-/// Free space held back so that cancels and ends still fit on a full disk.
+/// Disk space held back so that cancels and run ends can still be written when the disk is full.
 pub const RESERVE_BYTES: u64 = 16 << 20;
-/// Items of a list in one answer, unless `limit` says less.
+/// Items of a list in one response. `limit` can ask for fewer.
 pub const PAGE_MAX: usize = 1000;
-/// A title.
+/// A title, or the name of a model, workspace or worker token.
 pub const TITLE_MAX: usize = 200;
 /// Rules in one policy.
 pub const RULES_MAX: usize = 1000;
@@ -35,105 +36,108 @@ pub const RULES_MAX: usize = 1000;
 pub const ENV_MAX: usize = 256;
 /// Bytes of one value in a session's `env`.
 pub const ENV_VALUE_MAX: usize = 64 << 10;
-/// Files with one prompt.
+/// Files attached to one prompt.
 pub const ATTACHMENTS_MAX: usize = 32;
-/// Sessions above a session.
+/// Levels of parent sessions above a session.
 pub const DEPTH_MAX: usize = 16;
-/// Open sessions right below one session, where an agent makes them: one that loops must not fill the machine.
+/// Open sessions directly below one session. Applies to sessions that an agent creates, so an agent in a loop cannot
+/// fill the machine.
 pub const CHILDREN_MAX: usize = 64;
-/// Open sessions in one tree, its root included, where an agent makes them: no part of a tree gets more than the whole.
+/// Open sessions in one tree, root included. Applies to sessions that an agent creates, so an agent cannot exceed
+/// [`CHILDREN_MAX`] by nesting.
 pub const TREE_SESSIONS_MAX: usize = 256;
-/// Sessions that one call of the tool `wait` can name.
+/// Sessions named in one call of the tool `wait`.
 pub const WAITED_FOR_MAX: usize = 100;
-/// What a tool tells of the last answer of one session; the whole of it is in its run.
+/// How much of a session's last answer a tool returns. The full text is in the run.
 pub const TOOL_TEXT_MAX: usize = 32 << 10;
-/// How long a tool waits unless it is told: less than the minute after which many clients give a call up.
+/// Default waiting time of a tool. It is below one minute, after which many MCP clients give up a call.
 pub const TOOL_WAIT_S: u64 = 45;
-/// How long one request of a tool's wait lasts before it is asked again.
+/// How long one HTTP request of a waiting tool lasts before the tool sends the next.
 pub const TOOL_POLL_S: u64 = 20;
-/// How long `qd mcp` tries to reach a daemon that has gone before a call fails.
+/// How long `qd mcp` tries to reach a daemon that is gone before the call fails.
 pub const TOOL_AWAY_S: u64 = 600;
 /// Sessions in one fleet.
 pub const FLEET_SESSIONS_MAX: usize = 1000;
 /// Routes in one fleet.
 pub const FLEET_ROUTES_MAX: usize = 1000;
-/// Subtasks in one block.
+/// Entries in one block of subtasks.
 pub const SUBTASKS_MAX: usize = 256;
-/// What one session of a fleet is passed of the last message of another; the whole of it is in its run.
+/// How much of one session's last message a fleet passes to another session. The full text is in the run.
 pub const FLEET_PASSED_MAX: usize = 256 << 10;
-/// What a person is shown of the last message of one session of a fleet, when asked for the result.
+/// How much of one session's last message `collect: human` shows to a person.
 pub const FLEET_SHOWN_MAX: usize = 16 << 10;
-/// What is kept of the last message as the result of a fleet.
+/// How much of the last message is kept as the fleet's result.
 pub const FLEET_RESULT_MAX: usize = 64 << 10;
-/// Messages that one fleet sends because a session mentioned another: a circle of mentions has to end.
+/// Messages that one fleet sends because a session mentioned another. It ends loops of mentions.
 pub const FLEET_MENTIONS_MAX: u32 = 100;
-/// The text of one message between sessions, as JSON. It is in its event whole; what is longer belongs into a file.
+/// Text of one mail message, as JSON. The whole text is in its event; longer content belongs in a file.
 pub const MAIL_TEXT_MAX: usize = 256 << 10;
-/// A file in a mail folder: a message of the longest text and what JSON makes of it.
+/// One file in a mail folder: enough for the longest text with its JSON escapes and the other fields.
 pub const MAIL_FILE_MAX: u64 = 1 << 20;
-/// Messages in one mailbox that nothing has become of.
+/// Undelivered messages per mailbox: waiting, being delivered or claimed.
 pub const MAIL_OPEN_MAX: usize = 1000;
 /// Messages in one claim.
 pub const MAIL_CLAIM_MAX: usize = 100;
-/// How long a claim counts unless it says otherwise.
+/// Default duration of a claim.
 pub const MAIL_CLAIM_S: u64 = 60;
-/// The longest that a claim may count.
+/// Longest duration of a claim.
 pub const MAIL_CLAIM_MAX_S: u64 = 3600;
-/// How often a message comes back before nobody gets it any more.
+/// How often a message may return to the mailbox before it is quarantined.
 pub const MAIL_RETURNS_MAX: u32 = 5;
-/// How often the mail folders are looked at.
+/// Interval at which the daemon checks the mail folders.
 pub const MAIL_LOOK_S: u64 = 1;
-/// How long an agent may take to be ready.
+/// Time for an agent to become ready.
 pub const START_S: u64 = 60;
-/// How long an agent may take to stop after it was asked, before it is killed, unless the session says otherwise.
+/// Time for an agent to stop after a cancel before it is killed, unless the session sets `cancel_grace_s`.
 pub const CANCEL_GRACE_S: u64 = 5;
-/// How long the kernel may take to let a killed process go before it is named as a survivor.
+/// Time for killed processes to disappear before they are reported as survivors.
 pub const KILL_S: u64 = 30;
-/// How often an agent that crashed is started again within [`RESTART_WINDOW_S`], unless the session says otherwise.
+/// How often a crashed agent is restarted within [`RESTART_WINDOW_S`], unless the session sets `restarts`.
 pub const RESTARTS: u32 = 10;
-/// How long a crash counts, unless the session says otherwise.
+/// How long a crash counts, unless the session sets `restart_window_s`.
 pub const RESTART_WINDOW_S: u64 = 60;
-/// The most that a session may ask for in `restarts`.
+/// Highest `restarts` that a session may set.
 pub const RESTARTS_MAX: u32 = 1000;
-/// Bytes of what a worker has said and the daemon has not journalled; at the bound the agent waits.
+/// Size of the updates in a worker's spool that the daemon has not journalled yet. When the spool is full, the agent
+/// waits.
 pub const SPOOL_MAX: u64 = 64 << 20;
-/// Silence on a worker's connection before it is asked for a sign of life; after three times that it counts as broken.
+/// Silence on a worker's connection before a ping is sent. After three times as long, the connection counts as broken.
 pub const PING_S: u64 = 5;
-/// How long a worker keeps an agent in mid-turn while no daemon comes.
+/// How long a worker keeps an agent that is in a turn while there is no daemon.
 pub const ORPHAN_BUSY_S: u64 = 24 * 3600;
-/// How long a worker keeps an agent without a turn while no daemon comes.
+/// How long a worker keeps an agent that is not in a turn while there is no daemon.
 pub const ORPHAN_IDLE_S: u64 = 600;
-/// How long a worker's record counts without being renewed.
+/// How long a worker's record is valid without renewal.
 pub const LEASE_S: u64 = 60;
-/// How long a daemon waits for a joined worker that has gone silent before its sessions count as lost.
+/// How long a daemon waits for a joined worker that has gone silent. Then the worker's sessions count as lost.
 pub const REMOTE_LEASE_S: u64 = 120;
-/// The longest wait in one request for the end of a run.
+/// Longest `timeout_s` of one request that waits for the end of a run.
 pub const WAIT_MAX_S: u64 = 3600;
 /// Silence on an event stream before a comment is sent.
 pub const HEARTBEAT_S: u64 = 15;
-/// How long SIGTERM may take to end everything.
+/// Time for a shutdown after SIGTERM.
 pub const STOP_S: u64 = 5;
 /// How long an `Idempotency-Key` is remembered.
 pub const IDEMPOTENCY_S: u64 = 24 * 3600;
-/// An `Idempotency-Key`.
+/// Characters of an `Idempotency-Key`.
 pub const IDEMPOTENCY_KEY_MAX: usize = 255;
-/// Seconds that one call of git may take. A checkout of a large repository on a slow disk needs minutes; more is a hang.
+/// One git command. A checkout of a large repository on a slow disk takes minutes; anything longer is a hang.
 pub const GIT_S: u64 = 300;
-/// Seconds that one line of a project's set-up or tear-down may take: what a cold install of dependencies needs.
+/// One line of a project's `setup` or `teardown`. A cold install of dependencies must fit.
 pub const HOOK_S: u64 = 900;
-/// Lines of set-up, of tear-down, and patterns of files to bring along, each.
+/// Lines in `setup`, lines in `teardown`, and patterns in `bring`, each.
 pub const HOOKS_MAX: usize = 64;
-/// Bytes of a hook's output that are kept: its end, where the reason stands.
+/// How much of a hook's output is kept: its end, where the reason for a failure is.
 pub const HOOK_OUTPUT_MAX: usize = 16 << 10;
-/// Files that are brought along into a worktree: settings, and no whole dependencies.
+/// Files that `bring` copies into a worktree. It is meant for settings, not for whole dependency trees.
 pub const BRING_FILES_MAX: usize = 10000;
-/// MiB that those files may have together.
+/// MiB of all files that `bring` copies together.
 pub const BRING_MIB_MAX: usize = 512;
-/// Bytes of a patch in one answer.
+/// A patch in one response.
 pub const PATCH_MAX: usize = 4 << 20;
-/// Bytes of conflicting hunks in one answer.
+/// Conflicting hunks in one response.
 pub const CONFLICT_MAX: usize = 256 << 10;
-/// Worktrees of one repository whose changes are compared with each other: it takes two calls of git for each pair.
+/// Worktrees of one repository that are compared with each other. Each pair takes two git commands.
 pub const OVERLAP_WORKTREES_MAX: usize = 32;
-/// Files that are counted for the size of one worktree.
+/// Files counted for the size of one worktree.
 pub const WORKTREE_FILES_MAX: usize = 500000;

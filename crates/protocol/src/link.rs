@@ -1,8 +1,10 @@
-//! What a session says to its agent and hears from it, whatever lies between: a channel, a socket, an ocean.
+//! The commands that a session sends to its agent, and the updates that the agent's side reports. The types do not
+//! depend on the transport, which may be a channel, a local socket or a network connection.
 //!
-//! Both directions are exactly once. Up, everything the agent's side says is numbered 1, 2, 3… over the life of the
-//! session; the session commits the number with what it made of it, acknowledges after the commit, and drops what it
-//! has seen. Down, a command bears the [`Number`] of the event that caused it, so the journal is the only outbox.
+//! Both directions deliver exactly once. Upwards, updates are numbered 1, 2, 3… over the life of the session. The
+//! session journals the number together with the events that result from the update, acknowledges it after the commit,
+//! and drops updates that it has already seen. Downwards, a command carries the [`EventNumber`] of the event that
+//! caused it, so the journal is the only outbox.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -11,177 +13,144 @@ use crate::event::{AskAnswer, AskKind, PlanEntry, ProcessCleanup, RunError, Toke
 use crate::ids::{AskId, EventNumber, RunId};
 use crate::policy::Risk;
 
-/// The number of something said upwards.
+/// Number of an update, counted over the life of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct UpdateNumber(pub u64);
 
-/// What the agent's side says. On the wire each is an object with one key: tags inside would have to be looked for
-/// before anything else could be read, at twice the cost.
+/// An update from the agent's side. On the wire it is an object with one key. An internal tag would cost twice as much
+/// to parse, because serde has to find the tag before it can read anything else.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AgentUpdate {
     /// The agent can take a prompt.
     Ready {
-        /// The agent's own name for the conversation, by which it can be resumed.
+        /// The agent's own id for the conversation, with which it can be resumed.
         agent_session_id: Option<String>,
-        /// Whether a turn can be steered.
+        /// Whether a running turn can be steered.
         steers: bool,
     },
-    /// Something of a turn.
+    /// Output of a turn.
     #[serde(rename = "said")]
     Turn {
-        /// The turn.
         run: RunId,
-        /// What of it.
         #[serde(rename = "what")]
         update: TurnUpdate,
     },
-    /// The agent waits for a person or a policy.
-    Ask {
-        /// The turn.
-        run: RunId,
-        /// For what.
-        ask: AskRequest,
-    },
-    /// The agent no longer waits.
-    AskWithdrawn {
-        /// For this.
-        ask: AskId,
-    },
-    /// The agent has its answer.
-    AskDelivered {
-        /// To this.
-        ask: AskId,
-    },
-    /// The turn took a steer in.
+    /// The agent waits for an answer from a person or a policy.
+    Ask { run: RunId, ask: AskRequest },
+    /// The agent no longer waits for an answer to this ask.
+    AskWithdrawn { ask: AskId },
+    /// The agent has received the answer to this ask.
+    AskDelivered { ask: AskId },
+    /// The turn took a steer.
     SteerTaken {
-        /// The steer, by the number of its command.
+        /// Number of the steer command.
         steer: EventNumber,
     },
-    /// The turn will not take a steer in.
+    /// The turn will not take a steer.
     SteerMissed {
-        /// The steer, by the number of its command.
+        /// Number of the steer command.
         steer: EventNumber,
     },
-    /// The turn has stopped, and what it started has been seen to.
-    Terminal {
-        /// The turn.
-        run: RunId,
-        /// How.
-        outcome: TurnOutcome,
-    },
-    /// The agent was stopped because nobody needed it; its worker stays for what a turn left running on purpose.
+    /// The turn has stopped, and the processes that it started have been dealt with.
+    Terminal { run: RunId, outcome: TurnOutcome },
+    /// The idle agent was stopped. Its worker stays, because a turn left processes running on purpose.
     Rested,
-    /// There is no agent any more, and its worker ends: the last word of both.
+    /// The agent is gone and its worker exits. This is the last update of both.
     Gone(AgentExitReason),
 }
 
-/// Something of a turn that needs no answer.
+/// Output of a turn. None of it needs an answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TurnUpdate {
     /// A piece of the answer.
-    Text {
-        /// The piece.
-        text: String,
-    },
-    /// A piece of what the agent thinks.
-    Thought {
-        /// The piece.
-        text: String,
-    },
-    /// A tool call has begun.
+    Text { text: String },
+    /// A piece of the agent's thinking.
+    Thought { text: String },
+    /// A tool call started.
     ToolStarted {
-        /// The call.
+        /// The agent's id for the call.
         call_id: String,
-        /// The tool.
+        /// Name of the tool.
         name: String,
-        /// Its arguments.
+        /// Arguments of the call.
         input: Value,
     },
-    /// A tool call gave something out.
+    /// A tool call produced output.
     ToolOutput {
-        /// The call.
+        /// The agent's id for the call.
         call_id: String,
-        /// A piece of it.
+        /// A piece of the output.
         text: String,
     },
-    /// A tool call has ended.
+    /// A tool call ended.
     ToolFinished {
-        /// The call.
+        /// The agent's id for the call.
         call_id: String,
-        /// The tool.
+        /// Name of the tool.
         name: String,
-        /// What it gave.
+        /// Result of the call.
         output: Value,
-        /// Whether it failed.
+        /// Whether the tool failed.
         is_error: bool,
     },
-    /// The agent's plan, whole.
-    Plan {
-        /// Its entries.
-        entries: Vec<PlanEntry>,
-    },
+    /// The agent's complete current plan.
+    Plan { entries: Vec<PlanEntry> },
     /// Something that a person should see and that is not part of the answer.
-    Notice {
-        /// What.
-        text: String,
-    },
-    /// What was used since the last report.
-    Usage {
-        /// How much.
-        usage: TokenUsage,
-    },
-    /// The model was called once more: a turn, as `max_turns` counts them.
+    Notice { text: String },
+    /// Usage since the last report, not a total.
+    Usage { usage: TokenUsage },
+    /// The model was called once more. `max_turns` counts these calls.
     #[serde(rename = "turn")]
     ModelCall,
 }
 
-/// What an agent asks.
+/// A permission request or question, as the agent's side reports it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AskRequest {
-    /// Made by the agent's side, which tells answers apart by it; it cannot be guessed.
+    /// Random id chosen by the agent's side, which matches the answer to the ask by it. It cannot be guessed.
     pub id: AskId,
-    /// Permission or question.
     pub kind: AskKind,
-    /// The tool that wants permission.
+    /// Tool that the agent wants to use. `None` for a question.
     pub tool: Option<String>,
-    /// Its arguments.
+    /// Arguments of the tool call.
     pub input: Value,
-    /// The agent's word on the risk, which may raise ours.
+    /// The agent's own rating of the risk. It can raise the session's rating but not lower it.
     pub risk: Option<Risk>,
     /// The question, or what the tool would do.
     pub prompt: String,
-    /// What a question may be answered with; empty: anything.
+    /// Allowed answers to a question. Empty if any answer is allowed.
     pub options: Vec<String>,
-    /// Whether the agent would not have asked by itself: then nobody is asked where the risk is low and no rule says so.
+    /// True if the agent itself would not have asked. A low-risk call is then allowed wherever the policy would ask a
+    /// person; a deny still denies it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     #[serde(rename = "unasked")]
     pub implicit: bool,
 }
 
-/// How a turn stopped, in the agent's words.
+/// How a turn stopped, as the agent's side reports it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TurnOutcome {
-    /// Why.
     pub stop: TurnStopReason,
     /// The agent's result, if it gives one.
     pub text: Option<String>,
-    /// What went wrong.
+    /// What went wrong, if the turn failed.
     pub error: Option<RunError>,
-    /// What became of the processes that it started.
+    /// What happened to the processes that the turn started.
     pub processes: ProcessCleanup,
-    /// The conversation so far, of a turn that is to be resumed with it; empty for every other.
+    /// The conversation so far, for a suspended turn to be resumed with. Empty for every other turn.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub transcript: Vec<Value>,
-    /// Whether the agent ends with this turn: [`Up::Gone`] follows, and no prompt should meet it.
+    /// Whether the agent exits after this turn. [`AgentUpdate::Gone`] follows, and the session must not send another
+    /// prompt before it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub agent_ends: bool,
 }
 
 impl TurnOutcome {
-    /// An outcome with nothing more to say.
+    /// An outcome with only a stop reason.
     pub fn of(stop: TurnStopReason) -> Self {
         Self {
             stop,
@@ -193,110 +162,98 @@ impl TurnOutcome {
         }
     }
 
-    /// The outcome of a turn that went wrong.
+    /// The turn failed.
     pub fn failed(error: RunError) -> Self {
         Self { error: Some(error), ..Self::of(TurnStopReason::Error) }
     }
 
-    /// The outcome of a turn that came to its end with a result.
+    /// The turn ended with a result.
     pub fn completed(result: impl Into<String>) -> Self {
         Self { text: Some(result.into()), ..Self::of(TurnStopReason::EndTurn) }
     }
 
-    /// The outcome of a turn that stopped because it was told to.
+    /// The turn stopped because of a cancel.
     pub fn cancelled() -> Self {
         Self::of(TurnStopReason::Cancelled)
     }
 
-    /// The outcome of a turn that waits for others, and is to be run again with this conversation.
+    /// The turn waits for other sessions and must be resumed with this conversation.
     pub fn suspended(transcript: Vec<Value>) -> Self {
         Self { transcript, ..Self::of(TurnStopReason::Suspended) }
     }
 }
 
-/// Why a turn stopped, in the agent's words. The session decides what that makes of the run.
+/// Why a turn stopped, as the agent's side reports it. The session derives the run's finish reason from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TurnStopReason {
-    /// It had nothing more to say.
+    /// The agent finished its answer.
     EndTurn,
-    /// It was asked to stop.
+    /// The turn was cancelled.
     Cancelled,
-    /// It failed.
+    /// The agent failed.
     Error,
-    /// The model's limit on its answer.
+    /// The model reached its output limit.
     MaxTokens,
-    /// The agent's own limit on its turns.
+    /// The agent's own limit of model calls, or `max_turns` while no daemon was attached.
     MaxTurns,
-    /// The model would not.
+    /// The model refused.
     Refused,
-    /// It waits for the sessions that it started.
+    /// The turn waits for the sessions that it started.
     Suspended,
-    /// Its time was over while no daemon was there to say so.
+    /// The turn reached its time limit while no daemon was attached.
     Timeout,
-    /// Its budget was spent while no daemon was there to say so.
+    /// The turn spent its budget while no daemon was attached.
     BudgetExceeded,
 }
 
-/// What a session says to its agent. Each bears the number of the event that caused it and is applied once.
+/// A command from a session to its agent. It carries the number of the event that caused it and is applied once.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AgentCommand {
-    /// Begin a turn.
+    /// Start a turn.
     Prompt {
-        /// Its cause.
         number: EventNumber,
-        /// The run it serves.
         run: RunId,
-        /// What to do, the whole of it.
+        /// The full prompt.
         prompt: String,
-        /// Files that come with it.
+        /// Files attached to the prompt.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         files: Vec<PromptFile>,
-        /// The conversation that it goes on with, where the agent does not remember it: a suspended turn's
-        /// transcript and what it waited for.
+        /// The conversation to continue, if the agent does not remember it: a suspended turn's transcript with the
+        /// results that it waited for.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         messages: Vec<Value>,
-        /// What the worker enforces while no daemon is there to do it.
+        /// Limits that the worker enforces while no daemon is attached.
         #[serde(default)]
         limits: TurnLimits,
     },
-    /// Tell the running turn something.
+    /// Steer the running turn.
     Steer {
-        /// Its cause, and its name in [`Up::SteerTaken`].
+        /// Also identifies the steer in [`AgentUpdate::SteerTaken`] and [`AgentUpdate::SteerMissed`].
         number: EventNumber,
-        /// The turn.
         run: RunId,
-        /// What.
         text: String,
     },
-    /// Stop the turn, politely.
-    Cancel {
-        /// Its cause.
-        number: EventNumber,
-        /// The turn.
-        run: RunId,
-    },
-    /// Stop the turn, whatever it takes.
+    /// Ask the agent to stop the turn.
+    Cancel { number: EventNumber, run: RunId },
+    /// Stop the turn by force.
     Kill {
-        /// The number of the cancel that had no effect.
+        /// Number of the cancel that had no effect.
         number: EventNumber,
-        /// The turn.
         run: RunId,
     },
     /// Answer an ask.
     Answer {
-        /// Its cause.
         number: EventNumber,
-        /// The ask.
         ask: AskId,
-        /// The answer, or that nobody will give one.
+        /// The answer, or that there will be none.
         answer: AskResolution,
     },
 }
 
 impl AgentCommand {
-    /// The number of its cause.
+    /// Number of the event that caused the command.
     pub fn number(&self) -> EventNumber {
         match self {
             Self::Prompt { number, .. }
@@ -308,28 +265,27 @@ impl AgentCommand {
     }
 }
 
-/// A file with its content.
+/// A file attached to a prompt, with its content.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PromptFile {
-    /// Its name, for the agent and for people.
+    /// File name, shown to the agent and to people.
     pub name: String,
-    /// What it is.
+    /// MIME type.
     pub mime: String,
-    /// Its content in base64.
+    /// Content in base64.
     pub data: String,
 }
 
-/// What is left to a turn. A worker counts only while no daemon is attached, and from what was left when the prompt
-/// was given; the daemon is the better judge.
+/// What remains of a turn's limits. The worker enforces them only while no daemon is attached, starting from the values
+/// that the daemon last sent; the daemon judges better, because it also counts the sessions below.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct TurnLimits {
-    /// Milliseconds, waiting for people not counted.
+    /// Milliseconds. Time spent waiting for people does not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
     /// Model calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_turns: Option<u32>,
-    /// Money.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget_usd: Option<f64>,
     /// Milliseconds between asking the agent to stop and killing it.
@@ -337,13 +293,13 @@ pub struct TurnLimits {
     pub grace_ms: Option<u64>,
 }
 
-/// What comes back for an ask.
+/// How an ask was resolved.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AskResolution {
     /// A decision or a value.
     Answered(AskAnswer),
-    /// The run is being stopped; nobody will answer.
+    /// The run is being stopped, so nobody will answer.
     Withdrawn,
 }
 
@@ -351,10 +307,10 @@ pub enum AskResolution {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AgentExitReason {
-    /// It ended by itself, or never became ready. The turn it was in has failed.
+    /// The agent exited by itself or never became ready. Its current turn has failed.
     Failed(RunError),
-    /// It was lost with its worker or machine. Nobody knows how far its turn came.
+    /// The agent was lost with its worker or machine. How far its turn came is unknown.
     Lost,
-    /// It was stopped because nobody needed it.
+    /// The agent was stopped because nothing needed it any more.
     Stopped,
 }

@@ -1,16 +1,16 @@
-//! Mail between sessions, as clients see it: a message, how it is to reach its session, and where it stands.
+//! Mail between sessions, as clients see it: messages, how they are delivered, and their state.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{MailId, RunId, Seq, SessionId};
 use crate::time::Millis;
 
-/// Who a person's message is from.
+/// `from` of a message that a person or a client sent.
 pub const FROM_USER: &str = "user";
-/// Who a message is from that was dropped into a mail folder.
+/// `from` of a message that was dropped into a mail folder.
 pub const FROM_FILE: &str = "file";
 
-/// What a message is meant as.
+/// What a message is meant as. All kinds are delivered in the same way.
 #[derive(
     Debug,
     Clone,
@@ -27,25 +27,24 @@ pub const FROM_FILE: &str = "file";
 )]
 #[serde(rename_all = "snake_case")]
 pub enum MailKind {
-    /// Something to do.
+    /// A task for the recipient.
     #[default]
     Task,
-    /// A question that wants a `reply`.
+    /// A question that expects a `reply`.
     Ask,
-    /// Work that goes over to the recipient.
+    /// Work that the recipient takes over.
     Handoff,
-    /// An answer to an earlier message.
+    /// Answer to an earlier message.
     Reply,
 }
 
 impl MailKind {
-    /// All of them, as they are written.
+    /// Every kind with its name in JSON.
     pub const ALL: [(&'static str, Self); 4] =
         [("task", Self::Task), ("ask", Self::Ask), ("handoff", Self::Handoff), ("reply", Self::Reply)];
 
-    /// As it is written.
     pub fn as_str(self) -> &'static str {
-        Self::ALL.iter().find(|(_, kind)| *kind == self).map_or("", |(word, _)| word)
+        Self::ALL.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
     }
 }
 
@@ -67,52 +66,51 @@ impl MailKind {
 #[serde(rename_all = "snake_case")]
 #[schema(as = Deliver)]
 pub enum MailDelivery {
-    /// As a prompt: at once if the session is idle, else after what it has to do.
+    /// As a prompt: at once if the session is idle, otherwise after the runs that are already queued.
     #[default]
     Prompt,
-    /// As a word to the turn that is running; as a prompt where there is none that can be steered.
+    /// As a steer of the running turn. If no turn can be steered, as a prompt.
     Steer,
-    /// Not by itself: it waits in the mailbox until somebody claims it.
+    /// Not automatically: the message waits in the mailbox until a client claims it.
     Hold,
 }
 
 impl MailDelivery {
-    /// All of them, as they are written.
+    /// Every way of delivery with its name in JSON.
     pub const ALL: [(&'static str, Self); 3] =
         [("prompt", Self::Prompt), ("steer", Self::Steer), ("hold", Self::Hold)];
 
-    /// As it is written.
     pub fn as_str(self) -> &'static str {
-        Self::ALL.iter().find(|(_, way)| *way == self).map_or("", |(word, _)| word)
+        Self::ALL.iter().find(|(_, delivery)| *delivery == self).map_or("", |(name, _)| name)
     }
 
-    /// Whether it is what holds where nothing is said.
+    /// Whether this is the default way. serde uses it to leave out the field.
     pub fn is_prompt(&self) -> bool {
         *self == Self::Prompt
     }
 }
 
-/// Where a message stands.
+/// State of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = MailState)]
 pub enum MailStatus {
-    /// It lies in the mailbox until somebody claims it.
+    /// In the mailbox until a client claims it.
     Waiting,
-    /// It is on its way to the agent: its run waits its turn, or it is being told to a running one.
+    /// On its way to the agent: its run is queued, or a running turn is being steered with it.
     Delivering,
-    /// Somebody has it and has not acknowledged it.
+    /// A client has claimed the message and not yet acknowledged it.
     Claimed,
-    /// The agent has it.
+    /// The agent has the message.
     Delivered,
-    /// Whoever claimed it is done with it.
+    /// The client that claimed the message is done with it.
     Acknowledged,
-    /// Nobody will get it any more; `reason` says why.
+    /// The message will not be delivered any more. `reason` says why.
     Quarantined,
 }
 
 impl MailStatus {
-    /// All of them, as they are written.
+    /// Every state with its name in JSON.
     pub const ALL: [(&'static str, Self); 6] = [
         ("waiting", Self::Waiting),
         ("delivering", Self::Delivering),
@@ -122,138 +120,130 @@ impl MailStatus {
         ("quarantined", Self::Quarantined),
     ];
 
-    /// As it is written.
     pub fn as_str(self) -> &'static str {
-        Self::ALL.iter().find(|(_, state)| *state == self).map_or("", |(word, _)| word)
+        Self::ALL.iter().find(|(_, state)| *state == self).map_or("", |(name, _)| name)
     }
 
-    /// Whether something may still become of it.
+    /// Whether the message can still be delivered or acknowledged.
     pub fn is_open(self) -> bool {
         matches!(self, Self::Waiting | Self::Delivering | Self::Claimed)
     }
 }
 
-/// One message. Who it is from is for the daemon to say, never for whoever sends it.
+/// A mail message. The daemon sets `from`; a sender cannot choose it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Message)]
 pub struct MailMessage {
-    /// The message.
     pub id: MailId,
-    /// `user`, `file`, the name of a session in its fleet, or the id of one.
+    /// `user`, `file`, or the sending session by its name in its fleet or by its id.
     pub from: String,
-    /// The session that it is from, if it is from one.
+    /// The session that sent the message, if a session did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from_session_id: Option<SessionId>,
-    /// Whose mailbox.
+    /// The session that receives the message.
     pub to: SessionId,
-    /// What it is meant as.
     pub kind: MailKind,
-    /// The words.
     pub text: String,
-    /// The message that it answers.
+    /// The message that this one answers.
     pub in_reply_to: Option<MailId>,
-    /// What the sender knows the whole exchange by.
+    /// Id chosen by the sender to tie messages together. It is only passed on.
     pub correlation_id: Option<String>,
-    /// When it arrived here.
+    /// When the daemon received the message.
     pub sent_at: Millis,
 }
 
-/// A message and where it stands.
+/// A mail message with its state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Mail {
-    /// The message.
     #[serde(flatten)]
     pub message: MailMessage,
-    /// How it was to be delivered.
+    /// How the message is delivered.
     pub deliver: MailDelivery,
-    /// Where it stands.
     pub state: MailStatus,
-    /// The run that it is, or was told to.
+    /// The run that the message became, or the run that it steered.
     pub run_id: Option<RunId>,
-    /// How it reached the agent, if it did: as a prompt or as a steer.
+    /// How the message reached the agent: `prompt` or `steer`. Null if it has not.
     pub delivered_as: Option<MailDelivery>,
-    /// The claim that somebody has on it, or had last.
+    /// The current or last claim on the message.
     pub claim: Option<u64>,
-    /// Until when that counts.
+    /// When that claim expires.
     pub claim_expires_at: Option<Millis>,
-    /// How often it has come back.
+    /// How often the message has returned to the mailbox.
     pub returns: u32,
-    /// Why it came back, or is kept from everybody.
+    /// Why the message returned to the mailbox or was quarantined.
     pub reason: Option<String>,
-    /// When that last changed.
+    /// When the state last changed.
     pub updated_at: Millis,
 }
 
-/// `POST .../sessions/{s}/mail`.
+/// Body of `POST .../sessions/{s}/mail`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewMail {
-    /// The words.
     pub text: String,
-    /// The sender's own name for it, one of the whole daemon and for ever: the same message under it is sent once.
+    /// Id chosen by the sender, unique in the whole daemon and permanently. Sending the same message with the same id
+    /// again has no effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<MailId>,
-    /// What it is meant as; `task` unless given.
+    /// What the message is meant as. Defaults to `task`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<MailKind>,
-    /// How it reaches the session; as the session's own `mail` says unless given.
+    /// How the message reaches the session. Defaults to the session's `mail` setting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deliver: Option<MailDelivery>,
-    /// The message that it answers.
+    /// The message that this one answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_reply_to: Option<MailId>,
-    /// What the sender knows the whole exchange by.
+    /// Id chosen by the sender to tie messages together. It is only passed on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub correlation_id: Option<String>,
 }
 
-/// That a message is in the journal.
+/// Response to a message that is in the journal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct MailReceipt {
-    /// The message.
     pub id: MailId,
-    /// How it is being delivered: a steer that finds no turn is a prompt.
+    /// How the message is delivered. A steer that finds no turn to steer is delivered as a prompt.
     pub deliver: MailDelivery,
-    /// The run that it becomes, or that it is told to.
+    /// The run that the message becomes, or the run that it steers.
     pub run_id: Option<RunId>,
-    /// When it arrived.
+    /// When the daemon received the message.
     pub sent_at: Millis,
-    /// The position of its `mail.sent`.
+    /// Position of the `mail.sent` event in the journal.
     #[schema(value_type = u64)]
     pub seq: Seq,
 }
 
-/// `POST .../sessions/{s}/mail/claim`.
+/// Body of `POST .../sessions/{s}/mail/claim`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = ClaimRequest)]
 pub struct MailClaimRequest {
-    /// How many at most; 1 unless given.
+    /// Maximum number of messages. Defaults to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max: Option<usize>,
-    /// Seconds until what was not acknowledged comes back; 60 unless given.
+    /// Seconds after which unacknowledged messages return to the mailbox. Defaults to 60.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_s: Option<f64>,
 }
 
-/// A message that is the caller's for a while.
+/// A message that the caller has claimed for a limited time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct ClaimedMail {
-    /// The message.
     #[serde(flatten)]
     pub message: MailMessage,
-    /// What it is acknowledged with.
+    /// Claim to acknowledge the message with.
     pub claim: u64,
-    /// When it comes back unless it is acknowledged.
+    /// When the message returns to the mailbox unless it is acknowledged.
     pub claim_expires_at: Millis,
 }
 
-/// `POST .../sessions/{s}/mail/{m}/ack`.
+/// Body of `POST .../sessions/{s}/mail/{m}/ack`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = AckRequest)]
 pub struct MailAckRequest {
-    /// The claim; without one, whoever has it.
+    /// The claim to acknowledge. Without it, the current claim is acknowledged, whoever holds it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<u64>,
 }

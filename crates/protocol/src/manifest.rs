@@ -1,78 +1,75 @@
-//! How an agent is found, started and understood: one TOML file each. Everything that is peculiar to an agent stands
-//! here, so that drivers need to know none by name. CAP's fields keep their names and meaning; the others are ours.
-//! Nothing here looks at a disk: which manifests count, and which agents are there, is the catalogue's business.
+//! The manifest of an agent: one TOML file that says how the agent is found, started and driven. Everything peculiar to
+//! an agent is in its manifest, so drivers need not know any agent by name. Fields of the CAP manifest format keep
+//! their names and meaning; the others are ours. This module does not touch the disk: `qd-catalog` finds and reads
+//! manifests.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// An agent, described.
+/// Description of an agent.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// Who it is.
     pub agent: AgentIdentity,
-    /// How its version is asked for.
     #[serde(default, skip_serializing_if = "is_default")]
     pub probe: VersionProbe,
-    /// How it is started.
     #[serde(default, skip_serializing_if = "is_default")]
     pub startup: StartupRules,
-    /// What better than a terminal it offers to be driven by.
+    /// Ways to drive the agent that are better than a terminal.
     #[serde(default, skip_serializing_if = "is_default")]
     pub fast_path: FastPath,
-    /// How its turns are steered, judged and stopped.
+    /// How turns are steered, judged and stopped.
     #[serde(default, skip_serializing_if = "is_default")]
     pub turn: TurnRules,
-    /// How its conversation is gone on with.
+    /// How a conversation is resumed.
     #[serde(default, skip_serializing_if = "is_default")]
     pub resume: ResumeRules,
-    /// How an idle one is treated.
+    /// When an idle agent is stopped.
     #[serde(default, skip_serializing_if = "is_default")]
     pub idle: IdleRules,
-    /// The terminal it is given, where it wants one.
+    /// The terminal of an agent that is driven through one.
     #[serde(default, skip_serializing_if = "is_default")]
     pub pty: TerminalRules,
-    /// What its words look like, where it has only words.
+    /// Patterns in the output of an agent that only produces text.
     #[serde(default, skip_serializing_if = "is_default")]
     pub parse: OutputPatterns,
-    /// What it can do.
     #[serde(default, skip_serializing_if = "is_default")]
     pub capabilities: AgentCapabilities,
-    /// What it tells of its cost.
+    /// What the agent reports about its cost.
     #[serde(default, skip_serializing_if = "is_default")]
     pub cost: CostReporting,
 }
 
-/// Who an agent is.
+/// Name of an agent, and where its program is.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AgentIdentity {
-    /// What `--agent` takes.
+    /// Name that `--agent` takes.
     pub name: String,
-    /// For people, in one sentence.
+    /// One sentence for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub description: String,
-    /// Its program: a name that is looked for on the `PATH`, or a path. Built-in agents have none.
+    /// The agent's program: a name to look up in `PATH`, or a path. Built-in agents have none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub binary: String,
-    /// Other places where its program may be; `~` is the home directory.
+    /// Other paths at which the program may be; `~` is the home directory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub places: Vec<String>,
-    /// How it is driven; by the best of its `fast_path` if that is not said.
+    /// How the agent is driven. Defaults to the best way in `fast_path`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<DriverKind>,
-    /// The command that installs it.
+    /// Command that installs the agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub install: Option<String>,
-    /// The version that it was last tried with.
+    /// Version that Quarterdeck was last tested with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tested: Option<String>,
-    /// CAP: a pattern that its version should match.
+    /// CAP: pattern that the agent's version should match. It is checked to be a valid pattern, but not enforced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version_match: Option<String>,
-    /// CAP: the profiles that it follows. Of no meaning here.
+    /// CAP: profiles that the agent follows. Not used here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub profiles: Vec<String>,
 }
@@ -81,26 +78,26 @@ pub struct AgentIdentity {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DriverKind {
-    /// Part of this program: says its prompt again.
+    /// Built in, without a process: repeats its prompt.
     Echo,
-    /// The Agent Client Protocol on stdio.
+    /// The Agent Client Protocol over stdio.
     Acp,
-    /// Claude Code's own lines of JSON and its control protocol.
+    /// Claude Code's own JSON lines and control protocol.
     Claude,
-    /// Codex's own server on stdio.
+    /// Codex's own server over stdio.
     Codex,
-    /// A terminal, as a person would.
+    /// A terminal, with keys and a screen, as a person would use the agent.
     Pty,
-    /// A command for each prompt.
+    /// One command per prompt.
     Exec,
     /// A remote agent that speaks the Agent2Agent protocol.
     A2a,
-    /// Somebody else's worker, by the plain frames.
+    /// Somebody else's worker, driven with the plain frames.
     Worker,
 }
 
 impl DriverKind {
-    /// Its name in manifests and lists.
+    /// Name in lists of agents. It is the name in manifests, except that `echo` is listed as `built-in`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Echo => "built-in",
@@ -114,7 +111,7 @@ impl DriverKind {
         }
     }
 
-    /// Whether a program of this machine is started for it.
+    /// Whether the driver starts a program on this machine.
     pub fn has_program(self) -> bool {
         !matches!(self, Self::Echo | Self::A2a | Self::Worker)
     }
@@ -126,14 +123,15 @@ impl fmt::Display for DriverKind {
     }
 }
 
-/// How an agent's version is asked for.
+/// How to ask the agent's program for its version.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VersionProbe {
-    /// The command; `BINARY --version` if empty.
+    /// Defaults to `BINARY --version`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
-    /// A pattern whose first group, or else all of it, is the version; the first number with dots if not given.
+    /// Pattern for the version in the output: its first group, or the whole match if it has no group. Defaults to the
+    /// first number with dots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version_pattern: Option<String>,
 }
@@ -142,85 +140,86 @@ pub struct VersionProbe {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StartupRules {
-    /// The program and its arguments; of `fast_path`, or else the program alone, if empty.
+    /// The program and its arguments. A command in `fast_path` takes precedence; without either, the program is started
+    /// without arguments.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
-    /// The flag before the model. Agents that take one without a flag say so in `capabilities.models`.
+    /// Flag before the model. An agent that takes a model without a flag says so in `capabilities.models`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_arg: Option<String>,
-    /// The flag before the system prompt.
+    /// Flag before the system prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system_prompt_arg: Option<String>,
-    /// The flag before the working directory, for agents that do not take the one they are started in.
+    /// Flag before the working directory, for agents that do not use the directory that they are started in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd_arg: Option<String>,
-    /// CAP: the variable that tells the agent the session's id.
+    /// CAP: environment variable that tells the agent the session's id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session_id_env: Option<String>,
-    /// Variables that it is always given.
+    /// Environment variables that the agent always gets. The session's own variables override them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
-    /// Variables that `qd run` sends along from its caller's environment, where they are set; `*` at the end of a name
-    /// stands for the rest of it.
+    /// Environment variables that `qd run` passes on from its caller's environment if they are set. A `*` at the end of
+    /// a name matches the rest of it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pass_env: Vec<String>,
-    /// Whether it is kept from the user's own login and settings.
+    /// Whether the agent is kept away from the user's own login and settings.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub isolated: bool,
-    /// The variables that then point into a folder of the daemon's, and where in there.
+    /// Environment variables that are set for an isolated agent. Each points to this path within a folder in the
+    /// daemon's home.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub isolation: BTreeMap<String, String>,
-    /// What it shows when it takes a prompt; only a terminal is looked at.
+    /// What the screen shows when the agent takes a prompt. Only used for agents in a terminal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_when: Option<ReadyPattern>,
-    /// Seconds within which it must be ready.
+    /// Seconds within which the agent must become ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub init_timeout_seconds: Option<u64>,
 }
 
-/// What an agent shows when it is ready.
+/// What an agent's screen shows when it is ready.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReadyPattern {
-    /// A pattern that a line of its screen matches.
+    /// Pattern that a line of the screen must match.
     pub pattern: String,
 }
 
-/// What an agent offers to be driven by. The first that is there is taken.
+/// Ways to drive the agent. The first one in this order that the agent offers is used.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FastPath {
-    /// Claude Code's lines of JSON.
+    /// Claude Code's JSON lines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_json: Option<DriverOffer>,
-    /// The Agent Client Protocol.
+    /// The Agent Client Protocol over stdio.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub acp_stdio: Option<DriverOffer>,
-    /// The Agent2Agent protocol.
+    /// Address at which the agent serves the Agent2Agent protocol.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub a2a_serve_at: Option<DriverOffer>,
-    /// The plain frames of a worker.
+    /// Address at which a worker serves the plain frames.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker_serve_at: Option<DriverOffer>,
-    /// CAP's own protocol, which nothing here speaks.
+    /// CAP's own protocol. Not supported here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grpc: Option<DriverOffer>,
 }
 
-/// One thing that an agent offers.
+/// How a manifest offers one way to drive the agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum DriverOffer {
-    /// Whether it does.
+    /// Whether it is offered at all. The command is in `startup`.
     Offered(bool),
-    /// By this command.
+    /// The command that starts it.
     Command(Vec<String>),
-    /// At this address.
+    /// The address at which it is served.
     Address(String),
 }
 
 impl DriverOffer {
-    /// Whether it is offered at all.
     pub fn is_offered(&self) -> bool {
         *self != Self::Offered(false)
     }
@@ -230,71 +229,72 @@ impl DriverOffer {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TurnRules {
-    /// The agent's own verb for a word on the way.
+    /// How the agent takes a steer.
     #[serde(default, skip_serializing_if = "is_default")]
     pub steer: SteerMethod,
-    /// What a turn that is to be stopped needs besides being asked to.
+    /// Whether a cancelled turn leaves its tools running.
     #[serde(default, skip_serializing_if = "is_default")]
     pub kill: KillRule,
-    /// What it does when a tool is refused.
+    /// What the agent does after a tool was refused.
     #[serde(default, skip_serializing_if = "is_default")]
     pub refused: RefusalRule,
-    /// How it asks people questions, where its protocol has more than one way.
+    /// How the agent asks people questions, if its protocol has more than one way.
     #[serde(default, skip_serializing_if = "is_default")]
     pub questions: QuestionMethod,
-    /// What in its updates means that the turn failed, whatever it says of how that ended.
+    /// Marker in the agent's updates that means that the turn failed, whatever stop reason the agent reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_when: Option<FailureMarker>,
-    /// The mode in which it asks, if it does not begin in that.
+    /// The mode in which the agent asks for permission, if it does not start in that mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ask_mode: Option<String>,
-    /// Names of its own helpers, which outlive a turn and are not counted among what the turn started.
+    /// Names of the agent's own helper processes. They outlive a turn and do not count as started by it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub helpers: Vec<String>,
-    /// How a one-prompt command gets its prompt.
+    /// How a command that is run once per prompt gets its prompt.
     #[serde(default, skip_serializing_if = "is_default")]
     pub prompt: PromptTransport,
-    /// What such a command writes.
+    /// What a command that is run once per prompt writes.
     #[serde(default, skip_serializing_if = "is_default")]
     pub output: ExecOutputFormat,
 }
 
-/// An agent's verb for a word in the middle of a turn.
+/// How an agent takes a steer.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum SteerMethod {
-    /// It has none.
+    /// The agent cannot be steered.
     #[default]
     None,
-    /// Its driver knows.
+    /// In the driver's own way.
     Native,
-    /// A request of this name.
+    /// As a request with this method name.
     Request(String),
-    /// Another prompt, which it takes as a steer; both are answered when the turn ends.
+    /// As another prompt, which the agent takes into the running turn. Both prompts are answered when the turn ends.
     Prompt,
-    /// It asks for what there is by a request of this name.
+    /// The agent fetches waiting steers with a request of this method name.
     Pull(String),
 }
 
-/// What a turn that is to be stopped needs besides being asked to.
+/// Whether a cancelled turn leaves its tools running. This is for readers of the manifest: the keeper ends leftover
+/// processes in either case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KillRule {
-    /// Nothing: it ends its tools as well. What it forgets, the keeper ends.
+    /// The agent ends its tools when it is asked to stop.
     #[default]
     Asked,
-    /// Its tools go on; the keeper ends them at once.
+    /// The agent's tools survive an interrupted turn.
     Tools,
 }
 
-/// What an agent does when a tool is refused.
+/// What an agent does after a tool was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RefusalRule {
-    /// The model is told and goes on.
+    /// The model is told, and the turn continues.
     #[default]
     GoesOn,
-    /// The turn ends there, whatever it calls that.
+    /// The turn ends, whatever stop reason the agent reports.
     Stops,
 }
 
@@ -302,97 +302,94 @@ pub enum RefusalRule {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QuestionMethod {
-    /// As its protocol provides.
+    /// In the way that its protocol provides.
     #[default]
     Form,
-    /// As permission for a tool whose arguments are the `questions`; the answers go beside the permission, by number.
+    /// As a permission request for a tool whose arguments are the `questions`. The answers are sent with the
+    /// permission, by question number.
     Permission,
 }
 
-/// A word in the `_meta` of an agent's updates.
+/// A value in the `_meta` of an agent's updates.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FailureMarker {
-    /// Where it stands, as a JSON pointer.
+    /// JSON pointer to the value.
     pub meta: String,
-    /// What it is then.
+    /// The value that means failure.
     pub is: String,
 }
 
-/// How a one-prompt command gets its prompt.
+/// How a command that is run once per prompt gets its prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PromptTransport {
     /// On standard input, which is then closed.
     #[default]
     Stdin,
-    /// In place of `{prompt}` among its arguments, or as the last of them.
+    /// In place of `{prompt}` among its arguments, or as the last argument.
     Argument,
 }
 
-/// What a one-prompt command writes.
+/// What a command that is run once per prompt writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExecOutputFormat {
-    /// Text.
     #[default]
     Text,
-    /// One JSON value a line.
+    /// One JSON value per line.
     Json,
 }
 
-/// How an agent's conversation is gone on with.
+/// How an agent's conversation is resumed.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResumeRules {
-    /// Whether it can be, and what stands in the way.
     #[serde(default, skip_serializing_if = "is_default")]
     pub by: ResumeMethod,
-    /// Do not resume a conversation in the minute of the clock in which it was last used: the agent would lose it.
+    /// Do not resume a conversation within the clock minute in which it was last used, because the agent would lose it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub next_minute: bool,
-    /// It repeats the past only after it has said that it is ready: its words count when that is over.
+    /// The agent replays the old conversation only after it has reported that it is ready. Its output counts from the
+    /// end of the replay.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub late_replay: bool,
 }
 
-/// Whether a conversation can be gone on with by another process.
+/// Whether another process of the agent can resume a conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResumeMethod {
-    /// As its driver finds out.
+    /// The driver finds out.
     #[default]
     Driver,
-    /// It cannot: with its process its memory is gone.
+    /// No: the conversation is lost with the process.
     Nothing,
-    /// There is nothing to remember: each prompt stands for itself.
+    /// There is nothing to resume: each prompt stands for itself.
     Stateless,
 }
 
-/// How an idle agent is treated.
+/// When an idle agent is stopped.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IdleRules {
-    /// Seconds after which it is put to rest, if not those of the settings.
+    /// Idle timeout in seconds. Defaults to the daemon's setting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rest_after_s: Option<u64>,
 }
 
-/// The terminal that an agent is given.
+/// The terminal of an agent that is driven through one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TerminalRules {
-    /// Its width.
     pub cols: u16,
-    /// Its height.
     pub rows: u16,
-    /// Whether prompts are pasted as one piece, so that line breaks in them do not send them off.
+    /// Whether prompts are sent as bracketed paste, so that line breaks in them do not submit them.
     pub bracketed_paste: bool,
-    /// What ^C does.
     pub sigint_cancels_turn: SigintRule,
-    /// Whether it takes what is typed while it works.
+    /// Whether the agent accepts input while it works.
     pub queued_input_supported: bool,
-    /// What sends a prompt off.
+    /// Keys that submit a prompt.
     pub submit: String,
 }
 
@@ -409,135 +406,132 @@ impl Default for TerminalRules {
     }
 }
 
-/// What ^C does to an agent at a terminal.
+/// What ^C does to an agent in a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SigintRule {
-    /// It ends the turn, and the agent is ready for the next.
+    /// It ends the turn, and the agent is ready for the next prompt.
     Graceful,
     /// It ends the agent.
     #[default]
     Hard,
-    /// Nothing.
+    /// It has no effect.
     None,
 }
 
-/// What an agent's words look like. Patterns are tried on single lines.
+/// Patterns in the output of an agent. Each is matched against single lines.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OutputPatterns {
-    /// The line in which it waits for a prompt.
+    /// The line in which the agent waits for a prompt.
     pub idle: Vec<String>,
-    /// The line that is only there while it works.
+    /// A line that is on the screen only while the agent works.
     pub busy: Vec<String>,
-    /// Where a tool call begins.
+    /// Start of a tool call.
     pub tool_call_start: Vec<String>,
-    /// Where it ends.
+    /// End of a tool call.
     pub tool_call_end: Vec<String>,
-    /// Where a plan begins.
+    /// Start of a plan.
     pub plan_section: Vec<String>,
-    /// Where a thought begins.
+    /// Start of a thought.
     pub thought_section: Vec<String>,
-    /// A question that takes yes or no.
+    /// A yes-or-no question.
     pub ask_yes_no: Vec<String>,
-    /// A question that takes one of several numbered answers.
+    /// A question with several numbered answers.
     pub ask_options: Vec<String>,
-    /// Words that mean that the turn failed, whatever the agent says of how it ended. Where tokens are told, only of a
-    /// turn that used none: a model may say such words too.
+    /// Lines that mean that the turn failed, whatever stop reason the agent reports. If the agent reports tokens, they
+    /// count only in a turn that used none, because a model may write such a line too.
     pub error_lines: Vec<String>,
-    /// Words that are for people and no part of the answer.
+    /// Lines that are for people and not part of the answer.
     pub notice_lines: Vec<String>,
 }
 
 impl Default for OutputPatterns {
     fn default() -> Self {
-        let none = Vec::new;
+        let empty = Vec::new;
         Self {
             idle: vec![r"^>\s*$".to_owned(), r"^❯\s*$".to_owned()],
-            busy: none(),
-            tool_call_start: none(),
-            tool_call_end: none(),
-            plan_section: none(),
-            thought_section: none(),
-            ask_yes_no: none(),
-            ask_options: none(),
-            error_lines: none(),
-            notice_lines: none(),
+            busy: empty(),
+            tool_call_start: empty(),
+            tool_call_end: empty(),
+            plan_section: empty(),
+            thought_section: empty(),
+            ask_yes_no: empty(),
+            ask_options: empty(),
+            error_lines: empty(),
+            notice_lines: empty(),
         }
     }
 }
 
-/// What an agent can do, as far as it is known before it is started.
+/// What an agent can do, as far as it is known before the agent starts. Fields marked with CAP are informational:
+/// nothing here depends on them.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentCapabilities {
-    /// Whether its text comes while it is made.
+    /// CAP: whether text arrives while it is being generated.
     pub streaming_output: bool,
-    /// CAP: whether it takes what is typed while it works.
+    /// CAP: whether the agent accepts input while it works.
     pub queued_input: bool,
     /// CAP: whether a turn can be cancelled.
     pub mid_turn_cancel: bool,
-    /// CAP: whether one process can have several conversations.
+    /// CAP: whether one process can hold several conversations.
     pub multi_session: bool,
-    /// CAP: whether the output of tools comes while they run.
+    /// CAP: whether the output of tools arrives while they run.
     pub streaming_tool_output: bool,
-    /// CAP: what it takes.
+    /// CAP: kinds of input, such as `text` and `image`.
     pub input_modalities: Vec<String>,
-    /// CAP: what it gives.
+    /// CAP: kinds of output.
     pub output_modalities: Vec<String>,
-    /// What it can ask people.
     pub ask_user: QuestionCapabilities,
-    /// Whether it asks before it uses tools.
+    /// Whether the agent asks for permission before it uses tools.
     pub approvals: bool,
-    /// Whether it can be told which model to use.
+    /// Whether the agent lets the session choose a model.
     pub models: bool,
-    /// Whether it can be given a system prompt.
+    /// Whether the agent accepts a system prompt.
     pub system_prompts: bool,
-    /// Whether it can be given servers of the Model Context Protocol when it is started.
+    /// Whether the agent can be given MCP servers when it starts.
     pub mcp: bool,
 }
 
-/// What an agent can ask people.
+/// Kinds of questions that an agent can ask people.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct QuestionCapabilities {
-    /// Yes or no.
     pub yes_no: bool,
-    /// One of several answers.
+    /// Questions with several answers to choose from.
     pub options: bool,
-    /// Anything.
+    /// Questions that take any answer.
     pub free_text: bool,
 }
 
 impl QuestionCapabilities {
-    /// Whether it can ask anything at all.
     pub fn any(&self) -> bool {
         self.yes_no || self.options || self.free_text
     }
 }
 
-/// What an agent tells of its cost.
+/// What an agent reports about its cost.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CostReporting {
-    /// Whether it tells what it cost. If not, tokens are priced by the settings.
+    /// Whether the agent reports its cost. If not, the daemon's `prices` setting gives the cost of its tokens.
     pub metered: bool,
-    /// In what.
+    /// Currency of the reported cost.
     pub currency: String,
-    /// Whether it tells how many tokens it used.
+    /// Whether the agent reports how many tokens it used.
     pub tokens: bool,
-    /// Of what it tells them.
     pub tokens_of: TokenScope,
 }
 
-/// What an agent's count of tokens is of.
+/// What an agent's token counts cover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenScope {
-    /// The turn that has ended.
+    /// The turn that has just ended.
     #[default]
     Turn,
-    /// The conversation so far.
+    /// The whole conversation so far.
     Session,
 }
 
@@ -547,13 +541,13 @@ impl Default for CostReporting {
     }
 }
 
-/// What tokens cost, in dollars for a million.
+/// Price of tokens in US dollars per million.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TokenPrice {
-    /// Of the prompt.
+    /// Price of input tokens.
     pub input: f64,
-    /// Of the answer.
+    /// Price of output tokens.
     pub output: f64,
 }
 
@@ -562,17 +556,18 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 impl Manifest {
-    /// How it is driven: as it says, else by the best that it offers, else by a terminal.
+    /// How the agent is driven: `agent.driver` if it is set, otherwise the first way that `fast_path` offers, otherwise
+    /// a terminal.
     pub fn driver(&self) -> DriverKind {
-        let made = |offer: &Option<DriverOffer>| offer.as_ref().is_some_and(DriverOffer::is_offered);
+        let is_offered = |offer: &Option<DriverOffer>| offer.as_ref().is_some_and(DriverOffer::is_offered);
         self.agent.driver.unwrap_or({
-            if made(&self.fast_path.stream_json) {
+            if is_offered(&self.fast_path.stream_json) {
                 DriverKind::Claude
-            } else if made(&self.fast_path.acp_stdio) {
+            } else if is_offered(&self.fast_path.acp_stdio) {
                 DriverKind::Acp
-            } else if made(&self.fast_path.a2a_serve_at) {
+            } else if is_offered(&self.fast_path.a2a_serve_at) {
                 DriverKind::A2a
-            } else if made(&self.fast_path.worker_serve_at) {
+            } else if is_offered(&self.fast_path.worker_serve_at) {
                 DriverKind::Worker
             } else {
                 DriverKind::Pty
@@ -580,7 +575,7 @@ impl Manifest {
         })
     }
 
-    /// The program and its arguments, before anything of a session is added; empty if it has none.
+    /// The program and its arguments, without those that a session adds. Empty if the agent has no program.
     pub fn command(&self) -> Vec<String> {
         let offered = match self.driver() {
             DriverKind::Acp => self.fast_path.acp_stdio.as_ref(),
@@ -595,7 +590,7 @@ impl Manifest {
         }
     }
 
-    /// Where it listens, for one that is elsewhere.
+    /// Address of a remote agent or worker.
     pub fn address(&self) -> Option<&str> {
         let offered = match self.driver() {
             DriverKind::Worker => &self.fast_path.worker_serve_at,
@@ -607,8 +602,9 @@ impl Manifest {
         }
     }
 
-    /// Whether an idle one can be put to rest: another process goes on with its conversation, or there is none to go on
-    /// with. The memory of a program in a terminal is its process, and that of somebody else's worker the connection.
+    /// Whether an idle agent may be stopped: a new process can resume its conversation, or there is none to resume. A
+    /// program in a terminal keeps its memory in its process, and somebody else's worker may tie its memory to the
+    /// connection.
     pub fn can_rest(&self) -> bool {
         match self.resume.by {
             ResumeMethod::Driver => !matches!(self.driver(), DriverKind::Pty | DriverKind::Worker),
@@ -617,7 +613,7 @@ impl Manifest {
         }
     }
 
-    /// Whether a turn of it can be told something on its way; the frames of a worker have a word for that.
+    /// Whether a running turn can be steered. The plain frames of a worker always allow it.
     pub fn can_steer(&self) -> bool {
         self.turn.steer != SteerMethod::None || self.driver() == DriverKind::Worker
     }

@@ -1,4 +1,4 @@
-//! What a session lets its agent do without asking. The judging is in `qd-core`.
+//! Policies: what a session's agent may do without approval. The code that applies a policy is in `qd-core`.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -19,25 +19,23 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Risk {
-    /// Reads, or changes nothing that matters.
+    /// Only reads, and only inside the workspace.
     Low,
-    /// Changes things inside the workspace.
+    /// Changes the workspace, runs unknown code, reads outside the workspace or fetches from the network.
     #[default]
     Medium,
-    /// Destroys, spends, or reaches outside. Never allowed by default.
+    /// Destroys, spends, writes outside the workspace, or touches secrets. Never allowed by default.
     High,
 }
 
-/// What a policy or one of its rules says.
+/// What a policy or a rule decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = Verdict)]
 pub enum PolicyVerdict {
-    /// Ask a person.
+    /// A person must approve.
     Ask,
-    /// Let it happen.
     Allow,
-    /// Refuse it.
     Deny,
 }
 
@@ -46,15 +44,16 @@ pub enum PolicyVerdict {
 #[serde(deny_unknown_fields)]
 #[schema(as = Rule)]
 pub struct PolicyRule {
-    /// The tool it speaks of; `*` stands for any run of characters.
+    /// The agent's name for the tool. `*` matches any number of characters, `?` matches one. Defaults to any tool.
     #[serde(default = "any_tool")]
     pub tool: String,
-    /// Tried on the tool's main argument (command, path, URL); `*` and `?` as in a shell. Absent: any.
+    /// Pattern for the tool's main argument (command, path or URL), with `*` and `?` as in a shell. Without it, the
+    /// rule applies to any argument.
     #[serde(rename = "match", default, skip_serializing_if = "Option::is_none")]
     pub pattern: Option<String>,
-    /// What it says.
     pub decision: PolicyVerdict,
-    /// `high`: an allow that counts for high risk too.
+    /// In an allow rule, the highest risk that it allows; the default is `medium`. In a deny or ask rule, the lowest
+    /// risk that it applies to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub risk: Option<Risk>,
 }
@@ -63,12 +62,12 @@ fn any_tool() -> String {
     "*".to_owned()
 }
 
-/// One verdict for everything, or rules of which the first that matches counts.
+/// One verdict for everything, or a list of rules of which the first that matches decides.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Policy {
-    /// `ask`, `allow` or `deny`.
+    /// `ask`, `allow` or `deny`. Even `allow` asks for high-risk calls.
     Always(PolicyVerdict),
-    /// Rules; where none matches, ask.
+    /// The first rule that matches decides. If none matches, a person must approve.
     Rules(Vec<PolicyRule>),
 }
 
@@ -128,7 +127,7 @@ impl utoipa::PartialSchema for Policy {
                 .item(<PolicyVerdict as utoipa::PartialSchema>::schema())
                 .item(ArrayBuilder::new().items(<PolicyRule as utoipa::PartialSchema>::schema()))
                 .description(Some(
-                    "One verdict for everything, or rules of which the first that matches counts.",
+                    "One verdict for everything, or a list of rules of which the first that matches decides.",
                 ))
                 .build(),
         )

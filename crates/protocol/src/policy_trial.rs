@@ -1,5 +1,5 @@
-//! A policy tried on asks of the past: `POST /v1/policy/test`. Nothing is decided again; the answer says what would have
-//! been.
+//! Trying a policy on past asks: request and response of `POST /v1/policy/test`. The trial only reports what the policy
+//! would have decided; it changes nothing.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,119 +8,115 @@ use crate::ids::{AskId, SessionId, WorkspaceId};
 use crate::policy::{Policy, PolicyRule, PolicyVerdict, Risk};
 use crate::time::Millis;
 
-/// `POST /v1/policy/test`.
+/// Body of `POST /v1/policy/test`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = PolicyTest)]
 pub struct PolicyTestRequest {
-    /// The policy to be tried.
+    /// The policy to try.
     pub policy: Policy,
-    /// Only on the asks of this session.
+    /// Use only asks of this session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
-    /// Only on the asks of this workspace.
+    /// Use only asks of this workspace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workspace_id: Option<WorkspaceId>,
-    /// On so many at most, the newest; 1000 unless given.
+    /// Maximum number of asks; the newest are used. Defaults to 1000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
 }
 
-/// What a policy would have done. Each ask counts under one of the five changes.
+/// What a policy would have decided. Each ask is counted in exactly one of `as_before`, `no_longer_asked`,
+/// `now_allowed`, `now_asked` and `now_denied`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = PolicyReport)]
 pub struct PolicyTestReport {
-    /// How many permissions it was tried on.
+    /// Number of permission requests that the policy was tried on.
     pub asks: usize,
-    /// Those that would have gone the same way.
+    /// Asks with the same decision as before.
     pub as_before: usize,
-    /// Those that a person was asked for and that would be allowed.
+    /// Asks that a person was asked about and that the policy would allow.
     pub no_longer_asked: usize,
-    /// Those that were refused by policy and would be allowed.
+    /// Asks that the policy of that time denied and that this policy would allow.
     pub now_allowed: usize,
-    /// Those that were decided by policy and would be asked.
+    /// Asks that the policy of that time decided and that a person would now be asked about.
     pub now_asked: usize,
-    /// Those that were not refused by policy and would be.
+    /// Asks that the policy of that time did not deny and that this policy would deny.
     pub now_denied: usize,
-    /// Those of all of these in which a person had decided the opposite.
+    /// Asks about which a person had decided the opposite. Each is also in one of the counts above.
     pub against_people: usize,
-    /// Each of them, the oldest first.
+    /// Every ask with its old and new decision, oldest first.
     pub trials: Vec<PolicyTrial>,
 }
 
-/// One ask, then and now.
+/// One ask with its old and new decision.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Trial)]
 pub struct PolicyTrial {
-    /// The ask.
     pub ask_id: AskId,
-    /// Whose.
     pub session_id: SessionId,
-    /// The tool that wanted permission.
+    /// Tool that the agent wanted to use.
     pub tool: String,
-    /// The argument that rules are tried on, or its beginning.
+    /// The main argument, against which rules are matched. A long one is cut.
     pub argument: Option<String>,
-    /// How much harm it could do, as it was judged then.
+    /// Risk as it was rated at that time.
     pub risk: Risk,
-    /// When it came.
     pub opened_at: Millis,
-    /// What became of it.
+    /// What was decided at that time.
     pub then: PastDecision,
-    /// What would.
+    /// What this policy would decide.
     pub now: TrialDecision,
-    /// What is different.
+    /// How the two differ.
     pub change: DecisionChange,
     /// Whether a person had decided the opposite.
     pub against_person: bool,
 }
 
-/// What became of an ask.
+/// What was decided about an ask at that time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Then)]
 pub struct PastDecision {
-    /// Where it stands.
     pub state: AskStatus,
     /// The answer, if there is one.
     pub decision: Option<PermissionDecision>,
-    /// By whom; absent while it is open.
+    /// Who or what resolved the ask. Null while it is open.
     pub by: Option<ResolvedBy>,
     /// The rule that decided, if one did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<PolicyRule>,
-    /// Whether a person had allowed the tool for the rest of the session, and so was not asked.
+    /// True if nobody was asked because a person had allowed the tool for the rest of the session.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub granted: bool,
 }
 
-/// What would become of an ask.
+/// What the tried policy would decide about an ask.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Now)]
 pub struct TrialDecision {
-    /// What the policy says.
     pub decision: PolicyVerdict,
-    /// The rule that says so, counted from 1; absent if none does, or the policy is one word.
+    /// Number of the rule that decides, from 1. Null if no rule does, or if the policy is a single verdict.
     pub rule: Option<u32>,
 }
 
-/// How then and now differ.
+/// How the old and the new decision differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = Change)]
 pub enum DecisionChange {
-    /// Not at all.
+    /// The decision is the same.
     AsBefore,
-    /// A person was asked; it would be allowed.
+    /// A person was asked; the policy would allow it.
     NoLongerAsked,
-    /// The policy refused it; it would be allowed.
+    /// The policy of that time denied it; this policy would allow it.
     NowAllowed,
-    /// The policy decided it; a person would be asked.
+    /// The policy of that time decided it; now a person would be asked.
     NowAsked,
-    /// It was not refused by policy; it would be.
+    /// The policy of that time did not deny it; this policy would.
     NowDenied,
 }
 
 impl PolicyTestReport {
-    /// The sum of these.
+    /// Counts the trials.
     pub fn of(trials: Vec<PolicyTrial>) -> Self {
         let count = |change: DecisionChange| trials.iter().filter(|trial| trial.change == change).count();
         Self {

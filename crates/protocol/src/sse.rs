@@ -1,53 +1,53 @@
-//! Server-sent events out of bytes, however they are cut: those of the daemon, and those of agents that speak so. Pure:
-//! bytes in, frames out.
+//! A parser for server-sent events, for the daemon's streams and for agents that use them. It does no I/O: it takes
+//! bytes in pieces of any size and returns frames.
 
-/// What a stream may begin with, and means nothing.
+/// A stream may begin with a byte order mark, which is ignored.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
-/// What a stream can say.
+/// One frame of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SseFrame {
-    /// An event.
     Message {
-        /// Where it stands, for a resumption.
+        /// The `id` field, with which a client resumes the stream.
         id: Option<String>,
-        /// Its data, lines joined by newlines.
+        /// The `data` lines, joined by newlines.
         data: String,
     },
-    /// A comment, without the space that begins it.
+    /// A comment, without its leading space.
     Comment(String),
 }
 
-/// A frame that is longer than its reader allows. What follows it cannot be told apart, so the stream is of no more use.
+/// A frame is longer than the reader allows. The end of the frame is then unknown, so the stream cannot be read any
+/// further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("an event on the stream is longer than {max} bytes")]
 pub struct SseFrameTooLong {
-    /// What would have been allowed.
+    /// The maximum length in bytes.
     pub max: usize,
 }
 
-/// Reads frames out of a stream of bytes.
+/// Parses frames from a stream of bytes.
 #[derive(Debug)]
 pub struct SseParser {
-    /// The longest frame.
+    /// Maximum length of a frame in bytes.
     max: usize,
-    /// Whether a line has ended.
+    /// Whether the first line has ended. Only the first line can have a byte order mark.
     begun: bool,
-    /// The unfinished line.
+    /// The incomplete line.
     line: Vec<u8>,
-    /// Whether the last byte was a carriage return, whose newline may still come.
+    /// Whether the last byte was a carriage return. A newline that follows belongs to it.
     after_return: bool,
     id: Option<String>,
     data: Option<String>,
 }
 
 impl SseParser {
-    /// A parser of a stream whose frames have at most so many bytes.
+    /// A parser for frames of at most `max` bytes.
     pub fn new(max: usize) -> Self {
         Self { max, begun: false, line: Vec::new(), after_return: false, id: None, data: None }
     }
 
-    /// Takes some bytes and gives every frame that they complete.
+    /// Takes some bytes and returns the frames that they complete.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<Vec<SseFrame>, SseFrameTooLong> {
         let mut frames = Vec::new();
         let mut rest = bytes;
@@ -91,7 +91,7 @@ impl SseParser {
                 }
                 None => self.data = Some(value.to_owned()),
             },
-            // The kind stands in the data as well; anything else is for later versions.
+            // The event kind is in the data too. Fields of later versions are ignored.
             _ => {}
         }
         None
@@ -104,7 +104,7 @@ mod tests {
 
     const STREAM: &str = ": ready\n\nid: 7\nevent: text.delta\ndata: {\"text\":\"ä\"}\n\n:\r\nid:8\r\ndata:a\r\ndata: b\r\n\r\nretry: 5\nid: 9\n\ndata\n\n";
 
-    fn whole() -> Vec<SseFrame> {
+    fn expected_frames() -> Vec<SseFrame> {
         vec![
             SseFrame::Comment("ready".to_owned()),
             SseFrame::Message { id: Some("7".to_owned()), data: "{\"text\":\"ä\"}".to_owned() },
@@ -121,14 +121,14 @@ mod tests {
     #[test]
     fn frames_are_the_same_wherever_the_bytes_are_cut() {
         let bytes = STREAM.as_bytes();
-        assert_eq!(parser().feed(bytes).unwrap(), whole());
+        assert_eq!(parser().feed(bytes).unwrap(), expected_frames());
         for cut in 0..=bytes.len() {
             for second in cut..=bytes.len() {
                 let mut parser = parser();
                 let mut frames = parser.feed(&bytes[..cut]).unwrap();
                 frames.extend(parser.feed(&bytes[cut..second]).unwrap());
                 frames.extend(parser.feed(&bytes[second..]).unwrap());
-                assert_eq!(frames, whole(), "cut at {cut} and {second}");
+                assert_eq!(frames, expected_frames(), "cut at {cut} and {second}");
             }
         }
     }
@@ -148,6 +148,7 @@ mod tests {
         let frames = parser().feed(b"id: 1\n\ndata: x\n\n").unwrap();
         assert_eq!(frames, vec![SseFrame::Message { id: None, data: "x".to_owned() }]);
     }
+
     #[test]
     fn a_frame_that_is_too_long_is_no_frame_however_it_is_cut() {
         let fits = b"data: 1234\n\ndata: 5678\n\n";

@@ -1,24 +1,24 @@
-//! Text of any length. What is too large for an event is kept as a file named by its hash, and only its head
-//! travels in events; the file is synced before the event that names it.
+//! Text of any length. A text that is too large for an event is stored as a file named by its hash, and events carry
+//! only its beginning. The file is synced before the event that refers to it is written.
 
 use serde::{Deserialize, Serialize};
 
-/// The file that holds the whole of a large text.
+/// Reference to a stored file with the whole of a large text or attachment. `GET /v1/blobs/{sha256}` returns it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Blob)]
 pub struct BlobRef {
-    /// Lower-case hexadecimal SHA-256 of the content, and its name below `blobs/` in the home.
+    /// SHA-256 of the content in lower-case hex. It is also the name of the file below `blobs/` in the home.
     pub sha256: String,
-    /// Bytes of the whole.
+    /// Size of the content in bytes.
     pub size: u64,
 }
 
-/// A text, or the head of one with the file that holds the rest.
+/// A text, or the beginning of a text with a reference to the stored file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LongText {
-    /// All of it, or as much as fits an event.
+    /// The whole text, or as much as fits into an event.
     pub head: String,
-    /// Where the whole is, if it did not fit.
+    /// The stored file with the whole text, if it did not fit.
     pub blob: Option<BlobRef>,
 }
 
@@ -34,7 +34,7 @@ impl From<&str> for LongText {
     }
 }
 
-/// How many bytes `text` takes as a JSON string, quotes left out: what counts against the size of an event.
+/// Number of bytes that `text` takes as a JSON string, without the quotes. This counts towards the size of an event.
 pub fn escaped_len(text: &str) -> usize {
     text.bytes()
         .map(|b| match b {
@@ -45,18 +45,18 @@ pub fn escaped_len(text: &str) -> usize {
         .sum()
 }
 
-/// The longest beginning of `text` whose escaped form takes at most `limit` bytes.
+/// The longest prefix of `text` whose escaped form takes at most `limit` bytes.
 pub fn escaped_head(text: &str, limit: usize) -> &str {
     if text.len() <= limit / 6 {
         return text;
     }
-    let mut room = limit;
-    for (at, c) in text.char_indices() {
-        let cost = escaped_len(&text[at..at + c.len_utf8()]);
-        if cost > room {
-            return &text[..at];
+    let mut remaining = limit;
+    for (position, c) in text.char_indices() {
+        let cost = escaped_len(&text[position..position + c.len_utf8()]);
+        if cost > remaining {
+            return &text[..position];
         }
-        room -= cost;
+        remaining -= cost;
     }
     text
 }

@@ -1,34 +1,34 @@
-//! Time as the machines see it: milliseconds since the Unix epoch, given from outside.
+//! Time as milliseconds since the Unix epoch. The state machines never read a clock; their callers pass the time in.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Milliseconds since the Unix epoch. RFC 3339 in UTC on the wire, so that people can read it.
+/// Milliseconds since the Unix epoch. On the wire it is RFC 3339 in UTC, so that people can read it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Millis(pub u64);
 
 impl Millis {
-    /// This moment, by the wall clock. Only the shells call it; the machines are told the time.
+    /// The current wall-clock time. Only the async code around the state machines calls this.
     pub fn now() -> Self {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         Self(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
     }
 
-    /// So much later.
+    /// This time plus `ms` milliseconds.
     #[must_use]
     pub fn plus(self, ms: u64) -> Self {
         Self(self.0.saturating_add(ms))
     }
 
-    /// How long after `earlier`; nothing if it was not after it.
+    /// Milliseconds since `earlier`; 0 if `earlier` is later.
     pub fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 }
 
 impl fmt::Display for Millis {
-    /// Days to civil date after Howard Hinnant's `civil_from_days`.
+    /// Converts days to a date with Howard Hinnant's `civil_from_days`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (days, ms) = (self.0 / 86_400_000, self.0 % 86_400_000);
         let shifted = days + 719_468;
@@ -47,7 +47,7 @@ impl fmt::Display for Millis {
 impl std::str::FromStr for Millis {
     type Err = &'static str;
 
-    /// Reads what [`Display`](fmt::Display) writes: UTC, with milliseconds or without.
+    /// Parses what [`Display`](fmt::Display) writes: UTC, with or without milliseconds.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         const BAD: &str = "a time is written like 2026-01-31T23:59:59.000Z";
         let body = text.strip_suffix('Z').ok_or(BAD)?;

@@ -1,4 +1,4 @@
-//! What a worker is started with and how it is found again.
+//! What a worker is started with, and the record by which it is found again.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,66 +11,66 @@ use crate::link::UpdateNumber;
 use crate::manifest::{Manifest, TokenPrice};
 use crate::time::Millis;
 
-/// What a worker process of the daemon reads from its standard input, as one JSON value up to the end of the file.
+/// What a local worker process reads from its standard input: one JSON value, up to the end of the input.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct WorkerHostSpec {
-    /// The name of the process among the workers of its home, and of its files: `ID.json`, `ID.sock`.
+    /// Name of the process among the workers of its home, and of its files `ID.json` and `ID.sock`.
     pub id: String,
-    /// The folder with the records, the sockets and, per session, the spools. Absolute, and ours alone.
+    /// Folder for records, sockets and the spools of sessions. An absolute path that only the owner can access.
     pub dir: PathBuf,
-    /// What both sides prove themselves with.
+    /// The secret that daemon and worker prove to each other that they know.
     pub secret: Secret,
-    /// How long to keep an agent in mid-turn while no daemon comes.
+    /// How long to keep an agent that is in a turn while there is no daemon.
     pub orphan_busy_ms: u64,
-    /// How long to keep an agent without a turn while no daemon comes.
+    /// How long to keep an agent that is not in a turn while there is no daemon.
     pub orphan_idle_ms: u64,
     /// Agents to start at once.
     pub agents: Vec<AgentSpec>,
 }
 
-/// All that an agent is started with.
+/// Everything that an agent is started with.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct AgentSpec {
-    /// Whose agent.
     pub session: SessionId,
-    /// Its worker's id: a new one for each time that the session gets a worker.
+    /// Id of the worker. A session gets a new one each time that it gets a worker.
     pub worker: WorkerId,
-    /// Which agent, without `@label`.
+    /// Name of the agent, without `@label`.
     pub agent: String,
-    /// How it is started and understood, its program found; none if whoever starts it is to know by its name.
+    /// The agent's manifest with its program already found. `None` if the worker must find the agent by its name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub manifest: Option<Box<Manifest>>,
-    /// What its tokens cost, by model, where it does not say so itself.
+    /// Prices of tokens by model, for an agent that does not report its cost.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub prices: BTreeMap<String, TokenPrice>,
-    /// Where it works.
+    /// Directory in which the agent works.
     pub cwd: PathBuf,
-    /// Which model, in the agent's words.
+    /// Model that the agent should use, by the agent's own name for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// What it is told before anything else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system_prompt: Option<String>,
-    /// Variables it is given. The values are secrets as far as we know.
+    /// Environment variables for the agent. Any of the values may be a secret.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
-    /// Where it finds the tools of `qd mcp`, if it is given them. Its token is among the variables, as [`TOKEN_VAR`].
+    /// Access to the tools of `qd mcp`, if the agent gets them. The session's token is in `env`, as
+    /// [`SESSION_TOKEN_VAR`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tools: Option<Box<McpAccess>>,
-    /// The agent's own name for the conversation, if it is to go on with one.
+    /// The agent's own id for the conversation, if the agent is to resume one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_session_id: Option<String>,
-    /// When the conversation was last used, as far as that is known.
+    /// When the conversation was last used, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_active: Option<Millis>,
-    /// The last number the session has heard; what this worker says is numbered after it.
+    /// Number of the last update that the session has journalled. This worker's updates are numbered after it.
     pub after: UpdateNumber,
-    /// A random word in the environment of all that the agent starts: the last net if worker and keeper are killed.
+    /// The mark: random text in the environment of everything that the agent starts. Processes are found by it if
+    /// worker and keeper are both killed.
     pub mark: String,
 }
 
 impl AgentSpec {
-    /// An agent of a session that has heard nothing, with nothing beyond what every agent needs.
+    /// The specification of an agent for a session without updates, with only the fields that every agent needs.
     pub fn new(session: SessionId, worker: WorkerId, agent: &str, cwd: impl Into<PathBuf>) -> Self {
         Self {
             session,
@@ -92,7 +92,7 @@ impl AgentSpec {
 }
 
 impl fmt::Debug for AgentSpec {
-    /// Shows the names in `env` and none of the values: this ends up in logs.
+    /// Shows the names in `env` but not the values, because this output ends up in logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { session, worker, agent, manifest, prices, cwd, .. } = self;
         let Self { model, system_prompt, env, tools, agent_session_id, last_active, after, mark, .. } = self;
@@ -115,22 +115,22 @@ impl fmt::Debug for AgentSpec {
     }
 }
 
-/// The variable with the token of a session, with which `qd mcp` speaks for it.
+/// Environment variable with the token of a session, with which `qd mcp` acts for the session.
 pub const SESSION_TOKEN_VAR: &str = "QD_SESSION_TOKEN";
 
-/// What an agent is told of the tools that it is given.
+/// How an agent reaches the tools of `qd mcp`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct McpAccess {
-    /// Where the daemon is, in the words of `--host`.
+    /// Address of the daemon, as `--host` takes it.
     pub host: String,
-    /// Where the token of the session is kept, for whatever may be seen by others.
+    /// File with the session's token. Its path is used instead of the token wherever others could see the value.
     pub token_file: PathBuf,
 }
 
-/// What stands before a path in [`TOKEN_VAR`], where that has the file of a token and not the token itself.
+/// Prefix of the value of [`SESSION_TOKEN_VAR`] if the value is the path of a token file and not the token itself.
 pub const TOKEN_FILE_PREFIX: &str = "file:";
 
-/// Something that must not be shown. Its `Debug` does not.
+/// A value that must not be shown. Its `Debug` output hides it.
 #[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(pub String);
@@ -141,29 +141,26 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// How a worker announces itself: `AGENT_ID.json` in the folder for it, replaced by rename, renewed before its lease
-/// is over, and removed at the end.
+/// The file `AGENT_ID.json` by which a worker announces itself in a folder. It is replaced by rename, renewed before
+/// its lease expires, and removed when the worker exits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerRecord {
-    /// Its name.
+    /// Name of the worker.
     pub agent_id: String,
-    /// What it does.
+    /// What the worker does, such as the name of the agent that it serves.
     pub role: String,
-    /// What it can be chosen by.
+    /// Labels by which the worker can be chosen.
     #[serde(default)]
     pub labels: Vec<String>,
-    /// Where it listens: `ws://HOST:PORT` or `unix:PATH`.
+    /// Address at which the worker listens: `ws://HOST:PORT` or `unix:PATH`.
     pub endpoint: String,
-    /// Its process.
     pub pid: u32,
-    /// When that process started, in the kernel's ticks since boot: a pid alone may be somebody else's by now.
+    /// Start time of the process in kernel ticks since boot. It detects that the pid was reused by another process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_ticks: Option<u64>,
-    /// Its version.
     pub version: String,
-    /// Since when it runs.
     pub started_at: Millis,
-    /// Until when it counts without another word.
+    /// Until when the record is valid without renewal.
     pub lease_expires_at: Millis,
 }
 

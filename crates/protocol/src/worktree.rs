@@ -1,63 +1,61 @@
-//! Git worktrees of sessions as clients see them: where they are, how they stand, what changed in them, and what
-//! becomes of a merge.
+//! Git worktrees of sessions as clients see them: their location and state, the changes in them, and the result of a
+//! merge.
 
 use serde::{Deserialize, Serialize};
 
 use crate::api::SessionStatus;
 use crate::ids::{SessionId, WorkspaceId};
 
-/// A git worktree below the daemon's home.
+/// A session's git worktree, below the daemon's home.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Worktree {
-    /// The session that it was made for.
+    /// The session that the worktree was created for.
     pub session_id: SessionId,
-    /// That session's workspace; absent once the session is purged.
+    /// The workspace of that session. Null once the session is purged.
     pub workspace_id: Option<WorkspaceId>,
-    /// That session's title.
+    /// Title of that session.
     pub title: Option<String>,
-    /// What that session does; absent once it is purged.
+    /// What that session is doing. Null once the session is purged.
     pub session_state: Option<SessionStatus>,
-    /// Where it is.
+    /// Absolute path of the worktree.
     pub path: String,
-    /// The repository that it belongs to; absent if that is gone.
+    /// The repository that the worktree belongs to. Null if the repository is gone.
     pub repository: Option<String>,
-    /// Its branch.
     pub branch: String,
-    /// The commit that it was made from.
+    /// The commit from which the worktree started.
     pub base: Option<String>,
-    /// The branch that it is merged into unless another is named.
+    /// The branch into which the worktree is merged by default.
     pub target: Option<String>,
-    /// How it stands.
     pub state: WorktreeStatus,
-    /// Files with changes that are not committed.
+    /// Number of files with uncommitted changes.
     pub changed_files: u64,
-    /// Commits that are not merged.
+    /// Number of commits that are not merged.
     pub ahead: u64,
-    /// Bytes on the disk.
+    /// Size on disk in bytes.
     pub size_bytes: u64,
-    /// Others of the same repository that changed the same lines.
+    /// Other worktrees of the same repository in which the same lines were changed.
     pub overlaps: Vec<Overlap>,
 }
 
-/// How a worktree stands. Only one that is `clean` or `merged` is removed without being told twice.
+/// State of a worktree. Only a `clean` or `merged` worktree is removed without `?force=true`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = WorktreeState)]
 pub enum WorktreeStatus {
-    /// Nothing was changed since it was made.
+    /// Nothing was changed since the worktree was created.
     Clean,
-    /// Something is not committed.
+    /// There are uncommitted changes.
     Dirty,
-    /// Everything is committed, and something of it is not merged.
+    /// Everything is committed, but not everything is merged.
     Ahead,
     /// Everything is committed and merged.
     Merged,
-    /// Nobody can tell: its repository is gone, or it was never made to its end.
+    /// Unknown, because the repository is gone or the worktree was not created completely.
     Unknown,
 }
 
 impl WorktreeStatus {
-    /// The word on the wire.
+    /// The state as it appears in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Clean => "clean",
@@ -68,7 +66,7 @@ impl WorktreeStatus {
         }
     }
 
-    /// Whether nothing is lost with it.
+    /// Whether removing the worktree loses no work.
     pub fn is_safe_to_remove(self) -> bool {
         matches!(self, Self::Clean | Self::Merged)
     }
@@ -77,108 +75,107 @@ impl WorktreeStatus {
 /// Another session that changed the same lines of the same files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Overlap {
-    /// The other.
+    /// The other session.
     pub session_id: SessionId,
-    /// Where both changed something.
+    /// The files that both sessions changed.
     pub files: Vec<OverlapFile>,
 }
 
-/// A file that two sessions changed at the same place.
+/// A file in which two sessions changed the same lines.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct OverlapFile {
-    /// The file, from the top of the repository.
+    /// Path from the top of the repository.
     pub path: String,
-    /// The lines, as they were before either changed them. None: the file as a whole.
+    /// The lines, numbered as before either change. Empty if the whole file overlaps.
     pub lines: Vec<LineRange>,
 }
 
-/// Some lines of a file, from 1.
+/// A range of lines, numbered from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct LineRange {
-    /// The first.
     pub first: u64,
-    /// The last.
+    /// The last line, which is included.
     pub last: u64,
 }
 
-/// What a session changed: committed or not, against where it began.
+/// Everything that a session changed in its worktree, committed or not, compared with where the worktree started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Diff)]
 pub struct WorktreeDiff {
-    /// The commit that it is compared with.
+    /// The commit that the changes are compared with.
     pub base: String,
     /// The commit that the worktree is at.
     pub head: String,
-    /// Whether something is not committed.
+    /// Whether there are uncommitted changes.
     pub uncommitted: bool,
-    /// The files.
+    /// The changed files.
     pub files: Vec<DiffFile>,
-    /// The changes as `git diff` shows them; absent if only the files were asked for.
+    /// The changes as shown by `git diff`. Null if only the files were requested.
     pub patch: Option<String>,
     /// Whether the patch was too long and is cut.
     pub truncated: bool,
 }
 
-/// A file that changed.
+/// A changed file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct DiffFile {
-    /// From the top of the repository.
+    /// Path from the top of the repository.
     pub path: String,
-    /// Lines that came; absent for a file that is not text.
+    /// Number of added lines. Null for a binary file.
     pub added: Option<u64>,
-    /// Lines that went; absent for a file that is not text.
+    /// Number of removed lines. Null for a binary file.
     pub removed: Option<u64>,
 }
 
-/// `POST .../sessions/{s}/merge`.
+/// Body of `POST .../sessions/{s}/merge`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MergeRequest {
-    /// The branch; the one that the session's worktree began from, unless given.
+    /// The branch to merge into. Defaults to the branch that the worktree was created from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub into: Option<String>,
-    /// Whether all of it becomes one commit.
+    /// Whether all changes become a single commit.
     #[serde(default)]
     pub squash: bool,
 }
 
-/// What a merge did.
+/// Result of a merge.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Merged)]
 pub struct MergeResult {
     /// The branch that was merged into.
     pub into: String,
-    /// Where that branch is now.
+    /// The commit that the branch is at now.
     pub commit: String,
-    /// Whether it has moved; false if there was nothing to merge.
+    /// Whether the branch moved. False if there was nothing to merge.
     pub moved: bool,
-    /// The commit that was made of what the session had not committed.
+    /// The commit that was created for uncommitted changes of the session.
     pub committed: Option<String>,
-    /// The checkout of that branch that was moved along.
+    /// Path of the checkout of the branch that was updated with it.
     pub checkout: Option<String>,
-    /// Others that changed the same lines and will meet this when they are merged.
+    /// Other worktrees that changed the same lines and will meet these changes when they are merged.
     pub overlaps: Vec<Overlap>,
 }
 
-/// A file that two sides changed so that only a person can say what is right.
+/// A file that both sides changed in conflicting ways, so that a person has to decide.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Conflict)]
 pub struct MergeConflict {
-    /// From the top of the repository.
+    /// Path from the top of the repository.
     pub path: String,
-    /// What both did, in words.
+    /// Description of the conflict.
     pub what: String,
-    /// The places, as `git diff` shows them, cut if they are long.
+    /// The conflicting places as shown by `git diff`. Long ones are cut.
     pub hunks: String,
 }
 
-/// What was removed.
+/// A worktree that was removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct RemovedWorktree {
-    /// Whose worktree it was.
+    /// The session that the worktree was created for.
     pub session_id: SessionId,
-    /// Where it was.
+    /// Absolute path that the worktree had.
     pub path: String,
-    /// Its branch, if that was kept because it has commits that no other branch has.
+    /// The worktree's branch, if it was kept because it has commits that no other branch has.
     pub kept_branch: Option<String>,
 }

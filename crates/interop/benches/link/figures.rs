@@ -1,4 +1,4 @@
-//! What is measured, and the table.
+//! The measurements, and the table with their results.
 
 use std::time::{Duration, Instant};
 
@@ -7,48 +7,48 @@ use qd_testkit::benchmark_figures::{format_duration, percentile};
 
 use crate::numbered::Session;
 use crate::peer::Peer;
-use crate::processes::{STUBBORN, kill_and_reap, kill_ours, start_ours, start_theirs};
+use crate::processes::{ESCAPEES, kill_and_reap, kill_ours, start_ours, start_theirs};
 use crate::served::{OURS, Side, THEIRS, Worker};
 
-/// Runs of one event: as many as the slower side does in some seconds.
+/// Short runs of one event. The slower side takes a few seconds for this many.
 const RUNS: usize = 200;
 const WARM_RUNS: usize = 20;
 /// Events of one long run.
 const EVENTS: u64 = 1_000_000;
 const THEIR_EVENTS: u64 = 300_000;
-/// Long runs, of which the middle one counts.
+/// Number of long runs. The median counts.
 const LONG_RUNS: usize = 5;
 const IDLE: usize = 1000;
-/// What a reader leaves unread, and for how long.
+/// Number of events that a reader leaves unread, and for how long.
 const UNREAD_EVENTS: u64 = 2_000_000;
 const UNREAD: Duration = Duration::from_secs(5);
-/// Workers started of each kind.
+/// Number of workers started of each kind.
 const STARTS: usize = 50;
-/// Turns killed.
+/// Number of killed turns.
 const KILLS: usize = 100;
 
 pub(crate) async fn measure() {
     let mut table = BenchmarkTable::new(
         "A worker's connection, and that of bamboo-subagent 2026.6.21 (loopback, two processes)",
     );
-    let chosen: Vec<String> = std::env::args().skip(1).filter(|name| !name.starts_with('-')).collect();
-    let wanted = |name: &str| chosen.is_empty() || chosen.iter().any(|chosen| chosen == name);
-    if wanted("latency") {
+    let selected: Vec<String> = std::env::args().skip(1).filter(|name| !name.starts_with('-')).collect();
+    let is_selected = |name: &str| selected.is_empty() || selected.iter().any(|selected| selected == name);
+    if is_selected("latency") {
         latency(&mut table).await;
     }
-    if wanted("throughput") {
+    if is_selected("throughput") {
         throughput(&mut table).await;
     }
-    if wanted("idle") {
+    if is_selected("idle") {
         idle(&mut table).await;
     }
-    if wanted("unread") {
+    if is_selected("unread") {
         unread(&mut table).await;
     }
-    if wanted("start") {
+    if is_selected("start") {
         start(&mut table).await;
     }
-    if wanted("kill") {
+    if is_selected("kill") {
         kill(&mut table).await;
     }
     println!("{table}");
@@ -56,23 +56,23 @@ pub(crate) async fn measure() {
 
 async fn start(table: &mut BenchmarkTable) {
     let [mut echo, mut script, mut theirs]: [Vec<Duration>; 3] = Default::default();
-    // In turns, so that what else the machine does hits all of them.
+    // Alternate between the kinds, so that other load on the machine affects all of them.
     for _ in 0..STARTS {
         echo.push(start_ours("echo").await);
         script.push(start_ours("script").await);
         theirs.push(start_theirs().await);
     }
     let theirs = percentile(&mut theirs, 50);
-    let is = "their spawn_worker, until it is found";
+    let baseline = "their spawn_worker, until it is found";
     table.add_time(
         "worker started, agent ready (echo), p50",
         percentile(&mut echo, 50),
         theirs,
         "< 10 ms",
-        is,
+        baseline,
     );
     let name = "the same with keeper and agent process (script), p50";
-    table.add_time(name, percentile(&mut script, 50), theirs, "-", is);
+    table.add_time(name, percentile(&mut script, 50), theirs, "-", baseline);
 }
 
 async fn kill(table: &mut BenchmarkTable) {
@@ -82,15 +82,15 @@ async fn kill(table: &mut BenchmarkTable) {
         limit.push(kill_and_reap());
     }
     for (part, aim) in [(50, "-"), (99, "< 50 ms")] {
-        let name = format!("a turn of {STUBBORN} escapees killed, to its terminal, p{part}");
+        let name = format!("a turn of {ESCAPEES} escapees killed, to its terminal, p{part}");
         let limit = percentile(&mut limit, part);
         table.add_time(&name, percentile(&mut ours, part), limit, aim, "SIGKILL to reaped, as many children");
     }
 }
 
 async fn latency(table: &mut BenchmarkTable) {
-    let (mut ours, mut theirs) = (terminals(OURS, OURS).await, terminals(THEIRS, THEIRS).await);
-    let mut mixed = terminals(OURS, THEIRS).await;
+    let (mut ours, mut theirs) = (run_durations(OURS, OURS).await, run_durations(THEIRS, THEIRS).await);
+    let mut mixed = run_durations(OURS, THEIRS).await;
     for (part, aim) in [(50, "< 0.2 ms"), (99, "-")] {
         for (whose, times, aim) in [("", &mut ours, aim), (", their client", &mut mixed, "-")] {
             let name = format!("one-event run to its terminal{whose}, p{part}");
@@ -108,15 +108,15 @@ async fn latency(table: &mut BenchmarkTable) {
     }
 }
 
-async fn terminals(worker: Side, client: Side) -> Vec<Duration> {
+async fn run_durations(worker: Side, client: Side) -> Vec<Duration> {
     let worker = Worker::start(worker);
     let mut peer = Peer::connect(client, &worker.endpoint).await;
     let mut times = Vec::new();
     for _ in 0..WARM_RUNS + RUNS {
-        let begun = Instant::now();
+        let started_at = Instant::now();
         peer.start(1).await;
         assert_eq!(peer.finish().await, 1);
-        times.push(begun.elapsed());
+        times.push(started_at.elapsed());
     }
     times.split_off(WARM_RUNS)
 }
@@ -139,22 +139,22 @@ async fn numbered_rate() -> f64 {
     EVENTS as f64 / percentile(&mut times, 50).as_secs_f64()
 }
 
-/// Every word is counted on arrival.
+/// Events per second of a long run. Every event is counted when it arrives.
 async fn rate(side: Side, events: u64) -> f64 {
     let worker = Worker::start(side);
     let mut peer = Peer::connect(side, &worker.endpoint).await;
     let mut times = Vec::new();
     for _ in 0..LONG_RUNS {
-        let begun = Instant::now();
+        let started_at = Instant::now();
         peer.start(events).await;
         assert_eq!(peer.finish().await, events, "events were lost");
-        times.push(begun.elapsed());
+        times.push(started_at.elapsed());
     }
     events as f64 / percentile(&mut times, 50).as_secs_f64()
 }
 
 async fn idle(table: &mut BenchmarkTable) {
-    let [ours, theirs] = [crowd(OURS).await, crowd(THEIRS).await];
+    let [ours, theirs] = [memory_per_connection(OURS).await, memory_per_connection(THEIRS).await];
     for (name, aim, ours, theirs) in
         [("never ran", "<= 12 KiB", ours.0, theirs.0), ("ran once", "-", ours.1, theirs.1)]
     {
@@ -165,10 +165,10 @@ async fn idle(table: &mut BenchmarkTable) {
     }
 }
 
-/// KiB for each of many connections: before each has run something, and after.
-async fn crowd(side: Side) -> (f64, f64) {
+/// KiB per connection with many connections: before and after each has done a run.
+async fn memory_per_connection(side: Side) -> (f64, f64) {
     let worker = Worker::start(side);
-    // What the first connection costs is not theirs.
+    // One-time costs of the first connection are not counted.
     let mut first = Peer::connect(side, &worker.endpoint).await;
     first.start(1).await;
     first.finish().await;
@@ -177,20 +177,20 @@ async fn crowd(side: Side) -> (f64, f64) {
     for _ in 0..IDLE {
         peers.push(Peer::connect(side, &worker.endpoint).await);
     }
-    let each = |now: u64| now.saturating_sub(before) as f64 / IDLE as f64;
-    let connected = each(worker.resident());
+    let per_connection = |resident: u64| resident.saturating_sub(before) as f64 / IDLE as f64;
+    let connected = per_connection(worker.resident());
     for peer in &mut peers {
         peer.start(1).await;
     }
     for peer in &mut peers {
         peer.finish().await;
     }
-    (connected, each(worker.resident()))
+    (connected, per_connection(worker.resident()))
 }
 
 async fn unread(table: &mut BenchmarkTable) {
-    let (our_size, our_end) = leave_unread(OURS).await;
-    let (their_size, their_end) = leave_unread(THEIRS).await;
+    let (our_size, our_end) = measure_unread(OURS).await;
+    let (their_size, their_end) = measure_unread(THEIRS).await;
     let mib = |kib: u64| format!("{:.1} MiB", kib as f64 / 1024.0);
     let ratio = format!("{:.3} x", our_size as f64 / their_size as f64);
     let name = format!("memory behind a reader that stopped, after {}", format_duration(UNREAD));
@@ -204,8 +204,8 @@ async fn unread(table: &mut BenchmarkTable) {
     );
 }
 
-/// How much the worker grew, in KiB, and how long the end took after the cancel.
-async fn leave_unread(side: Side) -> (u64, Duration) {
+/// How much the worker grew in KiB, and how long the run took to end after the cancel.
+async fn measure_unread(side: Side) -> (u64, Duration) {
     let worker = Worker::start(side);
     let mut peer = Peer::connect(side, &worker.endpoint).await;
     peer.start(1).await;
@@ -214,8 +214,8 @@ async fn leave_unread(side: Side) -> (u64, Duration) {
     peer.start(UNREAD_EVENTS).await;
     tokio::time::sleep(UNREAD).await;
     let grown = worker.resident().saturating_sub(before);
-    let begun = Instant::now();
+    let started_at = Instant::now();
     peer.cancel().await;
     peer.finish().await;
-    (grown, begun.elapsed())
+    (grown, started_at.elapsed())
 }

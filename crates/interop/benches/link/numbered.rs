@@ -1,5 +1,5 @@
-//! The daemon's side of `quarterdeck.v1`, as far as a long run needs it: nothing is lost when a connection breaks, and
-//! this is what that costs. Neighbouring words are merged before they are numbered, so they are counted by their bytes.
+//! The daemon's side of `quarterdeck.v1`, as far as a long run needs it. It shows the cost of losing nothing when a
+//! connection breaks. Adjacent pieces of text are merged before they are numbered, so the text is counted in bytes.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 
 use crate::served::WORD;
 
-/// A session with a worker.
+/// A session with an agent on our worker.
 pub(crate) struct Session {
     link: AgentLink,
     runs: u64,
@@ -32,14 +32,14 @@ impl Session {
             start: Some(Box::new(spec)),
         };
         let host = endpoint.trim_start_matches("ws://").to_owned();
-        let mut opened = Self { link: AgentLink::open(options, Dial { host }), runs: 0 };
-        while !opened.hear().await.iter().any(|thing| matches!(thing.update, AgentUpdate::Ready { .. })) {}
+        let mut opened = Self { link: AgentLink::open(options, TcpConnector { host }), runs: 0 };
+        while !opened.next_updates().await.iter().any(|up| matches!(up.update, AgentUpdate::Ready { .. })) {}
         opened
     }
 
-    /// How long a run of so many words takes, every one of which arrives and is acknowledged.
+    /// Duration of a run of `words` words, all of which arrive and are acknowledged.
     pub(crate) async fn run(&mut self, words: u64) -> Duration {
-        let begun = Instant::now();
+        let started_at = Instant::now();
         self.runs += 1;
         self.link.send(AgentCommand::Prompt {
             number: EventNumber(self.runs),
@@ -51,12 +51,12 @@ impl Session {
         });
         let mut bytes = 0;
         loop {
-            for thing in self.hear().await {
-                match thing.update {
+            for numbered in self.next_updates().await {
+                match numbered.update {
                     AgentUpdate::Turn { update: TurnUpdate::Text { text }, .. } => bytes += text.len() as u64,
                     AgentUpdate::Terminal { .. } => {
                         assert_eq!(bytes, words * WORD.len() as u64, "words were lost");
-                        return begun.elapsed();
+                        return started_at.elapsed();
                     }
                     _ => {}
                 }
@@ -64,14 +64,14 @@ impl Session {
         }
     }
 
-    async fn hear(&mut self) -> Vec<NumberedUpdate> {
+    async fn next_updates(&mut self) -> Vec<NumberedUpdate> {
         loop {
             match self.link.next_event().await {
-                LinkEvent::Updates(said) => {
-                    if let Some(last) = said.last() {
+                LinkEvent::Updates(updates) => {
+                    if let Some(last) = updates.last() {
                         self.link.ack(last.number);
                     }
-                    return said;
+                    return updates;
                 }
                 LinkEvent::Attached { .. } => {}
                 other => panic!("the worker is gone: {other:?}"),
@@ -80,11 +80,11 @@ impl Session {
     }
 }
 
-struct Dial {
+struct TcpConnector {
     host: String,
 }
 
-impl WorkerConnector for Dial {
+impl WorkerConnector for TcpConnector {
     async fn dial(&mut self) -> Result<Socket<Box<dyn ByteStream>>, WorkerUnreachable> {
         let stream = TcpStream::connect(&self.host).await.map_err(|_| WorkerUnreachable::RetryLater)?;
         stream.set_nodelay(true).map_err(|_| WorkerUnreachable::RetryLater)?;

@@ -1,5 +1,6 @@
-//! Worker processes of both kinds, from nothing to an agent that is ready, and the end of what an agent started. This
-//! binary stands in for `qd`: executed again it is the worker, the keeper and the scripted agent, by the same code.
+//! Worker processes of both kinds: the time to start one with its agent, and the time to kill what an agent started.
+//! This binary stands in for `qd`: executed again, it is the worker, the keeper or the scripted agent, with the same
+//! code.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
@@ -20,15 +21,15 @@ use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Child;
 
-/// What the argument of a process of their kind is.
+/// Argument that makes this binary their worker.
 const THEIRS: &str = "their-worker";
-/// What ignores SIGTERM and has left its session, ten times.
-pub(crate) const STUBBORN: u32 = 10;
-/// How often a worker's socket is tried that is not there yet.
-const TRY: Duration = Duration::from_millis(1);
+/// Number of processes in a killed turn. They ignore SIGTERM and have left their session.
+pub(crate) const ESCAPEES: u32 = 10;
+/// Interval at which a worker's socket is tried until it exists.
+const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// What this process is, if it was executed again as one of these.
-pub(crate) fn part() -> Option<ExitCode> {
+/// Runs this process as a worker, keeper, agent or their worker, if it was executed again as one.
+pub(crate) fn run_child_role() -> Option<ExitCode> {
     match std::env::args().nth(1)?.as_str() {
         "__worker" => Some(qd_worker::host::main()),
         "__keeper" => Some(qd_keeper::keeper_process::main()),
@@ -41,7 +42,7 @@ pub(crate) fn part() -> Option<ExitCode> {
     }
 }
 
-/// As their own demonstration does it: provisioned over stdin, bound, published.
+/// As in their own demonstration: read the specification from stdin, bind, publish the record.
 async fn their_worker() {
     let spec = ProvisionSpec::read_from_stdin().await.expect("a specification");
     let server = WsServer::bind_loopback().await.expect("a free port");
@@ -55,37 +56,37 @@ async fn their_worker() {
     server.serve(Arc::new(EchoExecutor)).await.expect("it serves");
 }
 
-/// From nothing to a worker of theirs that has published where it listens.
+/// Time from nothing to a worker of theirs that has published its address.
 pub(crate) async fn start_theirs() -> Duration {
     let dir = tempfile::tempdir().expect("a folder");
     let spec = json!({
         "version": 1, "identity": { "child_id": "one" }, "executor": { "kind": "echo" }, "fabric_dir": dir.path(),
     });
     let spec = serde_json::from_value(spec).expect("one of their specifications");
-    let begun = Instant::now();
+    let started_at = Instant::now();
     let wait = Duration::from_secs(30);
     let spawned = spawn_worker(&this_program(), &[THEIRS.to_owned()], &spec, wait).await.expect("it starts");
-    let took = begun.elapsed();
+    let elapsed = started_at.elapsed();
     spawned.kill().await;
-    took
+    elapsed
 }
 
-/// From nothing to an agent of ours that is ready.
+/// Time from nothing to an agent of ours that is ready.
 pub(crate) async fn start_ours(agent: &str) -> Duration {
-    let begun = Instant::now();
-    let started = Ours::start(agent).await;
-    let took = begun.elapsed();
-    started.end().await;
-    took
+    let started_at = Instant::now();
+    let started = OurWorker::start(agent).await;
+    let elapsed = started_at.elapsed();
+    started.shut_down().await;
+    elapsed
 }
 
-/// From the order to kill a turn, which started processes that ignore SIGTERM in sessions of their own, to its end,
-/// after which none of them is left.
+/// Time from the kill command to the terminal of a turn that started processes which ignore SIGTERM and run in their
+/// own sessions. None of them is left at the terminal.
 pub(crate) async fn kill_ours() -> Duration {
-    let mut ours = Ours::start("script").await;
+    let mut ours = OurWorker::start("script").await;
     let argv = ["sh", "-c", "trap '' TERM; sleep 1000 & wait"];
     let spawn = json!({ "spawn": { "argv": argv, "setsid": true, "double_fork": true } });
-    let mut steps = vec![spawn; STUBBORN as usize];
+    let mut steps = vec![spawn; ESCAPEES as usize];
     steps.extend([json!({ "say": "all" }), json!({ "ignore_cancel": true }), json!({ "sleep_ms": 600_000 })]);
     let run = RunId::parse("run_1").expect("a good id");
     let prompt = serde_json::Value::from(steps).to_string();
@@ -98,47 +99,47 @@ pub(crate) async fn kill_ours() -> Duration {
         messages,
         limits,
     });
-    ours.until(|up| format!("{up:?}").contains("all\"").then_some(())).await;
+    ours.wait_for_update(|update| format!("{update:?}").contains("all\"").then_some(())).await;
     ours.link.send(AgentCommand::Cancel { number: EventNumber(2), run: run.clone() });
-    let begun = Instant::now();
+    let started_at = Instant::now();
     ours.link.send(AgentCommand::Kill { number: EventNumber(2), run });
-    let processes = ours.until(|up| match up {
+    let processes = ours.wait_for_update(|update| match update {
         AgentUpdate::Terminal { outcome, .. } => Some(outcome.processes),
         _ => None,
     });
     let processes = processes.await;
-    let took = begun.elapsed();
-    assert!(processes.killed >= STUBBORN && processes.survivors == 0, "{processes:?}");
-    ours.end().await;
-    took
+    let elapsed = started_at.elapsed();
+    assert!(processes.killed >= ESCAPEES && processes.survivors == 0, "{processes:?}");
+    ours.shut_down().await;
+    elapsed
 }
 
-/// What the kernel itself takes for as many children.
+/// Time that the kernel itself takes to kill and reap as many children.
 pub(crate) fn kill_and_reap() -> Duration {
     let start = |_| Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().expect("it starts");
-    let mut children: Vec<_> = (0..STUBBORN).map(start).collect();
-    let begun = Instant::now();
+    let mut children: Vec<_> = (0..ESCAPEES).map(start).collect();
+    let started_at = Instant::now();
     for child in &mut children {
         child.kill().expect("it is ours");
     }
     for child in &mut children {
         child.wait().expect("it is ours");
     }
-    begun.elapsed()
+    started_at.elapsed()
 }
 
 fn this_program() -> PathBuf {
     std::env::current_exe().expect("this binary has a path")
 }
 
-/// A worker process of ours with one agent, and the daemon's side of it.
-struct Ours {
+/// A worker process of ours with one agent, and the daemon's side of its link.
+struct OurWorker {
     dir: tempfile::TempDir,
     child: Child,
     link: AgentLink,
 }
 
-impl Ours {
+impl OurWorker {
     async fn start(agent: &str) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let (session, worker) = (SessionId::from_random(&[1; 16]), WorkerId::from_random(&[2; 16]));
@@ -160,23 +161,23 @@ impl Ours {
             command.arg("__worker").stdin(Stdio::piped()).spawn().expect("this binary starts again");
         let json = serde_json::to_vec(&host).expect("a specification has a JSON form");
         child.stdin.take().expect("it is piped").write_all(&json).await.expect("it listens");
-        let route = Socketed { dir: dir.path().to_owned(), id: worker.to_string() };
+        let connector = UnixConnector { dir: dir.path().to_owned(), id: worker.to_string() };
         let software = "bench".to_owned();
         let options =
             LinkOptions { session, worker, secret, journalled: UpdateNumber(0), software, start: None };
-        let mut started = Self { dir, child, link: AgentLink::open(options, route) };
-        started.until(|up| matches!(up, AgentUpdate::Ready { .. }).then_some(())).await;
+        let mut started = Self { dir, child, link: AgentLink::open(options, connector) };
+        started.wait_for_update(|update| matches!(update, AgentUpdate::Ready { .. }).then_some(())).await;
         started
     }
 
-    async fn until<T>(&mut self, wanted: impl Fn(&AgentUpdate) -> Option<T>) -> T {
+    async fn wait_for_update<T>(&mut self, select: impl Fn(&AgentUpdate) -> Option<T>) -> T {
         loop {
             match self.link.next_event().await {
-                LinkEvent::Updates(said) => {
-                    if let Some(last) = said.last() {
+                LinkEvent::Updates(updates) => {
+                    if let Some(last) = updates.last() {
                         self.link.ack(last.number);
                     }
-                    if let Some(found) = said.iter().find_map(|thing| wanted(&thing.update)) {
+                    if let Some(found) = updates.iter().find_map(|numbered| select(&numbered.update)) {
                         return found;
                     }
                 }
@@ -186,32 +187,32 @@ impl Ours {
         }
     }
 
-    async fn end(mut self) {
+    async fn shut_down(mut self) {
         self.link.close();
-        // One whose turn was killed has said its last word already.
-        while let LinkEvent::Updates(said) = self.link.next_event().await {
-            if let Some(last) = said.last() {
+        // Acknowledge everything up to the end. After a killed turn the agent is already gone.
+        while let LinkEvent::Updates(updates) = self.link.next_event().await {
+            if let Some(last) = updates.last() {
                 self.link.ack(last.number);
             }
         }
-        // One for echo would wait a little for more sessions.
+        // An echo worker stays alive for a moment to take more sessions, so it is killed.
         self.child.kill().await.expect("it was ours to end");
         self.dir.close().expect("it was ours to remove");
     }
 }
 
-struct Socketed {
+struct UnixConnector {
     dir: PathBuf,
     id: String,
 }
 
-impl WorkerConnector for Socketed {
+impl WorkerConnector for UnixConnector {
     async fn dial(&mut self) -> Result<Socket<Box<dyn ByteStream>>, WorkerUnreachable> {
-        // As the daemon does it: there is no socket yet when the process has just been started.
+        // The daemon does the same: a process that was just started has no socket yet.
         let stream = loop {
             match connect_to_worker(&self.dir, &self.id).await {
                 Ok(stream) => break stream,
-                Err(_) => tokio::time::sleep(TRY).await,
+                Err(_) => tokio::time::sleep(RETRY_INTERVAL).await,
             }
         };
         let upgrade = ClientUpgrade {

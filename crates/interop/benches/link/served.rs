@@ -1,5 +1,4 @@
-//! The workers, each a process of its own: what the assignment says is done by both in the same way, as far as their
-//! interfaces let them.
+//! The workers, each in its own process. Both do what the assignment says in the same way, as far as their APIs allow.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -11,12 +10,12 @@ use qd_link::{RunAssignment, RunHandle, ServeMode, TurnOutcome, WorkerServer};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-/// Which worker a process is, in its environment.
+/// Environment variable that says which worker the process is.
 const ROLE: &str = "QD_BENCH_WORKER";
-/// What is said again and again.
+/// The text that a run outputs repeatedly.
 pub(crate) const WORD: &str = "word ";
 
-/// Whose worker, and whose client.
+/// Which implementation a worker or client comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Ours,
@@ -26,7 +25,7 @@ pub(crate) enum Side {
 pub(crate) const OURS: Side = Side::Ours;
 pub(crate) const THEIRS: Side = Side::Theirs;
 
-/// What this process is, if it is a worker.
+/// Which worker this process is, if it is one.
 pub(crate) fn role() -> Option<Side> {
     match std::env::var(ROLE).ok()?.as_str() {
         "ours" => Some(Side::Ours),
@@ -34,7 +33,7 @@ pub(crate) fn role() -> Option<Side> {
     }
 }
 
-/// Serves until whoever started this process has closed its stdin.
+/// Serves until the parent process closes our stdin.
 pub(crate) async fn serve(side: Side) {
     let done = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
     let serving = async {
@@ -42,12 +41,12 @@ pub(crate) async fn serve(side: Side) {
             Side::Ours => {
                 let server = WorkerServer::bind("127.0.0.1:0").await.expect("a free port");
                 println!("{}", server.endpoint());
-                server.serve(say, ServeMode::Many).await.expect("it serves");
+                server.serve(output_words, ServeMode::Many).await.expect("it serves");
             }
             Side::Theirs => {
                 let server = WsServer::bind_loopback().await.expect("a free port");
                 println!("{}", server.ws_endpoint());
-                server.serve(Arc::new(Words)).await.expect("it serves");
+                server.serve(Arc::new(WordExecutor)).await.expect("it serves");
             }
         }
     };
@@ -55,12 +54,12 @@ pub(crate) async fn serve(side: Side) {
         _closed = done => {}
         () = serving => {}
     }
-    // The thread that read stdin has ended; nothing else is worth waiting for.
+    // The thread that read stdin has ended. Nothing else is worth waiting for.
     std::process::exit(0);
 }
 
-/// Says a word as often as the assignment says.
-async fn say(job: RunAssignment, turn: RunHandle) -> TurnOutcome {
+/// Outputs the word as often as the assignment says.
+async fn output_words(job: RunAssignment, turn: RunHandle) -> TurnOutcome {
     let times: u64 = job.prompt.parse().expect("a number");
     for _ in 0..times {
         if turn.send_text(WORD).await.is_err() {
@@ -70,10 +69,10 @@ async fn say(job: RunAssignment, turn: RunHandle) -> TurnOutcome {
     TurnOutcome::completed("")
 }
 
-struct Words;
+struct WordExecutor;
 
 #[async_trait]
-impl ChildExecutor for Words {
+impl ChildExecutor for WordExecutor {
     async fn run(
         &self,
         spec: RunSpec,
@@ -84,7 +83,7 @@ impl ChildExecutor for Words {
         let times: u64 = spec.assignment.parse().expect("a number");
         for number in 0..times {
             events.emit(json!({"type": "token", "content": WORD}));
-            // Their sink never waits, so this does, now and then.
+            // Their sink never blocks, so this loop yields every 64 events.
             if number % 64 == 63 {
                 if cancel.is_cancelled() {
                     return ChildOutcome::cancelled();
@@ -97,7 +96,7 @@ impl ChildExecutor for Words {
     }
 }
 
-/// A worker's process, which ends with this.
+/// A worker process. It ends when this value is dropped.
 pub(crate) struct Worker {
     child: Child,
     pub(crate) endpoint: String,
@@ -111,11 +110,11 @@ impl Worker {
         let mut child = command.spawn().expect("this binary starts again");
         let mut endpoint = String::new();
         let stdout = child.stdout.take().expect("it is piped");
-        BufReader::new(stdout).read_line(&mut endpoint).expect("it tells where it listens");
+        BufReader::new(stdout).read_line(&mut endpoint).expect("the worker prints its address");
         Self { child, endpoint: endpoint.trim_end().to_owned() }
     }
 
-    /// KiB.
+    /// Resident memory in KiB.
     pub(crate) fn resident(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it lives");
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a process has a size");

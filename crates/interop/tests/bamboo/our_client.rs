@@ -1,4 +1,4 @@
-//! Our client, their worker.
+//! Our client with their worker.
 
 use std::sync::Arc;
 
@@ -13,9 +13,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::within;
 
-/// What the assignment's first word says, as in our own worker beside this.
+/// Does what the first word of the assignment says, like our worker in `our_worker.rs`.
 struct BambooWorker {
-    left: mpsc::Sender<()>,
+    cancelled: mpsc::Sender<()>,
 }
 
 #[async_trait]
@@ -45,7 +45,7 @@ impl ChildExecutor for BambooWorker {
             "wait" => {
                 token(rest);
                 cancel.cancelled().await;
-                let _heard = self.left.try_send(());
+                let _sent = self.cancelled.try_send(());
                 ChildOutcome::cancelled()
             }
             "suspend" => ChildOutcome::suspended(spec.messages),
@@ -59,22 +59,22 @@ impl ChildExecutor for BambooWorker {
 }
 
 async fn connect() -> (PlainClient, mpsc::Receiver<()>) {
-    let (left, was_left) = mpsc::channel(1);
+    let (cancelled, cancelled_receiver) = mpsc::channel(1);
     let server = WsServer::bind_loopback().await.unwrap();
     let endpoint = server.ws_endpoint();
-    tokio::spawn(server.serve(Arc::new(BambooWorker { left })));
-    (PlainClient::connect(&endpoint, None).await.unwrap(), was_left)
+    tokio::spawn(server.serve(Arc::new(BambooWorker { cancelled })));
+    (PlainClient::connect(&endpoint, None).await.unwrap(), cancelled_receiver)
 }
 
-async fn frame(client: &mut PlainClient) -> PlainWorkerFrame {
+async fn next_frame(client: &mut PlainClient) -> PlainWorkerFrame {
     within(client.next_frame()).await.unwrap()
 }
 
-/// The rest of a run: its text, its status and its result.
-async fn rest(client: &mut PlainClient) -> (String, PlainRunStatus, Option<String>) {
+/// Reads the rest of a run: its text, its status and its result.
+async fn finish_run(client: &mut PlainClient) -> (String, PlainRunStatus, Option<String>) {
     let mut text = String::new();
     loop {
-        match frame(client).await {
+        match next_frame(client).await {
             PlainWorkerFrame::Event { event } => {
                 if let Some(TurnUpdate::Text { text: more }) = plain::parse_event(event) {
                     text.push_str(&more);
@@ -91,7 +91,7 @@ async fn a_run_is_read_in_order_to_its_result() {
     let (mut client, _) = connect().await;
     let words = (0..10_000).map(|number| number.to_string()).collect::<Vec<_>>().join(" ");
     client.start_run(RunAssignment::from(format!("say {words}").as_str())).await.unwrap();
-    let (text, status, result) = rest(&mut client).await;
+    let (text, status, result) = finish_run(&mut client).await;
     assert!(
         text == words && status == PlainRunStatus::Completed && result.as_deref() == Some(words.as_str())
     );
@@ -103,27 +103,27 @@ async fn a_message_steers_the_run() {
     client.start_run(RunAssignment::from("steer")).await.unwrap();
     client.send_message("left").await.unwrap();
     assert_eq!(
-        rest(&mut client).await,
+        finish_run(&mut client).await,
         ("left".to_owned(), PlainRunStatus::Completed, Some("steered: left".to_owned()))
     );
 }
 
 #[tokio::test]
-async fn a_sign_of_life_shows_that_what_was_posted_before_it_was_read() {
+async fn a_pong_shows_that_the_frames_before_its_ping_were_read() {
     let (mut client, _) = connect().await;
     client.start_run(RunAssignment::from("wait here")).await.unwrap();
-    frame(&mut client).await;
+    next_frame(&mut client).await;
     client.queue_frame(&PlainParentFrame::Message { text: "left".to_owned() }).unwrap();
     client.queue_ping().unwrap();
     assert_eq!(within(client.next_event(true)).await.unwrap(), PlainClientEvent::Alive);
     client.queue_frame(&PlainParentFrame::Cancel).unwrap();
-    let came = within(client.next_event(true)).await.unwrap();
+    let event = within(client.next_event(true)).await.unwrap();
     assert!(
         matches!(
-            came,
+            event,
             PlainClientEvent::Frame(PlainWorkerFrame::Terminal { status: PlainRunStatus::Cancelled, .. })
         ),
-        "{came:?}"
+        "{event:?}"
     );
 }
 
@@ -132,12 +132,12 @@ async fn an_approval_goes_there_and_back() {
     let (mut client, _) = connect().await;
     for approved in [true, false] {
         client.start_run(RunAssignment::from("ask /srv/x")).await.unwrap();
-        let PlainWorkerFrame::ApprovalRequest { id, body } = frame(&mut client).await else {
+        let PlainWorkerFrame::ApprovalRequest { id, body } = next_frame(&mut client).await else {
             panic!("it asks")
         };
         assert_eq!((body.tool_name.as_str(), body.resource.as_str()), ("Write", "/srv/x"));
         client.reply_to_approval(id, approved).await.unwrap();
-        assert_eq!(rest(&mut client).await.2, Some(format!("approved: {approved}")));
+        assert_eq!(finish_run(&mut client).await.2, Some(format!("approved: {approved}")));
     }
 }
 
@@ -145,23 +145,24 @@ async fn an_approval_goes_there_and_back() {
 async fn a_cancel_stops_the_run_and_the_next_one_runs() {
     let (mut client, _) = connect().await;
     client.start_run(RunAssignment::from("wait here")).await.unwrap();
-    frame(&mut client).await;
+    next_frame(&mut client).await;
     client.cancel().await.unwrap();
-    assert_eq!(rest(&mut client).await.1, PlainRunStatus::Cancelled);
+    assert_eq!(finish_run(&mut client).await.1, PlainRunStatus::Cancelled);
     client.start_run(RunAssignment::from("say again")).await.unwrap();
-    assert_eq!(rest(&mut client).await.1, PlainRunStatus::Completed);
+    assert_eq!(finish_run(&mut client).await.1, PlainRunStatus::Completed);
 }
 
 #[tokio::test]
 async fn both_runs_end_when_one_supersedes_the_other() {
     let (mut client, _) = connect().await;
     client.start_run(RunAssignment::from("wait one")).await.unwrap();
-    frame(&mut client).await;
+    next_frame(&mut client).await;
     client.start_run(RunAssignment::from("steer")).await.unwrap();
-    // This peer does not promise which comes first; the first terminal is the first run's because the second waits.
-    assert_eq!(rest(&mut client).await.1, PlainRunStatus::Cancelled);
+    // This peer does not promise an order of terminals. The first one belongs to the first run, because the second run
+    // waits for a steer.
+    assert_eq!(finish_run(&mut client).await.1, PlainRunStatus::Cancelled);
     client.send_message("go").await.unwrap();
-    assert_eq!(rest(&mut client).await.1, PlainRunStatus::Completed);
+    assert_eq!(finish_run(&mut client).await.1, PlainRunStatus::Completed);
 }
 
 #[tokio::test]
@@ -172,7 +173,7 @@ async fn a_suspended_run_gives_its_transcript() {
         .start_run(RunAssignment { messages: messages.clone(), ..RunAssignment::from("suspend") })
         .await
         .unwrap();
-    let PlainWorkerFrame::Terminal { status, transcript, .. } = frame(&mut client).await else {
+    let PlainWorkerFrame::Terminal { status, transcript, .. } = next_frame(&mut client).await else {
         panic!("it ends")
     };
     assert_eq!((status, transcript), (PlainRunStatus::Suspended, messages));
@@ -180,9 +181,9 @@ async fn a_suspended_run_gives_its_transcript() {
 
 #[tokio::test]
 async fn leaving_ends_the_run() {
-    let (mut client, mut was_left) = connect().await;
+    let (mut client, mut cancelled_receiver) = connect().await;
     client.start_run(RunAssignment::from("wait here")).await.unwrap();
-    frame(&mut client).await;
+    next_frame(&mut client).await;
     client.close().await;
-    within(was_left.recv()).await.unwrap();
+    within(cancelled_receiver.recv()).await.unwrap();
 }

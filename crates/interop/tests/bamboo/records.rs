@@ -1,4 +1,4 @@
-//! Both read each other's records in one folder.
+//! Each side finds the other's worker records in a shared folder.
 
 use bamboo_subagent::{AgentRecord, Fabric};
 use qd_link::announce::{LeaseAnnouncement, live_records, record_of_this_process};

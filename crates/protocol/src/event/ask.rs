@@ -1,4 +1,4 @@
-//! What an agent waits for, and what people and policies answer.
+//! Asks (permission requests and questions of agents), their answers, and the events about them.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -7,148 +7,140 @@ use crate::ids::{AskId, FleetId, RunId, SessionId};
 use crate::policy::{PolicyRule, Risk};
 use crate::time::Millis;
 
-/// What an agent waits for.
+/// Kind of an ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AskKind {
-    /// May this tool be used?
+    /// The agent requests permission to use a tool.
     Permission,
-    /// A question to a person.
+    /// The agent asks a person a question.
     Question,
 }
 
-/// Where an ask stands.
+/// State of an ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = AskState)]
 pub enum AskStatus {
-    /// Nobody has answered.
+    /// Nobody has answered yet.
     Pending,
-    /// Somebody has.
+    /// A person or a policy has answered.
     Answered,
-    /// The agent no longer waits.
+    /// The agent no longer waits for an answer.
     Withdrawn,
 }
 
-/// An answer to a permission.
+/// Answer to a permission request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = Decision)]
 pub enum PermissionDecision {
-    /// This time.
+    /// Allow this call.
     AllowOnce,
-    /// This tool, for the rest of the session, unless the risk is high.
+    /// Allow this tool for the rest of the session, except for high-risk calls.
     AllowAlways,
-    /// No.
+    /// Refuse this call.
     Deny,
 }
 
-/// An answer to an ask.
+/// Answer to an ask.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Answer)]
 pub struct AskAnswer {
-    /// For a permission.
+    /// Answer to a permission request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<PermissionDecision>,
-    /// For a question.
+    /// Answer to a question.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
-    /// Why; a deny's reason is told to the agent.
+    /// Reason for the answer. The reason for a `deny` is passed to the agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// Who resolved an ask.
+/// Who or what resolved an ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ResolvedBy {
-    /// A person, or a program in a person's place.
+    /// A person, or a program that answers for one.
     User,
     /// The session's policy.
     Policy,
-    /// Its run was cancelled.
+    /// A cancel of the run.
     Cancel,
-    /// The agent withdrew it.
+    /// The agent, by withdrawing the ask.
     Agent,
-    /// Its run ended.
+    /// The end of the run.
     End,
 }
 
-/// Something an agent waits for.
+/// A permission request or a question that an agent waits for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Ask {
-    /// The ask.
     pub id: AskId,
-    /// Whose; absent if it is a fleet's.
+    /// The session whose agent asks. Null if a fleet asks.
     pub session_id: Option<SessionId>,
-    /// In which run.
+    /// The run whose agent asks. Null if a fleet asks.
     pub run_id: Option<RunId>,
-    /// The fleet that wants to know its result.
+    /// The fleet that asks a person for its result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fleet_id: Option<FleetId>,
-    /// Permission or question.
     pub kind: AskKind,
-    /// The tool that wants permission.
+    /// Tool that the agent wants to use. Null for a question.
     pub tool: Option<String>,
-    /// Its arguments.
+    /// Arguments of the tool call.
     #[schema(value_type = Object)]
     pub input: Value,
-    /// How much harm it could do.
+    /// How much harm the tool call could do.
     pub risk: Risk,
     /// The question, or what the tool would do.
     pub prompt: String,
-    /// What a question may be answered with; empty: anything.
+    /// Allowed answers to a question. Empty if any answer is allowed.
     pub options: Vec<String>,
-    /// Whether it was asked by a call of the tool `ask_human`, whose result the answer is.
+    /// True if the agent asked by calling the tool `ask_human`. The answer is the result of that call.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub by_call: bool,
-    /// Since when.
     pub opened_at: Millis,
-    /// Where it stands.
     pub state: AskStatus,
-    /// The answer that won.
+    /// The answer, once there is one.
     pub answer: Option<AskAnswer>,
 }
 
-/// See [`EventBody::AskOpened`]: the ask itself. Flattened, which we otherwise avoid, because the contract shows the ask's
-/// fields at the top of its events; asks are rare, so what flattening costs does not matter.
+/// Data of `ask.opened`: the ask itself. Its fields are at the top level of the data, because that is the documented
+/// format. We avoid `flatten` elsewhere because it is slow, but asks are rare.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AskOpened {
-    /// The ask's id, under the name that other events have for it.
+    /// Same as the ask's `id`, under the name that other events use for it.
     pub ask_id: AskId,
-    /// All of it.
     #[serde(flatten)]
     pub ask: Ask,
 }
 
-/// See [`EventBody::AskResolved`]: the ask as it now stands, and why.
+/// Data of `ask.resolved`: the ask in its new state, and who resolved it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AskResolved {
-    /// The ask's id, under the name that other events have for it.
+    /// Same as the ask's `id`, under the name that other events use for it.
     pub ask_id: AskId,
-    /// All of it.
     #[serde(flatten)]
     pub ask: Ask,
-    /// By whom.
     pub by: ResolvedBy,
-    /// The rule that decided; absent if the policy is one word.
+    /// The rule that decided. Absent if the policy is a single verdict or did not decide.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<PolicyRule>,
-    /// Whether the policy would have asked, but a person had allowed the tool for the rest of the session.
+    /// True if the policy would have asked, but a person had allowed the tool for the rest of the session.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub granted: bool,
 }
 
 impl AskResolved {
-    /// Of an ask as it now stands; no rule had a part in it.
+    /// Resolved without a policy rule.
     pub fn new(ask: Ask, by: ResolvedBy) -> Self {
         Self { ask_id: ask.id.clone(), ask, by, rule: None, granted: false }
     }
 }
 
-/// See [`EventBody::AskDelivered`].
+/// Data of `ask.delivered`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AskDelivered {
-    /// The ask's id.
     pub ask_id: AskId,
 }

@@ -1,4 +1,4 @@
-//! What a fleet is made of and what it gives to whom. A fleet's events are numbered like a session's and bear no session.
+//! Data of fleet events. A fleet numbers its events like a session does; they have no `session_id` and no `run_id`.
 
 use std::collections::BTreeMap;
 
@@ -8,152 +8,142 @@ use super::FinishReason;
 use crate::fleet::{FleetSpec, FleetStatus};
 use crate::ids::{AskId, FleetId, RunId, SessionId};
 
-/// See [`EventBody::FleetStarted`](super::EventBody::FleetStarted). Its sessions are created with it.
+/// Data of `fleet.started`. The fleet's sessions are created in the same transaction.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FleetStarted {
-    /// The fleet.
     pub fleet_id: FleetId,
-    /// As it was declared, with the task that it was given.
+    /// The fleet as declared, with the task that it was started with.
     pub spec: FleetSpec,
-    /// Its sessions, by name.
+    /// Session ids by member name.
     pub sessions: BTreeMap<String, SessionId>,
 }
 
-/// See [`EventBody::FleetUpdated`](super::EventBody::FleetUpdated). Only what changed is there.
+/// Data of `fleet.updated`. Only the fields that changed are present.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FleetUpdated {
-    /// The fleet.
     pub fleet_id: FleetId,
     /// A run that the fleet started has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<FleetRunEnded>,
-    /// What came of it so far.
+    /// The fleet's result so far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<String>,
-    /// It starts nothing any more, and what runs is being cancelled.
+    /// The fleet starts nothing more and cancels its live runs, for this reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stops: Option<FleetStopReason>,
 }
 
 impl FleetUpdated {
-    /// Of this fleet, with nothing changed yet.
+    /// An update in which nothing has changed yet.
     pub fn of(fleet_id: FleetId) -> Self {
         Self { fleet_id, ended: None, result: None, stops: None }
     }
 }
 
-/// Why a fleet stops before its time.
+/// Why a fleet stops early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FleetStopReason {
-    /// Somebody cancelled it.
+    /// A client cancelled the fleet.
     Cancel,
-    /// Its time is over.
+    /// The fleet reached its `timeout_s`.
     Timeout,
 }
 
-/// How a run that the fleet started ended, and what there is to know of its last message.
+/// How a run that the fleet started has ended, and what the fleet read from its last message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FleetRunEnded {
-    /// The run.
     pub run_id: RunId,
-    /// How.
     pub finish_reason: FinishReason,
-    /// The run that it is given again as.
+    /// The run that retries the same prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retried_as: Option<RunId>,
-    /// The routes whose pattern its last message matches, by their place in the file.
+    /// Routes whose pattern matches the last message, by their position in the file, from 0.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub matches: Vec<u32>,
-    /// How many subtasks are in it, where a route deals them.
+    /// Number of subtasks in the last message, if a route distributes them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subtasks: Option<u32>,
-    /// Why they could not be read.
+    /// Why the block of subtasks could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_subtasks: Option<String>,
-    /// There was no such run: its words were told to a run that its session already had.
+    /// There was no separate run: a run that was already active in the session took the message as a steer.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     #[serde(rename = "taken_in")]
     pub delivered_as_steer: bool,
 }
 
-/// See [`EventBody::FleetMentioned`](super::EventBody::FleetMentioned).
+/// Data of `fleet.mentioned`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FleetMentioned {
-    /// The fleet.
     pub fleet_id: FleetId,
-    /// How often mentions have been followed with this.
+    /// How many times the fleet has followed mentions, including this time.
     pub round: u32,
-    /// Whose last message it was.
+    /// The session whose last message mentions the others.
     pub from: RouteSource,
-    /// Who gets it, each as a message and a run of its own.
+    /// The sessions that get the message, each as mail that becomes a run.
     pub to: Vec<RouteAssignment>,
-    /// Why some get nothing.
+    /// Why some of the mentioned sessions do not get the message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// See [`EventBody::FleetRouted`](super::EventBody::FleetRouted).
+/// Data of `fleet.routed`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FleetRouted {
-    /// The fleet.
     pub fleet_id: FleetId,
-    /// The route, by its place in the file.
+    /// Position of the route in the file, from 0.
     pub route: u32,
-    /// How often it has fired with this.
+    /// How many times the route has fired, including this time.
     pub round: u32,
-    /// On whose ends it followed.
+    /// The sessions whose ends triggered the route.
     pub from: Vec<RouteSource>,
-    /// Who else is quoted.
+    /// Other sessions whose last messages the prompt quotes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub quoted: Vec<RouteSource>,
-    /// Who gets something, and what; one that is dealt nothing has no runs.
+    /// The sessions that get a prompt. A session without subtasks has no runs.
     pub to: Vec<RouteAssignment>,
-    /// The question that a person is asked.
+    /// The question, if the route asks a person.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ask_id: Option<AskId>,
-    /// Why it could not be done.
+    /// Why the route could not be followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// A session and the runs whose last messages count.
+/// A session of a fleet, and the runs whose last messages are used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteSource {
-    /// Its name.
+    /// Name of the session in the fleet.
     pub session: String,
-    /// Its runs.
     pub runs: Vec<RunId>,
 }
 
-/// What a session is given: one run, or one for each of its subtasks.
+/// What a route gives to one session: one run, or one run per subtask.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteAssignment {
-    /// Its name.
+    /// Name of the session in the fleet.
     pub session: String,
-    /// The runs, in order.
+    /// Runs in the order in which the session gets them.
     pub runs: Vec<RunId>,
-    /// The subtask of each of them, where they are dealt.
+    /// The subtask of each run, in the same order. Empty if the route does not distribute subtasks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub subtasks: Vec<SubtaskRef>,
 }
 
-/// An entry of a block of subtasks.
+/// Reference to one entry of a block of subtasks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubtaskRef {
-    /// In the last message of this run.
+    /// The run whose last message contains the block.
     pub run: RunId,
-    /// Its place there.
+    /// Position of the entry in the block, from 0.
     pub entry: u32,
 }
 
-/// See [`EventBody::FleetFinished`](super::EventBody::FleetFinished).
+/// Data of `fleet.finished`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FleetFinished {
-    /// The fleet.
     pub fleet_id: FleetId,
-    /// How.
     pub state: FleetStatus,
-    /// What came of it.
     pub result: Option<String>,
 }

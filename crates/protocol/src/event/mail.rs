@@ -1,4 +1,4 @@
-//! What becomes of mail, on the stream of the session that it is for.
+//! Data of mail events. They appear on the stream of the session that receives the message.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,70 +6,62 @@ use crate::ids::{EventNumber, MailId, RunId};
 use crate::mail::{MailDelivery, MailMessage};
 use crate::time::Millis;
 
-/// See [`EventBody::MailSent`](super::EventBody::MailSent).
+/// Data of `mail.sent`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MailSent {
-    /// The message.
     #[serde(flatten)]
     pub mail: MailMessage,
-    /// How it is being delivered.
+    /// How the message is delivered. A steer that finds no turn is delivered as a prompt.
     pub deliver: MailDelivery,
-    /// The run that it becomes, or that it is told to; one that is held has none.
+    /// The run that the message becomes, or the run that it steers. Null for a held message.
     pub run_id: Option<RunId>,
-    /// The run that it becomes if the turn that it is told to does not take it.
+    /// The run that the message becomes if the steered turn does not take it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub else_run_id: Option<RunId>,
-    /// What tells it apart from another message under the same id.
+    /// Hash of the content. It tells a repeat of the message from another message with the same id.
     pub fingerprint: String,
 }
 
-/// See [`EventBody::MailDelivered`](super::EventBody::MailDelivered).
+/// Data of `mail.delivered`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MailDelivered {
-    /// The message.
     pub id: MailId,
-    /// As a prompt or as a steer.
+    /// `prompt` or `steer`.
     pub delivered_as: MailDelivery,
-    /// The run whose agent has it.
+    /// The run whose agent has the message.
     pub run_id: RunId,
 }
 
-/// See [`EventBody::MailClaimed`](super::EventBody::MailClaimed).
+/// Data of `mail.claimed`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MailClaimed {
-    /// The message.
     pub id: MailId,
-    /// What it is acknowledged with: the number of this event in its session.
+    /// Number of this event in its session. The claimer acknowledges the message with it.
     pub claim: EventNumber,
-    /// When it comes back unless it is acknowledged.
+    /// When the message returns to the mailbox unless it is acknowledged.
     pub claim_expires_at: Millis,
 }
 
-/// See [`EventBody::MailAcknowledged`](super::EventBody::MailAcknowledged).
+/// Data of `mail.acknowledged`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MailAcknowledged {
-    /// The message.
     pub id: MailId,
-    /// By whoever had this claim.
+    /// The claim under which the message was acknowledged.
     pub claim: EventNumber,
 }
 
-/// See [`EventBody::MailReturned`](super::EventBody::MailReturned).
+/// Data of `mail.returned`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MailReturned {
-    /// The message.
     pub id: MailId,
-    /// Why.
     pub reason: String,
-    /// How often it has come back with this.
+    /// How often the message has returned to the mailbox, including this time.
     pub returns: u32,
 }
 
-/// See [`EventBody::MailQuarantined`](super::EventBody::MailQuarantined).
+/// Data of `mail.quarantined`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MailQuarantined {
-    /// The message.
     pub id: MailId,
-    /// Why.
     pub reason: String,
 }

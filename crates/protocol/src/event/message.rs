@@ -1,4 +1,4 @@
-//! What is said in a conversation: messages with their parts, tools, plans, and what they used.
+//! Messages with their parts, tool calls, plans, notices and usage, and the events about them.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -7,28 +7,28 @@ use super::FinishReason;
 use crate::ids::{MessageId, RunId};
 use crate::text::BlobRef;
 
-/// Who speaks.
+/// Author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = Role)]
 pub enum MessageRole {
-    /// The prompt.
+    /// The user: the message is a prompt.
     User,
-    /// The answer.
+    /// The agent: the message is its answer.
     Assistant,
 }
 
-/// A file that comes with a prompt. Small ones have their data here, others a file beside the journal.
+/// A file attached to a prompt. A small file has its content inline, a larger one in a file beside the journal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Attachment {
-    /// Its name, for the agent and for people.
+    /// File name, shown to the agent and to people.
     pub name: String,
-    /// What it is.
+    /// MIME type.
     pub mime: String,
-    /// Its content in base64, if it is small.
+    /// Content in base64, if it is stored inline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<String>,
-    /// The file that holds its content, if it is not.
+    /// The stored file, if the content is not inline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blob: Option<BlobRef>,
 }
@@ -38,148 +38,132 @@ pub struct Attachment {
 #[serde(tag = "type", rename_all = "snake_case")]
 #[schema(as = Part)]
 pub enum MessagePart {
-    /// What was said.
+    /// Text of the prompt or of the answer.
     Text {
-        /// The words, or their head.
+        /// The text, or its beginning if `blob` is present.
         text: String,
-        /// The file that holds the whole.
+        /// The file that holds the whole text.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         blob: Option<BlobRef>,
     },
-    /// What was thought.
-    Thought {
-        /// The words.
-        text: String,
-    },
+    /// Thinking of the agent.
+    Thought { text: String },
     /// A tool call.
     Tool {
-        /// The call.
+        /// The agent's id for the call.
         call_id: String,
-        /// The tool.
+        /// Name of the tool.
         name: String,
-        /// Its arguments.
+        /// Arguments of the call.
         #[schema(value_type = Object)]
         input: Value,
-        /// What it gave out while it ran.
+        /// Output while the tool was running.
         text: String,
-        /// What it gave in the end, if it has ended.
+        /// Result. Null while the tool is running.
         #[schema(value_type = Object)]
         output: Option<Value>,
-        /// Whether it failed.
+        /// Whether the tool failed. Null while it is running.
         is_error: Option<bool>,
     },
-    /// The plan as it last was.
-    Plan {
-        /// Its entries.
-        entries: Vec<PlanEntry>,
-    },
-    /// What the turn was told on its way.
-    Steer {
-        /// The words.
-        text: String,
-    },
-    /// A file.
-    File {
-        /// The file.
-        file: Attachment,
-    },
+    /// The agent's plan in its latest version.
+    Plan { entries: Vec<PlanEntry> },
+    /// A steer that the turn received.
+    Steer { text: String },
+    /// A file attached to the prompt.
+    File { file: Attachment },
 }
 
-/// See [`EventBody::MessageCreated`].
+/// Data of `message.created`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MessageCreated {
-    /// The message.
     pub message_id: MessageId,
-    /// Who speaks.
     pub role: MessageRole,
-    /// What is known of it at once: all of the user's, nothing of the assistant's.
+    /// The complete user message. Empty for an assistant message.
     pub parts: Vec<MessagePart>,
 }
 
-/// See [`EventBody::TextDelta`] and [`EventBody::ThoughtDelta`].
+/// Data of `text.delta` and `thought.delta`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MessageDelta {
-    /// The message it belongs to; a late one belongs to none.
+    /// The message that the text belongs to. Absent if the text came after the end of its run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message_id: Option<MessageId>,
-    /// The piece.
     pub text: String,
-    /// The run that had already ended when this came.
+    /// The run that had already ended when this text came.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after_run: Option<RunId>,
 }
 
-/// See [`EventBody::ToolStarted`], [`EventBody::ToolOutput`] and [`EventBody::ToolFinished`]: what is known of a call.
+/// Data of `tool.started`, `tool.output` and `tool.finished`. Each kind uses some of the fields.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct ToolCallEvent {
-    /// The message it belongs to; a late one belongs to none.
+    /// The message that the call belongs to. Absent if the update came after the end of its run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message_id: Option<MessageId>,
-    /// The call.
+    /// The agent's id for the call.
     pub call_id: String,
-    /// The tool.
+    /// Name of the tool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Its arguments.
+    /// Arguments of the call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<Value>,
-    /// What it gave out.
+    /// A piece of output.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
-    /// What it gave in the end.
+    /// Result of the call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output: Option<Value>,
-    /// Whether it failed.
+    /// Whether the tool failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub is_error: Option<bool>,
-    /// The run that had already ended when this came.
+    /// The run that had already ended when this update came.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after_run: Option<RunId>,
 }
 
-/// One line of a plan.
+/// One entry of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct PlanEntry {
-    /// What is to be done.
+    /// The step to be done.
     pub content: String,
-    /// How far it is, in the agent's words.
+    /// State of the step, in the agent's own terms.
     #[serde(default)]
     pub status: String,
 }
 
-/// See [`EventBody::PlanUpdated`].
+/// Data of `plan.updated`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlanUpdated {
-    /// The message it belongs to; a late one belongs to none.
+    /// The message that the plan belongs to. Absent if the plan came after the end of its run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message_id: Option<MessageId>,
-    /// All of it.
+    /// The complete plan, not a change to it.
     pub entries: Vec<PlanEntry>,
-    /// The run that had already ended when this came.
+    /// The run that had already ended when this plan came.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after_run: Option<RunId>,
 }
 
-/// See [`EventBody::NoticeShown`].
+/// Data of `notice.shown`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NoticeShown {
-    /// What.
     pub text: String,
-    /// The run that had already ended when this came.
+    /// The run that had already ended when this notice came.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after_run: Option<RunId>,
 }
 
-/// Tokens and money.
+/// Tokens and money used.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(default)]
 #[schema(as = Usage)]
 pub struct TokenUsage {
-    /// Tokens in.
+    /// Input tokens.
     pub input_tokens: u64,
-    /// Tokens out.
+    /// Output tokens.
     pub output_tokens: u64,
-    /// Dollars.
+    /// Cost in US dollars.
     pub cost_usd: f64,
 }
 
@@ -191,22 +175,19 @@ impl std::ops::AddAssign for TokenUsage {
     }
 }
 
-/// See [`EventBody::UsageReported`].
+/// Data of `usage.reported`: the increment since the last report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct UsageReported {
-    /// Tokens in.
     pub input_tokens: u64,
-    /// Tokens out.
     pub output_tokens: u64,
-    /// Dollars.
     pub cost_usd: f64,
-    /// The run that had already ended when this came.
+    /// The run that had already ended when this report came.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after_run: Option<RunId>,
 }
 
 impl UsageReported {
-    /// The numbers alone.
+    /// The increment alone, without `after_run`.
     pub fn usage(&self) -> TokenUsage {
         TokenUsage {
             input_tokens: self.input_tokens,
@@ -220,17 +201,15 @@ impl UsageReported {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Finish)]
 pub struct MessageFinish {
-    /// As its run.
+    /// The finish reason of its run.
     pub reason: FinishReason,
 }
 
-/// See [`EventBody::MessageFinished`].
+/// Data of `message.finished`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MessageFinished {
-    /// The message.
     pub message_id: MessageId,
-    /// Always the assistant: the user's is complete when it is created.
+    /// Always the assistant: a user message is complete when it is created.
     pub role: MessageRole,
-    /// How.
     pub finish: MessageFinish,
 }

@@ -1,7 +1,8 @@
-//! Everything that can be in the journal, and the words that events, asks and runs share.
+//! Every kind of event in the journal, and the types that events share with the API.
 //!
-//! Layout: `session` (what a conversation is made with), `run` (what becomes of a prompt), `message` (what is said),
-//! `ask` (what an agent waits for), `fleet` (what is given to whom), `mail` (what sessions write to each other).
+//! Layout: `session` (settings of a session and its workers), `run` (the course of a prompt, and steers), `message`
+//! (messages, tool calls, usage), `ask` (permission requests and questions), `fleet` (routing between sessions), `mail`
+//! (messages between sessions).
 
 mod ask;
 mod fleet;
@@ -37,30 +38,27 @@ pub use self::session::{
 use crate::ids::{RunId, Seq, SessionId, WorkspaceId};
 use crate::time::Millis;
 
-/// One record of the journal, as clients see it.
+/// One event of the journal.
 #[derive(Debug, Clone, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Event {
-    /// Position in the journal.
+    /// Position in the journal. It strictly increases over the whole journal.
     #[schema(value_type = u64)]
     pub seq: Seq,
-    /// When it was decided.
+    /// When the daemon decided the event.
     pub ts: Millis,
-    /// Whose project.
     pub workspace_id: Option<WorkspaceId>,
-    /// Whose conversation.
     pub session_id: Option<SessionId>,
-    /// Whose run.
     pub run_id: Option<RunId>,
-    /// What happened.
+    /// Kind of event, such as `run.finished`. New kinds may be added, so ignore those that you do not know.
     pub kind: String,
-    /// The particulars, by kind.
+    /// Fields that depend on the kind.
     #[schema(value_type = Object)]
     pub data: Value,
 }
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident($data:ty) = $kind:literal;)*) => {
-        /// What happened, with its particulars. The kind and the data are stored and sent apart.
+        /// The kind of an event with its data. Kind and data are stored and sent as separate fields.
         #[derive(Debug, Clone, PartialEq)]
         pub enum EventBody { $($(#[$doc])* $name($data),)* }
 
@@ -68,7 +66,7 @@ macro_rules! kinds {
             /// Every kind that this version writes.
             pub const KINDS: &[&str] = &[$($kind,)*];
 
-            /// The kind, as it stands on the wire.
+            /// The kind as it appears in JSON.
             pub fn kind(&self) -> &'static str {
                 match self { $(Self::$name(_) => $kind,)* }
             }
@@ -78,7 +76,7 @@ macro_rules! kinds {
                 match self { $(Self::$name(data) => serde_json::to_vec(data),)* }
             }
 
-            /// Reads a stored event; `None` for a kind that this version does not know.
+            /// Parses a stored event. Returns `None` for a kind that this version does not know.
             pub fn decode(kind: &str, data: &[u8]) -> Result<Option<Self>, serde_json::Error> {
                 match kind {
                     $($kind => serde_json::from_slice(data).map(|data| Some(Self::$name(data))),)*
@@ -90,121 +88,121 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// A directory is known from here on.
+    /// A directory was added.
     WorkspaceCreated(WorkspaceCreated) = "workspace.created";
-    /// A directory was forgotten.
+    /// A workspace was forgotten.
     WorkspaceRemoved(EmptyEventData) = "workspace.removed";
-    /// A conversation exists.
+    /// A session was created.
     SessionCreated(SessionCreated) = "session.created";
-    /// Something about a conversation changed.
+    /// Settings or bookkeeping of a session changed.
     SessionUpdated(SessionUpdated) = "session.updated";
-    /// A conversation has ended.
+    /// A session is closed.
     SessionClosed(SessionClosed) = "session.closed";
-    /// A prompt is ours.
+    /// A prompt is in the journal.
     RunAccepted(RunAccepted) = "run.accepted";
-    /// It waits.
+    /// A run waits.
     RunQueued(RunQueued) = "run.queued";
     /// The agent is ready and gets the prompt next.
     RunStarted(EmptyEventData) = "run.started";
-    /// A message began.
+    /// A message begins.
     MessageCreated(MessageCreated) = "message.created";
     /// A piece of the answer.
     TextDelta(MessageDelta) = "text.delta";
-    /// A piece of what the agent thinks.
+    /// A piece of the agent's thinking.
     ThoughtDelta(MessageDelta) = "thought.delta";
-    /// A tool call began.
+    /// A tool call started.
     ToolStarted(ToolCallEvent) = "tool.started";
-    /// A tool call gave something out.
+    /// A tool call produced output.
     ToolOutput(ToolCallEvent) = "tool.output";
     /// A tool call ended.
     ToolFinished(ToolCallEvent) = "tool.finished";
-    /// The agent's plan.
+    /// The agent's complete current plan.
     PlanUpdated(PlanUpdated) = "plan.updated";
-    /// Something a person should see.
+    /// Something that a person should see.
     NoticeShown(NoticeShown) = "notice.shown";
-    /// An increment of what was used.
+    /// Usage since the last report, not a total.
     UsageReported(UsageReported) = "usage.reported";
     /// The model was called once more.
     TurnStarted(EmptyEventData) = "turn.started";
     /// The agent waits for a person.
     AskOpened(AskOpened) = "ask.opened";
-    /// It need not wait any more.
+    /// An ask was answered or withdrawn.
     AskResolved(AskResolved) = "ask.resolved";
-    /// The agent has the answer.
+    /// The agent has received the answer.
     AskDelivered(AskDelivered) = "ask.delivered";
-    /// A steer is ours.
+    /// A steer is in the journal.
     SteerAccepted(SteerAccepted) = "steer.accepted";
-    /// It waited for its run to start, and goes to the agent now.
+    /// A steer that waited for its run to start now goes to the agent.
     SteerSent(SteerSent) = "steer.sent";
-    /// The turn took it in.
+    /// The turn took a steer.
     SteerTaken(SteerTaken) = "steer.taken";
-    /// The turn did not.
+    /// The turn ended without taking a steer.
     SteerMissed(SteerMissed) = "steer.missed";
-    /// A run is to stop.
+    /// A run must stop.
     RunCancelRequested(RunCancelRequested) = "run.cancel_requested";
-    /// A run was asked to stop, did not in time, and is being killed.
+    /// The agent did not stop within the grace period and is killed.
     RunKillRequested(EmptyEventData) = "run.kill_requested";
-    /// A run waits for the sessions that it started, and costs no process meanwhile.
+    /// A run waits for the sessions that it started, and uses no process while it waits.
     RunSuspended(RunSuspended) = "run.suspended";
-    /// They have ended, and the agent gets their results next.
+    /// The sessions that a run waited for have ended, and the agent gets their results next.
     RunResumed(RunResumed) = "run.resumed";
-    /// A message is complete.
+    /// An assistant message is complete.
     MessageFinished(MessageFinished) = "message.finished";
     /// A run has ended.
     RunFinished(RunFinished) = "run.finished";
     /// The session gets a worker.
     WorkerStarted(WorkerStarted) = "worker.started";
-    /// A daemon that had lost it found it again.
+    /// The daemon has found a worker again that it had lost contact with.
     WorkerReattached(WorkerReattached) = "worker.reattached";
-    /// It is no more.
+    /// A worker is gone.
     WorkerExited(WorkerExited) = "worker.exited";
-    /// Several sessions work together from here on.
+    /// A fleet and all its sessions were created.
     FleetStarted(FleetStarted) = "fleet.started";
-    /// Something about a fleet changed.
+    /// A run of a fleet ended, or its result or stop state changed.
     FleetUpdated(FleetUpdated) = "fleet.updated";
-    /// Sessions of a fleet are given what others have ended with, or a person is asked.
+    /// A route of a fleet fires: sessions get prompts, or a person is asked.
     FleetRouted(FleetRouted) = "fleet.routed";
-    /// Sessions of a fleet are written to by one that mentioned them.
+    /// A session of a fleet mentioned others, and its message goes to them.
     FleetMentioned(FleetMentioned) = "fleet.mentioned";
     /// A fleet has ended.
     FleetFinished(FleetFinished) = "fleet.finished";
-    /// A message is in the mailbox of its session.
+    /// A mail message is in the journal.
     MailSent(MailSent) = "mail.sent";
-    /// The agent has it.
+    /// The agent has the message.
     MailDelivered(MailDelivered) = "mail.delivered";
-    /// Somebody has it for a while.
+    /// A client claimed a message for a limited time.
     MailClaimed(MailClaimed) = "mail.claimed";
-    /// Whoever had it is done with it.
+    /// The claimer is done with the message.
     MailAcknowledged(MailAcknowledged) = "mail.acknowledged";
-    /// It is in the mailbox again, until somebody claims it.
+    /// A message waits in the mailbox again.
     MailReturned(MailReturned) = "mail.returned";
-    /// Nobody gets it any more.
+    /// A message will not be delivered any more.
     MailQuarantined(MailQuarantined) = "mail.quarantined";
-    /// Something failed.
+    /// An agent failed.
     ErrorRaised(RunError) = "error.raised";
-    /// Nothing starts any more.
+    /// A halt was set: no run starts any more.
     HaltSet(HaltSet) = "halt.set";
-    /// Things start again.
+    /// The halt was lifted: runs start again.
     HaltLifted(EmptyEventData) = "halt.lifted";
 }
 
-/// Nothing to add.
+/// Data of an event kind that has no fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct EmptyEventData {}
 
-/// See [`EventBody::WorkspaceCreated`].
+/// Data of `workspace.created`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkspaceCreated {
-    /// Resolved, without symbolic links.
+    /// Absolute path, with symbolic links resolved.
     pub path: String,
-    /// For people.
+    /// Display name.
     pub name: String,
 }
 
-/// See [`EventBody::HaltSet`].
+/// Data of `halt.set`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HaltSet {
-    /// In the client's words.
+    /// Reason given by the client.
     pub reason: Option<String>,
     /// Whether live runs are cancelled.
     pub cancel: bool,

@@ -1,4 +1,4 @@
-//! What becomes of a prompt: accepted, queued, steered, stopped, suspended, ended.
+//! Events of runs (accepted, queued, cancelled, suspended, resumed, finished) and of steers.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -7,22 +7,23 @@ use super::TokenUsage;
 use crate::ids::{EventNumber, MailId, RunId, SessionId};
 use crate::text::BlobRef;
 
-/// See [`EventBody::RunAccepted`].
+/// Data of `run.accepted`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunAccepted {
-    /// The prompt, or its head.
+    /// The prompt, or its beginning if `blob` is present.
     pub prompt: String,
-    /// The file that holds the whole of it.
+    /// The file that holds the whole prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blob: Option<BlobRef>,
-    /// Its place in the queue; 0: it starts at once.
+    /// Place in the queue; 0 if the run starts at once.
     pub position: u32,
-    /// What tells it apart from another prompt under the same id.
+    /// Hash of session, prompt and attachments. It tells a repeat of the request from another prompt with the same run
+    /// id.
     pub fingerprint: String,
-    /// The steer that it was before.
+    /// The missed steer that became this run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steer: Option<EventNumber>,
-    /// The message that it is.
+    /// The mail message that became this run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mail: Option<MailId>,
 }
@@ -31,56 +32,55 @@ pub struct RunAccepted {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QueueReason {
-    /// Another run of the session is before it.
+    /// Another run of the session comes first.
     Busy,
     /// A halt is set.
     Halted,
-    /// Too many agents are alive.
+    /// As many agents are running as the daemon allows.
     Capacity,
 }
 
-/// See [`EventBody::RunQueued`].
+/// Data of `run.queued`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunQueued {
-    /// Why it waits.
     pub reason: QueueReason,
-    /// Its place in the queue, from 1.
+    /// Place in the queue, from 1.
     pub position: u32,
 }
 
-/// See [`EventBody::SteerAccepted`].
+/// Data of `steer.accepted`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SteerAccepted {
-    /// The words, or their head.
+    /// The steer, or its beginning if `blob` is present.
     pub text: String,
-    /// The file that holds the whole.
+    /// The file that holds the whole text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blob: Option<BlobRef>,
-    /// The message that it is.
+    /// The mail message that is delivered as this steer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mail: Option<MailId>,
 }
 
-/// See [`EventBody::SteerSent`].
+/// Data of `steer.sent`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SteerSent {
-    /// The steer, by the number of its `steer.accepted`.
+    /// Number of the `steer.accepted` event.
     pub steer: EventNumber,
 }
 
-/// See [`EventBody::SteerTaken`].
+/// Data of `steer.taken`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SteerTaken {
-    /// The steer, by the number of its `steer.accepted`.
+    /// Number of the `steer.accepted` event.
     pub steer: EventNumber,
 }
 
-/// See [`EventBody::SteerMissed`].
+/// Data of `steer.missed`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SteerMissed {
-    /// The steer, by the number of its `steer.accepted`.
+    /// Number of the `steer.accepted` event.
     pub steer: EventNumber,
-    /// The run it becomes; none if the run it was meant for was cancelled after it.
+    /// The run that the steer becomes. Null if the steered run was cancelled after the steer.
     pub next_run_id: Option<RunId>,
 }
 
@@ -88,26 +88,26 @@ pub struct SteerMissed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunStopCause {
-    /// A client.
+    /// A client cancelled the run.
     User,
-    /// The session above was cancelled.
+    /// The parent session was cancelled.
     Parent,
-    /// Its fleet was cancelled, or is over its time.
+    /// The fleet was cancelled or reached its time limit.
     Fleet,
     /// The session is closing.
     Close,
-    /// A halt that cancels.
+    /// A halt that cancels live runs was set.
     Halt,
-    /// Over its time.
+    /// The run reached `run_timeout_s`.
     Timeout,
-    /// Over its turns.
+    /// The run reached `max_turns`.
     MaxTurns,
-    /// Over its money.
+    /// The budget of the session, or of a session above it, is spent.
     Budget,
 }
 
 impl RunStopCause {
-    /// What a run that was stopped for this ends as.
+    /// The finish reason of a run that was stopped for this cause.
     pub fn finish_reason(self) -> FinishReason {
         match self {
             Self::User | Self::Parent | Self::Fleet | Self::Close | Self::Halt => FinishReason::Cancelled,
@@ -118,12 +118,11 @@ impl RunStopCause {
     }
 }
 
-/// See [`EventBody::RunCancelRequested`].
+/// Data of `run.cancel_requested`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunCancelRequested {
-    /// By whom or what.
     pub by: RunStopCause,
-    /// In the client's words.
+    /// Reason given by the client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -132,99 +131,96 @@ pub struct RunCancelRequested {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
-    /// The agent had nothing more to say.
+    /// The agent finished its answer.
     EndTurn,
-    /// A cancel hit it.
+    /// A cancel stopped the run.
     Cancelled,
-    /// The agent failed.
+    /// The agent failed, exited during the turn, or was not ready in time.
     Error,
-    /// The model's limit on its answer.
+    /// The model reached its output limit.
     MaxTokens,
-    /// Over its turns.
+    /// The run reached its limit of model calls.
     MaxTurns,
-    /// Over the budget of its session or of one above.
+    /// The budget of the session, or of a session above it, is spent.
     BudgetExceeded,
-    /// Over its time.
+    /// The run reached its time limit.
     Timeout,
-    /// The model would not.
+    /// The model refused.
     Refused,
-    /// Worker or machine lost in mid-turn.
+    /// The worker or its machine was lost during the turn.
     Interrupted,
 }
 
-/// What went wrong.
+/// What went wrong with a run or an agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct RunError {
-    /// A stable snake_case word.
+    /// Stable code in snake_case.
     pub code: String,
-    /// A sentence.
+    /// One sentence for people.
     pub message: String,
-    /// The agent's exit status, if it exited.
+    /// Exit status of the agent, if it exited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_status: Option<i32>,
-    /// The last lines that it wrote to stderr.
+    /// The last lines that the agent wrote to stderr.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stderr: Vec<String>,
 }
 
 impl RunError {
-    /// An error with nothing more to say.
+    /// An error without exit status and stderr.
     pub fn new(code: &str, message: impl Into<String>) -> Self {
         Self { code: code.to_owned(), message: message.into(), exit_status: None, stderr: Vec::new() }
     }
 }
 
-/// What became of the processes that a run started.
+/// What happened to the processes that a run started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Processes)]
 pub struct ProcessCleanup {
-    /// Ended by us.
+    /// Processes that were killed.
     pub killed: u32,
-    /// Those that the kernel would not let die.
+    /// Processes that were still alive after they had been killed.
     pub survivors: u32,
 }
 
-/// See [`EventBody::RunSuspended`].
+/// Data of `run.suspended`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunSuspended {
-    /// The sessions that it waits for.
+    /// The sessions that the run waits for.
     pub children: Vec<SessionId>,
-    /// The conversation that it is resumed with.
+    /// The conversation so far. The turn is resumed with it.
     pub transcript: Vec<Value>,
 }
 
-/// See [`EventBody::RunResumed`].
+/// Data of `run.resumed`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunResumed {
-    /// What became of the sessions that it waited for.
+    /// Results of the sessions that the run waited for.
     pub children: Vec<ChildResult>,
 }
 
-/// What became of a session below.
+/// Result of a session that a suspended run waited for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ChildResult {
-    /// The session.
     pub session_id: SessionId,
-    /// How its last run ended; `None`: it had none.
+    /// How the session's last run ended. `None` if it had no run.
     pub finish_reason: Option<FinishReason>,
-    /// What that run said, or its head.
+    /// Result of that run, or its beginning.
     pub text: String,
 }
 
-/// See [`EventBody::RunFinished`].
+/// Data of `run.finished`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunFinished {
-    /// Why it ended.
     pub finish_reason: FinishReason,
-    /// The agent's result if it gave one, else all its text; or the head of that.
+    /// The agent's result if it gave one, otherwise all text of the run; only the beginning if `blob` is present.
     pub text: String,
-    /// The file that holds the whole.
+    /// The file that holds the whole text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blob: Option<BlobRef>,
-    /// What went wrong.
+    /// What went wrong, if the run failed.
     pub error: Option<RunError>,
-    /// What it used.
     pub usage: TokenUsage,
-    /// What became of the processes that it started.
+    /// What happened to the processes that the run started.
     pub processes: ProcessCleanup,
 }

@@ -1,4 +1,4 @@
-//! What a conversation is made with, how that changes, and the processes that hold its agent.
+//! Events about the settings of a session, and about the workers that hold its agent.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,197 +7,188 @@ use crate::ids::{EventNumber, FleetId, SessionId, WorkerId};
 use crate::mail::MailDelivery;
 use crate::policy::Policy;
 
-/// See [`EventBody::SessionCreated`]. What the session was made with; later changes are `session.updated`.
+/// Data of `session.created`: the settings that the session was created with. Later changes are `session.updated`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct SessionCreated {
-    /// The agent's name.
     pub agent: String,
-    /// For people.
     #[serde(default)]
     pub title: Option<String>,
-    /// Which model, in the agent's words.
+    /// Model that the agent should use, by the agent's own name for it.
     #[serde(default)]
     pub model: Option<String>,
-    /// What the agent is told before anything else.
     #[serde(default)]
     pub system_prompt: Option<String>,
-    /// What it may do without asking.
     #[serde(default)]
     pub policy: Policy,
-    /// The session above.
+    /// Parent session.
     #[serde(default)]
     pub parent: Option<SessionId>,
-    /// The fleet that it belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fleet: Option<FleetMembership>,
-    /// Where its agent works, as an absolute path; absent if that is not known, as on another machine.
+    /// Absolute path of the directory in which the agent works. Absent if it is unknown, as on another machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub directory: Option<String>,
-    /// The git worktree that its agent works in, made before that is first started.
+    /// The git worktree in which the agent works. It is created before the agent first starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worktree: Option<SessionWorktree>,
-    /// Limits.
     #[serde(default)]
     pub limits: SessionLimits,
-    /// Whether its agent is given the tools of `qd mcp`; absent: as configured.
+    /// Whether the agent gets the tools of `qd mcp`. Absent: the daemon's setting decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mcp: Option<bool>,
-    /// Names of the variables that were given; their values are kept elsewhere.
+    /// Names of the environment variables given to the agent. Their values are not in the journal.
     #[serde(default)]
     pub env: Vec<String>,
-    /// How mail reaches it that does not say.
+    /// How mail without its own `deliver` reaches the session.
     #[serde(default, skip_serializing_if = "MailDelivery::is_prompt")]
     pub mail: MailDelivery,
 }
 
-/// A git worktree of a session. All that making it needs is here, so that making it again makes the same.
+/// The git worktree of a session. It holds everything that creating the worktree needs, so a repeat after a crash
+/// creates the same worktree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionWorktree {
-    /// Where it is; its name is the session's id.
+    /// Path of the worktree. Its last component is the session's id.
     pub path: String,
-    /// The branch that is made for it.
+    /// The branch that is created for the worktree.
     pub branch: String,
-    /// The commit that it begins from.
+    /// The commit from which the worktree starts.
     pub base: String,
-    /// The branch that its work is to go into, unless told otherwise.
+    /// The branch into which the work is merged by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
-    /// The top of the checkout that it was asked for from.
+    /// Top directory of the checkout that the worktree was created from.
     pub repository: String,
 }
 
-/// A session's part in a fleet.
+/// A session's membership in a fleet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[schema(as = Membership)]
 pub struct FleetMembership {
-    /// The fleet.
     pub fleet_id: FleetId,
-    /// What it is called there.
+    /// Name of the session in the fleet.
     pub name: String,
 }
 
-/// What a run may take. Absent means no limit but where a default is named.
+/// Limits of a session. Without a value there is no limit, except for the fields that name a default.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct SessionLimits {
-    /// Dollars, for the session and all below it.
+    /// Budget in US dollars for the session and all sessions below it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget_usd: Option<f64>,
-    /// Model calls in one run.
+    /// Maximum number of model calls in one run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_turns: Option<u32>,
-    /// Seconds of one run, waiting for people not counted.
+    /// Maximum duration of one run in seconds. Time spent waiting for people does not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run_timeout_s: Option<f64>,
-    /// Seconds an agent may take to stop before it is killed.
+    /// Seconds that an agent may take to stop after a cancel before it is killed. Defaults to
+    /// [`CANCEL_GRACE_S`](crate::limits::CANCEL_GRACE_S).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cancel_grace_s: Option<f64>,
-    /// How often an agent that crashed is started again within the window; 0: never.
+    /// How often a crashed agent is restarted within the window; 0 means never. Defaults to
+    /// [`RESTARTS`](crate::limits::RESTARTS).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restarts: Option<u32>,
-    /// Seconds that a crash counts for.
+    /// Seconds for which a crash counts. Defaults to [`RESTART_WINDOW_S`](crate::limits::RESTART_WINDOW_S).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart_window_s: Option<f64>,
 }
 
-/// See [`EventBody::SessionUpdated`]. Only what changed is there.
+/// Data of `session.updated`. Only the fields that changed are present.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct SessionUpdated {
-    /// The new title.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
-    /// The new model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// The new policy; it counts for later asks.
+    /// New policy. It applies to later asks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<Policy>,
-    /// The new limits, all of them.
+    /// The complete new limits, not only those that changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<SessionLimits>,
-    /// The agent's own name for the conversation.
+    /// The agent's own id for the conversation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_session_id: Option<String>,
-    /// A session below was created.
+    /// A child session was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub child: Option<SessionId>,
-    /// A session below that a suspended run waits for has ended.
+    /// A child session that a suspended run waits for has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub child_ended: Option<ChildResult>,
-    /// The last cancel of the session above that was applied here, by its number there.
+    /// A cancel of the parent session was applied here. This is its number in the parent; the child recognises a repeat
+    /// by it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent_cancel: Option<EventNumber>,
-    /// A cancel was passed on to the sessions below; it bears the number of this event.
+    /// A cancel must be passed on to the sessions below. The number of this event identifies it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cancels_below: bool,
-    /// Every session below has applied the cancel of this number.
+    /// Every session below has applied the cancel with this number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub below_cancelled: Option<EventNumber>,
-    /// The session takes no more prompts and closes when its last run has ended and those below have closed.
+    /// The session takes no more prompts. It closes when its last run has ended and all sessions below have closed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closing: Option<SessionCloseMode>,
     /// Every session below has closed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub below_closed: bool,
-    /// The agent did not let go of a killed turn: it is stopped, and the next run gets another.
+    /// The agent did not let go of a killed turn. It is stopped, and the next run gets a new agent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stops_agent: bool,
 }
 
-/// How a session closes.
+/// What happens to the events of a session that closes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SessionCloseMode {
-    /// Its events stay.
+    /// The events stay in the journal.
     Keep,
-    /// Its events are deleted once it is closed.
+    /// The events are deleted once the session is closed.
     Purge,
 }
 
-/// See [`EventBody::SessionClosed`].
+/// Data of `session.closed`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionClosed {
-    /// Whether its events are deleted now.
+    /// Whether the session's events are deleted now.
     #[serde(default)]
     pub purge: bool,
 }
 
-/// See [`EventBody::WorkerStarted`].
+/// Data of `worker.started`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerStarted {
-    /// The worker.
     pub worker_id: WorkerId,
 }
 
-/// See [`EventBody::WorkerReattached`].
+/// Data of `worker.reattached`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerReattached {
-    /// The worker.
     pub worker_id: WorkerId,
-    /// Milliseconds that the turn under way has run, without its waits for people: only the worker was there.
+    /// Milliseconds that the current turn has run, without its waits for people. Only the worker could measure this,
+    /// because no daemon was attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run_time_ms: Option<u64>,
 }
 
-/// See [`EventBody::WorkerExited`].
+/// Data of `worker.exited`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerExited {
-    /// The worker.
     pub worker_id: WorkerId,
-    /// Why.
     pub reason: WorkerExitReason,
-    /// What went wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<RunError>,
 }
 
-/// Why a worker is no more.
+/// Why a worker is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkerExitReason {
-    /// Nobody needed it.
+    /// It was stopped because nothing needed it any more.
     Stopped,
     /// Its agent failed.
     Failed,
-    /// It vanished.
+    /// It disappeared, by itself or with its machine.
     Lost,
 }
