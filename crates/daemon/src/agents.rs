@@ -1,6 +1,5 @@
-//! The agents of this machine, as the daemon knows them: the program's own manifests under the user's and a trusted
-//! project's. Files are read again each time that somebody asks, so that what is changed counts at once; what lives
-//! elsewhere is the workers' business.
+//! The agents of this machine: built-in manifests, overridden by the user's and by a trusted project's. The files are
+//! read on each request, so that changes apply at once. Agents on other machines are handled in `workers`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,13 +15,13 @@ use qd_protocol::manifest::{Manifest, TokenPrice};
 
 use crate::home::DaemonHome;
 
-/// Which agents there are here.
+/// The agents of this machine.
 #[derive(Debug)]
 pub(crate) struct LocalAgents {
-    /// The user's own manifests; later ones win.
+    /// The folders of the user's own manifests; later ones win.
     folders: Vec<PathBuf>,
     trust_file: PathBuf,
-    /// Where agents that are to be isolated have their settings.
+    /// The folder for the settings of isolated agents.
     isolated_folder: PathBuf,
     versions: Arc<ProgramVersions>,
     prices: BTreeMap<String, TokenPrice>,
@@ -39,12 +38,12 @@ impl LocalAgents {
         }
     }
 
-    /// Those that can be named, whether or not they can start here.
+    /// All listed agents, whether or not they can start here.
     pub(crate) fn list(&self, project: Option<&Path>) -> Vec<Agent> {
         self.catalog(project).agents(&self.versions)
     }
 
-    /// The same with the version of each that is here, which takes as long as the slowest needs to tell it. Blocks.
+    /// Like [`Self::list`], with the version of each installed agent. Blocks as long as the slowest program takes.
     pub(crate) fn list_with_versions(&self, project: Option<&Path>) -> Vec<Agent> {
         let catalog = self.catalog(project);
         let manifests: Vec<Manifest> = catalog.entries().iter().map(|entry| entry.manifest.clone()).collect();
@@ -52,12 +51,12 @@ impl LocalAgents {
         catalog.agents(&self.versions)
     }
 
-    /// Manifests that do not count, and why.
+    /// Manifests that cannot be used, and why.
     pub(crate) fn manifest_problems(&self, project: Option<&Path>) -> Vec<CatalogProblem> {
         self.catalog(project).problems().to_vec()
     }
 
-    /// One of them, also one that only its name describes.
+    /// An agent by name, including agents that are described by their name alone.
     pub(crate) fn find(&self, name: &str, project: Option<&Path>) -> Option<Agent> {
         let catalog = self.catalog(project);
         let listed = catalog.entries().iter().find(|entry| entry.manifest.agent.name == name);
@@ -73,13 +72,13 @@ impl LocalAgents {
         }
     }
 
-    /// How an agent is started, its program found and its own folders made.
+    /// The manifest to start an agent with: the path of its program is resolved, and its isolated folders are created.
     pub(crate) fn launch_manifest(&self, name: &str, project: &Path) -> Option<Manifest> {
         let manifest = programs::with_program_path(self.catalog(Some(project)).get(name)?);
         Some(programs::with_isolation(manifest, &self.isolated_folder))
     }
 
-    /// What a project wants done in worktrees, if it is trusted as it is.
+    /// The project's worktree settings, if the project is trusted at its current content.
     pub(crate) fn project_setup(&self, project: &Path) -> ProjectFileStatus {
         match ProjectTrust::open(&self.trust_file) {
             Ok(trust) => project::read_project_settings(project, &trust),
@@ -87,13 +86,12 @@ impl LocalAgents {
         }
     }
 
-    /// The projects that are trusted.
     pub(crate) fn trusted_projects(&self) -> Result<Vec<TrustedProject>, TrustError> {
         let trust = ProjectTrust::open(&self.trust_file)?;
         Ok(trust.projects().map(|path| trust_status(&trust, path, Vec::new())).collect())
     }
 
-    /// Trusts a project as it is now.
+    /// Trusts a project at its current content.
     pub(crate) fn trust(&self, project: &Path) -> Result<TrustedProject, TrustError> {
         let mut trust = ProjectTrust::open(&self.trust_file)?;
         let files = trust.trust(project)?;
@@ -101,20 +99,19 @@ impl LocalAgents {
         Ok(trust_status(&trust, project, files))
     }
 
-    /// Trusts it no longer; gives the others.
+    /// Stops trusting a project, and returns the others.
     pub(crate) fn distrust(&self, project: &Path) -> Result<Vec<TrustedProject>, TrustError> {
         ProjectTrust::open(&self.trust_file)?.distrust(project)?;
         self.trusted_projects()
     }
 
-    /// After how long an idle one is put to rest, where its manifest does not leave that to the settings; `None` if it
-    /// never is.
+    /// How long an idle agent is kept before it is stopped: from its manifest, or else `usual`. `None` if it never is.
     pub(crate) fn idle_timeout(&self, name: &str, project: &Path, usual: Duration) -> Option<Duration> {
         let Some(manifest) = self.catalog(Some(project)).get(name) else { return Some(usual) };
         manifest.can_rest().then(|| manifest.idle.rest_after_s.map_or(usual, Duration::from_secs))
     }
 
-    /// What tokens cost, by model.
+    /// Token prices by model.
     pub(crate) fn prices(&self) -> &BTreeMap<String, TokenPrice> {
         &self.prices
     }
@@ -125,7 +122,7 @@ impl LocalAgents {
         match ProjectTrust::open(&self.trust_file) {
             Ok(trust) => catalog.with_project(project, &trust),
             Err(error) => {
-                tracing::warn!(%error, "no project is trusted");
+                tracing::warn!(%error, "could not read the list of trusted projects; none is trusted");
                 catalog.with_project(project, &ProjectTrust::default())
             }
         }

@@ -1,6 +1,6 @@
 //! `config.toml`, in the home and in the user's configuration directory. Every value knows where it came from, so
-//! that `qd config` can say what counts and why. This reads two files and nothing else; flags are laid over it by
-//! whoever has them.
+//! that `qd config` can show the effective settings and their origins. Only these two files are read here; the caller
+//! applies command line flags on top.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,45 +19,45 @@ use toml::de::{DeTable, DeValue};
 use crate::edge::listen::ListenAddress;
 use crate::home::{DaemonHome, user_directory};
 
-/// How long an idle agent is kept unless the settings say otherwise.
+/// The default of `idle_s`.
 const DEFAULT_IDLE_S: u64 = 300;
-/// How many agents may live at once unless the settings say otherwise.
+/// The default of `max_agents`.
 const DEFAULT_MAX_AGENTS: usize = 256;
-/// How much memory must be free before another agent is started, unless the settings say otherwise.
+/// The default of `min_free_mb`.
 const DEFAULT_MIN_FREE_MB: u64 = 256;
-/// Who has not come back after a day is not coming back.
+/// The largest `remote_lease_s`: a worker that is away for a day does not come back.
 const REMOTE_LEASE_MAX_S: u64 = 24 * 3600;
-/// Nobody who comes back after a year wants what was under way then.
+/// The largest `orphan_busy_s` and `orphan_idle_s`: work from a year ago is of no use to anybody.
 const ORPHAN_MAX_S: u64 = 365 * 24 * 3600;
-/// No settings file is larger; one that is was meant to be something else.
+/// The largest settings file that is read; a larger file cannot be meant as one.
 const CONFIG_FILE_MAX: u64 = 1 << 20;
 
-/// The settings that count.
+/// The effective settings.
 #[derive(Debug, Clone)]
 pub struct DaemonConfig {
     /// The agent of `qd run` without `--agent`.
     pub agent: ConfigSetting<Option<String>>,
-    /// The policy of a session that is given none.
+    /// The policy of sessions that do not set one.
     pub policy: ConfigSetting<Policy>,
-    /// What `qd serve` without `--listen` listens on.
+    /// The addresses that `qd serve` without `--listen` listens on.
     pub listen: ConfigSetting<Vec<ListenAddress>>,
-    /// Names, besides ours, that a `Host` header may have.
+    /// Names that a `Host` header may have besides our own.
     pub allow_host: ConfigSetting<Vec<String>>,
-    /// Seconds that an idle agent is kept before it is put to rest.
+    /// How many seconds an idle agent is kept before it is stopped.
     pub idle_s: ConfigSetting<u64>,
-    /// Agents that may live at once; the others wait their turn.
+    /// How many agents may live at once; further sessions wait for a slot.
     pub max_agents: ConfigSetting<usize>,
-    /// MiB of memory that must be free before another agent is started; 0: never mind.
+    /// How many MiB of memory must be free before another agent starts; 0 turns the check off.
     pub min_free_mb: ConfigSetting<u64>,
-    /// Seconds that a joined worker which has gone silent is waited for before its sessions count as lost.
+    /// How many seconds a silent joined worker is waited for before its sessions count as lost.
     pub remote_lease_s: ConfigSetting<u64>,
-    /// Seconds that a worker keeps an agent in mid-turn while no daemon comes.
+    /// How many seconds a worker without a daemon keeps an agent that is in a turn.
     pub orphan_busy_s: ConfigSetting<u64>,
-    /// Seconds that a worker keeps an agent without a turn while no daemon comes.
+    /// How many seconds a worker without a daemon keeps an agent that is idle.
     pub orphan_idle_s: ConfigSetting<u64>,
-    /// What tokens cost, by model, for agents that tell only how many they used.
+    /// Token prices by model, for agents that report only how many tokens they used.
     pub prices: ConfigSetting<BTreeMap<String, TokenPrice>>,
-    /// Whether agents that can take them are given the tools of `qd mcp`.
+    /// Whether agents get the tools of `qd mcp`, if they can take them.
     pub mcp: ConfigSetting<bool>,
     /// What is logged: a level, or a filter of levels by module.
     pub log: ConfigSetting<String>,
@@ -66,22 +66,18 @@ pub struct DaemonConfig {
 /// A value and where it came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigSetting<T> {
-    /// What counts.
     pub value: T,
-    /// Who said so.
     pub origin: SettingOrigin,
 }
 
-/// Where a value came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SettingOrigin {
-    /// Nobody said anything.
+    /// No file sets the value.
     Default,
-    /// A line of a settings file.
+    /// A line of a settings file sets it.
     File {
-        /// The file.
         path: PathBuf,
-        /// Its line, from 1.
+        /// The line, counted from 1.
         line: usize,
     },
 }
@@ -95,48 +91,38 @@ impl fmt::Display for SettingOrigin {
     }
 }
 
-/// One line of what `qd config` shows.
+/// One line of the output of `qd config`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ConfigEntry {
-    /// The key.
     pub key: &'static str,
-    /// What counts.
     pub value: serde_json::Value,
     /// `default`, or file and line.
     pub origin: String,
 }
 
-/// A settings file that cannot be used. The daemon does not start with half of one.
+/// A settings file that cannot be used. The daemon does not start with part of one.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// It is there but cannot be read.
+    /// The file exists but cannot be read.
     #[error("could not read {path}: {source}")]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// It is not TOML, or a value is not what its key takes.
+    Unreadable { path: PathBuf, source: io::Error },
+    /// The file is not TOML, or a value has the wrong type.
     #[error("{path}:{line}: {message}")]
     Invalid {
-        /// The file.
         path: PathBuf,
-        /// Its line, from 1.
+        /// The line, counted from 1.
         line: usize,
-        /// What is wrong.
         message: String,
     },
-    /// A key that means nothing to us; most often a slip of the pen.
+    /// The key does not exist; it is usually misspelled.
     #[error("{path}:{line}: there is no key `{key}`; did you mean `{nearest}`?")]
     UnknownKey {
-        /// The file.
         path: PathBuf,
-        /// Its line, from 1.
+        /// The line, counted from 1.
         line: usize,
         /// The key as written.
         key: String,
-        /// The valid key that is most like it.
+        /// The most similar valid key.
         nearest: &'static str,
     },
 }
@@ -158,13 +144,13 @@ const KEYS: [&str; 13] = [
 ];
 
 impl DaemonConfig {
-    /// What counts for this home: its own file over the user's over the defaults. A file that is not there says
-    /// nothing.
+    /// The effective settings of this home: its own file over the user's file over the defaults. A missing file is
+    /// not an error.
     pub fn load(home: &DaemonHome) -> Result<Self, ConfigError> {
         Self::load_from(home, user_config_file().as_deref())
     }
 
-    /// The same with the user's file given.
+    /// Like [`Self::load`], with the path of the user's file given.
     pub fn load_from(home: &DaemonHome, user: Option<&Path>) -> Result<Self, ConfigError> {
         let mut config = Self::defaults(home);
         for path in user.into_iter().chain([home.config_file().as_path()]) {
@@ -241,9 +227,7 @@ impl DaemonConfig {
                 "max_agents" => {
                     let value = read_value(value).map_err(failed)?;
                     if value == 0 {
-                        return Err(failed(toml::de::Error::custom(
-                            "at least one agent must be able to live",
-                        )));
+                        return Err(failed(toml::de::Error::custom("`max_agents` must be at least 1")));
                     }
                     self.max_agents = ConfigSetting { value, origin };
                 }
@@ -278,11 +262,11 @@ impl DaemonConfig {
     }
 }
 
-fn read_seconds(value: Spanned<DeValue<'_>>, most: u64) -> Result<u64, toml::de::Error> {
+fn read_seconds(value: Spanned<DeValue<'_>>, limit: u64) -> Result<u64, toml::de::Error> {
     let value = read_value(value)?;
-    match (1..=most).contains(&value) {
+    match (1..=limit).contains(&value) {
         true => Ok(value),
-        false => Err(toml::de::Error::custom(format!("a number of seconds from 1 to {most}"))),
+        false => Err(toml::de::Error::custom(format!("must be a number of seconds from 1 to {limit}"))),
     }
 }
 
@@ -292,7 +276,7 @@ fn read_prices(value: Spanned<DeValue<'_>>) -> Result<BTreeMap<String, TokenPric
     match prices.iter().find(|(_, price)| !is_price(price.input) || !is_price(price.output)) {
         None => Ok(prices),
         Some((model, _)) => Err(toml::de::Error::custom(format!(
-            "the price of {model} is no amount of dollars for a million tokens"
+            "the price of {model} must be dollars per million tokens, 0 or more"
         ))),
     }
 }
@@ -308,7 +292,7 @@ pub fn user_config_file() -> Option<PathBuf> {
 fn read_config_file(path: &Path) -> Result<Option<String>, ConfigError> {
     let unreadable = |source| ConfigError::Unreadable { path: path.to_owned(), source };
     let text = match fs::metadata(path) {
-        Ok(about) if about.len() > CONFIG_FILE_MAX => Err(io::Error::from(io::ErrorKind::FileTooLarge)),
+        Ok(metadata) if metadata.len() > CONFIG_FILE_MAX => Err(io::Error::from(io::ErrorKind::FileTooLarge)),
         Ok(_) => fs::read_to_string(path),
         Err(error) => Err(error),
     };
@@ -350,11 +334,11 @@ fn nearest_key(unknown: &str) -> &'static str {
     KEYS.into_iter().min_by_key(|key| edit_distance(unknown, key)).expect("there are keys")
 }
 
-/// How many characters must be added, dropped or changed to make one word of the other.
+/// The number of characters to add, remove or change to turn one word into the other.
 fn edit_distance(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();
-    // A key can be as long as the file; past any word of ours, more of it makes no difference.
+    // A key can be as long as the file; characters beyond the longest key make no difference to the result.
     for (i, a) in from.chars().take(64).enumerate() {
         let mut diagonal = row[0];
         row[0] = i + 1;
@@ -444,10 +428,10 @@ mod tests {
     fn an_unknown_key_is_named_with_file_line_and_the_nearest_valid_one() {
         for (written, meant) in [("idel_s", "idle_s"), ("listn", "listen"), ("allowed-hosts", "allow_host")] {
             let files = TestConfigFiles::new(Some(&format!("\n\n{written} = 1\n")), None);
-            let said = files.load().unwrap_err().to_string();
+            let message = files.load().unwrap_err().to_string();
             let file = files.home.config_file();
             assert_eq!(
-                said,
+                message,
                 format!("{}:3: there is no key `{written}`; did you mean `{meant}`?", file.display())
             );
         }

@@ -1,5 +1,5 @@
-//! What all parts of the daemon share: the journal, who is awake, what is halted, what is spent. Requests come in
-//! through here and find their session's actor; nothing here decides a transition.
+//! The state that all parts of the daemon share: the journal, the awake actors, the halt flag, the spent budgets.
+//! Requests reach their session's actor through here. Nothing here decides a transition.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,64 +29,59 @@ use crate::registry::{ActorMailbox, ActorRegistry, MailboxRejection};
 use crate::workers::{AgentSlots, SlotChanges, Workers};
 use crate::workspaces::WorkspaceRegistry;
 
-/// How often the supervisor looks.
+/// How often the supervisor runs.
 const SUPERVISE_INTERVAL: Duration = Duration::from_secs(1);
-/// Every so many looks, workers that nobody knows are looked for.
+/// The supervisor looks for stray workers once per this many runs.
 const STRAY_CHECK_TICKS: u32 = 60;
 
-/// The daemon, as seen by its parts.
+/// The shared state of the daemon.
 pub(crate) struct Daemon {
-    /// The truth.
+    /// The source of truth.
     pub(crate) journal: Journal,
-    /// Everything else that is on disk.
+    /// All other files on disk.
     pub(crate) home: DaemonHome,
-    /// The agents, and the processes that hold them.
     pub(crate) workers: Workers,
-    /// How many of them may live.
+    /// How many agents may live at once.
     pub(crate) agent_slots: AgentSlots,
-    /// The workspaces, which are few.
+    /// All workspaces, in memory: they are few.
     pub(crate) workspaces: WorkspaceRegistry,
-    /// One at a time per `Idempotency-Key`, run id or path.
+    /// Serializes requests with the same `Idempotency-Key`, run id or path.
     pub(crate) key_locks: KeyedLocks,
-    /// Whose money is spent.
+    /// Which sessions and fleets have spent their budget.
     pub(crate) budgets: SpentBudgets,
-    /// What an operator would like to know.
     pub(crate) stats: DaemonMetrics,
-    /// How long an idle agent is kept.
+    /// How long an idle agent is kept before it is stopped.
     pub(crate) idle_timeout: Duration,
-    /// What a session's agent may do if the session does not say.
+    /// The policy of sessions that do not set one.
     pub(crate) default_policy: Policy,
-    /// Whether agents are given the tools of `qd mcp` if the session does not say.
+    /// Whether agents get the tools of `qd mcp` if the session does not say.
     pub(crate) default_mcp: bool,
-    /// Since when.
     pub(crate) started_at: Millis,
     registry: ActorRegistry<SessionId, ActorMessage>,
-    /// The fleets that are awake.
+    /// The mailboxes of the awake fleets.
     pub(crate) fleets: ActorRegistry<FleetId, FleetActorMessage>,
-    /// Read by every step; set before, and lifted after, the journal says so.
+    /// Read by every step. Set before `halt.set` is journalled, cleared after `halt.lifted` is.
     halted: AtomicBool,
-    /// Set once, when the workers end with the daemon.
+    /// Set once, when the workers are to end together with the daemon.
     ending_workers: AtomicBool,
-    /// The halt for people. Changed only under the key `halt`.
+    /// The halt as the API shows it. Changed only under the key lock `halt`.
     halt_status: Mutex<api::HaltStatus>,
-    /// Turns true once, when the daemon is to end.
+    /// Turns true once, when the daemon begins to stop.
     stopping: watch::Sender<bool>,
-    /// Owns every actor and every errand between them.
+    /// Owns every actor and every background task.
     tasks: Mutex<JoinSet<()>>,
 }
 
-/// A session that exists, with what is needed to reach it.
+/// An existing session, with the keys needed to reach it.
 #[derive(Debug)]
 pub(crate) struct SessionAddress {
-    /// Its id.
     pub(crate) id: SessionId,
-    /// Its key in the journal.
+    /// The session's key in the journal.
     pub(crate) key: SessionKey,
-    /// Its project.
     pub(crate) workspace: WorkspaceId,
-    /// Its project's key in the journal.
+    /// The workspace's key in the journal.
     pub(crate) workspace_key: WorkspaceKey,
-    /// What its events bear.
+    /// The scope of all the session's events.
     pub(crate) scope: Arc<EventScope>,
 }
 
@@ -137,7 +132,7 @@ impl Daemon {
         })
     }
 
-    /// Sends a command to a session and waits until what came of it is in the journal.
+    /// Sends a command to a session and waits until its result is in the journal.
     pub(crate) async fn send_command(
         self: &Arc<Self>,
         session: &Arc<SessionAddress>,
@@ -147,13 +142,13 @@ impl Daemon {
         self.send_command_with_child(session, command, key, None).await
     }
 
-    /// The same with a session below that is created in the same transaction.
+    /// Like [`Self::send_command`], with a child session that is created in the same transaction.
     pub(crate) async fn send_command_with_child(
         self: &Arc<Self>,
         session: &Arc<SessionAddress>,
         command: SessionCommand,
         key: Option<IdempotencyKey>,
-        birth: Option<Box<ChildCreation>>,
+        child: Option<Box<ChildCreation>>,
     ) -> Result<CommandCompletion, ApiError> {
         if self.is_stopping() {
             return Err(stopping_error());
@@ -161,19 +156,19 @@ impl Daemon {
         let (reply, answer) = oneshot::channel();
         self.send_message(
             session,
-            ActorMessage::Request(Box::new(CommandRequest { command, key, child: birth, reply })),
+            ActorMessage::Request(Box::new(CommandRequest { command, key, child, reply })),
         )?;
         answer.await.unwrap_or_else(|_| Err(stopping_error()))
     }
 
-    /// Puts something into a session's mailbox, and wakes it if it sleeps.
+    /// Puts a message into a session's mailbox, and wakes the session if it sleeps.
     pub(crate) fn send_message(
         self: &Arc<Self>,
         session: &Arc<SessionAddress>,
-        mail: ActorMessage,
+        message: ActorMessage,
     ) -> Result<(), ApiError> {
         let wake = |mailbox: Arc<ActorMailbox<ActorMessage>>| self.spawn_actor(Arc::clone(session), mailbox);
-        self.registry.send(&session.id, mail, wake).map_err(|_| overloaded_error())
+        self.registry.send(&session.id, message, wake).map_err(|_| overloaded_error())
     }
 
     fn spawn_actor(self: &Arc<Self>, session: Arc<SessionAddress>, mailbox: Arc<ActorMailbox<ActorMessage>>) {
@@ -181,7 +176,7 @@ impl Daemon {
         self.spawn(async move { actor::run_actor(daemon, session, mailbox).await });
     }
 
-    /// Runs an errand that the daemon owns: it is waited for when the daemon ends.
+    /// Spawns a task that the daemon owns: shutdown waits for it.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(ended) = tasks.try_join_next() {
@@ -190,7 +185,8 @@ impl Daemon {
         tasks.spawn(task);
     }
 
-    /// What an awake session does, once everything that came before has been committed; `None` if it sleeps.
+    /// Reports what an awake session is doing, once everything before is committed. `None` if it sleeps or its mailbox
+    /// is full.
     pub(crate) async fn probe_session(&self, session: &SessionId) -> Option<SessionActivity> {
         let (reply, answer) = oneshot::channel();
         match self.registry.send_if_awake(session, ActorMessage::Probe(reply)) {
@@ -199,11 +195,11 @@ impl Daemon {
         }
     }
 
-    /// Changes who may have an agent, and tells those whom that concerns. Whoever sleeps is not in line.
+    /// Applies a change to the agent slots, and notifies the sessions it affects. Only awake sessions wait for a slot.
     pub(crate) fn update_slots(&self, change: impl FnOnce(&AgentSlots) -> SlotChanges) {
         let SlotChanges { wake, rest } = change(&self.agent_slots);
         for session in wake {
-            // One that is gone or full looks for itself.
+            // A session that has ended or has a full mailbox checks for itself at its next step.
             let _sent = self.registry.send_if_awake(&session, ActorMessage::Wake);
         }
         if let Some(session) = rest {
@@ -211,7 +207,8 @@ impl Daemon {
         }
     }
 
-    /// Looks again and again whether there is room, while somebody waits for it, and for workers that nobody knows.
+    /// Rechecks the agent slots while a session waits for one, and looks for stray workers. Runs until the daemon
+    /// stops.
     pub(crate) async fn supervise(self: Arc<Self>) {
         let mut stopping = self.stop_signal();
         let mut ticks = 0_u32;
@@ -223,7 +220,7 @@ impl Daemon {
             if self.agent_slots.has_waiters() {
                 self.update_slots(AgentSlots::recheck);
             }
-            // Soon after the start, for those that a daemon left which died while it started them; then rarely.
+            // Soon after the start, for workers of a daemon that died while it started them; then rarely.
             if ticks.is_multiple_of(STRAY_CHECK_TICKS) {
                 self.end_stray_workers().await;
             }
@@ -232,19 +229,19 @@ impl Daemon {
     }
 
     async fn end_stray_workers(&self) {
-        let owing = SessionFilter { obligations_only: true, ..SessionFilter::default() };
-        match self.journal.sessions(owing, None, usize::MAX).await {
+        let with_obligations = SessionFilter { obligations_only: true, ..SessionFilter::default() };
+        match self.journal.sessions(with_obligations, None, usize::MAX).await {
             Ok(rows) => self.workers.end_strays(&rows.into_iter().map(|row| row.id).collect()).await,
-            Err(error) => tracing::warn!(%error, "workers that no session knows could not be looked for"),
+            Err(error) => tracing::warn!(%error, "could not look for stray workers"),
         }
     }
 
-    /// Whether the workers are being ended, and the daemon with them.
+    /// Whether the workers are being ended together with the daemon.
     pub(crate) fn is_ending_workers(&self) -> bool {
         self.ending_workers.load(Ordering::SeqCst)
     }
 
-    /// Ends every worker, and waits until that is in the journal or the time is over.
+    /// Ends every worker, and waits until their ends are journalled or the time limit has passed.
     pub(crate) async fn end_workers(&self) {
         self.ending_workers.store(true, Ordering::SeqCst);
         for session in self.registry.awake_keys() {
@@ -261,7 +258,7 @@ impl Daemon {
         self.workers.end_shared();
     }
 
-    /// Waits until every awake session has finished what it had begun: whatever was decided before is committed.
+    /// Waits until every awake session has committed what it had already decided.
     pub(crate) async fn wait_for_commits(&self) {
         let mut answers = Vec::new();
         for session in self.registry.awake_keys() {
@@ -271,12 +268,12 @@ impl Daemon {
             }
         }
         for answer in answers {
-            // One that ended meanwhile has nothing unfinished either.
+            // An actor that ended meanwhile has nothing uncommitted either.
             let _probe: Result<SessionActivity, oneshot::error::RecvError> = answer.await;
         }
     }
 
-    /// Lets an actor sleep unless mail has come; see [`Registry::sleep`].
+    /// Lets an actor sleep unless a message has arrived; see [`ActorRegistry::try_sleep`].
     pub(crate) fn try_sleep_actor(
         &self,
         session: &SessionId,
@@ -285,22 +282,20 @@ impl Daemon {
         self.registry.try_sleep(session, mailbox)
     }
 
-    /// Takes an actor out of the register that ended without sleeping.
+    /// Removes an actor that ended without going to sleep.
     pub(crate) fn remove_dead_actor(&self, session: &SessionId, mailbox: &Arc<ActorMailbox<ActorMessage>>) {
         self.registry.remove_dead(session, mailbox);
     }
 
-    /// How many sessions are awake.
     pub(crate) fn awake_count(&self) -> usize {
         self.registry.len()
     }
 
-    /// Whether nothing may start.
     pub(crate) fn is_halted(&self) -> bool {
         self.halted.load(Ordering::SeqCst)
     }
 
-    /// The halt for people.
+    /// The halt as the API shows it.
     pub(crate) fn halt_status(&self) -> api::HaltStatus {
         self.halt_status.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -310,37 +305,38 @@ impl Daemon {
         self.halted.store(halted, Ordering::SeqCst);
     }
 
-    /// Sets what people see of it.
+    /// Sets the halt as the API shows it.
     pub(crate) fn set_halt_status(&self, halt: api::HaltStatus) {
         *self.halt_status.lock().unwrap_or_else(PoisonError::into_inner) = halt;
     }
 
-    /// Begins the end: no more work is taken, streams end, actors finish what they have begun.
+    /// Begins the shutdown: no new work is accepted, streams end, actors finish what they have begun.
     pub(crate) fn stop(&self) {
         self.stopping.send_replace(true);
     }
 
-    /// Whether the end has begun.
+    /// Whether the shutdown has begun.
     pub(crate) fn is_stopping(&self) -> bool {
         *self.stopping.borrow()
     }
 
-    /// Told when the end begins.
+    /// Turns true when the shutdown begins.
     pub(crate) fn stop_signal(&self) -> watch::Receiver<bool> {
         self.stopping.subscribe()
     }
 
-    /// Ends every actor at its next quiet moment and waits for all of them and their errands.
+    /// Stops every actor once it has committed what it had begun, and waits for all actors and background tasks.
     pub(crate) async fn end_tasks(&self) {
         for session in self.registry.awake_keys() {
-            // One that is gone or full ends by the stop signal all the same.
+            // An actor that has ended needs no message. One with a full mailbox does not get it: the caller's timeout
+            // cuts it off.
             let _sent = self.registry.send_if_awake(&session, ActorMessage::Stop);
         }
         for fleet in self.fleets.awake_keys() {
             let _sent = self.fleets.send_if_awake(&fleet, FleetActorMessage::Stop);
         }
         loop {
-            // What ends may have begun something else.
+            // A task that ends may have spawned another.
             let mut tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
             if tasks.is_empty() {
                 return;
@@ -351,7 +347,7 @@ impl Daemon {
         }
     }
 
-    /// The session of this id in this workspace.
+    /// The session with this id; `not_found` if it belongs to another workspace.
     pub(crate) async fn session_in_workspace(
         &self,
         workspace: &WorkspaceId,
@@ -364,18 +360,17 @@ impl Daemon {
         Ok(found)
     }
 
-    /// The session of this id, wherever it is.
+    /// The session with this id, in any workspace.
     pub(crate) async fn find_session(&self, id: &SessionId) -> Result<Arc<SessionAddress>, ApiError> {
         let row = self.journal.session(id).await.map_err(read_failed)?;
         let row = row.ok_or_else(|| ApiError::not_found("session", id))?;
         self.session_address(&row)
     }
 
-    /// The session of this row.
     pub(crate) fn session_address(&self, row: &SessionRow) -> Result<Arc<SessionAddress>, ApiError> {
-        let place =
+        let workspace =
             self.workspaces.by_key(row.workspace).ok_or_else(|| ApiError::not_found("session", &row.id))?;
-        Ok(Arc::new(SessionAddress::new(row.key, row.id.clone(), place.key, place.id.clone())))
+        Ok(Arc::new(SessionAddress::new(row.key, row.id.clone(), workspace.key, workspace.id.clone())))
     }
 }
 
@@ -396,17 +391,15 @@ fn report_panic(ended: Result<(), tokio::task::JoinError>) {
     }
 }
 
-/// The daemon is going down.
 pub(crate) fn stopping_error() -> ApiError {
     ApiError::new(ErrorCode::Stopping, "the daemon is stopping; start it again and retry")
 }
 
-/// Too much waits for one session.
 fn overloaded_error() -> ApiError {
     ApiError::new(ErrorCode::Overloaded, "too many requests wait for this session; retry in a moment")
 }
 
-/// What a client is told when the journal did not take something.
+/// The client's error when the journal rejected an append.
 pub(crate) fn append_failed(error: AppendError) -> ApiError {
     match error {
         AppendError::Stopped => stopping_error(),
@@ -416,12 +409,12 @@ pub(crate) fn append_failed(error: AppendError) -> ApiError {
     }
 }
 
-/// What a client is told when a file beside the journal could not be written.
+/// The client's error when a blob could not be written.
 pub(crate) fn blob_failed(error: BlobError) -> ApiError {
     ApiError::new(ErrorCode::StorageFailed, error.to_string()).with_detail("reason", error.code())
 }
 
-/// What a client is told when the journal could not be read.
+/// The client's error when the journal could not be read.
 pub(crate) fn read_failed(error: JournalReadError) -> ApiError {
     match error {
         JournalReadError::Stopped => stopping_error(),

@@ -1,4 +1,4 @@
-//! Lists made again from the events: what `qd doctor --rebuild` does while no daemon runs.
+//! Rebuilds the list rows from the events, for `qd doctor --rebuild`, while no daemon runs.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,30 +14,25 @@ use crate::actor::{FirstEventIndex, encode_snapshot, recorded_event, row_change,
 use crate::daemon::SessionAddress;
 use crate::fleets::{self, FleetAddress};
 
-/// What a rebuild made.
+/// What a rebuild has processed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RebuildReport {
-    /// Events read.
     pub events: u64,
-    /// Workspaces made of them, removed ones too.
+    /// Workspaces, including removed ones.
     pub workspaces: u64,
-    /// Sessions.
     pub sessions: u64,
-    /// Fleets.
     pub fleets: u64,
-    /// Runs.
     pub runs: u64,
-    /// Asks.
     pub asks: u64,
-    /// Events that this version cannot read, and so could not use.
+    /// Events that this version cannot decode, and so could not use.
     pub unreadable: u64,
 }
 
-/// Makes every list anew from the events of a home that no daemon owns.
+/// Rebuilds every list row from the events of a home that no daemon holds.
 pub fn rebuild(home: &Path) -> Result<RebuildReport, RebuildError> {
-    let mut fold = RowRebuilder::default();
-    qd_journal::rebuild(home, |event| fold.apply_event(event))?;
-    Ok(fold.report)
+    let mut rebuilder = RowRebuilder::default();
+    qd_journal::rebuild(home, |event| rebuilder.apply_event(event))?;
+    Ok(rebuilder.report)
 }
 
 #[derive(Default)]
@@ -75,18 +70,20 @@ impl RowRebuilder {
             (Some((workspace_key, workspace)), Some((key, id))) => {
                 if let EventBody::SessionCreated(created) = body {
                     let session = SessionAddress::new(*key, id.clone(), *workspace_key, workspace.clone());
-                    let above = created.parent.clone();
-                    let parent =
-                        self.sessions.values().find(|alive| Some(&alive.session.id) == above.as_ref());
-                    let parent = parent.map(|alive| alive.session.key);
+                    let parent_id = created.parent.clone();
+                    let parent = self
+                        .sessions
+                        .values()
+                        .find(|rebuilt| Some(&rebuilt.session.id) == parent_id.as_ref());
+                    let parent = parent.map(|rebuilt| rebuilt.session.key);
                     let fleet = created.fleet.as_ref().map(|member| &member.fleet_id);
                     let fleet = self.fleets.values().find(|(known, _)| Some(&known.id) == fleet);
                     let parent = parent.or(fleet.map(|(fleet, _)| fleet.key));
                     let state = SessionState::new(id.clone(), workspace.clone(), created, event.ts);
                     self.report.sessions += 1;
-                    let alive = RebuiltSession { session, state, parent };
-                    let row = alive.row();
-                    self.sessions.insert(*key, alive);
+                    let rebuilt = RebuiltSession { session, state, parent };
+                    let row = rebuilt.row();
+                    self.sessions.insert(*key, rebuilt);
                     return row.into_iter().collect();
                 }
                 self.apply_session_event(*key, event, body)
@@ -95,14 +92,14 @@ impl RowRebuilder {
                 let workspace = match body {
                     EventBody::WorkspaceCreated(created) => {
                         self.report.workspaces += 1;
-                        let made = Workspace {
+                        let workspace = Workspace {
                             id: id.clone(),
                             path: created.path,
                             name: created.name,
                             created_at: event.ts,
                         };
-                        self.workspaces.insert(key.0, made.clone());
-                        Some((made, false))
+                        self.workspaces.insert(key.0, workspace.clone());
+                        Some((workspace, false))
                     }
                     EventBody::WorkspaceRemoved(_) => self.workspaces.remove(&key.0).map(|gone| (gone, true)),
                     _ => None,
@@ -166,24 +163,26 @@ impl RowRebuilder {
         stored: &StoredEvent,
         body: EventBody,
     ) -> Vec<RowChange> {
-        let Some(alive) = self.sessions.get_mut(&key) else {
+        let Some(rebuilt) = self.sessions.get_mut(&key) else {
             self.report.unreadable += 1;
             return Vec::new();
         };
         let event = recorded_event(stored, body);
-        let touches = qd_core::rows::changes_session_row(&event.body);
-        let ends = matches!(event.body, EventBody::RunFinished(_));
-        let rows = apply_event(&mut alive.state, &event);
+        let changes_session = qd_core::rows::changes_session_row(&event.body);
+        let run_ended = matches!(event.body, EventBody::RunFinished(_));
+        let rows = apply_event(&mut rebuilt.state, &event);
         self.report.runs += u64::from(matches!(event.body, EventBody::RunAccepted(_)));
         self.report.asks += u64::from(matches!(event.body, EventBody::AskOpened(_)));
         let events = [event];
-        let begun = FirstEventIndex::of_events(&events);
+        let first_events = FirstEventIndex::of_events(&events);
         let mut changes: Vec<RowChange> =
-            rows.iter().filter_map(|row| row_change(&alive.session, row, &begun).ok()).collect();
-        if touches {
-            changes.extend(alive.row());
+            rows.iter().filter_map(|row| row_change(&rebuilt.session, row, &first_events).ok()).collect();
+        if changes_session {
+            changes.extend(rebuilt.row());
         }
-        if let (true, Some((number, state))) = (ends, ends.then(|| encode_snapshot(&alive.state)).flatten()) {
+        if let (true, Some((number, state))) =
+            (run_ended, run_ended.then(|| encode_snapshot(&rebuilt.state)).flatten())
+        {
             changes.push(RowChange::Snapshot { session: key, number, state });
         }
         changes
@@ -192,7 +191,7 @@ impl RowRebuilder {
 
 impl RebuiltSession {
     fn row(&self) -> Option<RowChange> {
-        let line: Vec<SessionKey> = [self.session.key].into_iter().chain(self.parent).collect();
-        session_row(&self.session, &self.state, &line).ok()
+        let lineage: Vec<SessionKey> = [self.session.key].into_iter().chain(self.parent).collect();
+        session_row(&self.session, &self.state, &lineage).ok()
     }
 }

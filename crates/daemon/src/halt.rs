@@ -1,5 +1,5 @@
-//! The halt: a barrier. Every awake actor has taken it before `halt.set` is written, so nothing that starts can lie
-//! behind it in the journal.
+//! The halt is a barrier: every awake actor has seen it before `halt.set` is written, so in the journal no run starts
+//! after it.
 
 use std::sync::Arc;
 
@@ -12,17 +12,17 @@ use qd_protocol::{ApiError, Millis};
 use crate::actor::{ActorMessage, IdempotencyKey, encode_failed};
 use crate::daemon::{Daemon, SessionAddress, append_failed, read_failed};
 
-/// The name of the halt among the things that the journal keeps for the whole daemon.
+/// The key of the halt among the journal's daemon-wide values.
 const HALT_META_KEY: &str = "halt";
 
 impl Daemon {
-    /// The halt as the journal has it.
+    /// The halt as stored in the journal.
     pub(crate) async fn read_halt(journal: &qd_journal::Journal) -> Result<HaltStatus, ApiError> {
         let stored = journal.meta(HALT_META_KEY).await.map_err(read_failed)?;
         Ok(stored.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default())
     }
 
-    /// From now on prompts are accepted and queued, but nothing starts.
+    /// Sets a halt: prompts are accepted and queued, but nothing starts.
     pub(crate) async fn apply_halt(
         self: &Arc<Self>,
         request: HaltRequest,
@@ -50,7 +50,7 @@ impl Daemon {
         Ok(halt)
     }
 
-    /// Things start again.
+    /// Lifts the halt, and wakes the sessions that waited for it.
     pub(crate) async fn lift_halt(self: &Arc<Self>) -> Result<HaltStatus, ApiError> {
         let _one_at_a_time = self.key_locks.lock("halt".to_owned()).await;
         if !self.is_halted() {
@@ -69,11 +69,11 @@ impl Daemon {
         Ok(HaltStatus::default())
     }
 
-    /// Wakes every session that has runs which have not ended, or that owes another one something. Those that have a
-    /// worker first, and they are waited for: the others may start one only if there is room beside them.
+    /// Wakes every session that has unfinished runs or open obligations. Sessions with a worker come first and are
+    /// waited for, because the others may start an agent only if there is a slot beside them.
     pub(crate) async fn wake_live_sessions(self: &Arc<Self>) -> Result<(), ApiError> {
-        let owing = SessionFilter { obligations_only: true, ..SessionFilter::default() };
-        for row in self.journal.sessions(owing, None, usize::MAX).await.map_err(read_failed)? {
+        let with_obligations = SessionFilter { obligations_only: true, ..SessionFilter::default() };
+        for row in self.journal.sessions(with_obligations, None, usize::MAX).await.map_err(read_failed)? {
             match self.session_address(&row) {
                 Ok(session) => self.send_message(&session, ActorMessage::Wake)?,
                 Err(error) => tracing::warn!(session = %row.id, %error, "a session has no workspace"),
@@ -88,12 +88,12 @@ impl Daemon {
 
     async fn for_each_live_session<F: Future<Output = Result<(), ApiError>>>(
         self: &Arc<Self>,
-        tell: impl Fn(Arc<Self>, Arc<SessionAddress>) -> F,
+        operation: impl Fn(Arc<Self>, Arc<SessionAddress>) -> F,
     ) -> Result<(), ApiError> {
         let live = SessionFilter { live_only: true, ..SessionFilter::default() };
         for row in self.journal.sessions(live, None, usize::MAX).await.map_err(read_failed)? {
             match self.session_address(&row) {
-                Ok(session) => tell(Arc::clone(self), session).await?,
+                Ok(session) => operation(Arc::clone(self), session).await?,
                 Err(error) => tracing::warn!(session = %row.id, %error, "a live session has no workspace"),
             }
         }
@@ -117,20 +117,19 @@ impl Daemon {
             data: body.encode().map_err(encode_failed)?,
             update_number: None,
         };
-        let answer = doc.clone();
-        let remember = key.map(|IdempotencyKey { key, fingerprint }| IdempotencyRecord {
+        let response = doc.clone();
+        let record = key.map(|IdempotencyKey { key, fingerprint }| IdempotencyRecord {
             key,
             fingerprint,
-            make_response: Box::new(move |_| answer.clone()),
+            make_response: Box::new(move |_| response.clone()),
         });
         let rows = halt_row(halt).into_iter().collect();
-        let append =
-            AppendRequest { events: vec![event], rows, idempotency: remember, may_use_reserve: true };
+        let append = AppendRequest { events: vec![event], rows, idempotency: record, may_use_reserve: true };
         self.journal.append(append).await.map(drop).map_err(append_failed)
     }
 }
 
-/// The halt after `halt.set` was written at `ts`: one that is set again holds since it was first.
+/// The halt after `halt.set` was written at `ts`. A halt that is set again keeps its first time.
 pub(crate) fn halt_after_set(before: &HaltStatus, set: &HaltSet, ts: Millis) -> HaltStatus {
     HaltStatus {
         halted: true,
@@ -140,7 +139,7 @@ pub(crate) fn halt_after_set(before: &HaltStatus, set: &HaltSet, ts: Millis) -> 
     }
 }
 
-/// The halt as the journal keeps it for the next daemon.
+/// The halt as stored for the next daemon.
 pub(crate) fn halt_row(halt: &HaltStatus) -> Option<RowChange> {
     let doc = serde_json::to_vec(halt).ok()?;
     Some(RowChange::Meta { key: HALT_META_KEY, value: halt.halted.then_some(doc) })

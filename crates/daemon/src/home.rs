@@ -1,6 +1,6 @@
-//! The home of a daemon: where everything that it keeps lies, and who may read it. Folders and files are made here
-//! with their final mode, so that nothing of it is ever readable by others, not even for a moment. All of it blocks
-//! for a disk access or two; async callers go through `spawn_blocking`.
+//! The home of a daemon: the paths of everything it stores, and the permissions. Folders and files are created with
+//! their final mode, so nothing is ever readable by others, not even for a moment. All of it blocks for a disk access
+//! or two; async callers go through `spawn_blocking`.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,91 +15,69 @@ use rustix::fs::OFlags;
 
 /// Bytes of randomness in a token.
 const TOKEN_BYTES: usize = 32;
-/// A token that a person put there is taken if it cannot be guessed; shorter than this it could be.
+/// A token that a person wrote to the file must have at least this length, or it could be guessed.
 const TOKEN_CHARS_MIN: usize = 32;
-/// No token is longer; a larger file is something else.
+/// The longest token; a larger file is not a token file.
 const TOKEN_CHARS_MAX: usize = 1024;
 
-/// Where a daemon keeps everything. Making one touches nothing; [`Home::prepare`] does.
+/// The folder where a daemon stores everything. Creating this value touches nothing on disk; [`DaemonHome::prepare`]
+/// does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DaemonHome {
     path: PathBuf,
 }
 
-/// What may go wrong with a home.
 #[derive(Debug, thiserror::Error)]
 pub enum HomeError {
-    /// Nobody said where, and the user has no home directory.
-    #[error("this user has no home directory; say where to keep things with --home DIR or QD_HOME")]
+    /// No home was given, and the user has no home directory.
+    #[error("this user has no home directory; choose a home with --home DIR or QD_HOME")]
     NoUserDirectory,
-    /// Somebody else could read or replace what we keep.
+    /// Another user owns it, and could read or replace its content.
     #[error("{path} belongs to user {owner}, not to you; choose another with --home DIR")]
-    NotOurs {
-        /// The folder or file.
-        path: PathBuf,
-        /// Its owner.
-        owner: u32,
-    },
-    /// There is something, but of another kind.
+    NotOurs { path: PathBuf, owner: u32 },
+    /// There is a file or folder of another kind at this path.
     #[error("{path} is not {kind}")]
     WrongKind {
-        /// What is there.
         path: PathBuf,
-        /// What should be.
+        /// What should be there, as in "a directory".
         kind: &'static str,
     },
-    /// The token file holds no token.
     #[error(
-        "{path} holds no token of {TOKEN_CHARS_MIN} or more letters and digits; remove it and a new one is made"
+        "{path} does not contain a token of at least {TOKEN_CHARS_MIN} characters; remove it to get a new one"
     )]
-    BadToken {
-        /// The file.
-        path: PathBuf,
-    },
-    /// A session's variables could not be read back.
-    #[error("{path} does not hold variables: {source}")]
-    BadEnv {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: serde_json::Error,
-    },
-    /// The worker tokens could not be read back.
+    BadToken { path: PathBuf },
+    /// The stored variables of a session are not valid JSON.
+    #[error("{path} does not contain valid variables: {source}")]
+    BadEnv { path: PathBuf, source: serde_json::Error },
+    /// The stored worker tokens are not valid JSON.
     #[error(
-        "{path} does not hold worker tokens: {source}; remove it, and make new ones with `qd workers token`"
+        "{path} does not contain valid worker tokens: {source}; remove it and create new ones with `qd workers token`"
     )]
-    BadTokens {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: serde_json::Error,
-    },
-    /// The disk said no.
+    BadTokens { path: PathBuf, source: serde_json::Error },
+    /// A file system operation failed.
     #[error("could not {action} {path}: {source}")]
     Io {
-        /// What was tried.
+        /// The verb, as in "could not open".
         action: &'static str,
-        /// On what.
         path: PathBuf,
-        /// Why it failed.
         source: io::Error,
     },
 }
 
-/// The bearer token. It has no way into a log: its debug form hides it.
+/// A bearer token. It cannot leak into a log, because its debug form hides it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SecretToken(String);
 
 impl SecretToken {
-    /// The token itself, for the one header or comparison that needs it.
+    /// The token itself, for the header or comparison that needs it.
     pub fn expose(&self) -> &str {
         &self.0
     }
 
     fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
-        let fits = (TOKEN_CHARS_MIN..=TOKEN_CHARS_MAX).contains(&text.len());
-        (fits && text.bytes().all(|b| b.is_ascii_graphic())).then(|| Self(text.to_owned()))
+        let valid_length = (TOKEN_CHARS_MIN..=TOKEN_CHARS_MAX).contains(&text.len());
+        (valid_length && text.bytes().all(|b| b.is_ascii_graphic())).then(|| Self(text.to_owned()))
     }
 }
 
@@ -115,111 +93,109 @@ impl DaemonHome {
         Self::resolve_from(explicit, |name| std::env::var_os(name))
     }
 
-    /// The same with the environment given. A relative path counts from here and now, because a daemon in the
-    /// background stands elsewhere.
+    /// Like [`Self::resolve`], with the environment given. A relative path is resolved against the current directory
+    /// now, because a daemon in the background runs in another one.
     fn resolve_from(explicit: Option<PathBuf>, var: impl Fn(&str) -> Option<OsString>) -> Self {
         let set = |name: &str| var(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let path = explicit.or_else(|| set("QD_HOME")).or_else(|| {
-            // The XDG rules: a relative path in their variables is to be ignored.
+            // The XDG specification says to ignore relative paths in its variables.
             let data = set("XDG_DATA_HOME").filter(|path| path.is_absolute());
             let data = data.or_else(|| Some(user_directory(&var)?.join(".local/share")));
             data.map(|data| data.join("quarterdeck"))
         });
-        // An empty path stands for "nowhere": `prepare` says what to do about it.
+        // An empty path means that no home was found: `prepare` reports it.
         let path = path.map(|path| std::path::absolute(&path).unwrap_or(path)).unwrap_or_default();
         Self { path }
     }
 
-    /// The home itself.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The socket that is listened on unless something else is asked for.
+    /// The socket that the daemon listens on by default.
     pub fn socket(&self) -> PathBuf {
         self.path.join("qd.sock")
     }
 
-    /// The file of the bearer token.
     pub fn token_file(&self) -> PathBuf {
         self.path.join("token")
     }
 
-    /// The daemon's own log.
+    /// The folder of the daemon's and the workers' logs.
     pub fn log(&self) -> PathBuf {
         self.path.join("log")
     }
 
-    /// Values of sessions' variables.
+    /// The folder of the sessions' variables and tokens.
     pub fn secrets(&self) -> PathBuf {
         self.path.join("secrets")
     }
 
-    /// Texts too large for an event, each named by its hash.
+    /// The folder of texts too large for an event, each named by its hash.
     pub fn blobs(&self) -> PathBuf {
         self.path.join("blobs")
     }
 
-    /// The certificate that `--tls self` made.
+    /// The folder of the certificate that `--tls self` creates.
     pub fn tls(&self) -> PathBuf {
         self.path.join("tls")
     }
 
-    /// Where the workers on this machine announce themselves, listen and spool.
+    /// The folder in which the workers of this machine have their records, sockets and spools.
     pub fn workers(&self) -> PathBuf {
         self.path.join("workers")
     }
 
-    /// The git worktrees of sessions, each under its session's id.
+    /// The folder of the sessions' git worktrees, each named by its session's id.
     pub fn worktrees(&self) -> PathBuf {
         self.path.join("worktrees")
     }
 
-    /// The hashes of what processes on other machines join with.
+    /// The hashes of the tokens with which processes on other machines join.
     pub fn worker_tokens(&self) -> PathBuf {
         self.path.join("worker_tokens.json")
     }
 
-    /// Where `qd worker join` keeps the spools of the agents that it holds for other daemons.
+    /// The folder in which `qd worker join` has the spools of agents that it holds for other daemons.
     pub fn joined_spools(&self) -> PathBuf {
         self.path.join("joined")
     }
 
-    /// The folders with the user's own manifests of agents, of which later ones win.
+    /// The folders with the user's own agent manifests. Later folders win.
     pub fn agent_folders(&self) -> Vec<PathBuf> {
         let user =
             crate::config::user_config_file().map(|file| file.with_file_name(qd_catalog::AGENTS_FOLDER));
         user.into_iter().chain([self.path.join(qd_catalog::AGENTS_FOLDER)]).collect()
     }
 
-    /// Which projects may bring agents of their own.
+    /// The list of projects whose own agents and hooks are trusted.
     pub fn trust_file(&self) -> PathBuf {
         self.path.join("trust.json")
     }
 
-    /// Where agents that are kept from the user's own settings have theirs.
+    /// The folder with the configuration of agents that do not use the user's own.
     pub fn isolated_agents(&self) -> PathBuf {
         self.path.join("isolated")
     }
 
-    /// Where programs that know no HTTP drop mail for sessions.
+    /// The folder in which programs without HTTP leave mail for sessions.
     pub fn mail(&self) -> PathBuf {
         self.path.join("mail")
     }
 
-    /// The settings of this home.
+    /// The settings file of this home.
     pub fn config_file(&self) -> PathBuf {
         self.path.join("config.toml")
     }
 
-    /// Makes the home and its folders, each mode 0700, or tightens what is there.
+    /// Creates the home and its folders with mode 0700, or tightens the mode of existing ones.
     pub fn prepare(&self) -> Result<(), HomeError> {
         if self.path.as_os_str().is_empty() {
             return Err(HomeError::NoUserDirectory);
         }
         if let Some(parent) = self.path.parent() {
-            // The folders above are not ours alone (`~/.local/share`): they get the user's usual mode.
-            fs::create_dir_all(parent).map_err(|source| io_error(parent, "make", source))?;
+            // The folders above are not ours alone (`~/.local/share`): they get the user's default mode.
+            fs::create_dir_all(parent).map_err(|source| io_error(parent, "create", source))?;
         }
         prepare_private_folder(&self.path)?;
         let folders = [
@@ -237,17 +213,17 @@ impl DaemonHome {
         Ok(())
     }
 
-    /// The bearer token, made on the first call.
+    /// The bearer token, created on the first call.
     pub fn token(&self) -> Result<SecretToken, HomeError> {
         Self::load_or_create_secret(&self.token_file(), "")
     }
 
-    /// What the secrets of our workers are derived from, made on the first call.
+    /// The key that the workers' secrets are derived from, created on the first call.
     pub fn worker_key(&self) -> Result<SecretToken, HomeError> {
         Self::load_or_create_secret(&self.workers().join("key"), "")
     }
 
-    fn load_or_create_secret(path: &Path, begins: &str) -> Result<SecretToken, HomeError> {
+    fn load_or_create_secret(path: &Path, prefix: &str) -> Result<SecretToken, HomeError> {
         loop {
             match open_private(path) {
                 Ok(file) => return read_token(path, file),
@@ -259,9 +235,9 @@ impl DaemonHome {
                 io_error(path, "draw a random token for", io::Error::other(error.to_string()))
             })?;
             let text: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
-            let text = format!("{begins}{text}");
+            let text = format!("{prefix}{text}");
             match create_file_if_absent(path, text.as_bytes()) {
-                // Somebody was faster, and theirs is the token.
+                // Another process was faster, and its token is the one.
                 Err(HomeError::Io { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
                 Ok(()) => return Ok(SecretToken(text)),
@@ -269,7 +245,7 @@ impl DaemonHome {
         }
     }
 
-    /// Keeps the values of a session's variables, mode 0600, synced before it returns.
+    /// Stores the values of a session's variables with mode 0600, synced before it returns.
     pub fn store_session_env(
         &self,
         session: &SessionId,
@@ -284,7 +260,7 @@ impl DaemonHome {
         replace_file(&path, &text)
     }
 
-    /// The values of a session's variables; none if it was given none.
+    /// The values of a session's variables; empty if it has none.
     pub fn session_env(&self, session: &SessionId) -> Result<BTreeMap<String, String>, HomeError> {
         let path = self.session_env_file(session);
         let mut text = Vec::new();
@@ -298,7 +274,7 @@ impl DaemonHome {
         serde_json::from_slice(&text).map_err(|source| HomeError::BadEnv { path, source })
     }
 
-    /// Forgets the values of a session's variables, and its token.
+    /// Removes the values of a session's variables, and its token.
     pub fn remove_session_secrets(&self, session: &SessionId) -> Result<(), HomeError> {
         for path in [self.session_env_file(session), self.session_token_file(session)] {
             match fs::remove_file(&path) {
@@ -310,7 +286,7 @@ impl DaemonHome {
         Ok(())
     }
 
-    /// The token of a session, which begins with its id and a dot; made on the first call.
+    /// The token of a session, which begins with its id and a dot; created on the first call.
     pub fn session_token(&self, session: &SessionId) -> Result<SecretToken, HomeError> {
         Self::load_or_create_secret(&self.session_token_file(session), &format!("{session}."))
     }
@@ -321,19 +297,18 @@ impl DaemonHome {
         read_token(&path, open_private(&path).ok()?).ok()
     }
 
-    /// Where a session's token is kept.
     pub fn session_token_file(&self, session: &SessionId) -> PathBuf {
         self.secrets().join(format!("{session}.token"))
     }
 
-    /// An id begins with a letter or digit and holds no slash, so this can name nothing else.
+    /// A session id begins with a letter or digit and contains no slash, so the path cannot leave the folder.
     fn session_env_file(&self, session: &SessionId) -> PathBuf {
         self.secrets().join(format!("{session}.json"))
     }
 }
 
-/// Writes `content` under `path`, mode 0600, in the place of whatever was there. A reader finds the old or the new,
-/// whole, also after a power cut.
+/// Writes `content` to `path` with mode 0600, replacing what was there. A reader finds either the old or the new
+/// content, complete, even after a power cut.
 pub(crate) fn replace_file(path: &Path, content: &[u8]) -> Result<(), HomeError> {
     let draft = write_draft(path, content)?;
     let renamed = fs::rename(&draft, path).map_err(|source| io_error(path, "write", source));
@@ -343,7 +318,7 @@ pub(crate) fn replace_file(path: &Path, content: &[u8]) -> Result<(), HomeError>
     renamed.and_then(|()| sync_folder_of(path))
 }
 
-/// Opens a file that must be ours and readable by nobody else, and tightens its mode if it is looser.
+/// Opens a file that must be ours and readable by nobody else; a looser mode is tightened.
 pub(crate) fn open_private(path: &Path) -> Result<File, HomeError> {
     let nofollow = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = OpenOptions::new()
@@ -355,22 +330,21 @@ pub(crate) fn open_private(path: &Path) -> Result<File, HomeError> {
     Ok(file)
 }
 
-/// The user's own directory.
 pub(crate) fn user_directory(var: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-    let named = var("HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-    named.or_else(|| std::env::home_dir().filter(|path| path.is_absolute()))
+    let from_env = var("HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    from_env.or_else(|| std::env::home_dir().filter(|path| path.is_absolute()))
 }
 
-/// Writes `content` under `path`, mode 0600, if nothing is there yet. Linking a finished file gives what `O_EXCL`
-/// gives, and besides no reader ever finds half a token.
+/// Writes `content` to `path` with mode 0600, unless something is there. Linking a finished file is as exclusive as
+/// `O_EXCL`, and no reader ever finds half a token.
 fn create_file_if_absent(path: &Path, content: &[u8]) -> Result<(), HomeError> {
     let draft = write_draft(path, content)?;
-    let linked = fs::hard_link(&draft, path).map_err(|source| io_error(path, "make", source));
+    let linked = fs::hard_link(&draft, path).map_err(|source| io_error(path, "create", source));
     drop(fs::remove_file(&draft));
     linked.and_then(|()| sync_folder_of(path))
 }
 
-/// A synced file with this content beside `path`, under a name that is nobody else's.
+/// Writes a synced file with this content beside `path`, under a unique name.
 fn write_draft(path: &Path, content: &[u8]) -> Result<PathBuf, HomeError> {
     let mut random = [0; 8];
     getrandom::fill(&mut random)
@@ -411,7 +385,7 @@ fn prepare_private_folder(path: &Path) -> Result<(), HomeError> {
     match DirBuilder::new().mode(0o700).create(path) {
         Ok(()) => {}
         Err(source) if source.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(source) => return Err(io_error(path, "make", source)),
+        Err(source) => return Err(io_error(path, "create", source)),
     }
     let open = OpenOptions::new().read(true).custom_flags(OFlags::DIRECTORY.bits().cast_signed()).open(path);
     match open {
@@ -419,10 +393,10 @@ fn prepare_private_folder(path: &Path) -> Result<(), HomeError> {
         Err(source) if source.kind() == io::ErrorKind::NotADirectory => {
             Err(HomeError::WrongKind { path: path.to_owned(), kind: "a directory" })
         }
-        // Not even its owner may read it: try to tighten by name, and let the second try say what is wrong.
+        // Not even its owner may read it: set the mode by name, and report the open error if that fails.
         Err(source) if source.kind() == io::ErrorKind::PermissionDenied => {
-            let about = fs::metadata(path).map_err(|source| io_error(path, "look at", source))?;
-            check_owner(path, about.uid())?;
+            let metadata = fs::metadata(path).map_err(|source| io_error(path, "inspect", source))?;
+            check_owner(path, metadata.uid())?;
             fs::set_permissions(path, fs::Permissions::from_mode(0o700))
                 .map_err(|_| io_error(path, "open", source))
         }
@@ -430,21 +404,21 @@ fn prepare_private_folder(path: &Path) -> Result<(), HomeError> {
     }
 }
 
-/// Checks an open file or folder, not a name, so that nobody can swap it in between.
+/// Checks the owner and tightens the mode of an open file, not of a name, so that nobody can swap it in between.
 fn tighten_mode(path: &Path, open: &File, mode: u32) -> Result<(), HomeError> {
-    let about = open.metadata().map_err(|source| io_error(path, "look at", source))?;
-    check_owner(path, about.uid())?;
-    if mode == 0o600 && !about.is_file() {
+    let metadata = open.metadata().map_err(|source| io_error(path, "inspect", source))?;
+    check_owner(path, metadata.uid())?;
+    if mode == 0o600 && !metadata.is_file() {
         return Err(HomeError::WrongKind { path: path.to_owned(), kind: "a regular file" });
     }
-    if about.permissions().mode() & 0o1000 != 0 {
-        // Such as /tmp: to tighten it would lock everybody else out of it.
+    if metadata.permissions().mode() & 0o1000 != 0 {
+        // A folder such as /tmp: tightening it would lock everybody else out.
         return Err(HomeError::WrongKind {
             path: path.to_owned(),
             kind: "a folder of your own: all users share it",
         });
     }
-    if about.permissions().mode() & 0o7777 != mode {
+    if metadata.permissions().mode() & 0o7777 != mode {
         open.set_permissions(fs::Permissions::from_mode(mode))
             .map_err(|source| io_error(path, "tighten the mode of", source))?;
     }
@@ -493,7 +467,7 @@ mod tests {
         assert_eq!(
             resolve(None, &[("QD_HOME", ""), ("XDG_DATA_HOME", "x"), ("HOME", "/h")]),
             Path::new("/h/.local/share/quarterdeck"),
-            "empty and relative are as good as unset"
+            "empty and relative values count as unset"
         );
         assert_eq!(resolve(Some("here"), &[]), std::env::current_dir().unwrap().join("here"));
     }
@@ -519,7 +493,7 @@ mod tests {
     fn a_home_of_somebody_else_is_refused() {
         let (_folder, home) = home();
         let stranger = rustix::process::geteuid().as_raw() + 1;
-        // Only root can give a folder away; for anybody else the rule alone is looked at.
+        // Only root can give a folder away; other users test the rule alone.
         if std::os::unix::fs::chown(home.path(), Some(stranger), None).is_ok() {
             let error = home.prepare().unwrap_err();
             assert!(matches!(error, HomeError::NotOurs { owner, .. } if owner == stranger), "{error}");
@@ -557,11 +531,11 @@ mod tests {
     #[test]
     fn many_first_starts_at_once_agree_on_one_token() {
         let (_folder, home) = home();
-        let made: Vec<SecretToken> = std::thread::scope(|scope| {
-            let all: Vec<_> = (0..8).map(|_| scope.spawn(|| home.token().unwrap())).collect();
-            all.into_iter().map(|one| one.join().unwrap()).collect()
+        let tokens: Vec<SecretToken> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| home.token().unwrap())).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
-        assert!(made.iter().all(|token| *token == made[0]));
+        assert!(tokens.iter().all(|token| *token == tokens[0]));
     }
 
     #[test]

@@ -1,19 +1,20 @@
-//! The daemon of Quarterdeck: the shell around the machines of `qd-core`. It never decides a transition itself.
+//! The daemon of Quarterdeck: the async shell around the state machines of `qd-core`. The daemon itself never decides
+//! a state transition.
 //!
 //! Layout, from the outside in:
-//! - [`edge`]: sockets, certificates, who may come in, limits.
+//! - [`edge`]: sockets, TLS certificates, authentication and connection limits.
 //! - `http`: the API, one file per family of routes.
-//! - `daemon`: what all parts share, and the way to a session.
-//! - `places`, `sessions`, `fleets`, `halt`, `budget`: what is not one session's own business.
+//! - `daemon`: the state that all parts share, and the path from a request to its session.
+//! - `workspaces`, `sessions`, `fleets`, `halt`, `budget`: operations that span more than one session.
 //! - `mail`, `maildir`: messages to sessions, over the API and through folders.
-//! - `words`: what callers say, checked and kept.
-//! - `registry`: who is awake, and how two of one session are impossible.
+//! - `user_content`: prompts and attachments of callers, validated and stored.
+//! - `registry`: which sessions are awake; guarantees at most one actor per session.
 //! - `actor`: the shell around one session's machine.
-//! - `workers`: the processes that hold agents: started, found again, counted, ended.
+//! - `workers`: the processes that hold agents: start, reattach, count and end them.
 //! - `worktrees`: git worktrees of sessions, on threads that may block.
-//! - [`home`], [`config`]: what is on disk beside the journal, and what the user has set.
-//! - [`doctor`]: lists made again from events.
-//! - `serve`: all of it, from start to end.
+//! - [`home`], [`config`]: the files beside the journal, and the user's settings.
+//! - [`doctor`]: rebuilds the list rows from events.
+//! - `serve`: starts, runs and stops the whole daemon.
 
 mod actor;
 mod agents;
@@ -44,7 +45,7 @@ pub use serve::{DaemonServeError, ServeOptions, serve};
 
 use qd_protocol::{ApiError, ErrorCode};
 
-/// A field has a value that it cannot have.
+/// The error for a field whose value is not allowed.
 fn invalid_value(message: impl Into<String>) -> ApiError {
     ApiError::new(ErrorCode::InvalidValue, message)
 }

@@ -1,6 +1,5 @@
-//! Mail on its way into a session's mailbox: what is wrong with it is said here, an id that is known gets its first
-//! receipt again, and who it is from is decided by whoever calls, never by what the sender wrote. What becomes of a
-//! message is the session's to decide.
+//! Mail on its way into a session's mailbox: a message is validated, and a known id gets its first receipt again. The
+//! caller determines the sender, never the message itself. The session decides what becomes of a message.
 
 use std::sync::Arc;
 
@@ -19,22 +18,21 @@ use crate::daemon::{Daemon, SessionAddress, read_failed};
 use crate::invalid_value;
 use crate::random;
 
-/// The longest name that a sender may have for an exchange.
+/// The longest `correlation_id`, in bytes.
 const CORRELATION_MAX: usize = 255;
 
-/// Who a message is from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum MailSender {
-    /// A person, or a program in their name.
+    /// A person, or a program that acts for one.
     User,
-    /// Whoever can write into the home.
+    /// A file in a mail folder: anything that can write to the home.
     File,
-    /// A session, by its name in its fleet if it has one.
+    /// A session, with its name in its fleet if it has one.
     Session { id: SessionId, name: Option<String> },
 }
 
 impl MailSender {
-    /// As the recipient is told. A session that is called like somebody else is told by its id.
+    /// The sender's name as the recipient sees it. A session named like a reserved sender is shown by its id.
     fn display_name(&self) -> String {
         match self {
             Self::User => FROM_USER.to_owned(),
@@ -54,33 +52,33 @@ impl MailSender {
     }
 }
 
-/// A message that somebody wants to send.
+/// A message to be sent.
 #[derive(Debug, Clone)]
 pub(crate) struct OutgoingMail {
     pub(crate) from: MailSender,
-    /// Its id, if somebody may send it again under the same.
+    /// The message's id, if the sender may send it again under the same id.
     pub(crate) id: Option<MailId>,
     pub(crate) kind: MailKind,
     pub(crate) text: String,
     pub(crate) in_reply_to: Option<MailId>,
     pub(crate) correlation_id: Option<String>,
-    /// As the session's own settings say unless given.
+    /// By default, the session's settings apply.
     pub(crate) deliver: Option<MailDelivery>,
-    /// The run that it is to become, where somebody waits for that.
+    /// The run that the message is to become, if the sender waits for that run.
     pub(crate) run: Option<RunId>,
 }
 
-/// What came of it.
+/// The result of posting a message.
 #[derive(Debug)]
 pub(crate) enum PostMailOutcome {
-    /// It is in the journal, with its answer under the key that came with it.
+    /// The message was journalled, with its receipt under the idempotency key if there is one.
     Accepted(MailReceipt),
-    /// It was before.
+    /// The message was already in the journal.
     AlreadyAccepted(MailReceipt),
 }
 
 impl Daemon {
-    /// Puts a message into a session's mailbox, once for its id.
+    /// Puts a message into a session's mailbox, once per id.
     pub(crate) async fn post_mail(
         self: &Arc<Self>,
         session: &Arc<SessionAddress>,
@@ -97,7 +95,7 @@ impl Daemon {
                 return Ok(PostMailOutcome::AlreadyAccepted(receipt));
             }
         }
-        let put = MailSubmission {
+        let submission = MailSubmission {
             id: id.clone(),
             from: mail.from.display_name(),
             from_session: mail.from.session_id(),
@@ -109,9 +107,9 @@ impl Daemon {
             run: mail.run,
             fingerprint: fingerprint.clone(),
         };
-        let CommandCompletion { reply: answer, .. } =
-            self.send_command(session, SessionCommand::AcceptMail(put), key).await?;
-        match answer {
+        let CommandCompletion { reply, .. } =
+            self.send_command(session, SessionCommand::AcceptMail(submission), key).await?;
+        match reply {
             ActorReply::Mailed(receipt) => Ok(PostMailOutcome::Accepted(receipt)),
             _ => match self.find_mail_receipt(&id, &fingerprint).await? {
                 Some(receipt) => Ok(PostMailOutcome::AlreadyAccepted(receipt)),
@@ -120,7 +118,7 @@ impl Daemon {
         }
     }
 
-    /// The first receipt of a message, if there is one under this id and it is the same.
+    /// The first receipt of this message, if its id is known. An error if the id belongs to another message.
     async fn find_mail_receipt(
         &self,
         id: &MailId,
@@ -135,13 +133,12 @@ impl Daemon {
     }
 }
 
-/// A message as clients see it.
 pub(crate) fn mail_view(row: &MailRow) -> Result<Mail, ApiError> {
     let doc: MailDoc = serde_json::from_slice(&row.doc).map_err(|error| decode_failed(row, &error))?;
     Ok(doc.view(decode_sent_mail(row)?))
 }
 
-/// What was sent.
+/// The message as it was sent.
 pub(crate) fn decode_sent_mail(row: &MailRow) -> Result<MailSent, ApiError> {
     let sent = row.sent.as_deref().unwrap_or_default();
     serde_json::from_slice(sent).map_err(|error| decode_failed(row, &error))
@@ -154,27 +151,29 @@ fn decode_failed(row: &MailRow, error: &serde_json::Error) -> ApiError {
 
 fn check_mail(mail: &OutgoingMail) -> Result<(), ApiError> {
     if mail.text.trim().is_empty() {
-        return Err(invalid_value("`text` is empty; say something"));
+        return Err(invalid_value("`text` is empty"));
     }
     if escaped_len(&mail.text) > MAIL_TEXT_MAX {
         let message = format!(
-            "`text` is at most {MAIL_TEXT_MAX} bytes as JSON; put what is longer into a file and say where it is"
+            "`text` must be at most {MAIL_TEXT_MAX} bytes as JSON; put longer texts into a file and send its path"
         );
         return Err(invalid_value(message));
     }
-    let plain =
+    let is_valid =
         |text: &String| (1..=CORRELATION_MAX).contains(&text.len()) && !text.contains(char::is_control);
-    if mail.correlation_id.as_ref().is_some_and(|text| !plain(text)) {
-        return Err(invalid_value(format!("`correlation_id` is 1 to {CORRELATION_MAX} bytes on one line")));
+    if mail.correlation_id.as_ref().is_some_and(|text| !is_valid(text)) {
+        return Err(invalid_value(format!(
+            "`correlation_id` must be 1 to {CORRELATION_MAX} bytes on one line"
+        )));
     }
     Ok(())
 }
 
-/// What tells a message apart from another under the same id.
+/// Distinguishes messages under the same id.
 fn mail_fingerprint(session: &SessionId, mail: &OutgoingMail) -> String {
     let mut hash = Sha256::new();
     let mut add = |part: Option<&str>| {
-        // With its length, and a mark for what is not there, so that no two lists of parts can look the same.
+        // With the length, and a byte for absent parts, so that no two lists of parts have the same hash input.
         hash.update([u8::from(part.is_some())]);
         hash.update((part.unwrap_or_default().len() as u64).to_le_bytes());
         hash.update(part.unwrap_or_default());

@@ -1,7 +1,8 @@
-//! Mail folders, for programs that know no HTTP: `mail/SESSION/{tmp,new,cur,corrupt}` below the home. A file that is
-//! written in `tmp` and renamed to `new` is a message, taken up once: it is known by its id, else by its name and content,
-//! and goes to `cur` after the journal has it. Between the two any crash is harmless, since the next look finds the file
-//! again and the journal the message. What is no message goes to `corrupt`, with the reason beside it.
+//! Mail folders, for programs without HTTP: `mail/SESSION/{tmp,new,cur,corrupt}` below the home. A file that is
+//! written in `tmp` and renamed to `new` is a message, accepted once: it is identified by its id, or else by its name
+//! and content, and moves to `cur` after it is journalled. A crash in between is harmless, because the next scan
+//! finds the file again and the journal knows the message. A file that is not a message moves to `corrupt`, with the
+//! reason beside it.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -31,14 +32,14 @@ const NEW: &str = "new";
 const CUR: &str = "cur";
 const CORRUPT: &str = "corrupt";
 
-/// A folder whose last change is older than this and was seen has nothing new: no file system's clock is coarser.
+/// A folder that was scanned and last changed longer ago than this has nothing new: no file system's clock is coarser.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
-/// The longest name that a file system takes.
+/// The longest file name that a file system takes.
 const NAME_MAX: usize = 255;
-/// What is put behind the name of a corrupt file, at most: the reason's ending and a number.
+/// The most bytes appended to the name of a corrupt file: a number and the suffix of its reason.
 const SUFFIX_MAX: usize = 16;
 
-/// Makes the folders of a session's mail, each mode 0700.
+/// Creates the mail folders of a session, each with mode 0700.
 pub(crate) fn make_folders(home: &DaemonHome, session: &SessionId) -> io::Result<()> {
     let folder = home.mail().join(session.as_str());
     for path in [folder.clone()].into_iter().chain([TMP, NEW, CUR, CORRUPT].map(|name| folder.join(name))) {
@@ -50,54 +51,54 @@ pub(crate) fn make_folders(home: &DaemonHome, session: &SessionId) -> io::Result
     Ok(())
 }
 
-/// Removes what is empty of a closed session's folders; what somebody put there stays.
+/// Removes the empty mail folders of a closed session; files in them stay.
 pub(crate) fn remove_empty_folders(home: &DaemonHome, session: &SessionId) {
     let folder = home.mail().join(session.as_str());
     for name in [TMP, NEW, CUR, CORRUPT] {
-        // One that is not empty, or not there, is nobody's mistake.
+        // A folder that is not empty or does not exist is fine.
         drop(fs::remove_dir(folder.join(name)));
     }
     drop(fs::remove_dir(folder));
 }
 
-/// Removes a purged session's folders with all that is in them: its words are in `cur` too.
+/// Removes the mail folders of a purged session with their content, because `cur` has its messages too.
 pub(crate) fn remove_folders(home: &DaemonHome, session: &SessionId) {
     let folder = home.mail().join(session.as_str());
     match fs::remove_dir_all(&folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(%session, %error, "the mail folder of a purged session is left over");
+            tracing::warn!(%session, %error, "could not remove the mail folder of a purged session");
         }
         Ok(()) | Err(_) => {}
     }
 }
 
 impl Daemon {
-    /// Makes the mail folders of new sessions. One that cannot be made now is made at the next start; the session does
-    /// not depend on it.
+    /// Creates the mail folders of new sessions. A failure is not fatal: the session works without them, and the next
+    /// start tries again.
     pub(crate) async fn make_mail_folders(&self, sessions: Vec<SessionId>) {
         let home = self.home.clone();
-        let made = tokio::task::spawn_blocking(move || {
+        let task = tokio::task::spawn_blocking(move || {
             for session in &sessions {
                 if let Err(error) = make_folders(&home, session) {
-                    tracing::warn!(%session, %error, "a mail folder could not be made");
+                    tracing::warn!(%session, %error, "could not create the mail folders of a session");
                 }
             }
         });
-        // It only fails when the daemon ends.
-        drop(made.await);
+        // The task only fails when the daemon stops.
+        drop(task.await);
     }
 
-    /// Takes up what is in the mail folders, now and again and again.
+    /// Creates missing mail folders, then accepts mail from them periodically until the daemon stops.
     pub(crate) async fn watch_mail_folders(self: Arc<Self>) {
         let open = SessionFilter { open_only: true, ..SessionFilter::default() };
         match self.journal.sessions(open, None, usize::MAX).await {
             Ok(rows) => self.make_mail_folders(rows.into_iter().map(|row| row.id).collect()).await,
-            Err(error) => tracing::warn!(%error, "mail folders could not be made"),
+            Err(error) => tracing::warn!(%error, "could not create mail folders"),
         }
         let mut stopping = self.stop_signal();
-        let mut looker = MailFolderScanner::default();
+        let mut scanner = MailFolderScanner::default();
         while !self.is_stopping() {
-            looker = self.scan_mail_folders(looker).await;
+            scanner = self.scan_mail_folders(scanner).await;
             tokio::select! {
                 _ = stopping.wait_for(|stop| *stop) => return,
                 () = tokio::time::sleep(Duration::from_secs(MAIL_LOOK_S)) => {}
@@ -105,35 +106,37 @@ impl Daemon {
         }
     }
 
-    async fn scan_mail_folders(self: &Arc<Self>, mut looker: MailFolderScanner) -> MailFolderScanner {
+    async fn scan_mail_folders(self: &Arc<Self>, mut scanner: MailFolderScanner) -> MailFolderScanner {
         let root = self.home.mail();
-        let looked = tokio::task::spawn_blocking(move || {
-            let found = looker.scan(&root);
-            (looker, found)
+        let scan = tokio::task::spawn_blocking(move || {
+            let found = scanner.scan(&root);
+            (scanner, found)
         });
-        let Ok((looker, found)) = looked.await else { return MailFolderScanner::default() };
+        let Ok((scanner, found)) = scan.await else { return MailFolderScanner::default() };
         for (folder, names) in found {
             for name in names {
-                // What has to wait holds up what came after it: the order of arrival is kept.
+                // A file that has to wait holds up the files after it, so that the order of arrival is kept.
                 if self.is_stopping() || !self.take_mail_file(&folder, &name).await {
                     break;
                 }
             }
         }
-        looker
+        scanner
     }
 
-    /// Takes up one file; `false` if it has to wait.
+    /// Accepts one file; returns `false` if it has to wait.
     async fn take_mail_file(self: &Arc<Self>, folder: &Path, name: &OsStr) -> bool {
-        let (path, of) = (folder.join(NEW).join(name), folder.file_name().unwrap_or_default().to_owned());
-        let named = name.to_owned();
-        let read = tokio::task::spawn_blocking(move || read_mail_file(&path, &of, &named)).await;
+        let (path, session_name) =
+            (folder.join(NEW).join(name), folder.file_name().unwrap_or_default().to_owned());
+        let file_name = name.to_owned();
+        let read =
+            tokio::task::spawn_blocking(move || read_mail_file(&path, &session_name, &file_name)).await;
         let sent = match read {
             Ok(Ok((session, mail))) => self.post_file_mail(&session, mail).await,
-            Ok(Err(MailFileError::Corrupt(why))) => Err(ApiError::new(ErrorCode::InvalidValue, why)),
+            Ok(Err(MailFileError::Corrupt(reason))) => Err(ApiError::new(ErrorCode::InvalidValue, reason)),
             Ok(Err(MailFileError::Gone)) => return true,
             Ok(Err(MailFileError::RetryLater(error))) => {
-                tracing::warn!(folder = %folder.display(), ?name, %error, "a file of mail could not be read; it is tried again");
+                tracing::warn!(folder = %folder.display(), ?name, %error, "could not read a mail file; trying again");
                 return false;
             }
             Err(_) => return false,
@@ -142,18 +145,18 @@ impl Daemon {
         let moved = match sent {
             Ok(()) => tokio::task::spawn_blocking(move || move_to_cur(&folder, &name)).await,
             Err(error) if is_retryable(&error) => {
-                tracing::debug!(folder = %folder.display(), ?name, %error, "a file of mail waits");
+                tracing::debug!(folder = %folder.display(), ?name, %error, "a mail file has to wait");
                 return false;
             }
             Err(error) => {
-                let why = error.message;
-                tokio::task::spawn_blocking(move || quarantine(&folder, &name, &why)).await
+                let reason = error.message;
+                tokio::task::spawn_blocking(move || quarantine(&folder, &name, &reason)).await
             }
         };
         match moved {
             Ok(Ok(())) => true,
             Ok(Err(error)) => {
-                tracing::warn!(%error, "a file of mail that was taken up could not be moved; it is tried again");
+                tracing::warn!(%error, "could not move a mail file after handling it; trying again");
                 false
             }
             Err(_) => false,
@@ -170,7 +173,7 @@ impl Daemon {
     }
 }
 
-/// Whether a file may be taken later, as it is.
+/// Whether the same file may be accepted later.
 fn is_retryable(error: &ApiError) -> bool {
     matches!(
         error.code,
@@ -183,67 +186,67 @@ fn is_retryable(error: &ApiError) -> bool {
     )
 }
 
-/// Which folders have been seen as they are, and need not be read again until they change.
+/// Remembers which folders have not changed since they were scanned, and need not be read again.
 #[derive(Default)]
 struct MailFolderScanner {
     seen: HashMap<OsString, (i64, i64)>,
 }
 
 impl MailFolderScanner {
-    /// The files in every folder's `new`, in the order in which they came there.
+    /// The files in every folder's `new`, in the order in which they arrived.
     fn scan(&mut self, root: &Path) -> Vec<(PathBuf, Vec<OsString>)> {
         let mut found = Vec::new();
         let Ok(folders) = fs::read_dir(root) else { return found };
-        let mut still = HashMap::new();
+        let mut unchanged = HashMap::new();
         for entry in folders.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
             let new = entry.path().join(NEW);
-            // Before it is read: what comes meanwhile is a change after this.
-            let Ok(about) = fs::symlink_metadata(&new) else { continue };
-            let changed = (about.mtime(), about.mtime_nsec());
-            if !about.is_dir() {
+            // The time is read before the folder, so that a file that arrives meanwhile counts as a later change.
+            let Ok(metadata) = fs::symlink_metadata(&new) else { continue };
+            let changed = (metadata.mtime(), metadata.mtime_nsec());
+            if !metadata.is_dir() {
                 continue;
             }
             if self.seen.get(&entry.file_name()) == Some(&changed) {
-                still.insert(entry.file_name(), changed);
+                unchanged.insert(entry.file_name(), changed);
                 continue;
             }
             let names = files_by_arrival(&new);
-            let age = about.modified().ok().and_then(|at| SystemTime::now().duration_since(at).ok());
+            let age = metadata.modified().ok().and_then(|at| SystemTime::now().duration_since(at).ok());
             if names.is_empty() {
                 if age.is_some_and(|age| age > SETTLED_AFTER) {
-                    still.insert(entry.file_name(), changed);
+                    unchanged.insert(entry.file_name(), changed);
                 }
             } else {
                 found.push((entry.path(), names));
             }
         }
-        self.seen = still;
+        self.seen = unchanged;
         found
     }
 }
 
-/// The files in a folder, by when they were renamed into it. Hidden ones are not meant, as in any Maildir.
+/// The files in a folder, by when they were renamed into it. Hidden files are skipped, as in any Maildir.
 fn files_by_arrival(new: &Path) -> Vec<OsString> {
     let Ok(entries) = fs::read_dir(new) else { return Vec::new() };
     let mut files: Vec<_> = entries
         .flatten()
         .filter(|entry| !entry.file_name().as_bytes().starts_with(b"."))
         .filter_map(|entry| {
-            let about = fs::symlink_metadata(entry.path()).ok()?;
-            Some((about.ctime(), about.ctime_nsec(), entry.file_name()))
+            let metadata = fs::symlink_metadata(entry.path()).ok()?;
+            Some((metadata.ctime(), metadata.ctime_nsec(), entry.file_name()))
         })
         .collect();
     files.sort();
     files.into_iter().map(|(_, _, name)| name).collect()
 }
 
-/// Why a file is no message.
+/// Why a file was not accepted as a message.
 enum MailFileError {
-    /// It never will be.
+    /// It can never be a message.
     Corrupt(String),
-    /// It is not there any more.
+    /// It does not exist any more.
     Gone,
-    /// Perhaps later.
+    /// It may be readable later.
     RetryLater(io::Error),
 }
 
@@ -253,7 +256,8 @@ impl From<io::Error> for MailFileError {
     }
 }
 
-/// What a file may say. Whom it is from and when it was sent is not for it to say: it may, and is not believed.
+/// The content of a mail file. `from` and `sent_at` are allowed but ignored, because the file cannot be trusted on
+/// them.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct MailFileContent {
@@ -270,15 +274,15 @@ struct MailFileContent {
     _sent_at: Option<IgnoredAny>,
 }
 
-/// The message in a file, and whose folder it lies in.
+/// Reads the message in a file, and the session whose folder the file is in.
 fn read_mail_file(
     path: &Path,
     folder: &OsStr,
     name: &OsStr,
 ) -> Result<(SessionId, OutgoingMail), MailFileError> {
-    let corrupt = |why: &str| MailFileError::Corrupt(why.to_owned());
+    let corrupt = |reason: &str| MailFileError::Corrupt(reason.to_owned());
     let session = folder.to_str().and_then(|name| SessionId::parse(name).ok());
-    let session = session.ok_or_else(|| corrupt("its folder is not named by a session"))?;
+    let session = session.ok_or_else(|| corrupt("the name of its folder is not a session id"))?;
     if !fs::symlink_metadata(path)?.is_file() {
         return Err(corrupt("it is not a regular file"));
     }
@@ -290,9 +294,9 @@ fn read_mail_file(
         }
         file => file?,
     };
-    // Looked at again through the open file: between the two somebody may have swapped it.
-    let about = file.metadata()?;
-    if !about.is_file() {
+    // Checked again on the open file, because it may have been swapped in between.
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
         return Err(corrupt("it is not a regular file"));
     }
     let mut content = Vec::new();
@@ -300,11 +304,11 @@ fn read_mail_file(
     if content.len() as u64 > MAIL_FILE_MAX {
         return Err(MailFileError::Corrupt(format!("it is larger than {MAIL_FILE_MAX} bytes")));
     }
-    let dropped: MailFileContent = serde_json::from_slice(&content)
+    let parsed: MailFileContent = serde_json::from_slice(&content)
         .map_err(|error| MailFileError::Corrupt(format!("it is not a message in JSON: {error}")))?;
-    let MailFileContent { text, id, kind, deliver, in_reply_to, correlation_id, to, .. } = dropped;
+    let MailFileContent { text, id, kind, deliver, in_reply_to, correlation_id, to, .. } = parsed;
     if to.is_some_and(|to| to != session.as_str()) {
-        return Err(corrupt("`to` is another session than the one whose folder it lies in"));
+        return Err(corrupt("`to` names another session than the folder it is in"));
     }
     let mail = OutgoingMail {
         from: MailSender::File,
@@ -319,7 +323,7 @@ fn read_mail_file(
     Ok((session, mail))
 }
 
-/// What a file without an id is known by: its name and content, in this folder.
+/// The id of a message in a file without an id: derived from its folder, name and content.
 fn derived_mail_id(session: &SessionId, name: &OsStr, content: &[u8]) -> MailId {
     let mut hash = Sha256::new();
     for part in [session.as_str().as_bytes(), name.as_bytes(), content] {
@@ -329,43 +333,43 @@ fn derived_mail_id(session: &SessionId, name: &OsStr, content: &[u8]) -> MailId 
     MailId::from_random(&hash.finalize()[..26])
 }
 
-/// The journal has it.
+/// Moves a file whose message is journalled to `cur`.
 fn move_to_cur(folder: &Path, name: &OsStr) -> io::Result<()> {
     make_private_folder(&folder.join(CUR))?;
     ignore_missing(fs::rename(folder.join(NEW).join(name), folder.join(CUR).join(name)))
 }
 
-/// Moves a file that is no message out of the way, with the reason beside it. The reason first: if we die between the two,
-/// it is written again.
-fn quarantine(folder: &Path, name: &OsStr, why: &str) -> io::Result<()> {
+/// Moves a file that is not a message to `corrupt`, with the reason beside it. The reason is written first: if we die
+/// in between, it is written again.
+fn quarantine(folder: &Path, name: &OsStr, reason: &str) -> io::Result<()> {
     let corrupt = folder.join(CORRUPT);
     make_private_folder(&corrupt)?;
-    let mut kept = name.to_owned();
-    if kept.len() + SUFFIX_MAX > NAME_MAX {
+    let mut target = name.to_owned();
+    if target.len() + SUFFIX_MAX > NAME_MAX {
         let hash: String = Sha256::digest(name.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
-        kept = OsString::from(format!("long-{hash}"));
+        target = OsString::from(format!("long-{hash}"));
     }
-    let base = kept.clone();
+    let base = target.clone();
     let mut nth = 1_u32;
-    while fs::symlink_metadata(corrupt.join(&kept)).is_ok() {
+    while fs::symlink_metadata(corrupt.join(&target)).is_ok() {
         nth += 1;
-        kept = base.clone();
-        kept.push(format!(".{nth}"));
+        target = base.clone();
+        target.push(format!(".{nth}"));
     }
-    let mut reason = kept.clone();
-    reason.push(".reason");
+    let mut reason_file = target.clone();
+    reason_file.push(".reason");
     let mut file = OpenOptions::new()
         .write(true)
         .create(true)
         .truncate(true)
         .mode(0o600)
         .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
-        .open(corrupt.join(reason))?;
-    writeln!(file, "{why}")?;
-    ignore_missing(fs::rename(folder.join(NEW).join(name), corrupt.join(kept)))
+        .open(corrupt.join(reason_file))?;
+    writeln!(file, "{reason}")?;
+    ignore_missing(fs::rename(folder.join(NEW).join(name), corrupt.join(target)))
 }
 
-/// Somebody may have taken the file away meanwhile; that is as good.
+/// A file that disappeared meanwhile is fine.
 fn ignore_missing(moved: io::Result<()>) -> io::Result<()> {
     moved.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
@@ -389,9 +393,9 @@ mod tests {
     }
 
     fn corrupt_reason(folder: &Path, name: &str) -> String {
-        let of = folder.file_name().unwrap();
-        match read_mail_file(&folder.join(NEW).join(name), of, OsStr::new(name)) {
-            Err(MailFileError::Corrupt(why)) => why,
+        let session_name = folder.file_name().unwrap();
+        match read_mail_file(&folder.join(NEW).join(name), session_name, OsStr::new(name)) {
+            Err(MailFileError::Corrupt(reason)) => reason,
             Err(_) => panic!("{name} cannot be read"),
             Ok((_, mail)) => panic!("{name} is a message: {mail:?}"),
         }
@@ -402,8 +406,9 @@ mod tests {
         let (_dir, _, session, folder) = folder();
         let id = |name: &str, content: &str| {
             fs::write(folder.join(NEW).join(name), content).unwrap();
-            let of = OsStr::new(session.as_str());
-            let Ok((_, mail)) = read_mail_file(&folder.join(NEW).join(name), of, OsStr::new(name)) else {
+            let session_name = OsStr::new(session.as_str());
+            let Ok((_, mail)) = read_mail_file(&folder.join(NEW).join(name), session_name, OsStr::new(name))
+            else {
                 panic!("{content}")
             };
             assert_eq!(mail.from, MailSender::File, "whatever it says");
@@ -447,7 +452,7 @@ mod tests {
         }
         for name in ["3", ".hidden", "1", "2"] {
             fs::rename(folder.join(TMP).join(name), folder.join(NEW).join(name)).unwrap();
-            // The clock of a file system ticks in milliseconds; the order is that of its ticks.
+            // The clock of a file system ticks in milliseconds, and the order is only as precise as its ticks.
             std::thread::sleep(Duration::from_millis(20));
         }
         let found = MailFolderScanner::default().scan(&home.mail());
@@ -462,9 +467,9 @@ mod tests {
             fs::write(folder.join(NEW).join(name), "{").unwrap();
             quarantine(&folder, OsStr::new(name), "why not").unwrap();
         }
-        let mut kept: Vec<_> = fs::read_dir(folder.join(CORRUPT)).unwrap().flatten().collect();
-        kept.sort_by_key(fs::DirEntry::file_name);
-        assert_eq!(kept.len(), 6, "{kept:?}");
+        let mut files: Vec<_> = fs::read_dir(folder.join(CORRUPT)).unwrap().flatten().collect();
+        files.sort_by_key(fs::DirEntry::file_name);
+        assert_eq!(files.len(), 6, "{files:?}");
         assert_eq!(fs::read_to_string(folder.join(CORRUPT).join("x.2.reason")).unwrap(), "why not\n");
         remove_empty_folders(&home, &session);
         assert!(folder.join(CORRUPT).exists() && !folder.join(NEW).exists());

@@ -1,4 +1,4 @@
-//! What an operator would like to know, counted as it happens and written as Prometheus text when asked for.
+//! Metrics for operators, counted as things happen and rendered as Prometheus text on request.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,7 +10,7 @@ use qd_protocol::event::{EventBody, FinishReason};
 
 use crate::daemon::Daemon;
 
-/// Counts since the daemon began.
+/// Counters since the start of the daemon.
 #[derive(Debug, Default)]
 pub(crate) struct DaemonMetrics {
     runs_accepted: AtomicU64,
@@ -18,11 +18,10 @@ pub(crate) struct DaemonMetrics {
     runs_finished: [AtomicU64; FINISH_REASONS.len()],
     cancels: AtomicU64,
     asks_opened: AtomicU64,
-    /// By what stands for the agent in a label.
+    /// By the agent's label.
     usage_by_agent: Mutex<BTreeMap<String, TokenUsage>>,
-    /// Event streams that are open.
     pub(crate) open_streams: AtomicU64,
-    /// Answers, by the first digit of their status.
+    /// HTTP responses, by the first digit of their status.
     pub(crate) responses: [AtomicU64; 6],
 }
 
@@ -39,7 +38,7 @@ const FINISH_REASONS: [(FinishReason, &str); 9] = [
 ];
 
 impl DaemonMetrics {
-    /// Counts what has just been journalled of a session with this agent.
+    /// Counts events of a session with this agent that have just been journalled.
     pub(crate) fn count_events<'a>(&self, agent: &str, bodies: impl Iterator<Item = &'a EventBody>) {
         for body in bodies {
             if let EventBody::UsageReported(report) = body {
@@ -62,13 +61,13 @@ impl DaemonMetrics {
     }
 }
 
-/// What stands for an agent in a label: its name, or of `acp:CMD` and its like the way alone, since commands and
-/// addresses are many and may hold what is not for everybody.
+/// The label of an agent: its name, or only the kind for `acp:CMD` and the like, because commands and addresses are
+/// many and may be confidential.
 fn agent_label(agent: &str) -> &str {
-    agent.split_once(':').map_or(agent, |(way, _)| way)
+    agent.split_once(':').map_or(agent, |(kind, _)| kind)
 }
 
-/// The page for a scraper.
+/// Renders the metrics page.
 pub(crate) async fn render_metrics(daemon: &Daemon) -> Result<String, qd_protocol::ApiError> {
     let stats = &daemon.stats;
     let journal = daemon.journal.stats();
@@ -78,66 +77,61 @@ pub(crate) async fn render_metrics(daemon: &Daemon) -> Result<String, qd_protoco
     page.write_metric(
         "quarterdeck_runs_accepted_total",
         "counter",
-        "Prompts taken.",
+        "Accepted prompts.",
         get(&stats.runs_accepted),
     );
     page.write_metric(
         "quarterdeck_runs_started_total",
         "counter",
-        "Prompts given to an agent.",
+        "Runs that have started.",
         get(&stats.runs_started),
     );
-    page.write_header("quarterdeck_runs_finished_total", "counter", "Runs that have ended, by reason.");
+    page.write_header("quarterdeck_runs_finished_total", "counter", "Finished runs, by reason.");
     for ((_, reason), counter) in FINISH_REASONS.iter().zip(&stats.runs_finished) {
         page.write_sample(&format!("quarterdeck_runs_finished_total{{reason=\"{reason}\"}}"), get(counter));
     }
-    page.write_metric("quarterdeck_cancels_total", "counter", "Stops asked of runs.", get(&stats.cancels));
-    page.write_metric("quarterdeck_asks_total", "counter", "Asks put to people.", get(&stats.asks_opened));
+    page.write_metric(
+        "quarterdeck_cancels_total",
+        "counter",
+        "Cancel requests for runs.",
+        get(&stats.cancels),
+    );
+    page.write_metric("quarterdeck_asks_total", "counter", "Opened asks.", get(&stats.asks_opened));
     let used = stats.usage_by_agent.lock().unwrap_or_else(PoisonError::into_inner).clone();
     page.write_usage(&used);
     let active = counts.live_sessions.min(counts.unfinished_runs);
-    page.write_metric("quarterdeck_runs_active", "gauge", "Runs at the head of their session.", active);
+    page.write_metric(
+        "quarterdeck_runs_active",
+        "gauge",
+        "Active runs: the first unfinished run of each session.",
+        active,
+    );
     page.write_metric(
         "quarterdeck_runs_queued",
         "gauge",
-        "Runs behind another of their session.",
+        "Queued runs, behind another run of their session.",
         counts.unfinished_runs - active,
     );
     page.write_metric(
         "quarterdeck_asks_waiting",
         "gauge",
-        "Asks that nobody has answered.",
+        "Asks that wait for an answer.",
         counts.pending_asks,
     );
-    page.write_metric(
-        "quarterdeck_sessions_open",
-        "gauge",
-        "Sessions that are not closed.",
-        counts.open_sessions,
-    );
+    page.write_metric("quarterdeck_sessions_open", "gauge", "Open sessions.", counts.open_sessions);
     page.write_metric(
         "quarterdeck_sessions_awake",
         "gauge",
         "Sessions with an actor in memory.",
         daemon.awake_count() as u64,
     );
-    page.write_metric(
-        "quarterdeck_streams_open",
-        "gauge",
-        "Event streams that are open.",
-        get(&stats.open_streams),
-    );
-    page.write_metric(
-        "quarterdeck_halted",
-        "gauge",
-        "1 while nothing may start.",
-        u64::from(daemon.is_halted()),
-    );
+    page.write_metric("quarterdeck_streams_open", "gauge", "Open event streams.", get(&stats.open_streams));
+    page.write_metric("quarterdeck_halted", "gauge", "1 while a halt is set.", u64::from(daemon.is_halted()));
     page.write_metric("quarterdeck_events_total", "counter", "Events journalled.", get(&journal.events));
     page.write_metric(
         "quarterdeck_head_seq",
         "gauge",
-        "The last seq of the journal.",
+        "The last seq in the journal.",
         daemon.journal.head().0,
     );
     page.write_metric(
@@ -149,19 +143,19 @@ pub(crate) async fn render_metrics(daemon: &Daemon) -> Result<String, qd_protoco
     page.write_metric(
         "quarterdeck_commits_failed_total",
         "counter",
-        "Commits that failed.",
+        "Failed commits of the journal.",
         get(&journal.failed_commits),
     );
-    page.write_header("quarterdeck_commit_seconds", "histogram", "Time of a commit with its sync.");
-    for (most, count) in journal.commit_us.cumulative() {
-        let most = most as f64 / 1e6;
-        page.write_sample(&format!("quarterdeck_commit_seconds_bucket{{le=\"{most}\"}}"), count);
+    page.write_header("quarterdeck_commit_seconds", "histogram", "Duration of a commit with its sync.");
+    for (bound, count) in journal.commit_us.cumulative() {
+        let bound = bound as f64 / 1e6;
+        page.write_sample(&format!("quarterdeck_commit_seconds_bucket{{le=\"{bound}\"}}"), count);
     }
     page.write_sample("quarterdeck_commit_seconds_bucket{le=\"+Inf\"}", journal.commit_us.count());
     let seconds = journal.commit_us.sum() as f64 / 1e6;
     page.0.push_str(&format!("quarterdeck_commit_seconds_sum {seconds}\n"));
     page.write_sample("quarterdeck_commit_seconds_count", journal.commit_us.count());
-    page.write_header("quarterdeck_http_answers_total", "counter", "Answers, by the class of their status.");
+    page.write_header("quarterdeck_http_answers_total", "counter", "HTTP responses, by status class.");
     for (class, counter) in stats.responses.iter().enumerate().skip(2) {
         page.write_sample(&format!("quarterdeck_http_answers_total{{class=\"{class}xx\"}}"), get(counter));
     }

@@ -1,6 +1,6 @@
-//! The daemon's one source of randomness. The machines have none: ids are made at the edge.
+//! The daemon's only source of randomness. The state machines have none; ids are made in the shell.
 
-/// Bytes from the kernel.
+/// Random bytes from the kernel.
 pub(crate) fn bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).expect("the kernel has randomness once it has booted");

@@ -1,8 +1,9 @@
-//! Who is awake. A session's actor has a mailbox here while it lives; sleep is agreed under the mailbox's lock, so a
-//! message either reaches the actor that is there or wakes a new one, and two actors of one session cannot exist.
+//! The registry of awake actors. An actor has a mailbox here while it lives. Going to sleep is decided under the
+//! mailbox's lock, so a message either reaches the living actor or wakes a new one, and two actors of one session
+//! cannot exist.
 //!
-//! The locks come from `crate::sync`, which is the standard library's here and shuttle's in `tests/registry.rs`,
-//! where this very file is run through every order that a scheduler could choose.
+//! The locks come from `crate::sync`: the standard library's here, shuttle's in `tests/registry.rs`, which runs this
+//! file through every order that a scheduler could choose.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -10,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 
 use crate::sync::{Arc, Mutex, MutexGuard};
 
-/// The inbox of one actor: bounded, in order, and closed for good once its actor sleeps.
+/// The mailbox of one actor: bounded, ordered, and closed for good once its actor sleeps.
 #[derive(Debug)]
 pub(crate) struct ActorMailbox<M> {
     state: Mutex<ActorMailboxState<M>>,
@@ -24,12 +25,12 @@ struct ActorMailboxState<M> {
     asleep: bool,
 }
 
-/// Why a mailbox did not take a message, with the message.
+/// Why a mailbox did not take a message. It returns the message.
 #[derive(Debug)]
 pub(crate) enum MailboxRejection<M> {
-    /// Too many wait already.
+    /// The mailbox holds as many messages as it may.
     Full(M),
-    /// Its actor has gone to sleep.
+    /// The actor has gone to sleep.
     Asleep(M),
 }
 
@@ -39,7 +40,7 @@ impl<M> ActorMailbox<M> {
         Self { state: Mutex::new(inner), limit }
     }
 
-    /// Puts a message behind the others.
+    /// Appends a message to the queue.
     pub(crate) fn push(&self, message: M) -> Result<(), MailboxRejection<M>> {
         let waker = {
             let mut inner = lock(&self.state);
@@ -58,7 +59,7 @@ impl<M> ActorMailbox<M> {
         Ok(())
     }
 
-    /// Moves up to `most` messages to `into`, and waits for the first if there is none.
+    /// Moves up to `most` messages to `into`, or waits for the first if there is none.
     pub(crate) fn poll_take(&self, context: &mut Context<'_>, into: &mut Vec<M>, most: usize) -> Poll<()> {
         let mut inner = lock(&self.state);
         if inner.queue.is_empty() {
@@ -68,14 +69,14 @@ impl<M> ActorMailbox<M> {
         let count = most.min(inner.queue.len());
         into.extend(inner.queue.drain(..count));
         if inner.queue.is_empty() {
-            // A quiet session should cost little: a burst's room is not kept.
+            // The capacity of a burst is released, because a quiet session should cost little.
             inner.queue = VecDeque::new();
         }
         Poll::Ready(())
     }
 }
 
-/// The mailboxes of all that are awake.
+/// The mailboxes of all awake actors.
 #[derive(Debug)]
 pub(crate) struct ActorRegistry<K, M> {
     mailboxes: Mutex<HashMap<K, Arc<ActorMailbox<M>>>>,
@@ -83,13 +84,13 @@ pub(crate) struct ActorRegistry<K, M> {
 }
 
 impl<K: Eq + Hash + Clone, M> ActorRegistry<K, M> {
-    /// With room for `limit` messages in each mailbox.
+    /// Each mailbox holds up to `limit` messages.
     pub(crate) fn new(limit: usize) -> Self {
         Self { mailboxes: Mutex::new(HashMap::new()), limit }
     }
 
-    /// Delivers a message, or gives it back if too many wait. If nobody is awake, `wake` is called with the mailbox that
-    /// the new actor is to serve.
+    /// Delivers a message, or returns it if the mailbox is full. If no actor is awake, `wake` is called with the
+    /// mailbox that the new actor is to serve.
     pub(crate) fn send(&self, key: &K, message: M, wake: impl FnOnce(Arc<ActorMailbox<M>>)) -> Result<(), M> {
         let mut message = message;
         loop {
@@ -109,13 +110,13 @@ impl<K: Eq + Hash + Clone, M> ActorRegistry<K, M> {
             match mailbox.push(message) {
                 Ok(()) => return Ok(()),
                 Err(MailboxRejection::Full(back)) => return Err(back),
-                // It fell asleep between our two looks, and left the map as it did: look again.
+                // The actor fell asleep after we found its mailbox, and removed itself from the map: try again.
                 Err(MailboxRejection::Asleep(back)) => message = back,
             }
         }
     }
 
-    /// Delivers a message only if somebody is awake; gives it back otherwise.
+    /// Delivers a message only if the actor is awake; returns it otherwise.
     pub(crate) fn send_if_awake(&self, key: &K, message: M) -> Result<(), MailboxRejection<M>> {
         let mailbox = lock(&self.mailboxes).get(key).map(Arc::clone);
         match mailbox {
@@ -124,7 +125,8 @@ impl<K: Eq + Hash + Clone, M> ActorRegistry<K, M> {
         }
     }
 
-    /// Lets an actor sleep, unless a message has come for it. If true, it must do nothing more.
+    /// Puts an actor to sleep, unless a message is waiting for it. If this returns true, the actor must do nothing
+    /// more.
     pub(crate) fn try_sleep(&self, key: &K, mailbox: &Arc<ActorMailbox<M>>) -> bool {
         let mut awake = lock(&self.mailboxes);
         let mut inner = lock(&mailbox.state);
@@ -136,30 +138,28 @@ impl<K: Eq + Hash + Clone, M> ActorRegistry<K, M> {
         true
     }
 
-    /// Takes an actor that died out of the register, whatever waits for it. Its messages are dropped, so those who
-    /// wait for answers learn of it; the next message wakes a new actor.
+    /// Removes an actor that died, even if messages wait for it. They are dropped, so callers that wait for answers
+    /// learn of it; the next message wakes a new actor.
     pub(crate) fn remove_dead(&self, key: &K, mailbox: &Arc<ActorMailbox<M>>) {
         let mut awake = lock(&self.mailboxes);
         let mut inner = lock(&mailbox.state);
         inner.asleep = true;
         inner.queue.clear();
-        if awake.get(key).is_some_and(|there| Arc::ptr_eq(there, mailbox)) {
+        if awake.get(key).is_some_and(|current| Arc::ptr_eq(current, mailbox)) {
             awake.remove(key);
         }
     }
 
-    /// Everybody who is awake now.
     pub(crate) fn awake_keys(&self) -> Vec<K> {
         lock(&self.mailboxes).keys().cloned().collect()
     }
 
-    /// How many are awake now.
     pub(crate) fn len(&self) -> usize {
         lock(&self.mailboxes).len()
     }
 }
 
-/// A panic elsewhere leaves our data whole: every change here is one assignment.
+/// A poisoned lock is fine to use: every change here is one assignment, so a panic leaves the data whole.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

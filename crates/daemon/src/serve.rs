@@ -1,4 +1,5 @@
-//! The daemon's life: own the home, read what is, listen, go on where the last one stopped, and end when told to.
+//! The life of the daemon process: take the home, open the journal, listen, resume where the last daemon stopped, and
+//! shut down when told to.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,17 +20,17 @@ use crate::home::{DaemonHome, HomeError};
 use crate::http;
 use crate::workers::{WorkerTimeouts, Workers};
 
-/// Descriptors that are wanted.
+/// The limit on open files that the daemon asks for.
 const DESCRIPTOR_LIMIT: u64 = 65_536;
-/// How long the first answer may wait for what the last daemon left to be settled.
+/// How long the start waits for sessions to settle what the last daemon left, before the daemon serves requests.
 const SETTLE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What `qd serve` was told.
+/// The options of `qd serve`.
 #[derive(Debug, Clone, Default)]
 pub struct ServeOptions {
     /// `--home`.
     pub home: Option<PathBuf>,
-    /// `--listen`, as written; nothing: as configured, else the default socket alone.
+    /// `--listen`, as written. If empty, the configured addresses, else the default socket alone.
     pub listen: Vec<String>,
     /// `--allow-host`.
     pub allow_host: Vec<String>,
@@ -37,34 +38,32 @@ pub struct ServeOptions {
     pub tls: Option<CertificateSource>,
 }
 
-/// Why the daemon did not start, or did not end well.
+/// Why the daemon did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonServeError {
-    /// The home cannot be used.
+    /// The home directory cannot be used.
     #[error(transparent)]
     Home(#[from] HomeError),
-    /// A settings file cannot be read.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// An address is not one.
+    /// A `--listen` address is not valid.
     #[error(transparent)]
     Address(#[from] edge::listen::BadListenAddress),
-    /// The journal cannot be opened; perhaps another daemon has it.
+    /// The journal cannot be opened; another daemon may hold its lock.
     #[error(transparent)]
     Journal(#[from] JournalOpenError),
-    /// Nothing can be listened on.
+    /// An address cannot be listened on.
     #[error(transparent)]
     Edge(#[from] EdgeError),
-    /// The journal cannot be read.
     #[error("could not go on where the last daemon stopped: {0}")]
     Recover(#[from] ApiError),
-    /// The runtime or its signals.
+    /// The async runtime or its signal handlers could not be set up.
     #[error("could not start: {0}")]
     Io(#[from] std::io::Error),
 }
 
-/// Runs the daemon until SIGTERM, SIGINT or `POST /v1/shutdown`. `announce` gets one line per address once
-/// connections are taken there. `exe` is our own binary, which is also the worker's.
+/// Runs the daemon until SIGTERM, SIGINT or `POST /v1/shutdown`. `announce` gets one line per address once clients
+/// can connect to it. `exe` is our own binary, which is also the worker's.
 pub fn serve(
     options: ServeOptions,
     exe: PathBuf,
@@ -73,24 +72,24 @@ pub fn serve(
     raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("qd").build()?;
     let ended = runtime.block_on(run(options, exe, announce));
-    // What is left can only be reads that nobody waits for.
+    // Normally only blocking reads that nobody waits for are left.
     runtime.shutdown_timeout(Duration::from_millis(100));
     ended
 }
 
-/// Connections, links and readers have a descriptor each, and the usual soft limit is 1024. Where it cannot be raised we
-/// live with what there is.
-/// A build with debug assertions can be told to die at an append: `QD_DIE_AT=17`, just before it is kept, or
-/// `QD_DIE_AT=17+`, just after. So the suites hit each of them once.
+/// In a build with debug assertions, `QD_DIE_AT=17` makes the daemon die just before append 17 is committed, and
+/// `QD_DIE_AT=17+` just after. The test suites crash it once at each append.
 fn faults_from_env() -> Option<Arc<FaultInjector>> {
     if !cfg!(debug_assertions) {
         return None;
     }
-    let told = std::env::var("QD_DIE_AT").ok()?;
-    let append = told.trim_end_matches('+').parse().ok()?;
-    Some(Arc::new(FaultInjector::crashing_at(InjectedCrash { append, after_commit: told.ends_with('+') })))
+    let setting = std::env::var("QD_DIE_AT").ok()?;
+    let append = setting.trim_end_matches('+').parse().ok()?;
+    Some(Arc::new(FaultInjector::crashing_at(InjectedCrash { append, after_commit: setting.ends_with('+') })))
 }
 
+/// Raises the soft limit on open files, which is usually 1024: each connection, link and reader needs a descriptor.
+/// If it cannot be raised, the daemon runs with the limit it has.
 fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let wanted = limit.maximum.map_or(DESCRIPTOR_LIMIT, |most| most.min(DESCRIPTOR_LIMIT));
@@ -124,13 +123,13 @@ async fn run(
         JournalOptions { faults: faults_from_env(), ..JournalOptions::default() },
     )?;
     let halt = Daemon::read_halt(&journal).await?;
-    let waits = WorkerTimeouts {
+    let timeouts = WorkerTimeouts {
         lease: Duration::from_secs(config.remote_lease_s.value),
         orphan_busy: Duration::from_secs(config.orphan_busy_s.value),
         orphan_idle: Duration::from_secs(config.orphan_idle_s.value),
     };
     let agents = LocalAgents::new(&home, config.prices.value.clone());
-    let workers = Workers::new(&home, exe, agents, waits)?;
+    let workers = Workers::new(&home, exe, agents, timeouts)?;
     let daemon = Daemon::new(journal, home, workers, &config, halt);
     daemon.load_workspaces().await?;
 
@@ -142,16 +141,16 @@ async fn run(
     if let Some(host) = bound.local_address() {
         daemon.workers.set_daemon_address(host);
     }
-    if let Some(door) = bound.join_address() {
-        daemon.workers.set_join_address(door);
+    if let Some(address) = bound.join_address() {
+        daemon.workers.set_join_address(address);
     }
-    // Handlers first, then words: whoever reads a line may connect at once.
+    // Signal handlers come before the announcements: a client may connect as soon as it reads a line.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     daemon.wake_live_sessions().await?;
     daemon.wake_fleets().await?;
-    // What the last daemon left is settled before anybody can ask: a run that died with it is not shown as running.
-    // A very long list of them is not worth the wait; those are settled as they come.
+    // Sessions settle what the last daemon left before any client can ask, so a run that died with it is not shown
+    // as running. The wait is limited; with very many such sessions the rest settle later.
     let settled = tokio::time::timeout(SETTLE_TIMEOUT, daemon.wait_for_commits()).await;
     tracing::debug!(all = settled.is_ok(), "settled what the last daemon left");
     for line in bound.announcements() {
@@ -165,24 +164,24 @@ async fn run(
     daemon.spawn(Arc::clone(&daemon).supervise());
     daemon.spawn(Arc::clone(&daemon).watch_mail_folders());
     let (router, _) = http::router(Arc::clone(&daemon));
-    let mut told = daemon.stop_signal();
+    let mut stop_signal = daemon.stop_signal();
     let mut serving = Some(Box::pin(edge::serve(bound, router, daemon.stop_signal())));
     tokio::select! {
         () = async { if let Some(serving) = &mut serving { serving.await } } => serving = None,
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
-        _ = told.wait_for(|stop| *stop) => {}
+        _ = stop_signal.wait_for(|stop| *stop) => {}
     }
     tracing::info!("stopping");
     daemon.stop();
-    let quiet = async {
+    let shutdown = async {
         if let Some(serving) = serving {
             serving.await;
         }
         daemon.end_tasks().await;
     };
-    // Half of the time for what is under way, the rest for the last flush.
-    if tokio::time::timeout(Duration::from_millis(STOP_S * 500), quiet).await.is_err() {
+    // Half of the time is for open requests and tasks, the rest for the last flush.
+    if tokio::time::timeout(Duration::from_millis(STOP_S * 500), shutdown).await.is_err() {
         tracing::warn!("some requests did not end in time and were cut");
     }
     daemon.journal.close().await;

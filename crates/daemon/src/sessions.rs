@@ -1,6 +1,5 @@
-//! How a session comes to be and how its settings change: what a client wants is checked here, once, into values
-//! that cannot be wrong. A session below another is created by that one's actor, so that spawn and cancel have one
-//! order.
+//! Creating sessions and changing their settings. Client input is validated here once. A child session is created by
+//! its parent's actor, so that spawn and cancel have one order.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,7 +26,7 @@ use crate::random;
 use crate::workspaces::WorkspaceEntry;
 use crate::worktrees::WorktreeLayout;
 
-/// A session that could be made, before it is in the journal.
+/// A session with everything it needs, before it is journalled.
 pub(crate) struct UncommittedSession {
     pub(crate) session: SessionAddress,
     pub(crate) state: SessionState,
@@ -36,56 +35,51 @@ pub(crate) struct UncommittedSession {
 }
 
 impl Daemon {
-    /// Makes a session.
     pub(crate) async fn create_session(
         self: &Arc<Self>,
-        place: &WorkspaceEntry,
+        workspace: &WorkspaceEntry,
         new: NewSession,
         key: Option<IdempotencyKey>,
     ) -> Result<Session, ApiError> {
         check_env(&new.env)?;
         let parent = match &new.parent {
-            Some(parent) => Some(self.find_parent(place, parent).await?),
+            Some(parent) => Some(self.find_parent(workspace, parent).await?),
             None => None,
         };
         let env = new.env.clone();
-        let ground = match new.worktree {
+        let layout = match new.worktree {
             Some(true) => {
-                self.check_agent(&new, &place.path)?;
-                Some(self.worktree_layout(place, None).await?)
+                self.check_agent(&new, &workspace.path)?;
+                Some(self.worktree_layout(workspace, None).await?)
             }
             _ => None,
         };
-        let above = parent.as_ref().map(|parent| parent.key);
-        let unborn = self.build_session(place, new, ground.as_ref(), None, above)?;
-        let UncommittedSession { session, state, event, row } = unborn;
+        let parent_key = parent.as_ref().map(|parent| parent.key);
+        let uncommitted = self.build_session(workspace, new, layout.as_ref(), None, parent_key)?;
+        let UncommittedSession { session, state, event, row } = uncommitted;
         let rows = vec![row];
         self.store_env(&session.id, &env)?;
         self.make_mail_folders(vec![session.id.clone()]).await;
         let view = SessionDoc::of(&state).view(self.is_halted());
         let answer = serde_json::to_vec(&view).map_err(encode_failed)?;
-        let born = match parent {
+        let created = match parent {
             Some(parent) => {
-                let birth = Box::new(ChildCreation { events: vec![event], rows, response: answer });
+                let child = Box::new(ChildCreation { events: vec![event], rows, response: answer });
                 let command = SessionCommand::AddChild { child: session.id.clone() };
-                self.send_command_with_child(&parent, command, key, Some(birth)).await.map(drop)
+                self.send_command_with_child(&parent, command, key, Some(child)).await.map(drop)
             }
             None => {
-                let remember = key.map(|IdempotencyKey { key, fingerprint }| IdempotencyRecord {
+                let record = key.map(|IdempotencyKey { key, fingerprint }| IdempotencyRecord {
                     key,
                     fingerprint,
                     make_response: Box::new(move |_| answer.clone()),
                 });
-                let append = AppendRequest {
-                    events: vec![event],
-                    rows,
-                    idempotency: remember,
-                    may_use_reserve: false,
-                };
+                let append =
+                    AppendRequest { events: vec![event], rows, idempotency: record, may_use_reserve: false };
                 self.journal.append(append).await.map(drop).map_err(append_failed)
             }
         };
-        if let Err(error) = born {
+        if let Err(error) = created {
             self.forget_env(&session.id);
             crate::maildir::remove_empty_folders(&self.home, &session.id);
             return Err(error);
@@ -93,34 +87,34 @@ impl Daemon {
         Ok(view)
     }
 
-    /// Puts the variables of a session that is about to be made where its agent will find them.
+    /// Stores the environment variables of a session that is about to be created, for its agent to start with.
     pub(crate) fn store_env(&self, id: &SessionId, env: &BTreeMap<String, String>) -> Result<(), ApiError> {
         if env.is_empty() {
             return Ok(());
         }
         self.home.store_session_env(id, env).map_err(|error| {
-            let message = format!("the session's variables could not be kept: {error}");
+            let message = format!("could not store the session's variables: {error}");
             ApiError::new(ErrorCode::StorageFailed, message)
         })
     }
 
-    /// The session was not made after all.
+    /// Removes the stored variables of a session that was not created after all.
     pub(crate) fn forget_env(&self, id: &SessionId) {
         if let Err(error) = self.home.remove_session_secrets(id) {
-            tracing::warn!(%error, "the variables of a session that was not made are left over");
+            tracing::warn!(%error, "could not remove the variables of a session that was not created");
         }
     }
 
-    /// Checks what a session is to be made with, and makes everything of it but its place in the journal.
+    /// Validates the settings of a new session and builds its address, state, first event and row. Nothing is written.
     pub(crate) fn build_session(
         &self,
-        place: &WorkspaceEntry,
+        workspace: &WorkspaceEntry,
         new: NewSession,
-        ground: Option<&WorktreeLayout>,
+        layout: Option<&WorktreeLayout>,
         fleet: Option<FleetMembership>,
-        above: Option<SessionKey>,
+        parent_key: Option<SessionKey>,
     ) -> Result<UncommittedSession, ApiError> {
-        self.check_agent(&new, &place.path)?;
+        self.check_agent(&new, &workspace.path)?;
         let limits = SessionLimits {
             budget_usd: new.budget_usd,
             max_turns: new.max_turns,
@@ -134,11 +128,11 @@ impl Daemon {
         let policy = new.policy.unwrap_or_else(|| self.default_policy.clone());
         check_policy(&policy)?;
         let id = SessionId::from_random(&random::bytes::<16>());
-        let worktree = ground.filter(|_| new.worktree == Some(true)).map(|ground| ground.worktree(&id));
+        let worktree = layout.filter(|_| new.worktree == Some(true)).map(|layout| layout.worktree(&id));
         let directory = match &worktree {
             Some((_, directory)) => Some(directory.clone()),
-            // On another machine the directory may be another one, and only its worker knows which.
-            None => self.workers.is_local(&new.agent).then(|| place.doc.path.clone()),
+            // On another machine the directory may differ, and only its worker knows it.
+            None => self.workers.is_local(&new.agent).then(|| workspace.doc.path.clone()),
         };
         let created = SessionCreated {
             agent: new.agent,
@@ -155,10 +149,11 @@ impl Daemon {
             env: new.env.into_keys().collect(),
             mail: new.mail.unwrap_or_default(),
         };
-        let session = SessionAddress::new(self.journal.new_session_key(), id, place.key, place.id.clone());
+        let session =
+            SessionAddress::new(self.journal.new_session_key(), id, workspace.key, workspace.id.clone());
         let now = Millis::now();
         let body = EventBody::SessionCreated(created.clone());
-        let state = SessionState::new(session.id.clone(), place.id.clone(), created, now);
+        let state = SessionState::new(session.id.clone(), workspace.id.clone(), created, now);
         let event = NewEvent {
             scope: session.scope.clone(),
             number: Some(state.number),
@@ -168,36 +163,36 @@ impl Daemon {
             data: body.encode().map_err(encode_failed)?,
             update_number: None,
         };
-        let line: Vec<SessionKey> = [session.key].into_iter().chain(above).collect();
-        let row = session_row(&session, &state, &line)?;
+        let lineage: Vec<SessionKey> = [session.key].into_iter().chain(parent_key).collect();
+        let row = session_row(&session, &state, &lineage)?;
         Ok(UncommittedSession { session, state, event, row })
     }
 
-    /// The session above, which must be of the same workspace and not too deep.
+    /// The parent session. It must be in the same workspace and not too deep in its tree.
     async fn find_parent(
         &self,
-        place: &WorkspaceEntry,
+        workspace: &WorkspaceEntry,
         id: &SessionId,
     ) -> Result<Arc<SessionAddress>, ApiError> {
-        let parent = self.session_in_workspace(&place.id, id).await?;
+        let parent = self.session_in_workspace(&workspace.id, id).await?;
         let depth = self.journal.lineage(parent.key).await.map_err(read_failed)?.len();
         if depth >= DEPTH_MAX {
             let message =
-                format!("sessions can be {DEPTH_MAX} deep at most; give it a parent that is higher up");
+                format!("sessions can be nested at most {DEPTH_MAX} deep; choose a parent higher up");
             return Err(ApiError::new(ErrorCode::InvalidValue, message));
         }
         Ok(parent)
     }
 
-    /// Waits until a session is closed, or gone altogether.
+    /// Waits until a session is closed or no longer exists.
     pub(crate) async fn wait_closed(self: &Arc<Self>, id: &SessionId) {
         let Ok(session) = self.find_session(id).await else { return };
-        let mut news = self.journal.subscribe(EventFilter::of(EventTopic::Session(session.key)), None);
-        // Subscribed first, then looked: the close cannot fall between the two.
+        let mut events = self.journal.subscribe(EventFilter::of(EventTopic::Session(session.key)), None);
+        // The subscription comes before the query, so the close cannot fall between the two.
         while let Ok(Some(row)) = self.journal.session(id).await
             && row.closed_at.is_none()
         {
-            if news.next().await.is_err() {
+            if events.next().await.is_err() {
                 return;
             }
         }
@@ -213,20 +208,23 @@ impl Daemon {
         let unsupported = |setting: &str, message: String| {
             Err(ApiError::new(ErrorCode::UnsupportedSetting, message).with_detail("setting", setting))
         };
-        let wanted = [
+        let settings = [
             ("model", new.model.is_some()),
             ("system_prompt", new.system_prompt.is_some()),
             ("mcp", new.mcp == Some(true)),
         ];
-        for (setting, given) in wanted {
-            // On another machine there is no daemon for the tools to reach.
+        for (setting, given) in settings {
+            // On another machine the tools cannot reach a daemon.
             let is_elsewhere = setting == "mcp" && !self.workers.is_local(&new.agent);
-            let takes = agent.settings.iter().any(|known| known == setting);
-            if given && (is_elsewhere || !takes) {
-                return unsupported(setting, format!("{} cannot take `{setting}`; leave it out", agent.name));
+            let supported = agent.settings.iter().any(|known| known == setting);
+            if given && (is_elsewhere || !supported) {
+                return unsupported(
+                    setting,
+                    format!("{} does not support `{setting}`; leave it out", agent.name),
+                );
             }
         }
-        // Whoever works elsewhere has no use for a directory here.
+        // An agent that works elsewhere has no use for a directory here.
         let elsewhere = !self.workers.is_local(&new.agent) || agent.driver == DriverKind::A2a.name();
         if elsewhere && new.worktree == Some(true) {
             let name = &new.agent;
@@ -237,7 +235,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// A change of settings, checked.
+    /// Validates a change of settings.
     pub(crate) fn check_patch(&self, now: &Session, patch: SessionPatch) -> Result<SettingsUpdate, ApiError> {
         check_texts(patch.title.as_deref(), patch.model.as_deref(), None)?;
         if let Some(model) = &patch.model {
@@ -259,7 +257,7 @@ impl Daemon {
             restarts,
             restart_window_s,
         } = patch;
-        let touched = budget_usd.is_some()
+        let limits_changed = budget_usd.is_some()
             || max_turns.is_some()
             || run_timeout_s.is_some()
             || cancel_grace_s.is_some()
@@ -274,7 +272,7 @@ impl Daemon {
             restart_window_s: restart_window_s.unwrap_or(now.restart_window_s),
         };
         check_limits(&limits)?;
-        Ok(SettingsUpdate { title, model, policy, limits: touched.then_some(limits) })
+        Ok(SettingsUpdate { title, model, policy, limits: limits_changed.then_some(limits) })
     }
 }
 
@@ -282,22 +280,22 @@ fn check_limits(limits: &SessionLimits) -> Result<(), ApiError> {
     let SessionLimits { budget_usd, max_turns, run_timeout_s, cancel_grace_s, restarts, restart_window_s } =
         limits;
     if budget_usd.is_some_and(|value| !value.is_finite() || value < 0.0) {
-        return Err(invalid_value("`budget_usd` is a number of dollars that is not negative"));
+        return Err(invalid_value("`budget_usd` must be a number of dollars, 0 or more"));
     }
     if *max_turns == Some(0) {
-        return Err(invalid_value("`max_turns` is at least 1"));
+        return Err(invalid_value("`max_turns` must be at least 1"));
     }
     if run_timeout_s.is_some_and(|value| !value.is_finite() || value <= 0.0) {
-        return Err(invalid_value("`run_timeout_s` is a number of seconds above 0"));
+        return Err(invalid_value("`run_timeout_s` must be a number of seconds above 0"));
     }
     if cancel_grace_s.is_some_and(|value| !value.is_finite() || !(0.0..=3600.0).contains(&value)) {
-        return Err(invalid_value("`cancel_grace_s` is a number of seconds from 0 to 3600"));
+        return Err(invalid_value("`cancel_grace_s` must be a number of seconds from 0 to 3600"));
     }
     if restarts.is_some_and(|value| value > RESTARTS_MAX) {
-        return Err(invalid_value(format!("`restarts` is at most {RESTARTS_MAX}")));
+        return Err(invalid_value(format!("`restarts` must be at most {RESTARTS_MAX}")));
     }
     if restart_window_s.is_some_and(|value| !value.is_finite() || value <= 0.0) {
-        return Err(invalid_value("`restart_window_s` is a number of seconds above 0"));
+        return Err(invalid_value("`restart_window_s` must be a number of seconds above 0"));
     }
     Ok(())
 }
@@ -311,34 +309,34 @@ fn check_texts(
         if value.is_some_and(|value| {
             value.is_empty() || value.len() > TITLE_MAX || value.chars().any(char::is_control)
         }) {
-            return Err(invalid_value(format!("`{name}` is 1 to {TITLE_MAX} bytes on one line")));
+            return Err(invalid_value(format!("`{name}` must be 1 to {TITLE_MAX} bytes on one line")));
         }
     }
     if system_prompt.is_some_and(|value| escaped_len(value) > INLINE_MAX / 2) {
-        return Err(invalid_value(format!("`system_prompt` is at most {} bytes", INLINE_MAX / 2)));
+        return Err(invalid_value(format!("`system_prompt` must be at most {} bytes", INLINE_MAX / 2)));
     }
     Ok(())
 }
 
-/// Whether a policy can be used.
+/// Checks that a policy is valid and fits into an event.
 pub(crate) fn check_policy(policy: &Policy) -> Result<(), ApiError> {
     policy::validate_policy(policy).map_err(invalid_value)?;
     let size = serde_json::to_vec(policy).map_err(encode_failed)?.len();
     if size > INLINE_MAX / 4 {
-        return Err(invalid_value(format!("a policy is at most {} bytes as JSON", INLINE_MAX / 4)));
+        return Err(invalid_value(format!("a policy must be at most {} bytes as JSON", INLINE_MAX / 4)));
     }
     Ok(())
 }
 
 pub(crate) fn check_env(env: &BTreeMap<String, String>) -> Result<(), ApiError> {
     if env.len() > ENV_MAX {
-        return Err(invalid_value(format!("`env` has at most {ENV_MAX} variables")));
+        return Err(invalid_value(format!("`env` may have at most {ENV_MAX} variables")));
     }
     for (name, value) in env {
-        let good = name.len() <= 256 && !name.is_empty() && !name.contains(['=', '\0']);
-        if !good || value.len() > ENV_VALUE_MAX || value.contains('\0') {
+        let valid_name = name.len() <= 256 && !name.is_empty() && !name.contains(['=', '\0']);
+        if !valid_name || value.len() > ENV_VALUE_MAX || value.contains('\0') {
             return Err(invalid_value(format!(
-                "a variable of `env` has a name without `=` and a value of at most {ENV_VALUE_MAX} bytes without NUL"
+                "a variable of `env` needs a name without `=` and a value of at most {ENV_VALUE_MAX} bytes without NUL"
             )));
         }
     }

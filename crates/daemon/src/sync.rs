@@ -1,3 +1,3 @@
-//! The locks of [`registry`](crate::registry), under a name that its shuttle test can give to others.
+//! The locks of [`registry`](crate::registry). Its shuttle test replaces this module with shuttle's locks.
 
 pub(crate) use std::sync::{Arc, Mutex, MutexGuard};

@@ -1,5 +1,5 @@
-//! A caller's words and files: what is allowed of them, what tells one prompt from another, and what of them is too
-//! large for an event and becomes a file beside the journal first. Knows no run and no session's state.
+//! Texts and files of callers: their limits, the fingerprint of a prompt, and storing what is too large for an event
+//! in a blob first. Knows no run and no session state.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -14,41 +14,42 @@ use sha2::{Digest, Sha256};
 use crate::daemon::blob_failed;
 use crate::invalid_value;
 
-/// A reason, or the answer to a question, as JSON: it goes into an event beside other things.
+/// The most bytes, as JSON, of a reason or of an answer to a question: it shares its event with other data.
 pub(crate) const REMARK_MAX: usize = 16 << 10;
-/// Name or kind of a file. All files of a prompt, without their content, must fit beside its text.
+/// The most bytes of a file's name or MIME type. All files of a prompt, without content, must fit beside its text.
 const FILE_NAME_MAX: usize = 255;
-/// What of a prompt's files is kept inside its event, in base64.
+/// The most bytes, in base64, of a prompt's files that are kept inside its event.
 const ATTACHMENTS_INLINE_MAX: usize = 256 << 10;
 
-/// A reason or an answer must fit its event.
+/// Checks that a reason or an answer fits its event.
 pub(crate) fn check_remark(name: &str, text: Option<&str>) -> Result<(), ApiError> {
     match text {
         Some(text) if escaped_len(text) > REMARK_MAX => {
-            Err(invalid_value(format!("`{name}` is at most {REMARK_MAX} bytes as JSON")))
+            Err(invalid_value(format!("`{name}` must be at most {REMARK_MAX} bytes as JSON")))
         }
         _ => Ok(()),
     }
 }
 
-/// The content of a prompt's files, in their order.
+/// Validates a prompt's files, and decodes their content in order.
 pub(crate) fn decode_attachments(files: &[NewAttachment]) -> Result<Vec<Vec<u8>>, ApiError> {
     if files.len() > ATTACHMENTS_MAX {
-        return Err(invalid_value(format!("a prompt has at most {ATTACHMENTS_MAX} attachments")));
+        return Err(invalid_value(format!("a prompt may have at most {ATTACHMENTS_MAX} attachments")));
     }
     files.iter().enumerate().map(|(at, file)| decode_attachment(at, file)).collect()
 }
 
 fn decode_attachment(at: usize, file: &NewAttachment) -> Result<Vec<u8>, ApiError> {
-    let plain = |text: &str| (1..=FILE_NAME_MAX).contains(&text.len()) && !text.chars().any(char::is_control);
-    if !plain(&file.name) || file.name.contains('/') {
+    let is_valid =
+        |text: &str| (1..=FILE_NAME_MAX).contains(&text.len()) && !text.chars().any(char::is_control);
+    if !is_valid(&file.name) || file.name.contains('/') {
         return Err(invalid_value(format!(
-            "the name of attachment {at} is 1 to {FILE_NAME_MAX} bytes without `/` or control characters"
+            "the name of attachment {at} must be 1 to {FILE_NAME_MAX} bytes without `/` or control characters"
         )));
     }
-    if !plain(&file.mime) {
+    if !is_valid(&file.mime) {
         return Err(invalid_value(format!(
-            "the mime type of attachment {at} ({}) is 1 to {FILE_NAME_MAX} bytes without control characters",
+            "the mime type of attachment {at} ({}) must be 1 to {FILE_NAME_MAX} bytes without control characters",
             file.name
         )));
     }
@@ -57,11 +58,11 @@ fn decode_attachment(at: usize, file: &NewAttachment) -> Result<Vec<u8>, ApiErro
     })
 }
 
-/// What tells a prompt apart from another under the same run id.
+/// Distinguishes prompts under the same run id.
 pub(crate) fn prompt_fingerprint(session: &SessionId, prompt: &str, files: &[NewAttachment]) -> String {
     let mut hash = Sha256::new();
     let mut add = |part: &str| {
-        // With its length, so that no two lists of parts can look the same.
+        // With the length, so that no two lists of parts have the same hash input.
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     };
@@ -75,7 +76,7 @@ pub(crate) fn prompt_fingerprint(session: &SessionId, prompt: &str, files: &[New
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A text that is ready for an event: if it is too long for one, it is on the disk when this returns.
+/// Prepares a text for an event. A text too long for one is stored in a blob, on disk when this returns.
 pub(crate) async fn store_text(journal: &Journal, text: String) -> Result<LongText, ApiError> {
     if escaped_len(&text) <= INLINE_MAX {
         return Ok(text.into());
@@ -85,7 +86,7 @@ pub(crate) async fn store_text(journal: &Journal, text: String) -> Result<LongTe
     Ok(LongText { head, blob: Some(blob) })
 }
 
-/// Files that are ready for the event that has `text` in it. `contents` is what [`check_files`] gave.
+/// Prepares files for the event that contains `text`. `contents` is the result of [`decode_attachments`].
 pub(crate) async fn store_attachments(
     journal: &Journal,
     text: &LongText,
@@ -94,24 +95,24 @@ pub(crate) async fn store_attachments(
 ) -> Result<Vec<Attachment>, ApiError> {
     let sizes: Vec<usize> = files.iter().map(|file| file.data.len()).collect();
     let inline = choose_inline(escaped_len(&text.head), &sizes);
-    let mut kept = Vec::with_capacity(files.len());
+    let mut stored = Vec::with_capacity(files.len());
     for ((file, content), inline) in files.into_iter().zip(contents).zip(inline) {
         let NewAttachment { name, mime, data } = file;
         let (data, blob) = match inline {
             true => (Some(data), None),
             false => (None, Some(journal.blobs().put(content).await.map_err(blob_failed)?)),
         };
-        kept.push(Attachment { name, mime, data, blob });
+        stored.push(Attachment { name, mime, data, blob });
     }
-    Ok(kept)
+    Ok(stored)
 }
 
-/// Which files, by their sizes in base64, stay inside the event of a text that takes `text` bytes of it.
+/// Which files, by their sizes in base64, stay inside an event whose text takes `text` bytes.
 fn choose_inline(text: usize, sizes: &[usize]) -> Vec<bool> {
-    let mut room = INLINE_MAX.saturating_sub(text).min(ATTACHMENTS_INLINE_MAX);
+    let mut remaining = INLINE_MAX.saturating_sub(text).min(ATTACHMENTS_INLINE_MAX);
     let fits = |size: &usize| {
-        let left = room.checked_sub(*size);
-        room = left.unwrap_or(room);
+        let left = remaining.checked_sub(*size);
+        remaining = left.unwrap_or(remaining);
         left.is_some()
     };
     sizes.iter().map(fits).collect()

@@ -1,5 +1,5 @@
-//! The workspaces: directories that people work in. They are few and asked for with every session, so all of them
-//! are in memory; the journal is written first.
+//! Workspaces: the project directories that people work in. They are few and needed with every session, so all of them
+//! are in memory. Changes are written to the journal first.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use crate::actor::{IdempotencyKey, encode_failed};
 use crate::daemon::{Daemon, append_failed, read_failed};
 use crate::random;
 
-/// How long the sessions of a workspace that is forgotten may take to close: a cancel, its grace, and a kill.
+/// How long the sessions of a workspace that is being removed may take to close: a cancel, its grace, and a kill.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(CANCEL_GRACE_S + KILL_S + 10);
 
 /// A workspace that is not removed.
@@ -32,7 +32,7 @@ pub(crate) struct WorkspaceEntry {
     pub(crate) doc: Workspace,
 }
 
-/// Those that are not removed.
+/// All workspaces that are not removed.
 #[derive(Debug, Default)]
 pub(crate) struct WorkspaceRegistry {
     entries: RwLock<HashMap<WorkspaceKey, Arc<WorkspaceEntry>>>,
@@ -43,32 +43,31 @@ impl WorkspaceRegistry {
         self.entries.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned()
     }
 
-    /// The workspace of this id.
     pub(crate) fn get(&self, id: &WorkspaceId) -> Result<Arc<WorkspaceEntry>, ApiError> {
-        let known = self.entries.read().unwrap_or_else(PoisonError::into_inner);
-        known
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        entries
             .values()
-            .find(|place| place.id == *id)
+            .find(|entry| entry.id == *id)
             .cloned()
             .ok_or_else(|| ApiError::not_found("workspace", id))
     }
 
     fn by_path(&self, path: &str) -> Option<Arc<WorkspaceEntry>> {
-        let known = self.entries.read().unwrap_or_else(PoisonError::into_inner);
-        known.values().find(|place| place.doc.path == path).cloned()
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        entries.values().find(|entry| entry.doc.path == path).cloned()
     }
 
-    /// All of them, in the order in which they were made.
+    /// All workspaces, in the order of their creation.
     pub(crate) fn all(&self) -> Vec<Arc<WorkspaceEntry>> {
-        let known = self.entries.read().unwrap_or_else(PoisonError::into_inner);
-        let mut all: Vec<_> = known.values().cloned().collect();
-        all.sort_by_key(|place| place.key);
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<_> = entries.values().cloned().collect();
+        all.sort_by_key(|entry| entry.key);
         all
     }
 
     fn add(&self, key: WorkspaceKey, doc: Workspace) {
-        let place = WorkspaceEntry { key, id: doc.id.clone(), path: PathBuf::from(&doc.path), doc };
-        self.entries.write().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::new(place));
+        let entry = WorkspaceEntry { key, id: doc.id.clone(), path: PathBuf::from(&doc.path), doc };
+        self.entries.write().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::new(entry));
     }
 
     fn remove(&self, key: WorkspaceKey) {
@@ -77,7 +76,7 @@ impl WorkspaceRegistry {
 }
 
 impl Daemon {
-    /// Reads the workspaces from the journal, once, at the start.
+    /// Loads the workspaces from the journal at the start.
     pub(crate) async fn load_workspaces(&self) -> Result<(), ApiError> {
         for row in self.journal.workspaces(None, usize::MAX).await.map_err(read_failed)? {
             if !row.removed {
@@ -89,19 +88,19 @@ impl Daemon {
         Ok(())
     }
 
-    /// The directory of a workspace. Whether it is one can only be told if it is to be worked in `here`.
-    pub(crate) async fn workspace_path(&self, id: &WorkspaceId, here: bool) -> Result<PathBuf, ApiError> {
-        let place = self.workspaces.get(id)?;
-        if !here {
-            return Ok(place.path.clone());
+    /// The directory of a workspace. Whether it exists is checked only for an agent of this machine.
+    pub(crate) async fn workspace_path(&self, id: &WorkspaceId, is_local: bool) -> Result<PathBuf, ApiError> {
+        let entry = self.workspaces.get(id)?;
+        if !is_local {
+            return Ok(entry.path.clone());
         }
-        match tokio::fs::metadata(&place.path).await {
-            Ok(found) if found.is_dir() => Ok(place.path.clone()),
-            _ => Err(path_not_found(&place.path)),
+        match tokio::fs::metadata(&entry.path).await {
+            Ok(metadata) if metadata.is_dir() => Ok(entry.path.clone()),
+            _ => Err(path_not_found(&entry.path)),
         }
     }
 
-    /// The workspace of a directory, and whether it is new.
+    /// Returns the workspace of a directory, and whether it is new.
     pub(crate) async fn create_workspace(
         &self,
         new: NewWorkspace,
@@ -109,8 +108,8 @@ impl Daemon {
     ) -> Result<(Workspace, bool), ApiError> {
         let path = resolve_directory(&new.path).await?;
         let _one_at_a_time = self.key_locks.lock(format!("path {path}")).await;
-        if let Some(place) = self.workspaces.by_path(&path) {
-            return Ok((place.doc.clone(), false));
+        if let Some(entry) = self.workspaces.by_path(&path) {
+            return Ok((entry.doc.clone(), false));
         }
         let name = new.name.filter(|name| !name.is_empty()).unwrap_or_else(|| {
             Path::new(&path)
@@ -119,40 +118,40 @@ impl Daemon {
         });
         let id = WorkspaceId::from_random(&random::bytes::<16>());
         let workspace = Workspace { id, path: path.clone(), name: name.clone(), created_at: Millis::now() };
-        let number = self.journal.new_workspace_key();
+        let workspace_key = self.journal.new_workspace_key();
         let body = EventBody::WorkspaceCreated(WorkspaceCreated { path, name });
-        let row = workspace_row(number, &workspace, false)?;
-        let answer = serde_json::to_vec(&workspace).map_err(encode_failed)?;
-        let remember = key.map(|IdempotencyKey { key, fingerprint }| IdempotencyRecord {
+        let row = workspace_row(workspace_key, &workspace, false)?;
+        let response = serde_json::to_vec(&workspace).map_err(encode_failed)?;
+        let record = key.map(|IdempotencyKey { key, fingerprint }| IdempotencyRecord {
             key,
             fingerprint,
-            make_response: Box::new(move |_| answer.clone()),
+            make_response: Box::new(move |_| response.clone()),
         });
-        self.append_workspace_event(number, &workspace, body, row, remember).await?;
-        self.workspaces.add(number, workspace.clone());
+        self.append_workspace_event(workspace_key, &workspace, body, row, record).await?;
+        self.workspaces.add(workspace_key, workspace.clone());
         Ok((workspace, true))
     }
 
-    /// Forgets a workspace. Its sessions are closed; if one of them is busy, only with `force`.
+    /// Removes a workspace and closes its sessions. If a session is busy, only with `force`.
     pub(crate) async fn remove_workspace(
         self: &Arc<Self>,
         id: &WorkspaceId,
         force: bool,
     ) -> Result<(), ApiError> {
-        let place = self.workspaces.get(id)?;
-        let _one_at_a_time = self.key_locks.lock(format!("path {}", place.doc.path)).await;
-        let open = SessionFilter { workspace: Some(place.key), open_only: true, ..SessionFilter::default() };
+        let entry = self.workspaces.get(id)?;
+        let _one_at_a_time = self.key_locks.lock(format!("path {}", entry.doc.path)).await;
+        let open = SessionFilter { workspace: Some(entry.key), open_only: true, ..SessionFilter::default() };
         let rows = self.journal.sessions(open, None, usize::MAX).await.map_err(read_failed)?;
         if !force {
             for row in &rows {
-                // An awake session may have accepted what its row does not show yet.
+                // An awake session may have accepted a run that its row does not show yet.
                 let busy = match self.probe_session(&row.id).await {
                     Some(probe) => probe.busy,
                     None => row.live,
                 };
                 if busy {
                     let message =
-                        "a run of this workspace is live; cancel it, wait for it, or use ?force=true";
+                        "a run in this workspace is active; cancel it, wait for it, or use ?force=true";
                     return Err(
                         ApiError::new(ErrorCode::Busy, message).with_detail("session_id", row.id.as_str())
                     );
@@ -163,25 +162,25 @@ impl Daemon {
             let session = self.session_address(row)?;
             self.send_command(&session, SessionCommand::Close { purge: false }, None).await?;
         }
-        // What runs in it ends first; if something does not, that is no reason to keep the workspace.
+        // Its runs end first; if one does not end in time, the workspace is removed all the same.
         let closed = async {
             for row in &rows {
                 self.wait_closed(&row.id).await;
             }
         };
         if tokio::time::timeout(CLOSE_TIMEOUT, closed).await.is_err() {
-            tracing::warn!(workspace = %id, "a session of a forgotten workspace did not close in time");
+            tracing::warn!(workspace = %id, "a session of a removed workspace did not close in time");
         }
-        let row = workspace_row(place.key, &place.doc, true)?;
+        let row = workspace_row(entry.key, &entry.doc, true)?;
         self.append_workspace_event(
-            place.key,
-            &place.doc,
+            entry.key,
+            &entry.doc,
             EventBody::WorkspaceRemoved(EmptyEventData {}),
             row,
             None,
         )
         .await?;
-        self.workspaces.remove(place.key);
+        self.workspaces.remove(entry.key);
         Ok(())
     }
 
@@ -191,7 +190,7 @@ impl Daemon {
         workspace: &Workspace,
         body: EventBody,
         row: RowChange,
-        remember: Option<IdempotencyRecord>,
+        record: Option<IdempotencyRecord>,
     ) -> Result<(), ApiError> {
         let event = NewEvent {
             scope: Arc::new(EventScope {
@@ -199,7 +198,7 @@ impl Daemon {
                 ..EventScope::default()
             }),
             number: None,
-            // Its creation has one time, in the list and in the event.
+            // The creation has the same time in the list and in the event.
             ts: if matches!(body, EventBody::WorkspaceCreated(_)) {
                 workspace.created_at
             } else {
@@ -213,7 +212,7 @@ impl Daemon {
         let append = AppendRequest {
             events: vec![event],
             rows: vec![row],
-            idempotency: remember,
+            idempotency: record,
             may_use_reserve: false,
         };
         self.journal.append(append).await.map(drop).map_err(append_failed)
@@ -232,17 +231,17 @@ fn workspace_row(key: WorkspaceKey, workspace: &Workspace, removed: bool) -> Res
     }))
 }
 
-/// The directory that a path from outside names, symbolic links followed.
+/// Resolves a path from a client to a directory, following symbolic links.
 async fn resolve_directory(path: &str) -> Result<String, ApiError> {
     let given = Path::new(path);
     if !given.is_absolute() {
         let message =
-            format!("{path} is not an absolute path; the daemon has no directory of yours to begin from");
+            format!("{path} is not an absolute path; the daemon does not know your current directory");
         return Err(ApiError::new(ErrorCode::PathNotFound, message));
     }
     let resolved = tokio::fs::canonicalize(given).await.map_err(|_| path_not_found(given))?;
     match tokio::fs::metadata(&resolved).await {
-        Ok(found) if found.is_dir() => {}
+        Ok(metadata) if metadata.is_dir() => {}
         _ => return Err(path_not_found(given)),
     }
     let text = resolved.into_os_string().into_string();

@@ -1,5 +1,5 @@
-//! The agreement between an actor that falls asleep and a message that comes, through the orders that a scheduler
-//! could choose. The file under test is the daemon's own, with shuttle's locks in place of the standard ones.
+//! An actor that falls asleep against a message that arrives, in many orders that a scheduler could choose. The code
+//! under test is the daemon's own file, with shuttle's locks in place of the standard ones.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,13 +23,13 @@ const EACH: usize = 2;
 
 /// What the actors of one session have done.
 struct ActorLog {
-    /// How many are awake: never more than one.
+    /// How many actors are awake: never more than one.
     alive: AtomicUsize,
     woken: AtomicUsize,
     read: Mutex<HashMap<usize, usize>>,
 }
 
-/// Reads what there is, and sleeps when there is nothing, as the daemon's actor does.
+/// Reads messages, and sleeps when there are none, as the daemon's actor does.
 async fn actor(
     registry: Arc<ActorRegistry<u8, usize>>,
     mailbox: Arc<ActorMailbox<usize>>,
@@ -39,20 +39,20 @@ async fn actor(
     log.woken.fetch_add(1, Ordering::SeqCst);
     let mut first = true;
     loop {
-        let mut mail = Vec::new();
+        let mut messages = Vec::new();
         if first {
-            std::future::poll_fn(|context| mailbox.poll_take(context, &mut mail, 2)).await;
+            std::future::poll_fn(|context| mailbox.poll_take(context, &mut messages, 2)).await;
             first = false;
         } else {
             let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-            let _ready = mailbox.poll_take(&mut context, &mut mail, 2);
+            let _ready = mailbox.poll_take(&mut context, &mut messages, 2);
         }
-        for message in &mail {
+        for message in &messages {
             *log.read.lock().unwrap().entry(*message).or_default() += 1;
         }
         shuttle::future::yield_now().await;
-        if mail.is_empty() {
-            // It is gone once it may sleep: the next one may be awake before we return.
+        if messages.is_empty() {
+            // Counted as gone before it may sleep, because the next actor may be awake before this one returns.
             log.alive.fetch_sub(1, Ordering::SeqCst);
             if registry.try_sleep(&0, &mailbox) {
                 return;
@@ -73,8 +73,8 @@ fn scenario() {
                 let mut actors = Vec::new();
                 for message in 0..EACH {
                     let wake = |mailbox| {
-                        let live = actor(Arc::clone(&registry), mailbox, Arc::clone(&log));
-                        actors.push(shuttle::future::spawn(live));
+                        let task = actor(Arc::clone(&registry), mailbox, Arc::clone(&log));
+                        actors.push(shuttle::future::spawn(task));
                     };
                     registry.send(&0, sender * EACH + message, wake).unwrap();
                     shuttle::future::yield_now().await;
@@ -93,7 +93,7 @@ fn scenario() {
     let read = log.read.lock().unwrap();
     assert_eq!(read.len(), SENDERS * EACH, "a message was lost");
     assert!(read.values().all(|times| *times == 1), "a message was read twice");
-    assert_eq!(registry.len(), 0, "everybody sleeps in the end");
+    assert_eq!(registry.len(), 0, "all actors sleep in the end");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The session's side of its agent: the link to its worker if there is one, and what is known of it.
+//! The actor's view of its agent: the link to the worker, if there is one, and the phase of the agent behind it.
 
 use std::time::Duration;
 
@@ -11,42 +11,42 @@ use qd_protocol::link::{AgentCommand, TurnLimits, UpdateNumber};
 use qd_protocol::worker::AgentSpec;
 use tokio::time::Instant;
 
-/// How long a worker may take to end all that it has before it is ended itself.
+/// How long a worker may take to end its agent and exit before it is killed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(KILL_S);
-/// How often a worker is ended that does not end.
+/// How often a worker that does not exit is killed again.
 const KILL_RETRY: Duration = Duration::from_secs(5);
-/// How long a worker that was out of sight may take to say what was missed, before deadlines count that passed meanwhile.
+/// How long a reattached worker may take to deliver missed updates before deadlines that passed meanwhile apply.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// An agent, perhaps.
+/// The session's agent, if it has one.
 #[derive(Default)]
 pub(super) struct SessionAgent {
     link: Option<Box<AgentLink>>,
     phase: SessionAgentPhase,
     is_lost: bool,
-    /// Since when it was out of sight, the last time that it was.
+    /// When the connection was last lost.
     lost_since: Option<Instant>,
-    /// Whether this is a worker from before: being there again is then worth an event.
+    /// Whether this worker was started by a previous daemon and has not been reached yet: reattaching makes an event.
     is_from_before: bool,
-    /// Whether settings have changed that it was started with.
+    /// Whether settings have changed since the agent was started.
     outdated: bool,
 }
 
-/// How far it is.
+/// How far the agent has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum SessionAgentPhase {
-    /// It was asked for, and has not said that it is ready.
+    /// The start was requested; the agent has not reported ready.
     #[default]
     Starting,
-    /// It takes prompts.
+    /// The agent takes prompts.
     Ready { steers: bool },
-    /// It was told to rest, or is about to end, and has not said that it does.
+    /// The agent was told to stop, or ends with its turn, and has not reported it yet.
     Stopping,
-    /// It rests: there is a worker with what its turns left running.
+    /// The idle agent was stopped; its worker still holds processes that turns left running.
     Resting,
-    /// It was told to end and has so long.
+    /// The worker was told to end the agent and exit, and is killed at `until`.
     Closing { until: Instant },
-    /// It has said its last word.
+    /// The agent's last update has arrived.
     Ended,
 }
 
@@ -56,7 +56,7 @@ impl SessionAgent {
             _ if self.link.is_none() => AgentAvailability::Absent,
             SessionAgentPhase::Ended => AgentAvailability::Absent,
             _ if self.is_lost => AgentAvailability::Lost,
-            // One that is outdated finishes its turn, but the next run waits for another.
+            // An outdated agent finishes its turn, but the next run waits for a new agent.
             SessionAgentPhase::Ready { steers } if !self.outdated => {
                 AgentAvailability::Ready { steerable: steers }
             }
@@ -68,42 +68,41 @@ impl SessionAgent {
         }
     }
 
-    /// Whether there is a worker.
     pub(super) fn has_worker(&self) -> bool {
         self.link.is_some()
     }
 
-    /// Whether there is an agent that could be put to rest.
+    /// Whether there is an agent that could be stopped if it has nothing to do.
     pub(super) fn is_idle(&self) -> bool {
         self.link.is_some() && !self.is_lost && matches!(self.phase, SessionAgentPhase::Ready { .. })
     }
 
-    /// Whether something is on its way that has to come before anybody sleeps.
+    /// Whether a start, stop or reconnect is under way that must end before the session may sleep.
     pub(super) fn is_changing(&self) -> bool {
-        let changes = matches!(
+        let transition = matches!(
             self.phase,
             SessionAgentPhase::Starting | SessionAgentPhase::Stopping | SessionAgentPhase::Closing { .. }
         );
-        self.link.is_some() && (changes || self.is_lost)
+        self.link.is_some() && (transition || self.is_lost)
     }
 
-    /// Whether its memory counts: a worker that only rests has none.
+    /// Whether the agent counts towards the slots: a worker whose agent was stopped does not.
     pub(super) fn is_live(&self) -> bool {
         self.link.is_some() && !matches!(self.phase, SessionAgentPhase::Resting | SessionAgentPhase::Ended)
     }
 
-    /// A new worker.
+    /// Takes the link to a worker that was just launched.
     pub(super) fn set_new_link(&mut self, link: AgentLink) {
         *self = Self { link: Some(Box::new(link)), ..Self::default() };
     }
 
-    /// A worker from before; it is lost until it is found.
+    /// Takes the link to a worker of a previous daemon, which counts as lost until it is reached.
     pub(super) fn set_existing_link(&mut self, link: AgentLink) {
-        let (link, away) = (Some(Box::new(link)), Some(Instant::now()));
-        *self = Self { link, lost_since: away, is_lost: true, is_from_before: true, ..Self::default() };
+        let (link, lost_since) = (Some(Box::new(link)), Some(Instant::now()));
+        *self = Self { link, lost_since, is_lost: true, is_from_before: true, ..Self::default() };
     }
 
-    /// Starts the agent again in the worker that rests.
+    /// Starts the agent again in the worker whose agent was stopped.
     pub(super) fn start(&mut self, spec: Box<AgentSpec>) {
         if let Some(link) = &self.link
             && self.phase == SessionAgentPhase::Resting
@@ -114,7 +113,7 @@ impl SessionAgent {
         }
     }
 
-    /// Waits for the agent to say something; for ever, if there is none.
+    /// Waits for the next event of the link; forever if there is none.
     pub(super) async fn next_link_event(&mut self) -> LinkEvent {
         match &mut self.link {
             Some(link) => link.next_event().await,
@@ -122,13 +121,13 @@ impl SessionAgent {
         }
     }
 
-    pub(super) fn send(&self, down: AgentCommand) {
+    pub(super) fn send(&self, command: AgentCommand) {
         if let Some(link) = &self.link {
-            link.send(down);
+            link.send(command);
         }
     }
 
-    /// Says what is left to a turn, should it be alone.
+    /// Sends the remaining limits of a turn, which the worker enforces while no daemon is attached.
     pub(super) fn send_limits(&self, run: RunId, limits: TurnLimits) {
         if let Some(link) = &self.link {
             link.set_turn_limits(run, limits);
@@ -141,7 +140,7 @@ impl SessionAgent {
         }
     }
 
-    /// What was heard and is not known to be journalled.
+    /// Updates that were received and are not known to be journalled.
     pub(super) fn unacknowledged(&self) -> Vec<NumberedUpdate> {
         self.link.iter().flat_map(|link| link.unacked().cloned()).collect()
     }
@@ -157,20 +156,21 @@ impl SessionAgent {
         self.lost_since = Some(Instant::now());
     }
 
-    /// Until when no deadline counts, because what the agent did about it may not have been heard.
+    /// Until when deadlines are ignored, because updates that met them may not have arrived yet.
     pub(super) fn catch_up_deadline(&self) -> Option<Instant> {
         let behind = self.link.as_ref().is_some_and(|link| !link.is_caught_up());
         self.lost_since.filter(|_| behind).map(|since| since + CATCH_UP_TIMEOUT)
     }
 
-    /// The worker is there; true if it was there before, and so is found again.
-    pub(super) fn mark_attached(&mut self, seat: AgentPresence, again: bool) -> bool {
+    /// Records that the worker is connected. Returns true if it was connected before, to this daemon or a previous
+    /// one.
+    pub(super) fn mark_attached(&mut self, presence: AgentPresence, reattached: bool) -> bool {
         self.is_lost = false;
         if !matches!(
             self.phase,
             SessionAgentPhase::Stopping | SessionAgentPhase::Closing { .. } | SessionAgentPhase::Ended
         ) {
-            self.phase = match seat {
+            self.phase = match presence {
                 AgentPresence::Ready { steers } => SessionAgentPhase::Ready { steers },
                 AgentPresence::Resting => SessionAgentPhase::Resting,
                 AgentPresence::Empty | AgentPresence::Starting | AgentPresence::Gone => {
@@ -178,7 +178,7 @@ impl SessionAgent {
                 }
             };
         }
-        std::mem::take(&mut self.is_from_before) || again
+        std::mem::take(&mut self.is_from_before) || reattached
     }
 
     pub(super) fn mark_resting(&mut self) {
@@ -187,24 +187,24 @@ impl SessionAgent {
         }
     }
 
-    /// It ends with the turn that has just ended.
+    /// Records that the agent ends with the turn that has just ended.
     pub(super) fn mark_stopping(&mut self) {
         if matches!(self.phase, SessionAgentPhase::Ready { .. }) {
             self.phase = SessionAgentPhase::Stopping;
         }
     }
 
-    /// Whether it is one from before that we have found no trace of.
+    /// Whether this is a worker of a previous daemon that was never reached.
     pub(super) fn was_never_reached(&self) -> bool {
         self.is_from_before
     }
 
-    /// It has said its last word; what is left to do is to acknowledge it.
+    /// Records that the agent's last update has arrived; only its acknowledgement is left to do.
     pub(super) fn mark_ended(&mut self) {
         self.phase = SessionAgentPhase::Ended;
     }
 
-    /// The link of one that has said its last word.
+    /// Takes the link of an agent whose last update has arrived.
     pub(super) fn take_ended_link(&mut self) -> Option<Box<AgentLink>> {
         match self.phase {
             SessionAgentPhase::Ended => std::mem::take(self).link,
@@ -216,19 +216,19 @@ impl SessionAgent {
         *self = Self::default();
     }
 
-    /// Settings have changed: the next run gets an agent that was started with them.
+    /// Records that settings have changed: the next run gets an agent that was started with them.
     pub(super) fn mark_outdated(&mut self) {
         self.outdated = self.link.is_some();
     }
 
-    /// Lets go of an outdated agent once it works on nothing.
+    /// Stops an outdated agent once no run is active.
     pub(super) fn rest_if_outdated(&mut self, state: &SessionState) {
         if self.outdated && state.active_run().is_none() && self.is_idle() {
             self.rest();
         }
     }
 
-    /// Stops the agent, and keeps what its turns left running.
+    /// Stops the agent, and keeps the processes that its turns left running.
     pub(super) fn rest(&mut self) {
         if let Some(link) = &self.link
             && matches!(self.phase, SessionAgentPhase::Ready { .. } | SessionAgentPhase::Starting)
@@ -248,7 +248,7 @@ impl SessionAgent {
         }
     }
 
-    /// When a worker that was told to end is ended.
+    /// When a worker that was told to exit is killed.
     pub(super) fn kill_deadline(&self) -> Option<Instant> {
         match self.phase {
             SessionAgentPhase::Closing { until } if self.link.is_some() => Some(until),
@@ -256,14 +256,14 @@ impl SessionAgent {
         }
     }
 
-    /// Gives a worker that was just ended a little time to be gone.
+    /// Gives a worker that was just killed some time before it is killed again.
     pub(super) fn extend_kill_deadline(&mut self) {
         if let SessionAgentPhase::Closing { until } = &mut self.phase {
             *until = Instant::now() + KILL_RETRY;
         }
     }
 
-    /// Lets go: the agent goes on without us.
+    /// Drops the link: the agent continues without a daemon.
     pub(super) fn detach(&mut self) {
         *self = Self::default();
     }

@@ -1,5 +1,5 @@
-//! What an actor has decided and not yet journalled: one append, then the outcomes. Texts that are too long for an
-//! event become files here, synced before the append.
+//! A batch: steps that an actor has decided but not journalled. It becomes one append, then a list of outcomes. Texts
+//! too long for an event are written to blob files here, synced before the append.
 
 use std::collections::HashMap;
 
@@ -20,15 +20,15 @@ use super::reply::{ActorReply, CommandCompletion, ReplyDetails, to_actor_reply};
 use super::{IdempotencyKey, load};
 use crate::daemon::{Daemon, SessionAddress, append_failed, blob_failed};
 
-/// A session that is created in the transaction of its parent's next event.
+/// A child session, created in the transaction of its parent's next event.
 pub(crate) struct ChildCreation {
     pub(crate) events: Vec<NewEvent>,
     pub(crate) rows: Vec<RowChange>,
-    /// What its maker is told, remembered if it came under a key.
+    /// The response to the request that created it, stored if the request had an idempotency key.
     pub(crate) response: Vec<u8>,
 }
 
-/// One step's worth of what is to be answered and done.
+/// The reply and effects of one step.
 pub(super) struct StepOutcome {
     pub(super) effects: Vec<SessionEffect>,
     pub(super) reply: Option<Result<ActorReply, ApiError>>,
@@ -39,7 +39,7 @@ struct PendingStep {
     effects: Vec<SessionEffect>,
     reply: Option<CommandReply>,
     waiter: Option<oneshot::Sender<Result<CommandCompletion, ApiError>>>,
-    /// Where its events begin among the batch's.
+    /// The index of the step's first event in the batch.
     offset: usize,
 }
 
@@ -52,27 +52,29 @@ pub(super) struct ActorBatch {
     session_changed: bool,
     snapshot: Option<(EventNumber, Vec<u8>)>,
     key: Option<IdempotencyKey>,
-    /// The answer under that key, if it is not the reply's own words.
+    /// The response to store under the key, if it is not derived from the reply.
     created_response: Option<Vec<u8>>,
     created_children: Vec<ChildCreation>,
-    /// Judged here, and to be judged again if the append fails.
+    /// An exit that was judged in this batch, to be judged again if the append fails.
     pub(super) gone: Option<AgentExitReason>,
-    /// Likewise.
+    /// Likewise for a wake.
     pub(super) wake: bool,
-    /// That a worker was reached, to be judged again if nothing comes of this.
+    /// Likewise for a worker that connected.
     pub(super) attached: Option<SessionInput>,
 }
 
 impl ActorBatch {
-    /// Adds a step. The state is as the step left it.
+    /// Adds a step. `state` is the state after it.
     pub(super) fn add(&mut self, step: SessionStep, state: &SessionState) {
-        let SessionStep { events, rows, session_changed, effects, reply, oversized_texts: large } = step;
+        let SessionStep { events, rows, session_changed, effects, reply, oversized_texts } = step;
         let offset = self.events.len();
         if events.iter().any(|event| matches!(event.body, EventBody::RunFinished(_))) {
             self.snapshot = load::encode_snapshot(state);
         }
         self.large_texts.extend(
-            large.into_iter().map(|large| OversizedText { event_index: offset + large.event_index, ..large }),
+            oversized_texts
+                .into_iter()
+                .map(|large| OversizedText { event_index: offset + large.event_index, ..large }),
         );
         self.events.extend(events);
         self.rows.extend(rows);
@@ -80,19 +82,20 @@ impl ActorBatch {
         self.steps.push(PendingStep { effects, reply, waiter: None, offset });
     }
 
-    /// Says who waits for the last step, under which key, and what is born with it.
+    /// Attaches to the last step the client that waits for it, its idempotency key, and the child session created
+    /// with it. A refused step stores no reply and creates no child.
     pub(super) fn attach_waiter(
         &mut self,
         waiter: oneshot::Sender<Result<CommandCompletion, ApiError>>,
         key: Option<IdempotencyKey>,
-        birth: Option<Box<ChildCreation>>,
+        child: Option<Box<ChildCreation>>,
     ) {
         let Some(last) = self.steps.last_mut() else { return };
         last.waiter = Some(waiter);
         if !matches!(last.reply, Some(CommandReply::Refused(_)) | None) {
-            self.created_response = birth.as_ref().map(|birth| birth.response.clone());
+            self.created_response = child.as_ref().map(|child| child.response.clone());
             self.key = key;
-            self.created_children.extend(birth.map(|birth| *birth));
+            self.created_children.extend(child.map(|child| *child));
         }
     }
 
@@ -100,19 +103,19 @@ impl ActorBatch {
         self.events.iter().map(|event| &event.body)
     }
 
-    /// Puts it all into the journal, in one transaction, and gives the seq of the first event.
+    /// Writes the batch to the journal in one transaction, and returns the seq of the first event.
     pub(super) async fn append(
         &mut self,
         daemon: &Daemon,
         session: &SessionAddress,
         state: &SessionState,
-        line: &[SessionKey],
+        lineage: &[SessionKey],
     ) -> Result<Seq, ApiError> {
         if self.events.is_empty() && self.key.is_none() && !self.is_purge() {
             return Ok(daemon.journal.head());
         }
         self.store_large_texts(daemon, session).await?;
-        let mut rows = self.row_changes(session, state, line)?;
+        let mut rows = self.row_changes(session, state, lineage)?;
         let mut events = Vec::with_capacity(self.events.len());
         for event in &self.events {
             events.push(NewEvent {
@@ -125,9 +128,9 @@ impl ActorBatch {
                 update_number: event.link_number,
             });
         }
-        for birth in &mut self.created_children {
-            events.append(&mut birth.events);
-            rows.append(&mut birth.rows);
+        for child in &mut self.created_children {
+            events.append(&mut child.events);
+            rows.append(&mut child.rows);
         }
         let append = AppendRequest {
             events,
@@ -139,28 +142,28 @@ impl ActorBatch {
         Ok(appended.first)
     }
 
-    /// What is to be answered and done now that `first` is the seq of the first event.
+    /// The replies and effects of all steps. `first` is the seq of the batch's first event.
     pub(super) fn into_outcomes(self, first: Seq) -> Vec<StepOutcome> {
         let events = self.events;
-        let outcome = |judged: PendingStep| {
-            let PendingStep { effects, reply, waiter, offset } = judged;
-            let answer = reply.map(|reply| step_reply(&reply, &events, offset, first));
-            StepOutcome { effects, reply: answer, waiter }
+        let outcome = |step: PendingStep| {
+            let PendingStep { effects, reply, waiter, offset } = step;
+            let reply = reply.map(|reply| step_reply(&reply, &events, offset, first));
+            StepOutcome { effects, reply, waiter }
         };
         self.steps.into_iter().map(outcome).collect()
     }
 
-    /// Tells everybody who waits that nothing came of it.
+    /// Fails every client that waits for a step of this batch.
     pub(super) fn fail_waiters(self, error: ApiError) {
-        for judged in self.steps {
-            if let Some(waiter) = judged.waiter {
-                // Whoever has gone away does not need the answer.
+        for step in self.steps {
+            if let Some(waiter) = step.waiter {
+                // A client that has disconnected does not need the answer.
                 let _gone = waiter.send(Err(error.clone()));
             }
         }
     }
 
-    /// Cancels and ends still fit on a full disk; new work does not get that room.
+    /// Cancels and ends may use the disk reserve when the disk is full; new work may not.
     fn may_use_reserve(&self) -> bool {
         let ends = |body: &EventBody| {
             matches!(
@@ -178,46 +181,46 @@ impl ActorBatch {
             && !self.event_bodies().any(|body| matches!(body, EventBody::RunAccepted(_)))
     }
 
-    /// A session that is closed already is purged without another event.
+    /// A session that is already closed is purged without another event, so the batch may have no events.
     fn is_purge(&self) -> bool {
-        self.steps.iter().any(|judged| judged.effects.contains(&SessionEffect::Purge))
+        self.steps.iter().any(|step| step.effects.contains(&SessionEffect::Purge))
     }
 
     fn remembered_reply(&self) -> Option<IdempotencyRecord> {
         let IdempotencyKey { key, fingerprint } = self.key.clone()?;
-        if let Some(made) = self.created_response.clone() {
+        if let Some(response) = self.created_response.clone() {
             return Some(IdempotencyRecord {
                 key,
                 fingerprint,
-                make_response: Box::new(move |_| made.clone()),
+                make_response: Box::new(move |_| response.clone()),
             });
         }
-        let judged = self.steps.last()?;
-        let (reply, offset) = (judged.reply.clone()?, judged.offset);
-        let said = reply_details(&reply, &self.events, offset);
-        let write = move |first: Seq| {
-            let answer = to_actor_reply(&reply, &said, |event| Seq(first.0 + (offset + event) as u64));
+        let last = self.steps.last()?;
+        let (reply, offset) = (last.reply.clone()?, last.offset);
+        let details = reply_details(&reply, &self.events, offset);
+        let make_response = move |first: Seq| {
+            let answer = to_actor_reply(&reply, &details, |event| Seq(first.0 + (offset + event) as u64));
             answer.ok().and_then(|answer| serde_json::to_vec(&answer).ok()).unwrap_or_default()
         };
-        Some(IdempotencyRecord { key, fingerprint, make_response: Box::new(write) })
+        Some(IdempotencyRecord { key, fingerprint, make_response: Box::new(make_response) })
     }
 
     fn row_changes(
         &self,
         session: &SessionAddress,
         state: &SessionState,
-        line: &[SessionKey],
+        lineage: &[SessionKey],
     ) -> Result<Vec<RowChange>, ApiError> {
         if self.is_purge() {
             return Ok(vec![RowChange::Purge { session: session.key }]);
         }
         let mut changes = Vec::new();
         if self.session_changed {
-            changes.push(session_row(session, state, line)?);
+            changes.push(session_row(session, state, lineage)?);
         }
-        let begun = FirstEventIndex::of_events(&self.events);
+        let first_events = FirstEventIndex::of_events(&self.events);
         for row in &self.rows {
-            changes.push(row_change(session, row, &begun)?);
+            changes.push(row_change(session, row, &first_events)?);
         }
         if let Some((number, state)) = self.snapshot.clone() {
             changes.push(RowChange::Snapshot { session: session.key, number, state });
@@ -225,7 +228,7 @@ impl ActorBatch {
         Ok(changes)
     }
 
-    /// Writes what does not fit an event to files, and names them in the event and in its run's row.
+    /// Writes texts that do not fit into an event to blob files, and references those in the event and its run's row.
     async fn store_large_texts(&mut self, daemon: &Daemon, session: &SessionAddress) -> Result<(), ApiError> {
         for OversizedText { event_index: event, text } in std::mem::take(&mut self.large_texts) {
             let Some(run) = self.events[event].run.clone() else { continue };
@@ -241,15 +244,15 @@ impl ActorBatch {
                     text
                 }
             };
-            let kept = daemon.journal.blobs().put(text).await.map_err(blob_failed)?;
+            let blob = daemon.journal.blobs().put(text).await.map_err(blob_failed)?;
             if let EventBody::RunFinished(finished) = &mut self.events[event].body {
-                finished.blob = Some(kept.clone());
+                finished.blob = Some(blob.clone());
             }
             for row in &mut self.rows {
                 if let UpdatedRow::Run { id, doc: RunDoc { text_blob, finished_at: Some(_), .. }, .. } = row
                     && *id == run
                 {
-                    *text_blob = Some(kept.clone());
+                    *text_blob = Some(blob.clone());
                 }
             }
         }
@@ -263,8 +266,8 @@ fn step_reply(
     offset: usize,
     first: Seq,
 ) -> Result<ActorReply, ApiError> {
-    let said = reply_details(reply, events, offset);
-    to_actor_reply(reply, &said, |event| Seq(first.0 + (offset + event) as u64))
+    let details = reply_details(reply, events, offset);
+    to_actor_reply(reply, &details, |event| Seq(first.0 + (offset + event) as u64))
 }
 
 fn reply_details(reply: &CommandReply, events: &[SessionEvent], offset: usize) -> ReplyDetails {
@@ -281,7 +284,7 @@ fn reply_details(reply: &CommandReply, events: &[SessionEvent], offset: usize) -
     ReplyDetails { run: event.run.clone(), mail }
 }
 
-/// Where among an append's events runs were accepted and messages sent: their rows begin with those.
+/// The index, within an append's events, at which each run was accepted and each message sent. Their rows refer to it.
 #[derive(Debug, Default)]
 pub(crate) struct FirstEventIndex<'a> {
     runs: HashMap<&'a RunId, usize>,
@@ -290,37 +293,37 @@ pub(crate) struct FirstEventIndex<'a> {
 
 impl<'a> FirstEventIndex<'a> {
     pub(crate) fn of_events(events: &'a [SessionEvent]) -> Self {
-        let mut begun = Self::default();
+        let mut index = Self::default();
         for (at, event) in events.iter().enumerate() {
             match (&event.body, &event.run) {
                 (EventBody::RunAccepted(_), Some(run)) => {
-                    begun.runs.insert(run, at);
+                    index.runs.insert(run, at);
                 }
                 (EventBody::MailSent(sent), _) => {
-                    begun.mail.insert(&sent.mail.id, (at, &sent.fingerprint));
+                    index.mail.insert(&sent.mail.id, (at, &sent.fingerprint));
                 }
                 _ => {}
             }
         }
-        begun
+        index
     }
 }
 
-/// The row of a session as it stands.
+/// The row of a session in its current state.
 pub(crate) fn session_row(
     session: &SessionAddress,
     state: &SessionState,
-    line: &[SessionKey],
+    lineage: &[SessionKey],
 ) -> Result<RowChange, ApiError> {
     Ok(RowChange::Session(SessionRow {
         key: session.key,
         id: session.id.clone(),
         workspace: session.workspace_key,
-        parent: line.get(1).copied(),
+        parent: lineage.get(1).copied(),
         title: state.settings.title.clone(),
         closed_at: state.closed.then_some(state.updated_at),
         live: state.is_busy(),
-        // A worker that is left is to be found again by the next daemon.
+        // The next daemon must reattach to a worker that is left.
         has_obligations: state.has_pending_obligations() || state.worker.is_some(),
         cost_usd: state.usage.cost_usd,
         budget_usd: state.settings.limits.budget_usd,
@@ -329,18 +332,17 @@ pub(crate) fn session_row(
     }))
 }
 
-/// The row of a run, an ask or a message.
 pub(crate) fn row_change(
     session: &SessionAddress,
     row: &UpdatedRow,
-    begun: &FirstEventIndex<'_>,
+    first_events: &FirstEventIndex<'_>,
 ) -> Result<RowChange, ApiError> {
     Ok(match row {
         UpdatedRow::Run { id, doc, prompt, fingerprint } => RowChange::Run(RunRow {
             id: id.clone(),
             session: session.key,
             workspace: session.workspace_key,
-            accepted_event: begun.runs.get(id).copied(),
+            accepted_event: first_events.runs.get(id).copied(),
             seq: Seq(0),
             finished: doc.finished_at.is_some(),
             fingerprint: fingerprint.clone(),
@@ -354,7 +356,7 @@ pub(crate) fn row_change(
             doc: serde_json::to_vec(doc).map_err(encode_failed)?,
         }),
         UpdatedRow::Mail { id, doc, sent } => {
-            let (sent_by, fingerprint) = begun.mail.get(id).copied().unzip();
+            let (sent_by, fingerprint) = first_events.mail.get(id).copied().unzip();
             RowChange::Mail(MailRow {
                 id: id.clone(),
                 session: Some(session.key),
@@ -369,15 +371,15 @@ pub(crate) fn row_change(
     })
 }
 
-/// Our own types always have a JSON form; if one day they do not, it is our fault and not the client's.
+/// The error for a value that could not be encoded as JSON, which would be our bug.
 pub(crate) fn encode_failed(error: serde_json::Error) -> ApiError {
     ApiError::new(ErrorCode::Internal, format!("an event could not be written as JSON: {error}"))
 }
 
-/// How many bytes of prompts an actor keeps in memory; the others are read from the journal when their turn comes.
+/// The most bytes of prompts that an actor keeps in memory; the others are read from the journal when they are due.
 const PROMPT_CACHE_BYTES: usize = 64 << 10;
 
-/// Prompts on their way to the agent.
+/// Accepted prompts that have not been sent to the agent.
 #[derive(Default)]
 pub(super) struct PromptCache {
     prompts: HashMap<RunId, PromptSubmission>,
@@ -385,13 +387,13 @@ pub(super) struct PromptCache {
 
 impl PromptCache {
     pub(super) fn insert(&mut self, prompt: &PromptSubmission) {
-        let weight = |prompt: &PromptSubmission| {
+        let size = |prompt: &PromptSubmission| {
             let files: usize =
                 prompt.attachments.iter().filter_map(|file| file.data.as_ref()).map(String::len).sum();
             prompt.prompt.head.len() + files
         };
-        let held: usize = self.prompts.values().map(weight).sum();
-        if held + weight(prompt) <= PROMPT_CACHE_BYTES {
+        let held: usize = self.prompts.values().map(size).sum();
+        if held + size(prompt) <= PROMPT_CACHE_BYTES {
             self.prompts.insert(prompt.run.clone(), prompt.clone());
         }
     }

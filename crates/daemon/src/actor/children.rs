@@ -1,5 +1,6 @@
-//! Errands between a session and those below and above it: a cancel or a close is passed on and confirmed, an end is
-//! told. What is owed is in the journal until then, so a crash on the way only means that it is passed on again.
+//! Messages between a session and its parent, children and fleet: a cancel or close is passed down and confirmed, an
+//! end is reported up. Each obligation stays in the journal until it is met, so after a crash it is simply passed on
+//! again.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,25 +19,25 @@ use super::{SessionActor, encode_failed};
 use crate::daemon::{Daemon, read_failed};
 
 impl SessionActor {
-    pub(super) fn cancel_children(&self, number: EventNumber, told: Option<oneshot::Sender<Vec<RunId>>>) {
+    pub(super) fn cancel_children(&self, number: EventNumber, receipt: Option<oneshot::Sender<Vec<RunId>>>) {
         let (daemon, session) = (Arc::clone(&self.daemon), Arc::clone(&self.session));
         let children: Vec<SessionId> = self.state.children.iter().cloned().collect();
         self.daemon.spawn(async move {
-            let mut hit = Vec::new();
+            let mut cancelled = Vec::new();
             for child in children {
                 match cancel_child(&daemon, &child, number).await {
-                    Ok(runs) => hit.extend(runs),
+                    Ok(runs) => cancelled.extend(runs),
                     Err(error) if error.code == ErrorCode::NotFound => {}
                     Err(error) => {
-                        tracing::warn!(%child, %error, "a cancel did not reach a session below; it is owed");
+                        tracing::warn!(%child, %error, "a cancel did not reach a child session; it is sent again later");
                         return;
                     }
                 }
             }
             Self::post_command(&daemon, &session, SessionCommand::ChildrenCancelled { number });
-            if let Some(told) = told {
-                // Whoever has gone away does not need the receipt.
-                let _gone = told.send(hit);
+            if let Some(receipt) = receipt {
+                // A client that has disconnected does not need the receipt.
+                let _gone = receipt.send(cancelled);
             }
         });
     }
@@ -49,7 +50,7 @@ impl SessionActor {
                 if let Err(error) = close_child(&daemon, child, purge).await
                     && error.code != ErrorCode::NotFound
                 {
-                    tracing::warn!(%child, %error, "a session below could not be closed; it is owed");
+                    tracing::warn!(%child, %error, "could not close a child session; trying again later");
                     return;
                 }
             }
@@ -60,7 +61,7 @@ impl SessionActor {
         });
     }
 
-    /// Looks which of the sessions that a suspended run waits for have ended, and tells ourselves.
+    /// Checks which of the children that a suspended run waits for have ended, and reports them to our own session.
     pub(super) fn check_children(&self, children: Vec<SessionId>) {
         let (daemon, session) = (Arc::clone(&self.daemon), Arc::clone(&self.session));
         self.daemon.spawn(async move {
@@ -69,52 +70,52 @@ impl SessionActor {
                     Ok(Some(result)) => Self::post_command(&daemon, &session, SessionCommand::ChildEnded(result)),
                     Ok(None) => {}
                     Err(error) => {
-                        tracing::warn!(%child, %error, "a session below could not be looked at; it tells itself when it ends");
+                        tracing::warn!(%child, %error, "could not read a child session; it reports its end itself");
                     }
                 }
             }
         });
     }
 
-    /// Tells our fleet that a run has ended; it knows whether it is one of its own.
+    /// Reports the end of a run to the session's fleet, which knows whether the run is one of its own.
     pub(super) fn notify_fleet(&self, run: RunId) {
         let Some(member) = self.state.settings.fleet.clone() else { return };
         self.daemon.notify_fleet(member.fleet_id, run);
     }
 
-    /// Tells the session above that nothing runs here any more, in case it waits for that.
+    /// Reports to the parent that nothing runs here any more, in case the parent waits for that.
     pub(super) fn notify_parent(&self) {
         let Some(parent) = self.state.settings.parent.clone() else { return };
         let (daemon, child) = (Arc::clone(&self.daemon), self.session.id.clone());
         self.daemon.spawn(async move {
-            let told = async {
+            let report = async {
                 if let Some(result) = child_result(&daemon, &child).await? {
                     let parent = daemon.find_session(&parent).await?;
                     Self::post_command(&daemon, &parent, SessionCommand::ChildEnded(result));
                 }
                 Ok::<_, ApiError>(())
             };
-            if let Err(error) = told.await {
-                tracing::debug!(%parent, %error, "a session above was not told; it asks when it wakes");
+            if let Err(error) = report.await {
+                tracing::debug!(%parent, %error, "could not report an end to the parent; it asks when it wakes");
             }
         });
     }
 }
 
-/// What became of a session, if nothing of it runs any more. One that was never given anything has not ended before it
-/// is closed: whoever made it may be about to.
+/// The result of a session, if nothing of it runs any more. A session that never got a prompt has ended only once it
+/// is closed: its creator may be about to send one.
 async fn child_result(daemon: &Daemon, id: &SessionId) -> Result<Option<ChildResult>, ApiError> {
-    let nothing = || ChildResult { session_id: id.clone(), finish_reason: None, text: String::new() };
+    let without_result = || ChildResult { session_id: id.clone(), finish_reason: None, text: String::new() };
     let Some(row) = daemon.journal.session(id).await.map_err(read_failed)? else {
-        return Ok(Some(nothing()));
+        return Ok(Some(without_result()));
     };
-    let of = RunFilter { session: Some(row.key), ..RunFilter::default() };
-    let runs = daemon.journal.runs(of, None, usize::MAX).await.map_err(read_failed)?;
+    let filter = RunFilter { session: Some(row.key), ..RunFilter::default() };
+    let runs = daemon.journal.runs(filter, None, usize::MAX).await.map_err(read_failed)?;
     if runs.iter().any(|run| !run.finished) {
         return Ok(None);
     }
     match runs.last() {
-        None => Ok(row.closed_at.map(|_| nothing())),
+        None => Ok(row.closed_at.map(|_| without_result())),
         Some(run) => {
             let doc: RunDoc = serde_json::from_slice(&run.doc).map_err(encode_failed)?;
             let text = escaped_head(&doc.text.unwrap_or_default(), HEAD_MAX).to_owned();
@@ -123,7 +124,8 @@ async fn child_result(daemon: &Daemon, id: &SessionId) -> Result<Option<ChildRes
     }
 }
 
-/// The runs that were hit in a session and in all below it. Boxed by its caller's depth: trees have no fixed height.
+/// Cancels a session and its descendants, and returns the runs that were stopped. Boxed, because it waits for a tree
+/// of any height.
 fn cancel_child<'a>(
     daemon: &'a Arc<Daemon>,
     child: &'a SessionId,
@@ -131,16 +133,16 @@ fn cancel_child<'a>(
 ) -> Pin<Box<dyn Future<Output = Result<Vec<RunId>, ApiError>> + Send + 'a>> {
     Box::pin(async move {
         let session = daemon.find_session(child).await?;
-        let CommandCompletion { reply: answer, cancelled_in_children: below } =
+        let CommandCompletion { reply, cancelled_in_children } =
             daemon.send_command(&session, SessionCommand::CancelFromParent { cause }, None).await?;
-        let mut hit = match answer {
+        let mut runs = match reply {
             ActorReply::Cancelled(cancelled) => cancelled.cancelled,
             _ => Vec::new(),
         };
-        if let Some(below) = below {
-            hit.extend(below.await.unwrap_or_default());
+        if let Some(below) = cancelled_in_children {
+            runs.extend(below.await.unwrap_or_default());
         }
-        Ok(hit)
+        Ok(runs)
     })
 }
 

@@ -1,4 +1,4 @@
-//! What is done once the events that decided it are in the journal.
+//! Performs the effects of a step, once the events that decided them are in the journal.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,37 +19,34 @@ use super::reply::CommandCompletion;
 use super::{ActorMessage, SessionActor, load};
 
 impl SessionActor {
-    /// Answers whoever waits, then acts.
+    /// Replies to the waiting client, then performs the effects.
     pub(super) async fn perform_outcome(&mut self, outcome: StepOutcome) {
-        let StepOutcome { effects, reply: answer, waiter } = outcome;
-        let cancels_below =
+        let StepOutcome { effects, reply, waiter } = outcome;
+        let cancels_children =
             effects.iter().any(|effect| matches!(effect, SessionEffect::CancelChildren { .. }));
-        let (mut told, below) = match cancels_below {
+        let (mut receipt, cancelled_in_children) = match cancels_children {
             true => {
-                let (told, below) = oneshot::channel();
-                (Some(told), Some(below))
+                let (receipt, cancelled) = oneshot::channel();
+                (Some(receipt), Some(cancelled))
             }
             false => (None, None),
         };
-        if let (Some(waiter), Some(answer)) = (waiter, answer) {
-            // Whoever has gone away does not need the answer: the run is ours, not theirs.
-            let _gone = waiter
-                .send(answer.map(|answer| CommandCompletion { reply: answer, cancelled_in_children: below }));
+        if let (Some(waiter), Some(reply)) = (waiter, reply) {
+            // A client that has disconnected does not need the reply: the run is ours, not the client's.
+            let _gone = waiter.send(reply.map(|reply| CommandCompletion { reply, cancelled_in_children }));
         }
         for effect in effects {
-            self.perform_effect(effect, &mut told).await;
+            self.perform_effect(effect, &mut receipt).await;
         }
     }
 
     async fn perform_effect(
         &mut self,
         effect: SessionEffect,
-        told: &mut Option<oneshot::Sender<Vec<RunId>>>,
+        receipt: &mut Option<oneshot::Sender<Vec<RunId>>>,
     ) {
         match effect {
-            SessionEffect::LaunchAgent { worker, new_worker: fresh } => {
-                self.launch_agent(worker, fresh).await
-            }
+            SessionEffect::LaunchAgent { worker, new_worker } => self.launch_agent(worker, new_worker).await,
             SessionEffect::SendPrompt { number, run } => self.send_prompt(number, run).await,
             SessionEffect::SendSteer { number, run, text } => self.send_steer(number, run, text).await,
             SessionEffect::CancelTurn { number, run } => {
@@ -59,9 +56,9 @@ impl SessionActor {
             SessionEffect::SendAnswer { number, ask, reply } => {
                 self.agent.send(AgentCommand::Answer { number, ask, answer: reply })
             }
-            // If there is none, the journal says that there is a worker and we know of none.
+            // If the journal has a worker but no link to it exists here, the worker counts as lost.
             SessionEffect::StopAgent => self.end_agent(AgentExitReason::Lost),
-            SessionEffect::CancelChildren { number } => self.cancel_children(number, told.take()),
+            SessionEffect::CancelChildren { number } => self.cancel_children(number, receipt.take()),
             SessionEffect::CloseChildren { purge } => self.close_children(purge),
             SessionEffect::QueryChildren { children } => self.check_children(children),
             SessionEffect::NotifyParent => self.notify_parent(),
@@ -75,39 +72,41 @@ impl SessionActor {
         }
     }
 
-    /// A session that is closed starts no agent any more, and nobody else may see its variables.
+    /// Removes the stored variables and token of a closed session: it starts no more agents, and nobody else may read
+    /// them.
     pub(super) fn forget_env(&self) {
         if let Err(error) = self.daemon.home.remove_session_secrets(&self.session.id) {
-            tracing::warn!(session = %self.session.id, %error, "the variables of a closed session are left over");
+            tracing::warn!(session = %self.session.id, %error, "could not remove the variables of a closed session");
         }
     }
 
-    /// Ends the agent, or what is being made ready for one; `otherwise` is said if there is nothing to end.
+    /// Ends the agent, or stops the preparation for one. If neither exists, the agent's exit is reported as
+    /// `otherwise`.
     pub(super) fn end_agent(&mut self, otherwise: AgentExitReason) {
-        let was_on_its_way = self.preparation.take().is_some();
+        let was_preparing = self.preparation.take().is_some();
         if self.agent.has_worker() {
             return self.agent.close();
         }
-        // Asked for again before it was judged, it is what it was.
-        let gone = if was_on_its_way { AgentExitReason::Stopped } else { otherwise };
+        // A second request before the first is judged does not change the reason.
+        let gone = if was_preparing { AgentExitReason::Stopped } else { otherwise };
         self.retry_inputs.get_or_insert_default().gone.get_or_insert(gone);
     }
 
-    async fn launch_agent(&mut self, worker: WorkerId, fresh: bool) {
+    async fn launch_agent(&mut self, worker: WorkerId, new_worker: bool) {
         match &self.state.settings.worktree {
             Some(worktree) => {
                 let worktree = worktree.clone();
-                self.begin_preparation(worktree, worker, fresh);
+                self.begin_preparation(worktree, worker, new_worker);
             }
-            None => self.start_agent(worker, fresh).await,
+            None => self.start_agent(worker, new_worker).await,
         }
     }
 
-    /// Starts the agent, where it is to work.
-    pub(super) async fn start_agent(&mut self, worker: WorkerId, fresh: bool) {
+    /// Starts the agent in its working directory, in a new worker or in the one the session has.
+    pub(super) async fn start_agent(&mut self, worker: WorkerId, new_worker: bool) {
         let env = self.daemon.home.session_env(&self.session.id);
-        let here = self.daemon.workers.is_local(&self.state.settings.agent);
-        let project = self.daemon.workspace_path(&self.session.workspace, here).await;
+        let is_local = self.daemon.workers.is_local(&self.state.settings.agent);
+        let project = self.daemon.workspace_path(&self.session.workspace, is_local).await;
         let mut manifest = None;
         let cwd = match (project, &self.state.settings) {
             (Ok(project), SessionCreated { agent, worktree: Some(_), directory: Some(directory), .. }) => {
@@ -136,10 +135,10 @@ impl SessionActor {
             after: self.state.last_link_number,
             ..AgentSpec::new(id, worker, &settings.agent, cwd)
         };
-        // One that may do nothing may not have others do it either.
+        // An agent that may not act itself may not have other sessions act for it either.
         let tools = settings.policy != Policy::Always(PolicyVerdict::Deny)
             && settings.mcp.unwrap_or(self.daemon.default_mcp);
-        if !fresh {
+        if !new_worker {
             return self.agent.start(self.daemon.workers.complete_spec(spec, tools));
         }
         match self.daemon.workers.launch(spec, tools, self.state.worker_since).await {
@@ -148,13 +147,13 @@ impl SessionActor {
         }
     }
 
-    /// What stands in the way of an agent is told like an agent that failed to start.
+    /// Reports a problem before the start as an agent that failed to start.
     pub(super) fn fail_agent(&mut self, error: RunError) {
         self.retry_inputs.get_or_insert_default().gone = Some(AgentExitReason::Failed(error));
     }
 
-    /// Gives the agent a prompt, or what a suspended run waited for. Everything goes with it: its machine may not be
-    /// ours.
+    /// Sends a prompt to the agent, or the results that a suspended run waited for. The contents of attachments go
+    /// along, because the worker may be on another machine.
     async fn send_prompt(&mut self, number: EventNumber, run: RunId) {
         match self.load_prompt_parts(number, &run).await {
             Ok((prompt, files, messages)) => {
@@ -162,7 +161,7 @@ impl SessionActor {
                 self.agent.send(AgentCommand::Prompt { number, run, prompt, files, messages, limits });
             }
             Err(error) => {
-                tracing::error!(session = %self.session.id, %run, %error, "a prompt could not be read again");
+                tracing::error!(session = %self.session.id, %run, %error, "could not load a prompt from the journal");
                 self.agent.close();
                 self.fail_agent(RunError::new("prompt_unreadable", error.message));
             }
@@ -174,8 +173,8 @@ impl SessionActor {
         number: EventNumber,
         run: &RunId,
     ) -> Result<(String, Vec<PromptFile>, Vec<Value>), ApiError> {
-        let accept = match self.prompts.take(run) {
-            Some(accept) => accept,
+        let prompt = match self.prompts.take(run) {
+            Some(prompt) => prompt,
             None => load::load_prompt(&self.daemon, &self.session, run).await?,
         };
         let resumed = self.state.active_run().is_some_and(|(_, started)| started.resumed);
@@ -184,8 +183,8 @@ impl SessionActor {
             false => Vec::new(),
         };
         let blobs = self.daemon.home.blobs();
-        let mut files = Vec::with_capacity(accept.attachments.len());
-        for Attachment { name, mime, data, blob } in accept.attachments {
+        let mut files = Vec::with_capacity(prompt.attachments.len());
+        for Attachment { name, mime, data, blob } in prompt.attachments {
             let data = match (data, blob) {
                 (Some(data), _) => data,
                 (None, Some(blob)) => BASE64.encode(load::read_blob(&blobs, &blob).await?),
@@ -193,10 +192,10 @@ impl SessionActor {
             };
             files.push(PromptFile { name, mime, data });
         }
-        Ok((load::full_text(&blobs, accept.prompt).await?, files, messages))
+        Ok((load::full_text(&blobs, prompt.prompt).await?, files, messages))
     }
 
-    /// Tells the worker of a turn what is left to it: the limits may be others than when it began.
+    /// Sends the worker of a running turn its remaining limits, which may have changed since the turn began.
     pub(super) async fn send_limits(&self) {
         let turn = self.state.current_turn().filter(|(_, started)| started.stop.is_none());
         if let Some(run) = turn.map(|(run, _)| run.id.clone()) {
@@ -204,7 +203,7 @@ impl SessionActor {
         }
     }
 
-    /// What is left to the run, for a worker that is alone.
+    /// What the run has left of its limits. The worker enforces them while no daemon is attached.
     async fn remaining_limits(&self) -> TurnLimits {
         let limits = &self.state.settings.limits;
         let started = self.state.active_run().map(|(_, started)| started);
@@ -212,7 +211,7 @@ impl SessionActor {
         let turns = started.map_or(0, |started| started.turns);
         TurnLimits {
             timeout_ms: limits.run_timeout_s.map(|limit| seconds_to_millis(limit).saturating_sub(ran)),
-            max_turns: limits.max_turns.map(|most| most.saturating_sub(turns)),
+            max_turns: limits.max_turns.map(|limit| limit.saturating_sub(turns)),
             budget_usd: self.daemon.budget_left(&self.lineage).await,
             grace_ms: limits.cancel_grace_s.map(seconds_to_millis),
         }
@@ -222,14 +221,14 @@ impl SessionActor {
         match load::full_text(&self.daemon.home.blobs(), text).await {
             Ok(text) => self.agent.send(AgentCommand::Steer { number, run, text }),
             Err(error) => {
-                tracing::error!(session = %self.session.id, %run, %error, "a steer could not be read again");
+                tracing::error!(session = %self.session.id, %run, %error, "could not load the text of a steer");
             }
         }
     }
 
     async fn check_budget(&mut self) {
-        let counts = self.lineage.len() > 1 || self.state.settings.limits.budget_usd.is_some();
-        if !counts && !self.daemon.budgets.any_spent(&self.lineage) {
+        let has_budget = self.lineage.len() > 1 || self.state.settings.limits.budget_usd.is_some();
+        if !has_budget && !self.daemon.budgets.any_spent(&self.lineage) {
             return;
         }
         if let Err(error) = self.daemon.check_budgets(self.session.key).await {
@@ -237,7 +236,8 @@ impl SessionActor {
         }
     }
 
-    /// Tells the session below, on an errand that the daemon owns, and then ourselves that it is done.
+    /// Sends a command to a session without waiting for its reply. If the mailbox is full, the command is dropped: a
+    /// session with such an obligation asks again when it wakes.
     pub(super) fn post_command(
         daemon: &Arc<crate::daemon::Daemon>,
         session: &Arc<crate::daemon::SessionAddress>,
@@ -246,7 +246,7 @@ impl SessionActor {
         let (reply, _answer) = oneshot::channel();
         let request = super::CommandRequest { command, key: None, child: None, reply };
         if let Err(error) = daemon.send_message(session, ActorMessage::Request(Box::new(request))) {
-            tracing::warn!(session = %session.id, %error, "a session was not told what became of those below; it asks again when it wakes");
+            tracing::warn!(session = %session.id, %error, "could not report to a session; it asks again when it wakes");
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The shell around one session's machine: dull on purpose. It takes what has come, lets the machine judge it,
-//! appends once, waits, and only then answers and acts. If the append fails it forgets its state, reads it again
-//! and says so; nobody has seen anything.
+//! The async shell around one session's state machine. The actor drains its mailbox, lets the machine judge the input,
+//! appends the result once, waits for the commit, and only then replies and performs the effects. If the append fails,
+//! the actor discards its state, loads it again and fails the waiting requests; nobody has seen the discarded events.
 
 mod agent;
 mod batch;
@@ -38,40 +38,40 @@ pub(crate) use batch::{ChildCreation, FirstEventIndex, encode_failed, row_change
 pub(crate) use load::{encode_snapshot, full_text, recorded_event};
 use preparation::{PreparationResult, WorktreePreparation};
 
-/// How many things are judged before the next append.
+/// The most messages that are judged before the next append.
 const BATCH_MAX: usize = 256;
-/// How long a session without a worker stays awake.
+/// How long a session without a worker stays awake at most; a shorter `idle_s` shortens it.
 const SLEEP_AFTER: Duration = Duration::from_secs(10);
-/// How long to wait before what the agent said is tried again on a journal that did not take it.
+/// The delay before inputs that the journal did not take are judged again.
 const RETRY_DELAY: Duration = Duration::from_millis(250);
 
-/// What can be in a session's mailbox.
+/// A message in a session's mailbox.
 pub(crate) enum ActorMessage {
-    /// Somebody wants something and waits for the answer.
+    /// A command whose sender waits for the reply.
     Request(Box<CommandRequest>),
-    /// Something has changed for the better: see what can go on.
+    /// Conditions have improved (a slot, a lifted halt, a budget): check whether anything can proceed.
     Wake,
-    /// Somebody else needs the room: an agent that has nothing to do is put to rest.
+    /// Another session needs an agent slot: stop the agent if it is idle.
     RestIfIdle,
-    /// The workers end with the daemon.
+    /// End the agent: the workers end together with the daemon.
     EndAgent,
-    /// Somebody wants to know what it does, after everything before is committed.
+    /// Report the session's activity, once everything before is committed.
     Probe(oneshot::Sender<SessionActivity>),
-    /// The daemon ends.
+    /// The daemon stops.
     Stop,
 }
 
-/// A command with whoever waits for its answer.
+/// A command, with the channel for its reply.
 pub(crate) struct CommandRequest {
     pub(crate) command: SessionCommand,
-    /// The client's name for it, remembered with its answer.
+    /// The client's `Idempotency-Key`, stored with the reply.
     pub(crate) key: Option<IdempotencyKey>,
-    /// A session below that is created with it.
+    /// A child session that is created in the same transaction.
     pub(crate) child: Option<Box<ChildCreation>>,
     pub(crate) reply: oneshot::Sender<Result<CommandCompletion, ApiError>>,
 }
 
-/// An `Idempotency-Key` and what came with it.
+/// An `Idempotency-Key` and the fingerprint of the request that came with it.
 #[derive(Debug, Clone)]
 pub(crate) struct IdempotencyKey {
     pub(crate) key: String,
@@ -79,35 +79,36 @@ pub(crate) struct IdempotencyKey {
 }
 
 impl IdempotencyKey {
-    /// What makes an id of it, for a request that has a key and no id: the same request is the same thing by either name.
+    /// Bytes for deriving an id when a request has a key but no id, so that the same request always gets the same id.
     pub(crate) fn digest(&self) -> [u8; 32] {
         Sha256::new().chain_update(self.fingerprint).chain_update(&self.key).finalize().into()
     }
 }
 
-/// What a session does.
+/// What a session is doing.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SessionActivity {
-    /// Whether a run has not ended.
+    /// Whether any run is unfinished.
     pub(crate) busy: bool,
-    /// Runs that wait, with their places from 1.
+    /// Queued runs with their positions, counted from 1.
     pub(crate) queued: Vec<(u32, RunId)>,
 }
 
-/// Lives until the session sleeps, the daemon ends or the journal is gone.
+/// Runs a session's actor until the session sleeps or is purged, or the daemon stops. If the session cannot be loaded,
+/// the requests in its mailbox fail.
 pub(crate) async fn run_actor(
     daemon: Arc<Daemon>,
     session: Arc<SessionAddress>,
     mailbox: Arc<ActorMailbox<ActorMessage>>,
 ) {
-    // Also if it panics: the next message must wake a new actor, not wait for a dead one.
-    let _grave = ActorGuard {
+    // Dropped on a panic too: the next message must wake a new actor, not wait for a dead one.
+    let _guard = ActorGuard {
         daemon: Arc::clone(&daemon),
         session: Arc::clone(&session),
         mailbox: Arc::clone(&mailbox),
     };
     match Box::pin(load::load(&daemon, &session)).await {
-        Ok((state, line)) => {
+        Ok((state, lineage)) => {
             let prompts = PromptCache::default();
             let agent = SessionAgent::default();
             let mut actor = SessionActor {
@@ -115,7 +116,7 @@ pub(crate) async fn run_actor(
                 session,
                 mailbox,
                 state,
-                lineage: line,
+                lineage,
                 agent,
                 preparation: None,
                 idle_timeout: None,
@@ -126,7 +127,7 @@ pub(crate) async fn run_actor(
             actor.run().await;
         }
         Err(error) => {
-            tracing::error!(session = %session.id, %error, "a session could not be read");
+            tracing::error!(session = %session.id, %error, "could not load the session from the journal");
             fail_all_requests(&mailbox, error);
         }
     }
@@ -144,14 +145,14 @@ impl Drop for ActorGuard {
     }
 }
 
-/// Answers everybody who waits for a session that could not be read.
+/// Fails every request in the mailbox.
 fn fail_all_requests(mailbox: &ActorMailbox<ActorMessage>, error: ApiError) {
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    let mut mail = Vec::new();
-    while mailbox.poll_take(&mut context, &mut mail, BATCH_MAX) == Poll::Ready(()) {}
-    for letter in mail {
-        if let ActorMessage::Request(request) = letter {
-            // Whoever has gone away does not need the answer.
+    let mut messages = Vec::new();
+    while mailbox.poll_take(&mut context, &mut messages, BATCH_MAX) == Poll::Ready(()) {}
+    for message in messages {
+        if let ActorMessage::Request(request) = message {
+            // A client that has disconnected does not need the answer.
             let _gone = request.reply.send(Err(error.clone()));
         }
     }
@@ -162,22 +163,22 @@ struct SessionActor {
     session: Arc<SessionAddress>,
     mailbox: Arc<ActorMailbox<ActorMessage>>,
     state: Box<SessionState>,
-    /// Its own key and those of the sessions above it: whose budgets count.
+    /// The session's own key, then its parent's and so on up, then its fleet's: the budgets that apply.
     lineage: Vec<SessionKey>,
     agent: SessionAgent,
-    /// What is being made ready for an agent that is on its way.
+    /// The worktree that is being prepared for an agent that is about to start.
     preparation: Option<Box<WorktreePreparation>>,
-    /// After how long it is put to rest when it has nothing to do; `None` if its memory would be lost.
+    /// How long the agent may be idle before it is stopped; `None` if stopping it would lose its conversation.
     idle_timeout: Option<Duration>,
-    /// Prompts that were accepted and not given to the agent, as far as they are small.
+    /// Small prompts that were accepted and have not been sent to the agent.
     prompts: PromptCache,
-    /// What the agent said and the journal did not take.
+    /// Inputs to judge again, because their append failed.
     retry_inputs: Option<Box<RetryInputs>>,
-    /// Whether its events are deleted.
+    /// Whether the session's events have been deleted.
     purged: bool,
 }
 
-/// What must be judged again before anything else is heard.
+/// Inputs that must be judged again before any new update of the agent is.
 #[derive(Default)]
 struct RetryInputs {
     messages: Vec<NumberedUpdate>,
@@ -186,39 +187,39 @@ struct RetryInputs {
     wake: bool,
 }
 
-/// What an actor has to deal with next.
+/// What wakes the actor.
 enum ActorWakeup {
     Messages(Vec<ActorMessage>),
     LinkEvent(LinkEvent),
     Prepared(PreparationResult),
     Retry,
     Tick,
-    /// A worker that was told to end has not.
+    /// A worker that was told to end has not ended in time.
     KillDeadline,
     Idle,
 }
 
 impl SessionActor {
     async fn run(&mut self) {
-        let mut redo = RetryInputs { wake: true, ..RetryInputs::default() };
-        if let Some(had) = self.recorded_worker() {
+        let mut retry = RetryInputs { wake: true, ..RetryInputs::default() };
+        if let Some(recorded) = self.recorded_worker() {
             self.idle_timeout = self.agent_idle_timeout();
-            self.agent.set_existing_link(self.daemon.workers.attach(had));
+            self.agent.set_existing_link(self.daemon.workers.attach(recorded));
         } else if self.state.active_run().is_some() {
-            // Of a daemon that kept its agents inside itself: they died with it.
-            redo.gone = Some(AgentExitReason::Lost);
+            // A daemon of an earlier version held its agents in its own process: they died with it.
+            retry.gone = Some(AgentExitReason::Lost);
         }
-        self.retry_inputs = Some(Box::new(redo));
+        self.retry_inputs = Some(Box::new(retry));
         Box::pin(self.retry_failed()).await;
         loop {
             match self.next_wakeup().await {
-                ActorWakeup::Messages(mail) => {
-                    if Box::pin(self.handle_messages(mail)).await.is_break() {
+                ActorWakeup::Messages(messages) => {
+                    if Box::pin(self.handle_messages(messages)).await.is_break() {
                         return;
                     }
                 }
-                ActorWakeup::LinkEvent(heard) => Box::pin(self.handle_link_event(heard)).await,
-                ActorWakeup::Prepared(readied) => Box::pin(self.finish_preparation(readied)).await,
+                ActorWakeup::LinkEvent(event) => Box::pin(self.handle_link_event(event)).await,
+                ActorWakeup::Prepared(result) => Box::pin(self.finish_preparation(result)).await,
                 ActorWakeup::Retry => Box::pin(self.retry_failed()).await,
                 ActorWakeup::Tick => {
                     let mut batch = ActorBatch::default();
@@ -239,85 +240,88 @@ impl SessionActor {
                     }
                 }
             }
-            // Whoever always finds something to do lets others have their turn.
+            // A busy actor yields to the other tasks.
             tokio::task::coop::consume_budget().await;
             if self.purged {
-                // Whoever looked it up just before is told that it is gone; a purged session must not write again.
+                // A request that looked the session up just before gets `not_found`: a purged session must not write
+                // again.
                 fail_all_requests(&self.mailbox, ApiError::not_found("session", &self.session.id));
                 return;
             }
         }
     }
 
-    /// Waits for whatever comes first. Mail before the agent: a cancel overtakes what it cancels.
+    /// Waits for the next event. The mailbox comes before the agent, so that a cancel overtakes what it cancels.
     async fn next_wakeup(&mut self) -> ActorWakeup {
-        let mut mail = Vec::new();
+        let mut messages = Vec::new();
         let mailbox = &self.mailbox;
-        let letters = std::future::poll_fn(|context| mailbox.poll_take(context, &mut mail, BATCH_MAX));
-        let left = |until: Instant| until.saturating_duration_since(Instant::now());
-        let unheard = self.agent.catch_up_deadline().map(left).unwrap_or_default();
+        let mailbox_ready =
+            std::future::poll_fn(|context| mailbox.poll_take(context, &mut messages, BATCH_MAX));
+        let remaining = |until: Instant| until.saturating_duration_since(Instant::now());
+        let catch_up = self.agent.catch_up_deadline().map(remaining).unwrap_or_default();
         let due = deadline(&self.state, self.link_state());
-        let due = due.map(|at| Duration::from_millis(at.since(Millis::now())).max(unheard));
-        let patience = self.agent.kill_deadline().map(left);
-        let (pause, after) = match (due, patience) {
+        let due = due.map(|at| Duration::from_millis(at.since(Millis::now())).max(catch_up));
+        let kill_due = self.agent.kill_deadline().map(remaining);
+        let (delay, wakeup) = match (due, kill_due) {
             _ if self.retry_inputs.is_some() => (RETRY_DELAY, ActorWakeup::Retry),
-            (due, Some(patience)) if due.is_none_or(|due| patience < due) => {
-                (patience, ActorWakeup::KillDeadline)
+            (due, Some(kill_due)) if due.is_none_or(|due| kill_due < due) => {
+                (kill_due, ActorWakeup::KillDeadline)
             }
-            // A claim on its mail may be due much later than its agent's rest.
+            // A claim on the session's mail may expire much later than the agent's idle timeout.
             (Some(due), _) if !self.rests_agent_before(due) => (due, ActorWakeup::Tick),
-            // What its turns left running keeps a session awake: somebody has to hold its worker.
+            // Processes that earlier turns left running keep a session awake: its worker needs a session attached.
             _ if self.can_rest_agent() => (self.idle_timeout.unwrap_or(Duration::MAX), ActorWakeup::Idle),
             _ if self.is_quiet() && !self.agent.has_worker() => {
                 (self.daemon.idle_timeout.min(SLEEP_AFTER), ActorWakeup::Idle)
             }
             _ => (Duration::MAX, ActorWakeup::Tick),
         };
-        let listens = self.retry_inputs.is_none();
-        let preparing = &mut self.preparation;
-        let readied = async {
-            match preparing {
-                Some(preparing) => preparing.wait().await,
+        let accepts_events = self.retry_inputs.is_none();
+        let preparation = &mut self.preparation;
+        let prepared = async {
+            match preparation {
+                Some(preparation) => preparation.wait().await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
             biased;
-            () = letters => {}
-            heard = self.agent.next_link_event(), if listens => return ActorWakeup::LinkEvent(heard),
-            readied = readied, if listens => return ActorWakeup::Prepared(readied),
-            () = tokio::time::sleep(pause), if pause != Duration::MAX => return after,
+            () = mailbox_ready => {}
+            event = self.agent.next_link_event(), if accepts_events => return ActorWakeup::LinkEvent(event),
+            prepared = prepared, if accepts_events => return ActorWakeup::Prepared(prepared),
+            () = tokio::time::sleep(delay), if delay != Duration::MAX => return wakeup,
         }
-        ActorWakeup::Messages(mail)
+        ActorWakeup::Messages(messages)
     }
 
-    /// Nothing runs, nothing is about to, and nothing is owed.
+    /// No run is active or about to start, and no input waits to be judged again.
     fn is_quiet(&self) -> bool {
-        let waits = !self.state.is_busy() || (self.daemon.is_halted() && self.state.active_run().is_none());
-        self.retry_inputs.is_none() && waits && self.preparation.is_none() && !self.agent.is_changing()
+        let nothing_runs =
+            !self.state.is_busy() || (self.daemon.is_halted() && self.state.active_run().is_none());
+        self.retry_inputs.is_none() && nothing_runs && self.preparation.is_none() && !self.agent.is_changing()
     }
 
-    /// Whether there is an agent to talk to. One that something is being made ready for is on its way.
+    /// Whether an agent is available. While its worktree is being prepared, it counts as starting.
     fn link_state(&self) -> AgentAvailability {
         if self.preparation.is_some() { AgentAvailability::Starting } else { self.agent.link_state() }
     }
 
-    /// Whether there is an agent that has nothing to do, between runs or while its run waits for other sessions, and
-    /// that loses nothing by being put to rest.
+    /// Whether the agent is idle, between runs or while its run is suspended, and loses nothing by being stopped.
     fn can_rest_agent(&self) -> bool {
-        let waits =
+        let suspended =
             self.state.suspension().is_some() && self.retry_inputs.is_none() && !self.agent.is_changing();
-        self.idle_timeout.is_some() && self.agent.is_idle() && (waits || self.is_quiet())
+        self.idle_timeout.is_some() && self.agent.is_idle() && (suspended || self.is_quiet())
     }
 
-    /// Whether there is an agent to be put to rest before a time is over.
+    /// Whether the idle agent is to be stopped before `due` has passed.
     fn rests_agent_before(&self, due: Duration) -> bool {
-        self.can_rest_agent() && self.idle_timeout.is_some_and(|rest| rest < due)
+        self.can_rest_agent() && self.idle_timeout.is_some_and(|timeout| timeout < due)
     }
 
-    /// What the agent's manifest and the settings say of its rest.
+    /// The idle timeout from the agent's manifest and the settings.
     fn agent_idle_timeout(&self) -> Option<Duration> {
-        let project = self.daemon.workspaces.get(&self.session.workspace).map(|place| place.path.clone());
+        let project =
+            self.daemon.workspaces.get(&self.session.workspace).map(|workspace| workspace.path.clone());
         let project = project.unwrap_or_default();
         self.daemon.workers.idle_timeout(&self.state.settings.agent, &project, self.daemon.idle_timeout)
     }
@@ -325,7 +329,7 @@ impl SessionActor {
     fn session_context(&self) -> SessionContext {
         SessionContext {
             now: Millis::now(),
-            // Whoever is about to end with its workers starts none any more.
+            // A daemon that is ending its workers starts no new ones.
             halted: self.daemon.is_halted() || self.daemon.is_ending_workers(),
             over_budget: self.daemon.budgets.any_spent(&self.lineage),
             agent: self.link_state(),
@@ -333,7 +337,7 @@ impl SessionActor {
         }
     }
 
-    /// The worker that the journal says we have.
+    /// The worker that the journal says this session has.
     fn recorded_worker(&self) -> Option<WorkerAttachment> {
         Some(WorkerAttachment {
             session: self.state.id.clone(),
@@ -344,44 +348,44 @@ impl SessionActor {
         })
     }
 
-    /// Says what our agent is to the limit on them, or that we wait for room. Who waits for a person or for other
-    /// sessions does not count.
+    /// Reports to the agent slots whether this session waits for one and how its agent uses one. An agent whose run
+    /// waits for a person or for other sessions does not count.
     fn update_slot(&self) {
         match self.state.phase() {
-            // Who may not start anyway holds up nobody.
+            // A session that may not start because of a halt must not block the queue.
             SessionPhase::Queued if !self.daemon.is_halted() => {
-                self.daemon.update_slots(|room| room.enqueue(&self.session.id))
+                self.daemon.update_slots(|slots| slots.enqueue(&self.session.id))
             }
-            _ => self.daemon.update_slots(|room| room.dequeue(&self.session.id)),
+            _ => self.daemon.update_slots(|slots| slots.dequeue(&self.session.id)),
         }
-        let need = match self.state.phase() {
+        let slot_use = match self.state.phase() {
             _ if self.preparation.is_some() => SlotUse::Busy,
             _ if !self.agent.is_live() => SlotUse::NotCounted,
             _ if self.can_rest_agent() => SlotUse::Idle,
             SessionPhase::Waiting => SlotUse::NotCounted,
             _ => SlotUse::Busy,
         };
-        self.daemon.update_slots(|room| room.set_use(&self.session.id, need));
+        self.daemon.update_slots(|slots| slots.set_use(&self.session.id, slot_use));
     }
 
     fn step_machine(&mut self, batch: &mut ActorBatch, input: SessionInput) {
-        let world = self.session_context();
-        let decided = step(&mut self.state, input, &world);
-        batch.add(decided, &self.state);
+        let context = self.session_context();
+        let result = step(&mut self.state, input, &context);
+        batch.add(result, &self.state);
     }
 
-    /// Judges mail. A keyed request ends its batch, since an append remembers one answer.
-    async fn handle_messages(&mut self, mail: Vec<ActorMessage>) -> std::ops::ControlFlow<()> {
+    /// Judges messages. A request with an idempotency key ends its batch, because an append stores at most one reply.
+    async fn handle_messages(&mut self, messages: Vec<ActorMessage>) -> std::ops::ControlFlow<()> {
         let mut batch = ActorBatch::default();
         let mut probes = Vec::new();
-        for letter in mail {
-            match letter {
+        for message in messages {
+            match message {
                 ActorMessage::Request(request) => {
-                    let CommandRequest { command, key, child: birth, reply } = *request;
+                    let CommandRequest { command, key, child, reply } = *request;
                     self.note_command(&command);
                     let has_key = key.is_some();
                     self.step_machine(&mut batch, SessionInput::Command(command));
-                    batch.attach_waiter(reply, key, birth);
+                    batch.attach_waiter(reply, key, child);
                     if has_key {
                         self.commit(std::mem::take(&mut batch)).await;
                     }
@@ -404,15 +408,15 @@ impl SessionActor {
         self.commit(batch).await;
         for reply in probes {
             let halted = self.daemon.is_halted();
-            let waiting =
-                self.state.queued_runs(halted).map(|(place, run)| (place, run.id.clone())).collect();
-            // Whoever has gone away does not need the answer.
-            let _gone = reply.send(SessionActivity { busy: self.state.is_busy(), queued: waiting });
+            let queued =
+                self.state.queued_runs(halted).map(|(position, run)| (position, run.id.clone())).collect();
+            // A client that has disconnected does not need the answer.
+            let _gone = reply.send(SessionActivity { busy: self.state.is_busy(), queued });
         }
         std::ops::ControlFlow::Continue(())
     }
 
-    /// Keeps in mind what a command brings that the state does not hold.
+    /// Records what a command carries that the state does not hold.
     fn note_command(&mut self, command: &SessionCommand) {
         match command {
             SessionCommand::AcceptPrompt(prompt) => self.prompts.insert(prompt),
@@ -425,36 +429,38 @@ impl SessionActor {
         }
     }
 
-    async fn handle_link_event(&mut self, heard: LinkEvent) {
+    async fn handle_link_event(&mut self, event: LinkEvent) {
         let mut batch = ActorBatch::default();
-        match heard {
-            LinkEvent::Updates(said) => {
-                for thing in said {
-                    self.handle_agent_message(&mut batch, thing);
+        match event {
+            LinkEvent::Updates(updates) => {
+                for update in updates {
+                    self.handle_agent_message(&mut batch, update);
                 }
             }
             LinkEvent::Disconnected => {
                 self.agent.mark_lost();
                 self.step_machine(&mut batch, SessionInput::LinkLost);
             }
-            LinkEvent::Attached { applied, presence: seat, pid, run_time_ms, model, reattached: again } => {
+            LinkEvent::Attached { applied, presence, pid, run_time_ms, model, reattached } => {
                 self.daemon.workers.set_pid(&self.session.id, pid);
-                let again = self.agent.mark_attached(seat, again);
-                // It may have been changed by a daemon that did not live to see it through.
-                if again && matches!(seat, AgentPresence::Ready { .. }) && model != self.state.settings.model
+                let reattached = self.agent.mark_attached(presence, reattached);
+                // A previous daemon may have changed the model and died before it restarted the agent.
+                if reattached
+                    && matches!(presence, AgentPresence::Ready { .. })
+                    && model != self.state.settings.model
                 {
                     self.agent.mark_outdated();
                 }
-                let attached = SessionInput::WorkerAttached { applied, reattached: again, run_time_ms };
+                let attached = SessionInput::WorkerAttached { applied, reattached, run_time_ms };
                 self.step_machine(&mut batch, attached.clone());
                 batch.attached = Some(attached);
             }
             LinkEvent::Gone(gone) => {
-                // One that a daemon died before it could start is no crash of anybody's.
-                let never_was = self.agent.was_never_reached() && self.state.current_turn().is_none();
-                let gone = if never_was { AgentExitReason::Stopped } else { gone };
+                // A worker that a previous daemon wanted but never started did not crash.
+                let never_started = self.agent.was_never_reached() && self.state.current_turn().is_none();
+                let gone = if never_started { AgentExitReason::Stopped } else { gone };
                 self.agent.clear_link();
-                // It was for this worker, and the next one begins anew.
+                // The preparation was for this worker; the next worker starts a new one.
                 self.preparation = None;
                 batch.gone = Some(gone.clone());
                 self.step_machine(&mut batch, SessionInput::WorkerGone(gone));
@@ -463,68 +469,68 @@ impl SessionActor {
         self.commit(batch).await;
     }
 
-    fn handle_agent_message(&mut self, batch: &mut ActorBatch, thing: NumberedUpdate) {
-        let NumberedUpdate { number, update: up } = thing;
-        match &up {
+    fn handle_agent_message(&mut self, batch: &mut ActorBatch, update: NumberedUpdate) {
+        let NumberedUpdate { number, update: agent_update } = update;
+        match &agent_update {
             AgentUpdate::Ready { steers, .. } => self.agent.mark_ready(*steers),
             AgentUpdate::Rested => self.agent.mark_resting(),
             AgentUpdate::Terminal { outcome, .. } if outcome.agent_ends => self.agent.mark_stopping(),
             AgentUpdate::Gone(_) => self.agent.mark_ended(),
             _ => {}
         }
-        let rested = matches!(up, AgentUpdate::Rested);
-        self.step_machine(batch, SessionInput::LinkMessage(number, up));
+        let rested = matches!(agent_update, AgentUpdate::Rested);
+        self.step_machine(batch, SessionInput::LinkMessage(number, agent_update));
         if rested {
-            // A prompt may have met the stopping, and waits.
+            // A prompt may have arrived while the agent was stopping, and waits.
             self.step_machine(batch, SessionInput::Wake);
         }
     }
 
-    /// Judges again what a failed append had decided and nobody has seen.
+    /// Judges again the inputs of a failed append.
     async fn retry_failed(&mut self) {
-        let Some(redo) = self.retry_inputs.take() else { return };
+        let Some(retry) = self.retry_inputs.take() else { return };
         let mut batch = ActorBatch::default();
-        for thing in redo.messages {
-            self.handle_agent_message(&mut batch, thing);
+        for update in retry.messages {
+            self.handle_agent_message(&mut batch, update);
         }
-        if let Some(attached) = redo.attached {
+        if let Some(attached) = retry.attached {
             batch.attached = Some(attached.clone());
             self.step_machine(&mut batch, attached);
         }
-        if let Some(gone) = redo.gone {
+        if let Some(gone) = retry.gone {
             batch.gone = Some(gone.clone());
             self.step_machine(&mut batch, SessionInput::WorkerGone(gone));
         }
-        if redo.wake {
+        if retry.wake {
             batch.wake = true;
             self.step_machine(&mut batch, SessionInput::Wake);
         }
         self.commit(batch).await;
     }
 
-    /// Appends what was decided. Then, and only then, answers and acts.
+    /// Appends the decisions of a batch. Only once they are committed does it reply and perform the effects.
     async fn commit(&mut self, mut batch: ActorBatch) {
-        let line = &self.lineage;
-        match batch.append(&self.daemon, &self.session, &self.state, line).await {
+        let lineage = &self.lineage;
+        match batch.append(&self.daemon, &self.session, &self.state, lineage).await {
             Ok(first) => {
-                // Only what made an event: the number of what did not is nowhere in the journal, and a daemon that
-                // came after us would ask for it.
-                // What a closed session hears makes none any more, and nobody comes after it.
-                let taken =
+                // Only updates that made an event are acknowledged: the number of any other is not in the journal,
+                // and the next daemon would ask for it again. A closed session makes no events and gets no next
+                // daemon, so it acknowledges everything.
+                let acknowledged =
                     if self.state.closed { UpdateNumber(u64::MAX) } else { self.state.last_link_number };
-                self.agent.acknowledge(taken);
+                self.agent.acknowledge(acknowledged);
                 self.release_worker(batch.gone.is_some());
                 self.daemon.stats.count_events(&self.state.settings.agent, batch.event_bodies());
                 if batch.event_bodies().any(|body| matches!(body, EventBody::SessionClosed(_))) {
                     self.forget_env();
                     crate::maildir::remove_empty_folders(&self.daemon.home, &self.session.id);
                 }
-                let limits = batch.attached.is_some()
+                let limits_may_differ = batch.attached.is_some()
                     || batch.event_bodies().any(|body| matches!(body, EventBody::SessionUpdated(_)));
                 for outcome in batch.into_outcomes(first) {
                     self.perform_outcome(outcome).await;
                 }
-                if limits {
+                if limits_may_differ {
                     self.send_limits().await;
                 }
                 self.prompts.forget_ended(&self.state);
@@ -535,32 +541,32 @@ impl SessionActor {
         }
     }
 
-    /// Lets go of a worker whose end is in the journal.
+    /// Releases a worker whose end is in the journal.
     fn release_worker(&mut self, is_lost: bool) {
-        let over = self.agent.take_ended_link();
+        let ended = self.agent.take_ended_link();
         if is_lost {
-            // One that cannot be understood may still be there.
+            // A worker that the link cannot talk to may still be running.
             self.daemon.workers.kill(&self.session.id);
         }
-        if is_lost || over.is_some() {
+        if is_lost || ended.is_some() {
             self.daemon.workers.forget(&self.session.id);
         }
-        if let Some(link) = over {
-            // It waits for our last word before it goes.
+        if let Some(link) = ended {
+            // The worker waits for our last acknowledgement before it exits.
             self.daemon.spawn(async move { link.detach().await });
         }
     }
 
-    /// Nothing of the batch is true: who waits is told, the state is read again, and what cannot be asked for again
-    /// is kept to be judged again.
+    /// Undoes a batch whose append failed: the waiting requests fail, the state is loaded again, and inputs that
+    /// nobody sends again are kept to be judged again.
     async fn roll_back(&mut self, batch: ActorBatch, error: ApiError) {
-        tracing::warn!(session = %self.session.id, %error, "an append failed; the session is read again");
+        tracing::warn!(session = %self.session.id, %error, "an append failed; the session is loaded again");
         let earlier = self.retry_inputs.take().unwrap_or_default();
-        let redo = RetryInputs {
+        let retry = RetryInputs {
             messages: self.agent.unacknowledged(),
             attached: batch.attached.clone().or(earlier.attached),
             gone: batch.gone.clone().or(earlier.gone),
-            // Whatever it was that woke us has to be looked at again.
+            // Whatever woke us has to be judged again.
             wake: true,
         };
         batch.fail_waiters(error);
@@ -574,7 +580,7 @@ impl SessionActor {
                 Err(_) => tokio::time::sleep(RETRY_DELAY).await,
             }
         }
-        // Also if it is empty: it holds back a tick whose deadline has passed until the journal had a moment.
-        self.retry_inputs = Some(Box::new(redo));
+        // Set even if there is nothing to judge again: an overdue tick waits too, until the journal had a moment.
+        self.retry_inputs = Some(Box::new(retry));
     }
 }

@@ -1,5 +1,5 @@
-//! What has to be there before an agent can be started: its worktree, with what the project wants done in it. That takes
-//! as long as it takes, so the actor goes on meanwhile: a cancel or a close is heard at once, and a close ends it.
+//! Preparing the worktree that an agent is to work in, with the project's setup steps. This may take long, so it runs
+//! beside the actor: a cancel or a close is handled at once, and a close stops the preparation.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use super::SessionActor;
 use super::batch::ActorBatch;
 use crate::worktrees::WorktreeSetupRequest;
 
-/// What came of it: what a person should see, or why there is no agent.
+/// Notices for the person, or the reason why there is no agent.
 pub(super) type PreparationResult = Result<Vec<String>, RunError>;
 
-/// Something that is being made ready. It is stopped when this is dropped.
+/// A preparation under way. Dropping it stops it.
 pub(super) struct WorktreePreparation {
     worker: WorkerId,
     fresh: bool,
@@ -26,10 +26,10 @@ pub(super) struct WorktreePreparation {
 }
 
 impl WorktreePreparation {
-    /// Waits for its end.
     pub(super) async fn wait(&mut self) -> PreparationResult {
-        let lost = || RunError::new("worktree_failed", "the worktree was not made, because the daemon stops");
-        (&mut self.result).await.unwrap_or_else(|_| Err(lost()))
+        let aborted =
+            || RunError::new("worktree_failed", "the worktree was not made, because the daemon stops");
+        (&mut self.result).await.unwrap_or_else(|_| Err(aborted()))
     }
 }
 
@@ -40,34 +40,34 @@ impl Drop for WorktreePreparation {
 }
 
 impl SessionActor {
-    /// Begins to make a worktree ready for an agent.
+    /// Begins to prepare a worktree for an agent.
     pub(super) fn begin_preparation(&mut self, worktree: SessionWorktree, worker: WorkerId, fresh: bool) {
-        let Ok(place) = self.daemon.workspaces.get(&self.session.workspace) else {
+        let Ok(workspace) = self.daemon.workspaces.get(&self.session.workspace) else {
             return self.fail_agent(RunError::new("worktree_failed", "its workspace was forgotten"));
         };
         let directory = self.state.settings.directory.as_deref().unwrap_or(&worktree.path);
-        let order = WorktreeSetupRequest {
+        let request = WorktreeSetupRequest {
             session: self.session.id.clone(),
             directory: PathBuf::from(directory),
             worktree,
-            project: place.path.clone(),
+            project: workspace.path.clone(),
             mark: self.daemon.workers.mark(&worker),
         };
-        let (tell, done) = oneshot::channel();
+        let (sender, result) = oneshot::channel();
         let stop = StopFlag::default();
-        let (daemon, until) = (Arc::clone(&self.daemon), stop.clone());
+        let (daemon, stop_flag) = (Arc::clone(&self.daemon), stop.clone());
         self.daemon.spawn(async move {
-            // Whoever does not wait any more has stopped it.
-            let _gone = tell.send(daemon.prepare_worktree(order, until).await);
+            // If nobody waits any more, the preparation was stopped.
+            let _gone = sender.send(daemon.prepare_worktree(request, stop_flag).await);
         });
-        self.preparation = Some(Box::new(WorktreePreparation { worker, fresh, stop, result: done }));
+        self.preparation = Some(Box::new(WorktreePreparation { worker, fresh, stop, result }));
     }
 
-    /// It is ready, or will not be.
-    pub(super) async fn finish_preparation(&mut self, readied: PreparationResult) {
-        let Some(preparing) = self.preparation.take() else { return };
-        let (worker, fresh) = (preparing.worker.clone(), preparing.fresh);
-        match readied {
+    /// Starts the agent in the prepared worktree, or reports why it cannot start.
+    pub(super) async fn finish_preparation(&mut self, result: PreparationResult) {
+        let Some(preparation) = self.preparation.take() else { return };
+        let (worker, fresh) = (preparation.worker.clone(), preparation.fresh);
+        match result {
             Err(error) => self.fail_agent(error),
             Ok(notices) => {
                 let mut batch = ActorBatch::default();

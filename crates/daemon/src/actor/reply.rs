@@ -1,4 +1,4 @@
-//! What the machine replied, in the words of the API.
+//! Translates the machine's replies and refusals into responses and errors of the API.
 
 use qd_core::session::{CommandRefusal, CommandReply};
 use qd_protocol::api::{CancelResponse, PromptReceipt, RunStatus, SteerReceipt};
@@ -9,58 +9,58 @@ use qd_protocol::{ApiError, AskId, ErrorCode, MailId, Millis, RunId, Seq};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
-/// What came of a request. It can be written down and read again, for a client that asks twice.
+/// The result of a command. It is serializable, because it is stored under the client's `Idempotency-Key`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum ActorReply {
-    /// A prompt is ours.
+    /// A prompt was accepted.
     Accepted(PromptReceipt),
-    /// A prompt or a message was ours before; its row has the first receipt.
+    /// A prompt or a message had been accepted before; its row has the first receipt.
     #[serde(rename = "Known")]
     AlreadyAccepted,
-    /// What a cancel hit.
+    /// The runs that a cancel stopped.
     Cancelled(CancelResponse),
-    /// A steer is ours.
+    /// A steer was accepted.
     Steered(SteerReceipt),
-    /// An answer won.
+    /// The ask was resolved by this answer.
     Answered(Box<Ask>),
-    /// A question is open.
+    /// A question was opened.
     #[serde(rename = "Asked")]
     AskOpened(AskId),
-    /// These left the queue.
+    /// These runs left the queue.
     Removed(Vec<RunId>),
-    /// A message is ours.
+    /// A message was accepted.
     Mailed(MailReceipt),
-    /// These messages are the caller's until then, each by its claim.
+    /// The caller holds these messages until the given time, each with the number of its claim.
     Claimed(Vec<(MailId, u64)>, Millis),
-    /// It is so.
+    /// The command succeeded without further result.
     Done,
 }
 
-/// An answer, and what may still come of it.
+/// The reply to a command, and the part of it that may come later.
 #[derive(Debug)]
 pub(crate) struct CommandCompletion {
     pub(crate) reply: ActorReply,
-    /// The runs that a cancel hit in the sessions below, once all of them have it.
+    /// The runs that a cancel stopped in descendant sessions, once all of them have applied it.
     pub(crate) cancelled_in_children: Option<oneshot::Receiver<Vec<RunId>>>,
 }
 
-/// What the events of a step say that its reply does not repeat.
+/// Details of a reply that only the events of its step have.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ReplyDetails {
-    /// The run of a prompt.
+    /// The run that a prompt became.
     pub(super) run: Option<RunId>,
-    /// The receipt of a message, all but its place.
+    /// The receipt of a message, complete but for its seq.
     pub(super) mail: Option<MailReceipt>,
 }
 
-/// Puts a reply into words. `seq_of` says where an event of the step came to lie.
+/// Translates a reply. `seq_of` gives the seq of an event by its index in the step.
 pub(super) fn to_actor_reply(
     reply: &CommandReply,
-    said: &ReplyDetails,
+    details: &ReplyDetails,
     seq_of: impl Fn(usize) -> Seq,
 ) -> Result<ActorReply, ApiError> {
     Ok(match reply {
-        CommandReply::Accepted { position, event: Some(event) } => match &said.run {
+        CommandReply::Accepted { position, event: Some(event) } => match &details.run {
             Some(run) => ActorReply::Accepted(PromptReceipt {
                 run_id: run.clone(),
                 state: if *position == 0 { RunStatus::Accepted } else { RunStatus::Queued },
@@ -79,7 +79,7 @@ pub(super) fn to_actor_reply(
         CommandReply::Answered(ask) => ActorReply::Answered(ask.clone()),
         CommandReply::QuestionOpened(ask) => ActorReply::AskOpened(ask.clone()),
         CommandReply::Removed(runs) => ActorReply::Removed(runs.clone()),
-        CommandReply::MailAccepted { event } => match (event, &said.mail) {
+        CommandReply::MailAccepted { event } => match (event, &details.mail) {
             (Some(event), Some(mail)) => {
                 ActorReply::Mailed(MailReceipt { seq: seq_of(*event), ..mail.clone() })
             }
@@ -100,7 +100,7 @@ fn refusal_error(refusal: &CommandRefusal) -> ApiError {
         }
         CommandRefusal::QueueFull => ApiError::new(
             ErrorCode::QueueFull,
-            "100 prompts wait already; retry when some have run, or clear the queue",
+            "100 prompts are already waiting; retry when some have run, or clear the queue",
         ),
         CommandRefusal::RunIdConflict => run_id_conflict(),
         CommandRefusal::NotRunning => {
@@ -130,7 +130,7 @@ fn refusal_error(refusal: &CommandRefusal) -> ApiError {
     }
 }
 
-/// The run id is known, with other words.
+/// The error for a run id that was used for another prompt.
 pub(crate) fn run_id_conflict() -> ApiError {
     ApiError::new(ErrorCode::RunIdConflict, "this run_id was used for another prompt; choose a new one")
 }

@@ -1,5 +1,5 @@
-//! A request's body, read within its limits of size and time. What a handler left unread is taken off the line before
-//! the answer goes out, because a client that is still writing would otherwise meet a reset and never see the answer.
+//! A request's body, read within limits of size and time. What a handler leaves unread is drained before the response
+//! is sent, because a client that is still writing would otherwise get a reset and never see the response.
 
 use std::fmt;
 use std::pin::Pin;
@@ -16,12 +16,12 @@ use tokio::time::Sleep;
 
 use super::serve::EdgeLimits;
 
-/// A client that is silent for so long has sent all that it wanted to send before our answer.
+/// A client that is silent for this long has sent all that it will send before our response.
 const DRAIN_IDLE: Duration = Duration::from_millis(250);
-/// How many times the size of an allowed body is read and thrown away.
+/// How many times the size of an allowed body is drained at most.
 const DRAIN_FACTOR: usize = 4;
 
-/// Reads a whole body, or says why it cannot be had.
+/// Reads a whole body.
 pub async fn read_whole_body(body: Body) -> Result<Bytes, ApiError> {
     match body.collect().await {
         Ok(whole) => Ok(whole.to_bytes()),
@@ -29,13 +29,13 @@ pub async fn read_whole_body(body: Body) -> Result<Bytes, ApiError> {
     }
 }
 
-/// Too large: the answer to a body that says so itself, and to one that turns out to be.
+/// The error for a body that announces, or turns out to have, too many bytes.
 pub(super) fn body_too_large(limit: usize) -> ApiError {
-    ApiError::new(ErrorCode::BodyTooLarge, format!("a request's body can have {limit} bytes and no more"))
+    ApiError::new(ErrorCode::BodyTooLarge, format!("a request body may have at most {limit} bytes"))
         .with_detail("limit_bytes", limit)
 }
 
-/// Why a body broke off.
+/// Why a body could not be read completely.
 #[derive(Debug, thiserror::Error)]
 enum RequestBodyError {
     #[error("the body is larger than {0} bytes")]
@@ -60,43 +60,43 @@ fn describe_body_error(error: &(dyn std::error::Error + 'static)) -> ApiError {
     ApiError::new(ErrorCode::InvalidRequest, format!("the body could not be read: {error}"))
 }
 
-/// Where the rest of a body is put when its reader lets go of it.
+/// The rest of a body that its reader dropped before the end.
 #[derive(Default, Clone)]
 pub(super) struct UnreadBody(Arc<Mutex<Option<Incoming>>>);
 
 impl UnreadBody {
-    /// Reads and throws away what is left, within limits.
+    /// Reads and discards the rest, within limits.
     pub(super) async fn drain(&self, limits: &EdgeLimits) {
         let rest = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(mut rest) = rest else { return };
-        let mut room = limits.body_bytes.saturating_mul(DRAIN_FACTOR);
-        if usize::try_from(rest.size_hint().lower()).map_or(true, |coming| coming > room) {
+        let mut remaining = limits.body_bytes.saturating_mul(DRAIN_FACTOR);
+        if usize::try_from(rest.size_hint().lower()).map_or(true, |announced| announced > remaining) {
             return;
         }
-        let thrown_away = async {
+        let discard = async {
             while let Ok(Some(Ok(frame))) = tokio::time::timeout(DRAIN_IDLE, rest.frame()).await {
                 let length = frame.data_ref().map_or(0, Bytes::len);
-                match room.checked_sub(length) {
-                    Some(left) => room = left,
+                match remaining.checked_sub(length) {
+                    Some(left) => remaining = left,
                     None => return,
                 }
             }
         };
-        // A client that is slower than this gets its answer, and then perhaps a reset.
-        drop(tokio::time::timeout(limits.read_timeout, thrown_away).await);
+        // A slower client gets its response, and then perhaps a reset.
+        drop(tokio::time::timeout(limits.read_timeout, discard).await);
     }
 }
 
-/// A body on its way in.
+/// A request body that is read within limits.
 pub(super) struct LimitedBody {
-    /// Gone once it is of no further use to anybody.
+    /// `None` once nothing more can be read from it.
     incoming: Option<Incoming>,
     limit: usize,
     bytes_read: usize,
     read_timeout: Duration,
     /// Starts with the first read.
     deadline: Option<Pin<Box<Sleep>>>,
-    /// Whether the client waits for a word from us before it sends anything.
+    /// Whether the client waits for `100 Continue` before it sends the body.
     awaits_continue: bool,
     unread: UnreadBody,
 }
@@ -120,9 +120,9 @@ impl LimitedBody {
         }
     }
 
-    /// Whether it says itself that it is too large.
+    /// Whether the announced length is over the limit.
     pub(super) fn is_too_large(&self) -> bool {
-        usize::try_from(self.size_hint().lower()).map_or(true, |coming| coming > self.limit)
+        usize::try_from(self.size_hint().lower()).map_or(true, |announced| announced > self.limit)
     }
 }
 

@@ -1,5 +1,5 @@
-//! Refusals and JSON on the wire: the contract's error shape, and the extractors with which a handler takes a body.
-//! Whatever is wrong with a body is said in one sentence with 400, or 413 if it is too large.
+//! Errors and JSON on the wire: the error format of the contract, and the extractors for bodies. A bad body is a 400
+//! with one sentence, or a 413 if it is too large.
 
 use axum::extract::{FromRequest, Request};
 use axum::http::header::{self, HeaderValue};
@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 
 use super::body::read_whole_body;
 
-/// An error that answers a request.
+/// An error as an HTTP response.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HttpError(pub ApiError);
 
@@ -38,7 +38,7 @@ impl IntoResponse for HttpError {
     }
 }
 
-/// A body in JSON, in or out.
+/// A JSON body, of a request or a response.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Json<T>(pub T);
 
@@ -61,7 +61,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
     }
 }
 
-/// A body in JSON that may be left out.
+/// A JSON body that may be absent.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OptionalJson<T>(pub T);
 
@@ -75,7 +75,7 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalJ
     }
 }
 
-/// A body as it came, within the same limits.
+/// A body as raw bytes, within the same limits.
 #[derive(Debug, Clone, Default)]
 pub struct RawBody(pub Bytes);
 
@@ -90,10 +90,10 @@ impl<S: Send + Sync> FromRequest<S> for RawBody {
 fn parse_json<T: DeserializeOwned>(headers: &HeaderMap, body: &[u8]) -> Result<T, HttpError> {
     check_content_type(headers)?;
     serde_json::from_slice(body)
-        .map_err(|error| invalid_request(format!("the body is not what this route takes: {error}")))
+        .map_err(|error| invalid_request(format!("the body is not valid for this route: {error}")))
 }
 
-/// A web page can send plain text and forms to any site without asking, but not JSON that is called JSON.
+/// A web page can send plain text and forms to any site without a preflight, but not `application/json`.
 fn check_content_type(headers: &HeaderMap) -> Result<(), HttpError> {
     for value in headers.get_all(header::CONTENT_TYPE) {
         let text = value.to_str().unwrap_or_default();
@@ -115,7 +115,7 @@ fn json_response(value: &impl Serialize) -> Response {
     match serde_json::to_vec(value) {
         Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
         Err(error) => {
-            tracing::error!(%error, "an answer could not be written as JSON");
+            tracing::error!(%error, "could not encode a response as JSON");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }
@@ -205,8 +205,8 @@ mod tests {
             let response = HttpError(error).into_response();
             assert_eq!(response.status().as_u16(), code.status());
             assert_eq!(response.headers()["content-type"], "application/json");
-            let again = response.headers().get("retry-after").map(|value| value.to_str().unwrap());
-            assert_eq!(again, matches!(code.status(), 429 | 503).then_some("1"), "{code:?}");
+            let retry_after = response.headers().get("retry-after").map(|value| value.to_str().unwrap());
+            assert_eq!(retry_after, matches!(code.status(), 429 | 503).then_some("1"), "{code:?}");
             assert_eq!(response.headers().contains_key("www-authenticate"), code.status() == 401);
             let body = response.into_body().collect().await.unwrap().to_bytes();
             let body: serde_json::Value = serde_json::from_slice(&body).unwrap();

@@ -1,5 +1,5 @@
-//! Who may come in. The one outermost layer, before any route is looked at, and it denies by default: a request goes
-//! on only if every check says yes. It reads the head of a request and changes nothing; no CORS header is ever sent.
+//! Which requests are admitted. This is the outermost layer, before any route, and it denies by default: a request
+//! passes only if every check does. It reads the head of a request and changes nothing. No CORS header is ever sent.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -16,67 +16,63 @@ use super::listen::{BoundListener, is_wildcard};
 use crate::home::SecretToken;
 use crate::workers::{SessionTokens, WorkerTokenStore};
 
-/// The one path that needs no token, so that something that has none can see whether we live.
+/// The only path without a token, so that clients without one can check that the daemon is alive.
 const UNAUTHENTICATED_PATH: &str = "/healthz";
-/// All that a worker token opens.
+/// The only paths that a worker token opens.
 const WORKER_PATHS: [&str; 2] = ["/v1/workers/join", "/v1/workers/link"];
 
-/// All that a session's token opens, and what lies below it.
+/// The only paths that a session token opens, with everything below them.
 const TOOL_PATHS: [&str; 2] = ["/mcp", "/v1/tools"];
 
-/// Whether a session's token opens this path.
+/// Whether a session token opens this path.
 pub(crate) fn is_tool_path(path: &str) -> bool {
     TOOL_PATHS
         .iter()
         .any(|root| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
 }
 
-/// What a request proves its sender to be, beyond a person of this machine or with the token of one.
+/// The identity that a token proves, other than the owner of the home.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum BearerIdentity {
     /// A process on another machine, by its worker token.
     Worker(TokenId),
-    /// The agent of a session, by its token.
+    /// The agent of a session, by its session token.
     Session(SessionId),
 }
 
-/// The session whose token a request bears. Such requests carry it as an extension.
+/// The session whose token a request carries; a request extension.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BearerSession(pub(crate) SessionId);
 
-/// Who is at the other end. Every request carries it as an extension.
+/// The other end of a connection; a request extension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConnectionPeer {
     /// A process on this machine, as the kernel knew it when it connected.
     Unix {
-        /// Its process, by pid and start, unless it was gone before we could look.
+        /// The process, by pid and start time, unless it exited before we could look.
         process: Option<(u32, u64)>,
-        /// Its user.
         uid: u32,
     },
-    /// Something over TCP.
+    /// A client over TCP.
     Tcp {
-        /// Where it comes from.
+        /// The client's address.
         addr: SocketAddr,
-        /// Which of our addresses it came to.
+        /// The address of ours that it connected to.
         local: SocketAddr,
-        /// Whether it came over TLS.
         tls: bool,
     },
 }
 
-/// A host as it stands in a URL: lower-case name or address.
+/// A host as in a URL: a lower-case name, or an address.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum UrlHost {
-    /// A name.
     Name(String),
-    /// An address.
     Ip(IpAddr),
 }
 
 impl UrlHost {
-    /// Reads `HOST` or `HOST:PORT`. A name with a trailing dot is none: no client of ours writes one, and to a browser
-    /// it is another site.
+    /// Parses `HOST` or `HOST:PORT`. A name with a trailing dot is refused: no client of ours sends one, and to a
+    /// browser it is another site.
     pub fn parse_host_port(text: &str) -> Option<(Self, Option<u16>)> {
         let (host, rest) = if let Some(inner) = text.strip_prefix('[') {
             let (inside, rest) = inner.split_once(']')?;
@@ -87,7 +83,7 @@ impl UrlHost {
         };
         match rest.strip_prefix(':') {
             None if rest.is_empty() => Some((host, None)),
-            // `parse` alone would take a sign.
+            // `parse` alone would accept a sign.
             Some(port) if port.bytes().all(|b| b.is_ascii_digit()) => Some((host, Some(port.parse().ok()?))),
             _ => None,
         }
@@ -114,12 +110,12 @@ impl fmt::Display for UrlHost {
     }
 }
 
-/// An `--allow-host` that is no host.
+/// An `--allow-host` that is not a host.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a host name or address; write it as in a URL, without a scheme or path")]
 pub struct BadHost(String);
 
-/// The hosts of `--allow-host`. A port is as good as none, for no port is compared.
+/// Parses the hosts of `--allow-host`. A port is ignored, because ports are not compared.
 pub(super) fn allowed_hosts(texts: &[String]) -> Result<Vec<UrlHost>, BadHost> {
     let host = |text: &String| {
         UrlHost::parse_host_port(text).map(|(host, _)| host).ok_or_else(|| BadHost(text.clone()))
@@ -127,16 +123,16 @@ pub(super) fn allowed_hosts(texts: &[String]) -> Result<Vec<UrlHost>, BadHost> {
     texts.iter().map(host).collect()
 }
 
-/// The checks, and what they compare with.
+/// The checks, and the values they compare with.
 pub(super) struct RequestGuard {
-    /// The token's digest: comparing digests takes the same time whatever the lengths are.
+    /// The digest of the token. Comparing digests takes the same time for any length.
     token: [u8; 32],
-    /// The tokens of processes on other machines, which come and go.
+    /// The tokens of processes on other machines, which may change at any time.
     worker_tokens: Option<Arc<WorkerTokenStore>>,
-    /// The tokens of sessions, which come and go with them.
+    /// The tokens of sessions, which end with their sessions.
     session_tokens: Option<SessionTokens>,
     hosts: HashSet<UrlHost>,
-    /// Whether every address of the machine is listened on.
+    /// Whether we listen on every address of the machine.
     wildcard: bool,
     owner_uid: u32,
 }
@@ -153,7 +149,7 @@ impl fmt::Debug for RequestGuard {
 impl RequestGuard {
     pub(super) fn new(token: &SecretToken, listeners: &[BoundListener], allowed: Vec<UrlHost>) -> Self {
         let listened = listeners.iter().filter_map(|listener| match listener {
-            BoundListener::Tcp(door) => Some((&door.host, door.local.ip().to_canonical())),
+            BoundListener::Tcp(listener) => Some((&listener.host, listener.local.ip().to_canonical())),
             BoundListener::Unix(_) => None,
         });
         Self::from_listened(token, listened, allowed)
@@ -166,12 +162,12 @@ impl RequestGuard {
     ) -> Self {
         let mut hosts = HashSet::from([UrlHost::Name("localhost".to_owned())]);
         let mut wildcard = false;
-        for (named, ip) in listened {
+        for (host, ip) in listened {
             if is_wildcard(ip) {
-                // A stand-in for all addresses, and no address that anybody can be at.
+                // A wildcard stands for all addresses; no client can be at it.
                 wildcard = true;
             } else {
-                hosts.extend([named.clone(), UrlHost::Ip(ip)]);
+                hosts.extend([host.clone(), UrlHost::Ip(ip)]);
             }
             if is_wildcard(ip) || ip.is_loopback() {
                 hosts.extend([
@@ -192,18 +188,18 @@ impl RequestGuard {
         }
     }
 
-    /// The same, and those who bear one of these may come in to work.
+    /// Also admits worker tokens to the routes for workers.
     pub(super) fn with_worker_tokens(self, tokens: Arc<WorkerTokenStore>) -> Self {
         Self { worker_tokens: Some(tokens), ..self }
     }
 
-    /// The same, and sessions may come in to their tools.
-    pub(super) fn with_session_tokens(self, capabilities: SessionTokens) -> Self {
-        Self { session_tokens: Some(capabilities), ..self }
+    /// Also admits session tokens to the tools.
+    pub(super) fn with_session_tokens(self, tokens: SessionTokens) -> Self {
+        Self { session_tokens: Some(tokens), ..self }
     }
 
-    /// Lets a request in, or says why not; with what it proves its sender to be, if it bears a proof. Host and Origin come
-    /// before the token, so that a web page learns nothing from the difference between a right and a wrong one.
+    /// Admits a request, with the identity that its token proves, or returns the reason for the refusal. Host and
+    /// Origin are checked before the token, so that a web page cannot learn whether a token is right.
     pub(super) fn admit(
         &self,
         peer: &ConnectionPeer,
@@ -214,72 +210,69 @@ impl RequestGuard {
                 if *uid != self.owner_uid {
                     return Err(ApiError::new(
                         ErrorCode::PeerNotAllowed,
-                        "this socket serves the user who started the daemon and nobody else",
+                        "this socket serves only the user who started the daemon",
                     ));
                 }
                 if is_from_browser(&head.headers) {
-                    return Err(origin_not_allowed("a web page has no business on this socket"));
+                    return Err(origin_not_allowed("web pages may not use this socket"));
                 }
-                // No token is asked for here, but one that says for whom its bearer speaks counts.
+                // A socket needs no token, but a session token still limits its bearer.
                 match bearer_token(head).filter(|text| SessionTokens::is_session_token(text)) {
                     Some(token) => self.check_session_token(head, token).map(Some),
                     None => Ok(None),
                 }
             }
             ConnectionPeer::Tcp { local, tls, .. } => {
-                let at = self.check_host(head, local.ip().to_canonical())?;
-                check_origin(&head.headers, &at, *tls)?;
+                let host = self.check_host(head, local.ip().to_canonical())?;
+                check_origin(&head.headers, &host, *tls)?;
                 if head.headers.contains_key(header::UPGRADE) && is_from_browser(&head.headers) {
-                    return Err(origin_not_allowed(
-                        "only a worker has business with an upgrade, and no web page is one",
-                    ));
+                    return Err(origin_not_allowed("only workers may upgrade a connection, not web pages"));
                 }
                 if head.uri.path() == UNAUTHENTICATED_PATH { Ok(None) } else { self.check_token(head) }
             }
         }
     }
 
-    /// The one host that the request names, if it is one of ours. Any port will do: a tunnel changes it, and a page
-    /// that was rebound to us cannot choose the name.
+    /// The single host that the request names, if it is one of ours. Any port is accepted: a tunnel changes it, and a
+    /// page that was rebound to us cannot choose the name.
     fn check_host(&self, head: &Parts, local: IpAddr) -> Result<(UrlHost, Option<u16>), ApiError> {
         let refused = |message: String| ApiError::new(ErrorCode::HostNotAllowed, message);
         let text = single_header(&head.headers, header::HOST)
             .ok_or_else(|| refused("a request needs exactly one Host header".to_owned()))?;
-        let at = UrlHost::parse_host_port(text)
+        let host_header = UrlHost::parse_host_port(text)
             .ok_or_else(|| refused("the Host header is not a host".to_owned()))?;
-        let allowed = |host: &UrlHost| match host {
+        let is_allowed = |host: &UrlHost| match host {
             UrlHost::Ip(ip) if self.wildcard && !is_wildcard(*ip) && ip.to_canonical() == local => true,
             host => self.hosts.contains(host),
         };
-        // The target of a request can name a host too (`GET http://host/path`), and then that one counts.
+        // The request target may name a host too (`GET http://host/path`); then that one is used.
         let target = match head.uri.authority() {
-            None => at.clone(),
+            None => host_header.clone(),
             Some(authority) => UrlHost::parse_host_port(authority.as_str())
-                .ok_or_else(|| refused("the request's target names no host".to_owned()))?,
+                .ok_or_else(|| refused("the request target does not name a valid host".to_owned()))?,
         };
-        if !allowed(&at.0) || target != at {
-            let named = if target == at { at.0 } else { target.0 };
+        if !is_allowed(&host_header.0) || target != host_header {
+            let refused_host = if target == host_header { host_header.0 } else { target.0 };
             return Err(refused(format!(
-                "the request is for {named}, which is not this daemon; if it should be, start it with --allow-host {named}"
+                "{refused_host} is not a host of this daemon; to allow it, use --allow-host {refused_host}"
             )));
         }
-        Ok(at)
+        Ok(host_header)
     }
 
-    /// The session that a token of one speaks for.
+    /// Checks a session token, which opens only the tools.
     fn check_session_token(&self, head: &Parts, token: &str) -> Result<BearerIdentity, ApiError> {
         match self.session_tokens.as_ref().and_then(|sessions| sessions.session_of_token(token)) {
             Some(session) if is_tool_path(head.uri.path()) => Ok(BearerIdentity::Session(session)),
             Some(session) => {
-                let message = format!(
-                    "this is the token of {session}, with which nothing can be done but use its tools"
-                );
+                let message =
+                    format!("this is the token of session {session}, which only allows using its tools");
                 Err(ApiError::new(ErrorCode::AgentNotAllowed, message)
                     .with_detail("session_id", session.as_str()))
             }
             None => Err(ApiError::new(
                 ErrorCode::Unauthorized,
-                "the token is that of no session; a session's ends when it is closed",
+                "this is not the token of an open session; a session's token ends when it is closed",
             )),
         }
     }
@@ -299,12 +292,12 @@ impl RequestGuard {
                 }
                 Some(_) => Err(ApiError::new(
                     ErrorCode::WorkerNotAllowed,
-                    "this is a worker token, with which nothing can be done but `qd worker join`",
+                    "this is a worker token, which only allows `qd worker join`",
                 )),
                 None => Err(ApiError::new(
                     ErrorCode::Unauthorized,
-                    "the token is wrong, or was revoked; a client's is in the file `token` of the home, a worker's is \
-                     made by `qd workers token`",
+                    "the token is wrong, or was revoked; a client's token is in the file `token` of the home, \
+                         a worker's is created with `qd workers token`",
                 )),
             },
             None => Err(ApiError::new(
@@ -315,15 +308,16 @@ impl RequestGuard {
     }
 }
 
-/// The token that a request bears.
+/// The bearer token of a request.
 fn bearer_token(head: &Parts) -> Option<&str> {
     let (scheme, token) = single_header(&head.headers, header::AUTHORIZATION)?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-/// A page of ours may speak to us; any other, and one whose origin the browser hides, may not.
-fn check_origin(headers: &HeaderMap, at: &(UrlHost, Option<u16>), tls: bool) -> Result<(), ApiError> {
-    // What a browser sends with requests that carry no Origin, such as images and links. `none`: typed in by a person.
+/// Our own pages may call us. Pages of other sites, and pages whose origin the browser hides, may not.
+fn check_origin(headers: &HeaderMap, host: &(UrlHost, Option<u16>), tls: bool) -> Result<(), ApiError> {
+    // Browsers send this header with requests that carry no Origin, such as images and links. `none` means that a
+    // person typed the address.
     let sites = headers.get_all("sec-fetch-site").into_iter();
     if !sites.into_iter().all(|site| matches!(site.as_bytes(), b"same-origin" | b"none")) {
         return Err(origin_not_allowed("the request comes from a web page of another site"));
@@ -331,11 +325,15 @@ fn check_origin(headers: &HeaderMap, at: &(UrlHost, Option<u16>), tls: bool) -> 
     if !headers.contains_key(header::ORIGIN) {
         return Ok(());
     }
-    let (scheme, usual) = if tls { ("https://", 443) } else { ("http://", 80) };
+    let (scheme, default_port) = if tls { ("https://", 443) } else { ("http://", 80) };
     let origin = single_header(headers, header::ORIGIN)
         .and_then(|text| UrlHost::parse_host_port(text.strip_prefix(scheme)?));
     match origin {
-        Some((host, port)) if host == at.0 && port.unwrap_or(usual) == at.1.unwrap_or(usual) => Ok(()),
+        Some((origin_host, port))
+            if origin_host == host.0 && port.unwrap_or(default_port) == host.1.unwrap_or(default_port) =>
+        {
+            Ok(())
+        }
         _ => Err(origin_not_allowed("the request comes from a web page that is not ours")),
     }
 }
@@ -348,7 +346,7 @@ fn origin_not_allowed(message: &str) -> ApiError {
     ApiError::new(ErrorCode::OriginNotAllowed, message)
 }
 
-/// The value of a header that came exactly once.
+/// The value of a header that occurs exactly once.
 fn single_header(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
     let mut values = headers.get_all(name).into_iter();
     let value = values.next()?;
@@ -392,7 +390,7 @@ mod tests {
         ConnectionPeer::Tcp { addr: "127.0.0.1:9".parse().unwrap(), local: local.parse().unwrap(), tls }
     }
 
-    /// What the guard says to a request with the right token, these headers and this target.
+    /// The guard's result for a request with the right token, these headers and this target.
     fn check_admission(
         guard: &RequestGuard,
         peer: &ConnectionPeer,
@@ -411,7 +409,7 @@ mod tests {
     fn only_hosts_that_are_ours_are_let_in() {
         let guard = guard(&["127.0.0.1"], &["deck.test", "192.0.2.9:1"]);
         let peer = tcp("127.0.0.1:80", false);
-        let says = |host: &str| check_admission(&guard, &peer, "/", &[("host", host)]);
+        let admission = |host: &str| check_admission(&guard, &peer, "/", &[("host", host)]);
         for host in [
             "localhost",
             "LOCALHOST:8080",
@@ -424,7 +422,7 @@ mod tests {
             "Deck.Test:443",
             "192.0.2.9",
         ] {
-            assert_eq!(says(host), "in", "{host}");
+            assert_eq!(admission(host), "in", "{host}");
         }
         for host in [
             "",
@@ -454,7 +452,7 @@ mod tests {
             "..",
             "[::ffff:127.0.0.1]",
         ] {
-            assert_eq!(says(host), "host_not_allowed", "{host}");
+            assert_eq!(admission(host), "host_not_allowed", "{host}");
         }
     }
 
@@ -506,13 +504,13 @@ mod tests {
     fn only_a_page_of_ours_may_speak_to_us() {
         let guard = guard(&["127.0.0.1"], &[]);
         let (plain, tls) = (tcp("127.0.0.1:80", false), tcp("127.0.0.1:80", true));
-        let says = |peer: &ConnectionPeer, host: &str, origin: &str| {
+        let admission = |peer: &ConnectionPeer, host: &str, origin: &str| {
             check_admission(&guard, peer, "/", &[("host", host), ("origin", origin)])
         };
-        assert_eq!(says(&plain, "localhost:8080", "http://localhost:8080"), "in");
-        assert_eq!(says(&plain, "localhost:80", "http://LOCALHOST"), "in");
-        assert_eq!(says(&plain, "[::1]:8080", "http://[::1]:8080"), "in");
-        assert_eq!(says(&tls, "localhost", "https://localhost:443"), "in");
+        assert_eq!(admission(&plain, "localhost:8080", "http://localhost:8080"), "in");
+        assert_eq!(admission(&plain, "localhost:80", "http://LOCALHOST"), "in");
+        assert_eq!(admission(&plain, "[::1]:8080", "http://[::1]:8080"), "in");
+        assert_eq!(admission(&tls, "localhost", "https://localhost:443"), "in");
         for origin in [
             "null",
             "",
@@ -528,7 +526,7 @@ mod tests {
             "file://",
             "http://localhost.:8080",
         ] {
-            assert_eq!(says(&plain, "localhost:8080", origin), "origin_not_allowed", "{origin}");
+            assert_eq!(admission(&plain, "localhost:8080", origin), "origin_not_allowed", "{origin}");
         }
     }
 
@@ -536,11 +534,14 @@ mod tests {
     fn a_browser_that_says_it_comes_from_elsewhere_is_refused_without_an_origin_too() {
         let guard = guard(&["127.0.0.1"], &[]);
         let peer = tcp("127.0.0.1:80", false);
-        let says = |site: &str| {
+        let admission = |site: &str| {
             check_admission(&guard, &peer, "/", &[("host", "localhost"), ("sec-fetch-site", site)])
         };
-        assert_eq!((says("same-origin"), says("none")), ("in", "in"));
-        assert_eq!((says("cross-site"), says("same-site")), ("origin_not_allowed", "origin_not_allowed"));
+        assert_eq!((admission("same-origin"), admission("none")), ("in", "in"));
+        assert_eq!(
+            (admission("cross-site"), admission("same-site")),
+            ("origin_not_allowed", "origin_not_allowed")
+        );
     }
 
     #[test]
@@ -548,16 +549,16 @@ mod tests {
         let guard = guard(&[], &[]);
         let ours = ConnectionPeer::Unix { process: Some((1, 1)), uid: guard.owner_uid };
         let other = ConnectionPeer::Unix { process: Some((1, 1)), uid: guard.owner_uid + 1 };
-        let says =
+        let admission =
             |peer: &ConnectionPeer, headers: &[(&str, &str)]| check_admission(&guard, peer, "/", headers);
-        assert_eq!(says(&ours, &[]), "in");
-        assert_eq!(says(&ours, &[("host", "anything at all")]), "in");
-        assert_eq!(says(&ours, &[("origin", "http://localhost")]), "origin_not_allowed");
-        assert_eq!(says(&other, &[]), "peer_not_allowed");
+        assert_eq!(admission(&ours, &[]), "in");
+        assert_eq!(admission(&ours, &[("host", "anything at all")]), "in");
+        assert_eq!(admission(&ours, &[("origin", "http://localhost")]), "origin_not_allowed");
+        assert_eq!(admission(&other, &[]), "peer_not_allowed");
     }
 
     #[test]
-    fn a_sessions_token_opens_its_tools_on_either_door_and_nothing_else() {
+    fn a_session_token_opens_its_tools_over_socket_and_tcp_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
         let home = crate::home::DaemonHome::resolve(Some(folder.path().join("home")));
         home.prepare().unwrap();
@@ -566,7 +567,7 @@ mod tests {
         let token = sessions.token(&session).unwrap();
         let guard = guard(&["127.0.0.1"], &[]).with_session_tokens(sessions);
         let socket = ConnectionPeer::Unix { process: Some((1, 1)), uid: guard.owner_uid };
-        let says = |peer: &ConnectionPeer, token: &str, path: &str| {
+        let admission = |peer: &ConnectionPeer, token: &str, path: &str| {
             let request = Request::builder().uri(path).header("host", "localhost");
             let request = request.header("authorization", format!("Bearer {token}"));
             let (head, ()) = request.body(()).unwrap().into_parts();
@@ -575,18 +576,18 @@ mod tests {
         for peer in [socket, tcp("127.0.0.1:80", false)] {
             for path in ["/mcp", "/v1/tools/wait"] {
                 assert_eq!(
-                    says(&peer, &token, path),
+                    admission(&peer, &token, path),
                     Ok(Some(BearerIdentity::Session(session.clone()))),
                     "{path}"
                 );
             }
             for path in ["/v1/sessions", "/mcpx", "/v1/toolsx", "/v1/asks", "/", "/v1/workers/join"] {
-                assert_eq!(says(&peer, &token, path), Err("agent_not_allowed"), "{path}");
+                assert_eq!(admission(&peer, &token, path), Err("agent_not_allowed"), "{path}");
             }
-            assert_eq!(says(&peer, &format!("{token}0"), "/mcp"), Err("unauthorized"));
-            assert_eq!(says(&peer, &format!("{session}.x"), "/v1/tools/wait"), Err("unauthorized"));
+            assert_eq!(admission(&peer, &format!("{token}0"), "/mcp"), Err("unauthorized"));
+            assert_eq!(admission(&peer, &format!("{session}.x"), "/v1/tools/wait"), Err("unauthorized"));
         }
-        assert_eq!(says(&socket, "anything else", "/v1/sessions"), Ok(None), "a socket asks for no token");
+        assert_eq!(admission(&socket, "anything else", "/v1/sessions"), Ok(None), "a socket needs no token");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The way of one request: past the guard, to the router, and back in our shape. A panic in a handler ends here as a
-//! 500, and whatever made an error, a client finds the contract's JSON.
+//! The path of one request: through the guard, to the router, and back as a response. A panic in a handler becomes a
+//! 500, and every error is the contract's JSON, whichever layer made it.
 
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
@@ -30,12 +30,12 @@ use super::error::HttpError;
 use super::guard::{BearerIdentity, BearerSession, ConnectionPeer, RequestGuard};
 use super::serve::{ConnectionPermit, EdgeLimits};
 
-/// The version that every answer carries.
+/// The version in the header of every response.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// How much of another layer's error text is taken over.
+/// The most bytes that are taken over from another layer's error text.
 const ERROR_TEXT_MAX: u64 = 1024;
 
-/// What stands between the connections and the router.
+/// The router behind the guard and the limits.
 #[derive(Debug)]
 pub(super) struct GuardedRouter {
     guard: RequestGuard,
@@ -45,7 +45,7 @@ pub(super) struct GuardedRouter {
 
 impl GuardedRouter {
     pub(super) fn new(guard: RequestGuard, router: Router, limits: EdgeLimits) -> Self {
-        // Our own limit counts; axum's is smaller and answers in another shape.
+        // Our own limit applies; axum's is smaller and answers in another format.
         Self { guard, router: router.layer(DefaultBodyLimit::disable()), limits }
     }
 
@@ -53,19 +53,19 @@ impl GuardedRouter {
         self: Arc<Self>,
         peer: ConnectionPeer,
         activity: Arc<ConnectionActivity>,
-        seat: Arc<ConnectionPermit>,
+        permit: Arc<ConnectionPermit>,
         request: hyper::Request<Incoming>,
     ) -> Result<Response, Infallible> {
-        let turn = ActiveRequest::begin(activity);
+        let active_request = ActiveRequest::begin(activity);
         let (mut head, incoming) = request.into_parts();
         let (method, path) = (head.method.clone(), head.uri.path().to_owned());
-        let leftover = UnreadBody::default();
-        let held_back = head.headers.contains_key(header::EXPECT);
-        let body = LimitedBody::new(incoming, held_back, &self.limits, leftover.clone());
+        let unread = UnreadBody::default();
+        let awaits_continue = head.headers.contains_key(header::EXPECT);
+        let body = LimitedBody::new(incoming, awaits_continue, &self.limits, unread.clone());
         let response = match self.admit(&peer, &head, &body) {
             Ok(bearer) => {
                 head.extensions.insert(peer);
-                head.extensions.insert(seat);
+                head.extensions.insert(permit);
                 match bearer {
                     Some(BearerIdentity::Worker(token)) => drop(head.extensions.insert(token)),
                     Some(BearerIdentity::Session(session)) => {
@@ -76,16 +76,16 @@ impl GuardedRouter {
                 self.route(head, body).await
             }
             Err(error) => {
-                tracing::info!(%method, path, ?peer, code = error.code.as_str(), "refused at the edge");
+                tracing::info!(%method, path, ?peer, code = error.code.as_str(), "refused a request");
                 drop(body);
                 HttpError(error).into_response()
             }
         };
-        leftover.drain(&self.limits).await;
+        unread.drain(&self.limits).await;
         let mut response = normalize_error_response(response, &method, &path).await;
         response.headers_mut().insert(VERSION_HEADER, HeaderValue::from_static(VERSION));
         tracing::debug!(%method, path, ?peer, status = response.status().as_u16(), "answered");
-        Ok(response.map(|body| Body::new(TrackedBody { body, _active_request: turn })))
+        Ok(response.map(|body| Body::new(TrackedBody { body, _active_request: active_request })))
     }
 
     fn admit(
@@ -105,19 +105,19 @@ impl GuardedRouter {
             Ok(Ok(response)) => response,
             Ok(Err(never)) => match never {},
             Err(panic) => {
-                let said = panic.downcast_ref::<&str>().copied().map(str::to_owned);
-                let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-                tracing::error!(panic = said, "a handler panicked");
+                let message = panic.downcast_ref::<&str>().copied().map(str::to_owned);
+                let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+                tracing::error!(panic = message, "a handler panicked");
                 HttpError(internal_error()).into_response()
             }
         }
     }
 }
 
-/// Turns an error that did not come from us (no such route, a bad query, a wrong method) into ours.
+/// Converts an error that another layer made (unknown route, bad query, wrong method) into our format.
 async fn normalize_error_response(response: Response, method: &Method, path: &str) -> Response {
-    let ours = response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
-    if ours || !response.status().is_client_error() && !response.status().is_server_error() {
+    let is_ours = response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
+    if is_ours || !response.status().is_client_error() && !response.status().is_server_error() {
         return response;
     }
     let (head, body) = response.into_parts();
@@ -148,15 +148,18 @@ async fn error_text(body: Body) -> String {
     let short = body.size_hint().upper().is_some_and(|length| length <= ERROR_TEXT_MAX);
     let text = if short { body.collect().await.ok() } else { None };
     let text = text.map(|text| String::from_utf8_lossy(&text.to_bytes()).trim().to_owned());
-    text.filter(|text| !text.is_empty()).unwrap_or_else(|| "the request cannot be understood".to_owned())
+    text.filter(|text| !text.is_empty()).unwrap_or_else(|| "the request is not valid".to_owned())
 }
 
 fn internal_error() -> ApiError {
-    ApiError::new(ErrorCode::Internal, "a fault of the daemon, not of the request; its log says more")
+    ApiError::new(
+        ErrorCode::Internal,
+        "internal error in the daemon, not in the request; see the daemon's log",
+    )
 }
 
-/// Whether a connection has a request on its way. It tells a shutdown which connections to wait for: one that has
-/// merely begun to send its headers is not waited for.
+/// Whether a connection has an open request. A shutdown waits for such connections only, not for one that has merely
+/// begun to send its headers.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionActivity {
     busy: AtomicBool,
@@ -164,21 +167,21 @@ pub(super) struct ConnectionActivity {
 }
 
 impl ConnectionActivity {
-    /// Ends when there has been no request on its way for so long.
-    pub(super) async fn wait_until_idle(&self, while_: Duration) {
+    /// Returns once there has been no open request for the given time.
+    pub(super) async fn wait_until_idle(&self, duration: Duration) {
         loop {
-            // Made before the look, so that no change between the two is missed.
+            // Created before the check, so that no change in between is missed.
             let changed = self.changed.notified();
             if self.busy.load(Ordering::Acquire) {
                 changed.await;
-            } else if tokio::time::timeout(while_, changed).await.is_err() {
+            } else if tokio::time::timeout(duration, changed).await.is_err() {
                 return;
             }
         }
     }
 }
 
-/// One request's time between its headers and the last byte of its answer. A connection has one at a time.
+/// A request, from its headers to the last byte of its response. A connection has one at a time.
 #[derive(Debug)]
 struct ActiveRequest(Arc<ConnectionActivity>);
 
@@ -197,7 +200,7 @@ impl Drop for ActiveRequest {
     }
 }
 
-/// An answer's body that keeps its connection busy until it has been sent.
+/// A response body that keeps its connection busy until it has been sent.
 struct TrackedBody {
     body: Body,
     _active_request: ActiveRequest,

@@ -1,5 +1,5 @@
-//! Addresses and how they are bound. A socket file is private from its first moment, a stale one is healed only when
-//! nobody answers on it, and an address that other machines can reach is refused without TLS before anything is
+//! Addresses, and binding them. A socket file is private from its first moment; a stale one is replaced only when
+//! nobody answers on it; and an address that other machines can reach is refused without TLS before anything is
 //! bound. Nothing is accepted or printed here.
 
 use std::fmt;
@@ -22,29 +22,26 @@ use tokio_rustls::TlsAcceptor;
 use super::guard::UrlHost;
 use super::tls::ServerCertificate;
 
-/// The longest path of a socket that the kernel takes, its final NUL left out.
+/// The longest path of a socket that the kernel takes, without its final NUL.
 pub const SOCKET_PATH_MAX: usize = 107;
-/// Connections that the kernel may hold for us until we accept them.
+/// How many connections the kernel may queue until we accept them.
 const BACKLOG: i32 = 1024;
-/// How often, and how long in all, we wait for another daemon that is binding in the same folder.
+/// How often, and how many times, the lock is tried while another daemon binds in the same folder.
 const FOLDER_LOCK_STEP: Duration = Duration::from_millis(20);
 const FOLDER_LOCK_TRIES: u32 = 100;
 
-/// Where to listen: `unix:PATH` or `HOST:PORT`.
+/// An address to listen on: `unix:PATH` or `HOST:PORT`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListenAddress {
-    /// A socket file.
     Unix(PathBuf),
-    /// A TCP port; 0 is any free one.
+    /// A TCP port; 0 means any free one.
     Tcp {
-        /// A name or an address.
         host: UrlHost,
-        /// The port.
         port: u16,
     },
 }
 
-/// Text that is no address.
+/// A text that is not an address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not an address; write unix:PATH or HOST:PORT, an IPv6 host in brackets")]
 pub struct BadListenAddress(String);
@@ -84,51 +81,40 @@ impl Serialize for ListenAddress {
 /// Why an address cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// There was none.
+    /// No address was given.
     #[error("there is no address to listen on; give --listen ADDR")]
     NoAddress,
-    /// The kernel could not even name it.
+    /// The path is longer than the kernel allows.
     #[error(
         "the socket path {path} is {length} bytes long and the kernel takes {SOCKET_PATH_MAX}; \
          choose a shorter --home DIR or --listen unix:PATH"
     )]
     PathTooLong {
-        /// The path.
         path: PathBuf,
-        /// Its bytes.
+        /// The length in bytes.
         length: usize,
     },
-    /// A daemon is there already.
+    /// Another daemon listens there.
     #[error("another daemon answers on unix:{0}")]
     InUse(PathBuf),
-    /// There is a file that we have no right to remove.
+    /// There is another kind of file at this path, which is not ours to remove.
     #[error("{0} exists and is not a socket; remove it or choose another path")]
     NotASocket(PathBuf),
-    /// Other machines could listen in.
+    /// The address can be reached from other machines, and there is no TLS.
     #[error(
         "{0} can be reached from other machines and so needs TLS: \
          give --tls-cert and --tls-key, or --tls self"
     )]
     NeedsTls(ListenAddress),
-    /// The name means nothing.
+    /// The host name could not be resolved.
     #[error("could not find the host of {address}: {source}")]
-    Unresolved {
-        /// The address.
-        address: ListenAddress,
-        /// Why.
-        source: io::Error,
-    },
-    /// The kernel said no.
+    Unresolved { address: ListenAddress, source: io::Error },
+    /// The kernel refused.
     #[error("could not listen on {address}: {source}")]
-    Io {
-        /// The address.
-        address: ListenAddress,
-        /// Why.
-        source: io::Error,
-    },
+    Io { address: ListenAddress, source: io::Error },
 }
 
-/// An address that may be bound.
+/// An address that was checked and may be bound.
 #[derive(Debug)]
 pub(super) enum BindTarget {
     Unix(PathBuf),
@@ -142,8 +128,8 @@ pub(super) enum BoundListener {
     Tcp(BoundTcpPort),
 }
 
-/// A bound socket file. The file is removed before the socket closes: were it the other way round, another daemon
-/// could put its own file there in between and we would remove that one.
+/// A bound socket file. The file is removed before the socket closes: in the other order, another daemon could create
+/// its own file in between, and we would remove that one.
 #[derive(Debug)]
 pub(super) struct BoundUnixSocket {
     file: SocketFile,
@@ -159,7 +145,7 @@ pub(super) struct BoundTcpPort {
     pub(super) tls: Option<TlsAcceptorDebug>,
 }
 
-/// A TLS acceptor, which has no debug form of its own.
+/// A TLS acceptor with a debug form.
 #[derive(Clone)]
 pub(super) struct TlsAcceptorDebug(pub(super) TlsAcceptor);
 
@@ -170,23 +156,23 @@ impl fmt::Debug for TlsAcceptorDebug {
 }
 
 impl BoundListener {
-    /// Where others reach it; a wildcard is no address that anybody can dial, so a name that is allowed stands for it.
+    /// The URL of a TCP address. A client cannot dial a wildcard, so an allowed host name stands for it.
     pub(super) fn url(&self, allowed: Option<&UrlHost>) -> Option<String> {
-        let Self::Tcp(door) = self else { return None };
-        let scheme = if door.tls.is_some() { "https" } else { "http" };
-        let host = allowed.filter(|_| is_wildcard(door.local.ip())).unwrap_or(&door.host);
-        Some(format!("{scheme}://{host}:{}", door.local.port()))
+        let Self::Tcp(listener) = self else { return None };
+        let scheme = if listener.tls.is_some() { "https" } else { "http" };
+        let host = allowed.filter(|_| is_wildcard(listener.local.ip())).unwrap_or(&listener.host);
+        Some(format!("{scheme}://{host}:{}", listener.local.port()))
     }
 
     pub(super) fn announcement(&self) -> String {
         match self {
-            Self::Unix(door) => format!("listening on unix:{}", door.file.path.display()),
+            Self::Unix(listener) => format!("listening on unix:{}", listener.file.path.display()),
             Self::Tcp(_) => format!("listening on {}", self.url(None).unwrap_or_default()),
         }
     }
 }
 
-/// Refuses what can be refused without binding anything, and looks names up.
+/// Checks everything that can be checked without binding, and resolves host names.
 pub(super) async fn check_addresses(
     addresses: &[ListenAddress],
     tls: bool,
@@ -205,21 +191,21 @@ pub(super) async fn check_addresses(
                 BindTarget::Unix(path.clone())
             }
             ListenAddress::Tcp { host, port } => {
-                let at = resolve_host(host, *port)
+                let resolved = resolve_host(host, *port)
                     .await
                     .map_err(|source| ListenError::Unresolved { address: address.clone(), source })?;
-                // A name may mean several addresses; all of them must be fit, for we bind whichever is free.
-                if !tls && !at.iter().all(|at| at.ip().to_canonical().is_loopback()) {
+                // A name may have several addresses. All of them must be allowed, because we bind whichever is free.
+                if !tls && !resolved.iter().all(|address| address.ip().to_canonical().is_loopback()) {
                     return Err(ListenError::NeedsTls(address.clone()));
                 }
-                BindTarget::Tcp { host: host.clone(), addresses: at }
+                BindTarget::Tcp { host: host.clone(), addresses: resolved }
             }
         });
     }
     Ok(targets)
 }
 
-/// Binds all of them. If one fails, those before it are closed again.
+/// Binds all addresses. If one fails, those before it are closed again.
 pub(super) fn bind_all(
     targets: Vec<BindTarget>,
     tls: Option<&ServerCertificate>,
@@ -228,7 +214,7 @@ pub(super) fn bind_all(
         .into_iter()
         .map(|target| match target {
             BindTarget::Unix(path) => bind_unix(path).map(BoundListener::Unix),
-            BindTarget::Tcp { host, addresses: at } => bind_tcp(host, &at, tls).map(BoundListener::Tcp),
+            BindTarget::Tcp { host, addresses } => bind_tcp(host, &addresses, tls).map(BoundListener::Tcp),
         })
         .collect()
 }
@@ -237,23 +223,24 @@ async fn resolve_host(host: &UrlHost, port: u16) -> io::Result<Vec<SocketAddr>> 
     match host {
         UrlHost::Ip(ip) => Ok(vec![SocketAddr::new(*ip, port)]),
         UrlHost::Name(name) => {
-            let mut at: Vec<SocketAddr> = tokio::net::lookup_host((name.as_str(), port)).await?.collect();
-            // Where a name means both, clients of the older kind find us too.
-            at.sort_by_key(|at| at.is_ipv6());
-            if at.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(at) }
+            let mut addresses: Vec<SocketAddr> =
+                tokio::net::lookup_host((name.as_str(), port)).await?.collect();
+            // IPv4 first, so that clients without IPv6 reach us too.
+            addresses.sort_by_key(|address| address.is_ipv6());
+            if addresses.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(addresses) }
         }
     }
 }
 
 fn bind_tcp(
     host: UrlHost,
-    at: &[SocketAddr],
+    addresses: &[SocketAddr],
     tls: Option<&ServerCertificate>,
 ) -> Result<BoundTcpPort, ListenError> {
-    let port = at.first().map_or(0, SocketAddr::port);
+    let port = addresses.first().map_or(0, SocketAddr::port);
     let mut bound = Err(io::ErrorKind::AddrNotAvailable.into());
-    for at in at {
-        bound = bind_port(*at);
+    for address in addresses {
+        bound = bind_port(*address);
         if bound.is_ok() {
             break;
         }
@@ -267,11 +254,11 @@ fn bind_tcp(
     }
 }
 
-fn bind_port(at: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
-    let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // Else a restart would have to wait until the kernel has forgotten the connections of the daemon before.
+fn bind_port(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // Without this, a restart would have to wait until the kernel has forgotten the previous daemon's connections.
     socket.set_reuseaddr(true)?;
-    socket.bind(at)?;
+    socket.bind(address)?;
     let socket = socket.listen(BACKLOG.unsigned_abs())?;
     let local = socket.local_addr()?;
     Ok((socket, local))
@@ -279,8 +266,8 @@ fn bind_port(at: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
 
 fn bind_unix(path: PathBuf) -> Result<BoundUnixSocket, ListenError> {
     let failed = |source: io::Error| ListenError::Io { address: ListenAddress::Unix(path.clone()), source };
-    // Between our bind and our listen, or between the finding that a file is stale and its removal, another daemon
-    // could judge or remove the wrong file. The lock is on the folder itself, so that it leaves no file behind.
+    // Between our bind and listen, or between finding a stale file and removing it, another daemon could judge or
+    // remove the wrong file. The lock is on the folder itself, so that it leaves no file behind.
     let _lock = lock_folder_of(&path).map_err(failed)?;
     remove_stale_socket(&path)?;
     let socket = rustix::net::socket_with(
@@ -290,14 +277,15 @@ fn bind_unix(path: PathBuf) -> Result<BoundUnixSocket, ListenError> {
         None,
     )
     .map_err(|errno| failed(errno.into()))?;
-    // On Linux the file gets the mode of the socket that is bound to it, so it is never looser than this and the
-    // umask, which belongs to the whole process, stays alone. Elsewhere this fails and the folder's mode protects it.
+    // On Linux the file gets the mode of the socket that is bound to it, so it is never looser than this, and the
+    // umask, which belongs to the whole process, is left alone. Elsewhere this fails, and the folder's mode protects
+    // the file.
     let private = rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR);
     if let Err(errno) = private {
-        tracing::debug!(%errno, "the mode of a socket cannot be set before it is bound here");
+        tracing::debug!(%errno, "could not set the mode of the socket before binding it");
     }
     SocketAddrUnix::new(&path)
-        .and_then(|at| rustix::net::bind(&socket, &at))
+        .and_then(|address| rustix::net::bind(&socket, &address))
         .map_err(|errno| failed(errno.into()))?;
     let file = SocketFile::of(path.clone()).map_err(failed)?;
     if file.mode != 0o600 {
@@ -315,7 +303,7 @@ fn lock_folder_of(path: &Path) -> io::Result<fs::File> {
         match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(folder),
             Err(Errno::WOULDBLOCK) => std::thread::sleep(FOLDER_LOCK_STEP),
-            // A file system without locks: we do without.
+            // A file system without locks: go on without.
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK) => return Ok(folder),
             Err(errno) => return Err(errno.into()),
         }
@@ -328,7 +316,7 @@ fn remove_stale_socket(path: &Path) -> Result<(), ListenError> {
     let failed =
         |source: io::Error| ListenError::Io { address: ListenAddress::Unix(path.to_owned()), source };
     match fs::symlink_metadata(path) {
-        Ok(about) if about.file_type().is_socket() => {}
+        Ok(metadata) if metadata.file_type().is_socket() => {}
         Ok(_) => return Err(ListenError::NotASocket(path.to_owned())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(failed(error)),
@@ -340,8 +328,8 @@ fn remove_stale_socket(path: &Path) -> Result<(), ListenError> {
         None,
     )
     .map_err(|errno| failed(errno.into()))?;
-    match SocketAddrUnix::new(path).and_then(|at| rustix::net::connect(&probe, &at)) {
-        // `AGAIN`: so many wait there that we cannot even queue. That is very much alive.
+    match SocketAddrUnix::new(path).and_then(|address| rustix::net::connect(&probe, &address)) {
+        // `AGAIN`: the queue of the socket is full, so its daemon is alive.
         Ok(()) | Err(Errno::AGAIN) => Err(ListenError::InUse(path.to_owned())),
         Err(Errno::CONNREFUSED) => fs::remove_file(path).map_err(failed),
         Err(Errno::NOENT) => Ok(()),
@@ -349,7 +337,7 @@ fn remove_stale_socket(path: &Path) -> Result<(), ListenError> {
     }
 }
 
-/// The file of a bound socket, removed with it if it is still the same one.
+/// The file of a bound socket, removed with it if it is still the same file.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
@@ -359,7 +347,7 @@ struct SocketFile {
 }
 
 impl BoundUnixSocket {
-    /// Where it is, from wherever one looks.
+    /// The absolute path of the socket file.
     pub(super) fn path(&self) -> PathBuf {
         std::path::absolute(&self.file.path).unwrap_or_else(|_| self.file.path.clone())
     }
@@ -367,23 +355,23 @@ impl BoundUnixSocket {
 
 impl SocketFile {
     fn of(path: PathBuf) -> io::Result<Self> {
-        let about = fs::symlink_metadata(&path)?;
-        let mode = about.permissions().mode() & 0o7777;
-        Ok(Self { path, mode, device: about.dev(), inode: about.ino() })
+        let metadata = fs::symlink_metadata(&path)?;
+        let mode = metadata.permissions().mode() & 0o7777;
+        Ok(Self { path, mode, device: metadata.dev(), inode: metadata.ino() })
     }
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
         let still_ours = fs::symlink_metadata(&self.path)
-            .is_ok_and(|about| about.dev() == self.device && about.ino() == self.inode);
+            .is_ok_and(|metadata| metadata.dev() == self.device && metadata.ino() == self.inode);
         if still_ours && let Err(error) = fs::remove_file(&self.path) {
             tracing::warn!(path = %self.path.display(), %error, "could not remove the socket file");
         }
     }
 }
 
-/// Whether it stands for every address of the machine.
+/// Whether this stands for every address of the machine.
 pub(super) fn is_wildcard(ip: IpAddr) -> bool {
     ip.to_canonical().is_unspecified()
 }
@@ -436,17 +424,17 @@ mod tests {
     async fn a_socket_file_is_private_and_goes_with_its_socket() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qd.sock");
-        let door = bind_unix(path.clone()).unwrap();
+        let listener = bind_unix(path.clone()).unwrap();
         let mode = fs::symlink_metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o7777, 0o600);
-        assert_eq!(door.file.mode, 0o600, "it was so from the first moment");
-        drop(door);
+        assert_eq!(listener.file.mode, 0o600, "it was private from the first moment");
+        drop(listener);
         assert!(!path.exists());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[tokio::test]
-    async fn a_stale_socket_is_healed_and_a_live_one_is_left_alone() {
+    async fn a_stale_socket_is_replaced_and_a_live_one_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qd.sock");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
@@ -476,23 +464,23 @@ mod tests {
     async fn a_socket_file_that_somebody_replaced_is_not_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qd.sock");
-        let door = bind_unix(path.clone()).unwrap();
+        let listener = bind_unix(path.clone()).unwrap();
         fs::remove_file(&path).unwrap();
         let other = bind_unix(path.clone()).unwrap();
-        drop(door);
+        drop(listener);
         assert!(path.exists());
         drop(other);
         assert!(!path.exists());
     }
 
     #[tokio::test]
-    async fn of_many_that_heal_one_stale_socket_exactly_one_gets_it() {
+    async fn of_many_that_replace_one_stale_socket_exactly_one_gets_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qd.sock");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         let runtime = tokio::runtime::Handle::current();
-        let doors: Vec<_> = std::thread::scope(|scope| {
-            let all: Vec<_> = (0..8)
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8)
                 .map(|_| {
                     scope.spawn(|| {
                         let _inside = runtime.enter();
@@ -500,9 +488,9 @@ mod tests {
                     })
                 })
                 .collect();
-            all.into_iter().map(|one| one.join().unwrap()).collect()
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
-        assert_eq!(doors.iter().filter(|door| door.is_ok()).count(), 1);
-        assert!(doors.iter().all(|door| matches!(door, Ok(_) | Err(ListenError::InUse(_)))));
+        assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1);
+        assert!(results.iter().all(|result| matches!(result, Ok(_) | Err(ListenError::InUse(_)))));
     }
 }

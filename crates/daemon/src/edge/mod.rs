@@ -1,17 +1,17 @@
-//! The outer edge of the daemon: everything between a socket and a handler. Nobody gets past it without being
-//! allowed to, and nothing that a client sends or fails to send can take more than its share.
+//! The outer edge of the daemon: everything between a socket and a handler. Only admitted requests get past it, and a
+//! client cannot use more than its share of resources, whatever it sends or fails to send.
 //!
 //! In reading order:
 //! - [`listen`]: addresses, and binding them.
 //! - [`tls`]: the certificate for addresses that other machines can reach.
-//! - [`guard`]: who may come in; deny by default.
-//! - [`serve`]: accept loops, limits, shutdown.
-//! - `answer`: the way of one request to the router and back.
+//! - [`guard`]: which requests are admitted; deny by default.
+//! - [`mod@serve`]: accept loops, limits, shutdown.
+//! - `guarded_router`: one request's path through the guard to the router, and its response.
 //! - `body`: reading a request's body within its limits.
-//! - [`error`]: refusals and JSON on the wire.
+//! - [`error`]: errors and JSON on the wire.
 //! - `upgrade`: requests that ask for a WebSocket.
 //!
-//! It knows no session and no journal.
+//! The edge knows no session and no journal.
 
 mod body;
 pub mod error;
@@ -40,27 +40,25 @@ use guard::{BadHost, RequestGuard};
 use listen::{BoundListener, ListenError};
 use tls::TlsError;
 
-/// What the edge is asked to be.
+/// The options of the edge.
 #[derive(Debug, Clone, Default)]
 pub struct EdgeOptions {
-    /// Where to listen.
     pub listen: Vec<ListenAddress>,
-    /// Names, besides ours, that a `Host` header may have.
+    /// Names that a `Host` header may have besides our own.
     pub allow_host: Vec<String>,
-    /// The certificate for TCP; without one only loopback addresses are listened on.
+    /// The certificate for TCP. Without one, only loopback addresses are allowed.
     pub tls: Option<CertificateSource>,
-    /// How much a client may take.
     pub limits: EdgeLimits,
 }
 
-/// Which certificate.
+/// Where the certificate comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CertificateSource {
-    /// `--tls self`: one of our own making, kept in the home.
+    /// `--tls self`: a self-signed certificate, stored in the home.
     SelfSigned,
     /// `--tls-cert` and `--tls-key`.
     Files {
-        /// PEM, the leaf first.
+        /// PEM, the leaf certificate first.
         cert: PathBuf,
         /// PEM.
         key: PathBuf,
@@ -70,7 +68,7 @@ pub enum CertificateSource {
 /// Why the edge could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum EdgeError {
-    /// The token could not be had.
+    /// The token could not be read or created.
     #[error(transparent)]
     Home(#[from] HomeError),
     /// An address could not be bound.
@@ -79,12 +77,12 @@ pub enum EdgeError {
     /// The certificate cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// An `--allow-host` that no `Host` header could ever have.
+    /// An `--allow-host` is not a valid host.
     #[error(transparent)]
     AllowHost(#[from] BadHost),
 }
 
-/// Everything bound and nothing accepted yet. Dropping it closes the sockets and removes their files.
+/// The bound addresses. Nothing is accepted yet. Dropping this closes the sockets and removes their files.
 #[derive(Debug)]
 pub struct BoundEdge {
     listeners: Vec<BoundListener>,
@@ -100,44 +98,48 @@ impl BoundEdge {
         self.listeners.iter().map(BoundListener::announcement).collect()
     }
 
-    /// Of the certificate that TCP is served with, for people to compare.
+    /// The fingerprint of the certificate that TCP is served with, for people to compare.
     pub fn fingerprint(&self) -> Option<&CertificateFingerprint> {
         self.fingerprint.as_ref()
     }
 
-    /// Where a worker on another machine would join, if it can.
+    /// The address at which a worker on another machine can join, if there is one.
     pub(crate) fn join_address(&self) -> Option<JoinAddress> {
         self.join_address.clone()
     }
 
-    /// Where somebody on this machine finds us without a certificate: a socket, or else a port.
+    /// The address at which processes on this machine reach us without a certificate: a unix socket, or else a TCP
+    /// port.
     pub(crate) fn local_address(&self) -> Option<String> {
         let plain = |listener: &BoundListener| match listener {
-            BoundListener::Unix(door) => Some((0, format!("unix:{}", door.path().display()))),
-            BoundListener::Tcp(door) if door.tls.is_none() => Some((1, format!("http://{}", door.local))),
+            BoundListener::Unix(listener) => Some((0, format!("unix:{}", listener.path().display()))),
+            BoundListener::Tcp(listener) if listener.tls.is_none() => {
+                Some((1, format!("http://{}", listener.local)))
+            }
             BoundListener::Tcp(_) => None,
         };
         self.listeners.iter().filter_map(plain).min().map(|(_, host)| host)
     }
 
-    /// Lets sessions in, to their tools, which bear one of these.
-    pub(crate) fn with_session_tokens(self, capabilities: SessionTokens) -> Self {
-        Self { guard: self.guard.with_session_tokens(capabilities), ..self }
+    /// Admits requests with a session token to the tools.
+    pub(crate) fn with_session_tokens(self, tokens: SessionTokens) -> Self {
+        Self { guard: self.guard.with_session_tokens(tokens), ..self }
     }
 
-    /// Lets those in, to work, who bear one of these.
+    /// Admits requests with a worker token to the routes for workers.
     pub(crate) fn with_worker_tokens(self, tokens: Arc<WorkerTokenStore>) -> Self {
         Self { guard: self.guard.with_worker_tokens(tokens), ..self }
     }
 }
 
-/// Binds every address, or none: what can be refused is refused before anything is bound. The home must be prepared.
+/// Binds every address, or none: everything that can be checked is checked before anything is bound. The home must be
+/// prepared.
 pub async fn open(home: &DaemonHome, options: EdgeOptions) -> Result<BoundEdge, EdgeError> {
     let EdgeOptions { listen, allow_host, tls, limits } = options;
     let allowed = guard::allowed_hosts(&allow_host)?;
     let targets = listen::check_addresses(&listen, tls.is_some()).await?;
     let token = home.token()?;
-    let self_made = tls == Some(CertificateSource::SelfSigned);
+    let is_self_signed = tls == Some(CertificateSource::SelfSigned);
     let tls = match tls {
         None => None,
         Some(CertificateSource::SelfSigned) => {
@@ -148,9 +150,11 @@ pub async fn open(home: &DaemonHome, options: EdgeOptions) -> Result<BoundEdge, 
     let listeners = listen::bind_all(targets, tls.as_ref())?;
     let fingerprint = tls.map(|tls| tls.fingerprint);
     let url = listeners.iter().find_map(|listener| listener.url(allowed.first()));
-    let shown = fingerprint.filter(|_| self_made);
-    let door =
-        url.map(|url| JoinAddress { url, fingerprint: shown.map(|fingerprint| fingerprint.to_string()) });
+    let shown_fingerprint = fingerprint.filter(|_| is_self_signed);
+    let join_address = url.map(|url| JoinAddress {
+        url,
+        fingerprint: shown_fingerprint.map(|fingerprint| fingerprint.to_string()),
+    });
     let guard = RequestGuard::new(&token, &listeners, allowed);
-    Ok(BoundEdge { listeners, guard, limits, fingerprint, join_address: door })
+    Ok(BoundEdge { listeners, guard, limits, fingerprint, join_address })
 }

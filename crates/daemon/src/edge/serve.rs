@@ -1,5 +1,5 @@
-//! Accept loops, limits and shutdown. Every task that is started here is owned by a set that ends with it, so that
-//! dropping the future of [`serve`] ends everything. What a connection says is the business of the next room.
+//! Accept loops, limits and shutdown. Every task started here is owned by a set that ends with it, so dropping the
+//! future of [`serve`] ends everything. Requests are handled in `guarded_router`.
 
 use std::io;
 use std::pin::pin;
@@ -27,28 +27,27 @@ use super::guard::ConnectionPeer;
 use super::guarded_router::{ConnectionActivity, GuardedRouter, VERSION};
 use super::listen::{BoundListener, TlsAcceptorDebug};
 
-/// What one connection may hold in memory in each direction; past it a slow reader's answer waits where it is made.
+/// The memory of one connection per direction. Beyond it, the response to a slow reader waits in its handler.
 const CONNECTION_BUFFER: usize = 64 << 10;
-/// One of so many connections is kept free for sockets, so that no flood over TCP can lock the owner out.
+/// One in this many connections is reserved for unix sockets, so that a flood over TCP cannot lock the owner out.
 const UNIX_SOCKET_SHARE: usize = 16;
-/// Connections over the limit that are told so at the same time; any more are just closed.
+/// The most connections over the limit that get an error response at the same time; more are just closed.
 const REJECTIONS_MAX: usize = 64;
-/// How long one of those may take to hear it.
+/// How long sending such a response may take.
 const REJECTION_TIMEOUT: Duration = Duration::from_secs(1);
-/// After a shutdown, how long a connection without a request is kept to take the last bytes of its answer.
+/// How long, after a shutdown, a connection without a request stays open to send the rest of its response.
 const LINGER: Duration = Duration::from_secs(1);
-/// The first and the longest pause after the kernel could not give us a connection.
+/// The first and the longest pause after the kernel failed to accept a connection.
 const ACCEPT_BACKOFF_MIN: Duration = Duration::from_millis(10);
 const ACCEPT_BACKOFF_MAX: Duration = Duration::from_secs(1);
 
-/// How much a client may take.
+/// How much a client may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EdgeLimits {
-    /// Bytes of a request's line and headers.
+    /// Bytes of the request line and headers.
     pub header_bytes: usize,
-    /// Bytes of a request's body.
     pub body_bytes: usize,
-    /// How long the headers may take, and then the body. An idle connection is closed after as long.
+    /// How long the headers may take to arrive, and then the body. An idle connection is closed after the same time.
     pub read_timeout: Duration,
     /// Connections at once, over all listeners.
     pub connections: usize,
@@ -65,31 +64,30 @@ impl Default for EdgeLimits {
     }
 }
 
-/// Serves until `shutdown` turns true or its sender is gone. Then nothing more is accepted, idle connections are
-/// closed, and requests on their way are finished; it is the caller who limits how long that may take, by dropping
-/// this future.
+/// Serves until `shutdown` turns true or its sender is dropped. Then nothing more is accepted, idle connections are
+/// closed, and open requests are finished. The caller limits how long that may take by dropping this future.
 pub async fn serve(bound: BoundEdge, router: Router, shutdown: watch::Receiver<bool>) {
     let BoundEdge { listeners, guard, limits, .. } = bound;
-    let room = ConnectionLimit::new(limits.connections);
-    let front = Arc::new(GuardedRouter::new(guard, router, limits));
+    let limit = ConnectionLimit::new(limits.connections);
+    let router = Arc::new(GuardedRouter::new(guard, router, limits));
     let mut loops = JoinSet::new();
     for listener in listeners {
-        loops.spawn(run_accept_loop(listener, front.clone(), room.clone(), shutdown.clone()));
+        loops.spawn(run_accept_loop(listener, router.clone(), limit.clone(), shutdown.clone()));
     }
     while let Some(ended) = loops.join_next().await {
         log_panic(ended);
     }
 }
 
-/// One listener's loop. It owns the connections that came through it.
+/// The accept loop of one listener. It owns the connections that it accepted.
 async fn run_accept_loop(
     listener: BoundListener,
-    front: Arc<GuardedRouter>,
-    room: ConnectionLimit,
+    router: Arc<GuardedRouter>,
+    limit: ConnectionLimit,
     mut shutdown: watch::Receiver<bool>,
 ) {
     let mut connections = JoinSet::new();
-    let mut pause = AcceptBackoff::default();
+    let mut backoff = AcceptBackoff::default();
     loop {
         let accepted = tokio::select! {
             biased;
@@ -103,19 +101,19 @@ async fn run_accept_loop(
         match accepted {
             Ok(None) => {}
             Ok(Some(caller)) => {
-                pause = AcceptBackoff::default();
-                if let Some(seat) = room.try_acquire(&caller) {
-                    connections.spawn(serve_connection(caller, front.clone(), seat, shutdown.clone()));
-                } else if let Ok(permit) = room.rejections.clone().try_acquire_owned() {
+                backoff = AcceptBackoff::default();
+                if let Some(permit) = limit.try_acquire(&caller) {
+                    connections.spawn(serve_connection(caller, router.clone(), permit, shutdown.clone()));
+                } else if let Ok(permit) = limit.rejections.clone().try_acquire_owned() {
                     connections.spawn(reject_connection(caller, permit));
                 }
             }
             Err(error) => {
-                if let Some(length) = pause.delay_after(&error) {
-                    tracing::warn!(%error, ?length, "cannot accept connections; trying again");
+                if let Some(delay) = backoff.delay_after(&error) {
+                    tracing::warn!(%error, ?delay, "cannot accept connections; trying again");
                     tokio::select! {
                         () = wait_for_shutdown(&mut shutdown) => break,
-                        () = tokio::time::sleep(length) => {}
+                        () = tokio::time::sleep(delay) => {}
                     }
                 }
             }
@@ -132,7 +130,7 @@ async fn wait_for_shutdown(shutdown: &mut watch::Receiver<bool>) {
 }
 
 fn log_panic(ended: Result<(), JoinError>) {
-    // A panic outside a handler, such as in an answer's stream. It ends its own connection and nothing else.
+    // A panic outside a handler, such as in a response stream. It ends only its own connection.
     if let Err(error) = ended
         && error.is_panic()
     {
@@ -146,24 +144,24 @@ enum AcceptedStream {
     Tcp(TcpStream, ConnectionPeer, Option<TlsAcceptorDebug>),
 }
 
-/// The next connection; nothing, if the caller was gone before we could look at it.
+/// The next connection; `None` if the client was gone before its credentials could be read.
 async fn accept_next(listener: &BoundListener) -> io::Result<Option<AcceptedStream>> {
     match listener {
-        BoundListener::Unix(door) => {
-            let (stream, _) = door.socket.accept().await?;
-            let who = stream.peer_cred().ok();
-            Ok(who.map(|who| {
-                // With its start, at once: later the pid alone may be somebody else's.
-                let pid = who.pid().and_then(|pid| u32::try_from(pid).ok());
+        BoundListener::Unix(listener) => {
+            let (stream, _) = listener.socket.accept().await?;
+            let credentials = stream.peer_cred().ok();
+            Ok(credentials.map(|credentials| {
+                // The start time is read at once: later the pid may belong to another process.
+                let pid = credentials.pid().and_then(|pid| u32::try_from(pid).ok());
                 let process = pid.and_then(|pid| Some((pid, procfs::start_ticks(pid)?)));
-                AcceptedStream::Unix(stream, ConnectionPeer::Unix { process, uid: who.uid() })
+                AcceptedStream::Unix(stream, ConnectionPeer::Unix { process, uid: credentials.uid() })
             }))
         }
-        BoundListener::Tcp(door) => {
-            let (stream, addr) = door.socket.accept().await?;
-            // Else small events would wait for the acknowledgement of the one before: 44 ms each.
+        BoundListener::Tcp(listener) => {
+            let (stream, addr) = listener.socket.accept().await?;
+            // Without this, each small event would wait for the acknowledgement of the one before: 44 ms.
             let ready = stream.set_nodelay(true).and_then(|()| stream.local_addr());
-            let tls = door.tls.clone();
+            let tls = listener.tls.clone();
             Ok(ready.ok().map(|local| {
                 AcceptedStream::Tcp(stream, ConnectionPeer::Tcp { addr, local, tls: tls.is_some() }, tls)
             }))
@@ -171,7 +169,7 @@ async fn accept_next(listener: &BoundListener) -> io::Result<Option<AcceptedStre
     }
 }
 
-/// How many may be here at once.
+/// The limit on open connections.
 #[derive(Clone)]
 struct ConnectionLimit {
     all: Arc<Semaphore>,
@@ -179,7 +177,7 @@ struct ConnectionLimit {
     rejections: Arc<Semaphore>,
 }
 
-/// The right to be here. A connection that is upgraded takes it along.
+/// The permit of an open connection. An upgraded connection keeps it.
 #[derive(Debug)]
 pub(super) struct ConnectionPermit {
     _all: OwnedSemaphorePermit,
@@ -204,12 +202,12 @@ impl ConnectionLimit {
     }
 }
 
-/// How long to wait after errors that come again at once, such as having no descriptor left.
+/// The delay after errors that would repeat at once, such as running out of descriptors.
 #[derive(Default)]
 struct AcceptBackoff(Option<Duration>);
 
 impl AcceptBackoff {
-    /// Nothing, if the error was the caller's: it hung up before we came to the door.
+    /// The delay before the next try; `None` if only this connection failed, because the client hung up.
     fn delay_after(&mut self, error: &io::Error) -> Option<Duration> {
         use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
         if matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted) {
@@ -222,21 +220,21 @@ impl AcceptBackoff {
 
 async fn serve_connection(
     caller: AcceptedStream,
-    front: Arc<GuardedRouter>,
-    seat: ConnectionPermit,
+    router: Arc<GuardedRouter>,
+    permit: ConnectionPermit,
     mut shutdown: watch::Receiver<bool>,
 ) {
-    let seat = Arc::new(seat);
+    let permit = Arc::new(permit);
     match caller {
-        AcceptedStream::Unix(stream, peer) => serve_http(stream, peer, front, seat, shutdown).await,
-        AcceptedStream::Tcp(stream, peer, None) => serve_http(stream, peer, front, seat, shutdown).await,
+        AcceptedStream::Unix(stream, peer) => serve_http(stream, peer, router, permit, shutdown).await,
+        AcceptedStream::Tcp(stream, peer, None) => serve_http(stream, peer, router, permit, shutdown).await,
         AcceptedStream::Tcp(stream, peer, Some(TlsAcceptorDebug(tls))) => {
-            let greeted = tokio::select! {
+            let handshake = tokio::select! {
                 () = wait_for_shutdown(&mut shutdown) => return,
-                greeted = tokio::time::timeout(front.limits.read_timeout, tls.accept(stream)) => greeted,
+                handshake = tokio::time::timeout(router.limits.read_timeout, tls.accept(stream)) => handshake,
             };
-            match greeted {
-                Ok(Ok(stream)) => Box::pin(serve_http(stream, peer, front, seat, shutdown)).await,
+            match handshake {
+                Ok(Ok(stream)) => Box::pin(serve_http(stream, peer, router, permit, shutdown)).await,
                 Ok(Err(error)) => tracing::debug!(?peer, %error, "a TLS handshake failed"),
                 Err(_) => tracing::debug!(?peer, "a TLS handshake took too long"),
             }
@@ -244,20 +242,20 @@ async fn serve_connection(
     }
 }
 
-/// HTTP over a stream, until one side has had enough or it becomes something else.
+/// Serves HTTP over a stream, until either side closes it or it is upgraded.
 async fn serve_http<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     stream: S,
     peer: ConnectionPeer,
-    front: Arc<GuardedRouter>,
-    seat: Arc<ConnectionPermit>,
+    router: Arc<GuardedRouter>,
+    permit: Arc<ConnectionPermit>,
     mut shutdown: watch::Receiver<bool>,
 ) {
     let activity = Arc::new(ConnectionActivity::default());
-    let limits = front.limits;
+    let limits = router.limits;
     let service = {
         let activity = activity.clone();
         service_fn(move |request: hyper::Request<Incoming>| {
-            front.clone().handle_request(peer, activity.clone(), seat.clone(), request)
+            router.clone().handle_request(peer, activity.clone(), permit.clone(), request)
         })
     };
     let connection = http1::Builder::new()
@@ -284,22 +282,22 @@ async fn serve_http<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     }
 }
 
-/// A short answer for one too many. Over TLS it would cost a handshake, so there it is only closed.
+/// Sends a short error to a connection over the limit. Over TLS that would cost a handshake, so it is only closed.
 async fn reject_connection(caller: AcceptedStream, _permit: OwnedSemaphorePermit) {
-    let said = async {
+    let rejection = async {
         match caller {
             AcceptedStream::Unix(mut stream, _) => send_overloaded(&mut stream).await,
             AcceptedStream::Tcp(mut stream, _, None) => send_overloaded(&mut stream).await,
             AcceptedStream::Tcp(_, _, Some(_)) => Ok(()),
         }
     };
-    drop(tokio::time::timeout(REJECTION_TIMEOUT, said).await);
+    drop(tokio::time::timeout(REJECTION_TIMEOUT, rejection).await);
 }
 
 async fn send_overloaded<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) -> io::Result<()> {
     stream.write_all(&overloaded_response().await).await?;
     stream.shutdown().await?;
-    // To close with something unread would reset the connection, and the answer with it.
+    // Closing with unread input would reset the connection, and the response would be lost.
     let mut ignored = [0; 1024];
     while stream.read(&mut ignored).await? > 0 {}
     Ok(())
@@ -328,55 +326,57 @@ mod tests {
 
     #[test]
     fn errors_that_would_come_again_at_once_are_waited_out() {
-        let mut pause = AcceptBackoff::default();
+        let mut backoff = AcceptBackoff::default();
         let full = io::Error::from_raw_os_error(rustix::io::Errno::MFILE.raw_os_error());
         let waits: Vec<u128> =
-            (0..9).filter_map(|_| pause.delay_after(&full)).map(|wait| wait.as_millis()).collect();
+            (0..9).filter_map(|_| backoff.delay_after(&full)).map(|wait| wait.as_millis()).collect();
         assert_eq!(waits, [10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
-        assert_eq!(pause.delay_after(&io::ErrorKind::ConnectionAborted.into()), None, "the caller hung up");
+        assert_eq!(backoff.delay_after(&io::ErrorKind::ConnectionAborted.into()), None, "the caller hung up");
     }
 
     #[tokio::test]
     async fn a_part_of_the_connections_is_kept_for_sockets() {
-        let room = ConnectionLimit::new(32);
+        let limit = ConnectionLimit::new(32);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let local = listener.local_addr().unwrap();
-        let mut seats = Vec::new();
+        let mut permits = Vec::new();
         for _ in 0..30 {
             let stream = TcpStream::connect(local).await.unwrap();
             let caller =
                 AcceptedStream::Tcp(stream, ConnectionPeer::Tcp { addr: local, local, tls: false }, None);
-            seats.push(room.try_acquire(&caller));
-            assert!(seats.last().unwrap().is_some());
+            permits.push(limit.try_acquire(&caller));
+            assert!(permits.last().unwrap().is_some());
         }
         let stream = TcpStream::connect(local).await.unwrap();
         assert!(
-            room.try_acquire(&AcceptedStream::Tcp(
-                stream,
-                ConnectionPeer::Tcp { addr: local, local, tls: false },
-                None
-            ))
-            .is_none()
+            limit
+                .try_acquire(&AcceptedStream::Tcp(
+                    stream,
+                    ConnectionPeer::Tcp { addr: local, local, tls: false },
+                    None
+                ))
+                .is_none()
         );
         for expected in [true, true, false] {
             let (stream, _other) = UnixStream::pair().unwrap();
-            seats.push(
-                room.try_acquire(&AcceptedStream::Unix(
+            permits.push(
+                limit.try_acquire(&AcceptedStream::Unix(
                     stream,
                     ConnectionPeer::Unix { process: None, uid: 0 },
                 )),
             );
-            assert_eq!(seats.last().unwrap().is_some(), expected);
+            assert_eq!(permits.last().unwrap().is_some(), expected);
         }
-        seats.clear();
+        permits.clear();
         let stream = TcpStream::connect(local).await.unwrap();
         assert!(
-            room.try_acquire(&AcceptedStream::Tcp(
-                stream,
-                ConnectionPeer::Tcp { addr: local, local, tls: false },
-                None
-            ))
-            .is_some()
+            limit
+                .try_acquire(&AcceptedStream::Tcp(
+                    stream,
+                    ConnectionPeer::Tcp { addr: local, local, tls: false },
+                    None
+                ))
+                .is_some()
         );
     }
 }

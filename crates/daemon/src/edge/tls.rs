@@ -1,5 +1,5 @@
-//! The certificate that TCP is served with: two PEM files of the user's, or one of our own making that is kept in the
-//! home so that its fingerprint stays the same. rustls with the ring provider; HTTP/1.1 is all that is offered.
+//! The certificate that TCP is served with: two PEM files of the user, or a self-signed one that is stored in the
+//! home so that its fingerprint stays the same. rustls with the ring provider; only HTTP/1.1 is offered.
 
 use std::fmt;
 use std::fs;
@@ -16,12 +16,12 @@ use super::guard::UrlHost;
 use super::listen::{ListenAddress, is_wildcard};
 use crate::home::{DaemonHome, HomeError, open_private, replace_file};
 
-/// The SHA-256 of a certificate, by which a client can know it again. Shown as `openssl` and browsers show it.
+/// The SHA-256 of a certificate, by which a client recognizes it. Displayed as `openssl` and browsers do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CertificateFingerprint(pub [u8; 32]);
 
 impl CertificateFingerprint {
-    /// Of a certificate in DER.
+    /// The fingerprint of a certificate in DER.
     pub fn of(certificate: &[u8]) -> Self {
         Self(Sha256::digest(certificate).into())
     }
@@ -39,39 +39,26 @@ impl fmt::Display for CertificateFingerprint {
 /// Why a certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file could not be read.
     #[error("could not read {path}: {source}")]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// A file holds something else.
-    #[error("{path} holds no {what} in PEM form")]
+    Unreadable { path: PathBuf, source: io::Error },
+    /// A file contains something else.
+    #[error("{path} does not contain a {what} in PEM form")]
     NotPem {
-        /// The file.
         path: PathBuf,
-        /// What was looked for.
+        /// What the file should contain.
         what: &'static str,
     },
-    /// Certificate and key do not fit each other, or not us.
+    /// Certificate and key do not match, or rustls does not accept them.
     #[error("could not use the certificate {path}: {source}")]
-    Unusable {
-        /// The certificate.
-        path: PathBuf,
-        /// Why.
-        source: rustls::Error,
-    },
-    /// Our own could not be made.
+    Unusable { path: PathBuf, source: rustls::Error },
+    /// The self-signed certificate could not be made.
     #[error("could not make a certificate: {0}")]
     NotGenerated(#[from] rcgen::Error),
-    /// Our own could not be kept.
+    /// The self-signed certificate could not be stored.
     #[error(transparent)]
     Home(#[from] HomeError),
 }
 
-/// A certificate ready for use.
 pub(super) struct ServerCertificate {
     pub(super) config: Arc<ServerConfig>,
     pub(super) fingerprint: CertificateFingerprint,
@@ -84,8 +71,8 @@ pub(super) fn from_files(cert: &Path, key: &Path) -> Result<ServerCertificate, T
     build_server_certificate(cert, &read(cert)?, key, &read(key)?)
 }
 
-/// `--tls self`: the certificate in the home, made if there is none. Once made it stays, also when other names are
-/// asked for, for clients know it by its fingerprint.
+/// `--tls self`: the certificate in the home, created if there is none. Later starts keep it even if the names change,
+/// because clients know it by its fingerprint.
 pub(super) fn self_signed(home: &DaemonHome, names: &[String]) -> Result<ServerCertificate, TlsError> {
     let (cert, key) = (home.tls().join("cert.pem"), home.tls().join("key.pem"));
     if !cert.exists() || !key.exists() {
@@ -101,7 +88,7 @@ pub(super) fn self_signed(home: &DaemonHome, names: &[String]) -> Result<ServerC
     build_server_certificate(&cert, &read(&cert)?, &key, &read(&key)?)
 }
 
-/// What a self-made certificate is made out to.
+/// The names in a self-signed certificate.
 pub(super) fn certificate_names(listen: &[ListenAddress], allowed: &[UrlHost]) -> Vec<String> {
     let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
     let listened = listen.iter().filter_map(|address| match address {
@@ -124,8 +111,8 @@ fn write_self_signed(cert: &Path, key: &Path, names: &[String]) -> Result<(), Tl
     let pair = rcgen::KeyPair::generate()?;
     let mut params = rcgen::CertificateParams::new(names)?;
     params.distinguished_name.push(rcgen::DnType::CommonName, "quarterdeck");
-    let made = params.self_signed(&pair)?;
-    // The certificate goes first and comes last, so that one that is there always fits the key beside it.
+    let certificate = params.self_signed(&pair)?;
+    // The certificate is removed first and written last, so that an existing one always matches the key beside it.
     match fs::remove_file(cert) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
             return Err(TlsError::Unreadable { path: cert.to_owned(), source });
@@ -133,7 +120,7 @@ fn write_self_signed(cert: &Path, key: &Path, names: &[String]) -> Result<(), Tl
         _ => {}
     }
     replace_file(key, pair.serialize_pem().as_bytes())?;
-    replace_file(cert, made.pem().as_bytes())?;
+    replace_file(cert, certificate.pem().as_bytes())?;
     Ok(())
 }
 
@@ -151,7 +138,7 @@ fn build_server_certificate(
     let fingerprint = CertificateFingerprint::of(leaf);
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| not_pem(key_path, "private key"))?;
     let unusable = |source| TlsError::Unusable { path: cert_path.to_owned(), source };
-    // The provider is named here and not left to a process-wide default that somebody else might set.
+    // The provider is named here rather than left to a process-wide default that other code might set.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -181,10 +168,10 @@ mod tests {
         let first = self_signed(&home, &certificate_names(&[], &[])).unwrap();
         let key = home.tls().join("key.pem");
         assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o7777, 0o600);
-        let again =
+        let reopened =
             self_signed(&home, &certificate_names(&["example.test:1".parse().unwrap()], &[])).unwrap();
-        assert_eq!(again.fingerprint, first.fingerprint, "it is kept for the next start");
-        assert_eq!(again.config.alpn_protocols, [b"http/1.1".to_vec()]);
+        assert_eq!(reopened.fingerprint, first.fingerprint, "it is kept for the next start");
+        assert_eq!(reopened.config.alpn_protocols, [b"http/1.1".to_vec()]);
         fs::remove_file(&key).unwrap();
         assert_ne!(self_signed(&home, &certificate_names(&[], &[])).unwrap().fingerprint, first.fingerprint);
     }
@@ -192,9 +179,9 @@ mod tests {
     #[test]
     fn a_certificate_and_key_of_the_user_are_taken_and_bad_ones_are_named() {
         let (_folder, home) = home();
-        let made = self_signed(&home, &certificate_names(&[], &[])).unwrap();
+        let self_signed = self_signed(&home, &certificate_names(&[], &[])).unwrap();
         let (cert, key) = (home.tls().join("cert.pem"), home.tls().join("key.pem"));
-        assert_eq!(from_files(&cert, &key).unwrap().fingerprint, made.fingerprint);
+        assert_eq!(from_files(&cert, &key).unwrap().fingerprint, self_signed.fingerprint);
         assert!(matches!(from_files(&key, &key), Err(TlsError::NotPem { what: "certificate", .. })));
         assert!(matches!(from_files(&cert, &cert), Err(TlsError::NotPem { what: "private key", .. })));
         assert!(matches!(from_files(&home.tls().join("none"), &key), Err(TlsError::Unreadable { .. })));
@@ -206,11 +193,11 @@ mod tests {
     #[test]
     fn a_certificate_is_made_out_to_what_is_listened_on_but_not_to_a_wildcard() {
         let listen = ["unix:/x", "0.0.0.0:1", "192.0.2.7:1", "deck.test:1"].map(|text| text.parse().unwrap());
-        let made = certificate_names(
+        let names = certificate_names(
             &listen,
             &["proxy.test", "localhost"].map(|name| UrlHost::Name(name.to_owned())),
         );
-        assert_eq!(made, ["localhost", "127.0.0.1", "::1", "192.0.2.7", "deck.test", "proxy.test"]);
+        assert_eq!(names, ["localhost", "127.0.0.1", "::1", "192.0.2.7", "deck.test", "proxy.test"]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! The shell around one fleet's machine, as dull as a session's: it takes what has come, lets the machine judge it,
-//! appends, and only then answers and acts. If the append fails it reads its state again; what was to be done is still
-//! open there, and is found when it looks next.
+//! The async shell around one fleet's state machine, like a session's: it takes messages, lets the machine judge
+//! them, appends the result, and only then replies and performs the effects. If the append fails, it loads its state
+//! again; the work is still open there, and is found at the next wake.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::ControlFlow;
@@ -24,39 +24,39 @@ use crate::daemon::{Daemon, append_failed, read_failed};
 use crate::random;
 use crate::registry::ActorMailbox;
 
-/// How many things are judged before others have their turn.
+/// The most messages that are taken at once.
 const BATCH_MAX: usize = 256;
-/// How long to wait before what a session or the journal did not take is tried again.
+/// The delay before something that a session or the journal did not take is tried again.
 const RETRY_DELAY: Duration = Duration::from_millis(250);
 
-/// What can be in a fleet's mailbox.
+/// A message in a fleet's mailbox.
 pub(crate) enum FleetActorMessage {
-    /// Somebody wants something and waits for the answer.
+    /// A command whose sender waits for the reply.
     Request { command: FleetCommand, reply: oneshot::Sender<Result<FleetActorReply, ApiError>> },
-    /// A run of one of its sessions has ended.
+    /// A run of a member session has ended.
     RunEnded(RunId),
-    /// See what is owed.
+    /// Check what is still to be done.
     Wake,
-    /// The daemon ends.
+    /// The daemon stops.
     Stop,
 }
 
-/// What came of a request.
+/// The result of a command.
 #[derive(Debug)]
 pub(crate) enum FleetActorReply {
-    /// These runs are being stopped.
+    /// These runs are being cancelled.
     Cancelled(Vec<RunId>),
-    /// An answer won.
+    /// The ask was resolved by this answer.
     Answered(Box<Ask>),
 }
 
-/// Lives until the fleet has ended or the daemon does.
+/// Runs a fleet's actor until the fleet has ended or the daemon stops.
 pub(super) async fn run_fleet_actor(
     daemon: Arc<Daemon>,
     fleet: Arc<FleetAddress>,
     mailbox: Arc<ActorMailbox<FleetActorMessage>>,
 ) {
-    let _grave = FleetActorGuard {
+    let _guard = FleetActorGuard {
         daemon: Arc::clone(&daemon),
         fleet: Arc::clone(&fleet),
         mailbox: Arc::clone(&mailbox),
@@ -74,11 +74,11 @@ pub(super) async fn run_fleet_actor(
             };
             actor.run().await;
         }
-        Err(error) => tracing::error!(fleet = %fleet.id, %error, "a fleet could not be read"),
+        Err(error) => tracing::error!(fleet = %fleet.id, %error, "could not load a fleet from the journal"),
     }
 }
 
-/// Also if it panics: the next message must wake a new actor, not wait for a dead one.
+/// Removes the actor when dropped, on a panic too: the next message must wake a new actor, not wait for a dead one.
 struct FleetActorGuard {
     daemon: Arc<Daemon>,
     fleet: Arc<FleetAddress>,
@@ -91,7 +91,7 @@ impl Drop for FleetActorGuard {
     }
 }
 
-/// A fleet read from the journal.
+/// Loads a fleet from the journal.
 async fn load(daemon: &Daemon, fleet: &FleetAddress) -> Result<FleetState, ApiError> {
     let unreadable = |error: serde_json::Error| {
         let message =
@@ -104,7 +104,7 @@ async fn load(daemon: &Daemon, fleet: &FleetAddress) -> Result<FleetState, ApiEr
         let number = stored.number.unwrap_or_default();
         match (&mut state, EventBody::decode(&stored.kind, &stored.data).map_err(unreadable)?) {
             (Some(state), Some(body)) => evolve(state, &FleetEvent { number, ts: stored.ts, body }),
-            // A kind that a later version writes still counts.
+            // An event kind of a later version still advances the number.
             (Some(state), None) => state.number = number,
             (None, Some(EventBody::FleetStarted(started))) => {
                 state = Some(FleetState::new(fleet.workspace.clone(), started, stored.ts));
@@ -119,11 +119,11 @@ pub(super) struct FleetActor {
     pub(super) daemon: Arc<Daemon>,
     pub(super) fleet: Arc<FleetAddress>,
     mailbox: Arc<ActorMailbox<FleetActorMessage>>,
-    /// Shared with what is on its way to sessions, and with nobody else: it is not copied when it changes.
+    /// Shared only with deliveries under way, so that a change does not copy it.
     pub(super) state: Arc<FleetState>,
-    /// Open runs that their sessions have.
+    /// Open runs that their sessions have accepted.
     pub(super) delivered: HashSet<RunId>,
-    /// Ends that are still to be judged.
+    /// Ended runs that are still to be judged.
     pub(super) ended_runs: VecDeque<RunId>,
     /// Whether something has to be tried again.
     pub(super) needs_retry: bool,
@@ -148,29 +148,30 @@ impl FleetActor {
 
     async fn handle_next(&mut self) -> ControlFlow<()> {
         let due = deadline(&self.state).map(|at| Duration::from_millis(at.since(Millis::now())));
-        let pause = if self.needs_retry {
+        let delay = if self.needs_retry {
             due.unwrap_or(RETRY_DELAY).min(RETRY_DELAY)
         } else {
             due.unwrap_or(Duration::MAX)
         };
-        let mut mail = Vec::new();
+        let mut messages = Vec::new();
         {
             let mailbox = &self.mailbox;
-            let letters = std::future::poll_fn(|context| mailbox.poll_take(context, &mut mail, BATCH_MAX));
+            let mailbox_ready =
+                std::future::poll_fn(|context| mailbox.poll_take(context, &mut messages, BATCH_MAX));
             tokio::select! {
                 biased;
-                () = letters => {}
-                () = tokio::time::sleep(pause), if pause != Duration::MAX => {}
+                () = mailbox_ready => {}
+                () = tokio::time::sleep(delay), if delay != Duration::MAX => {}
             }
         }
-        if mail.is_empty() {
+        if messages.is_empty() {
             let input =
                 if std::mem::take(&mut self.needs_retry) { FleetInput::Wake } else { FleetInput::Tick };
             self.step_machine(input, None).await;
             self.step_machine(FleetInput::Tick, None).await;
         }
-        for letter in mail {
-            match letter {
+        for message in messages {
+            match message {
                 FleetActorMessage::Request { command, reply } => {
                     self.step_machine(FleetInput::Command(command), Some(reply)).await
                 }
@@ -182,7 +183,7 @@ impl FleetActor {
         ControlFlow::Continue(())
     }
 
-    /// A run has ended: what it came to is in its row.
+    /// Judges the end of a run, which is read from its row.
     async fn handle_run_end(&mut self, run: &RunId) {
         if !self.state.open_runs().any(|open| open.run == *run) {
             return;
@@ -194,27 +195,27 @@ impl FleetActor {
             }
             Ok(None) => {}
             Err(error) => {
-                tracing::warn!(fleet = %self.fleet.id, %run, %error, "the end of a run could not be read");
+                tracing::warn!(fleet = %self.fleet.id, %run, %error, "could not read the end of a run");
                 self.needs_retry = true;
             }
         }
     }
 
-    /// Judges one input, journals what came of it, answers and acts.
+    /// Judges one input, journals the result, replies and performs the effects.
     pub(super) async fn step_machine(
         &mut self,
         input: FleetInput,
         waiter: Option<oneshot::Sender<Result<FleetActorReply, ApiError>>>,
     ) {
         let questions = self.state.spec.routes.iter().filter(|route| route.then == RouteAction::CollectHuman);
-        let asks = questions.map(|_| AskId::from_random(&random::bytes::<26>())).collect();
+        let ask_ids = questions.map(|_| AskId::from_random(&random::bytes::<26>())).collect();
         let FleetStep { events, effects, reply } =
-            step(Arc::make_mut(&mut self.state), input, FleetContext { now: Millis::now(), ask_ids: asks });
+            step(Arc::make_mut(&mut self.state), input, FleetContext { now: Millis::now(), ask_ids });
         if let Err(error) = self.append(&events).await {
-            tracing::warn!(fleet = %self.fleet.id, %error, "a fleet's events were not taken; it is read again");
+            tracing::warn!(fleet = %self.fleet.id, %error, "an append failed; the fleet is loaded again");
             self.reload().await;
             if let Some(waiter) = waiter {
-                // Whoever has gone away does not need the answer.
+                // A client that has disconnected does not need the answer.
                 let _gone = waiter.send(Err(error));
             }
             return;
@@ -235,9 +236,9 @@ impl FleetActor {
             return Ok(());
         }
         let mut rows = vec![fleet_row(&self.fleet, &self.state)?];
-        let mut drafts = Vec::with_capacity(events.len());
+        let mut new_events = Vec::with_capacity(events.len());
         for FleetEvent { number, ts, body } in events {
-            drafts.push(NewEvent {
+            new_events.push(NewEvent {
                 scope: Arc::clone(&self.fleet.scope),
                 number: Some(*number),
                 ts: *ts,
@@ -249,7 +250,7 @@ impl FleetActor {
             rows.extend(ask_row(&self.fleet, body)?);
         }
         let append = AppendRequest {
-            events: drafts,
+            events: new_events,
             rows,
             idempotency: None,
             may_use_reserve: self.state.stopping.is_some(),
@@ -257,7 +258,7 @@ impl FleetActor {
         self.daemon.journal.append(append).await.map(drop).map_err(append_failed)
     }
 
-    /// Forgets what it decided and could not write down.
+    /// Discards decisions that could not be journalled, by loading the state again.
     async fn reload(&mut self) {
         self.needs_retry = true;
         // The journal may be in trouble for longer; nothing is decided meanwhile.
@@ -268,7 +269,7 @@ impl FleetActor {
                     return;
                 }
                 Err(error) => {
-                    tracing::warn!(fleet = %self.fleet.id, %error, "a fleet could not be read again");
+                    tracing::warn!(fleet = %self.fleet.id, %error, "could not load a fleet; trying again");
                     tokio::time::sleep(RETRY_DELAY).await;
                 }
             }
@@ -278,16 +279,16 @@ impl FleetActor {
 
 fn to_fleet_reply(reply: Option<FleetReply>) -> Result<FleetActorReply, ApiError> {
     match reply {
-        Some(FleetReply::Cancelled(hit)) => Ok(FleetActorReply::Cancelled(hit)),
+        Some(FleetReply::Cancelled(runs)) => Ok(FleetActorReply::Cancelled(runs)),
         Some(FleetReply::Answered(ask)) => Ok(FleetActorReply::Answered(ask)),
-        Some(FleetReply::InvalidAnswer(why)) => Err(ApiError::new(ErrorCode::InvalidAnswer, why)),
+        Some(FleetReply::InvalidAnswer(reason)) => Err(ApiError::new(ErrorCode::InvalidAnswer, reason)),
         Some(FleetReply::AskNotOpen) | None => {
             Err(ApiError::new(ErrorCode::NotFound, "no open ask has this id"))
         }
     }
 }
 
-/// The row of a question, where an event changes it.
+/// The row of an ask, if an event changes it.
 pub(crate) fn ask_row(fleet: &FleetAddress, body: &EventBody) -> Result<Option<RowChange>, ApiError> {
     let doc = match body {
         EventBody::AskOpened(opened) => {

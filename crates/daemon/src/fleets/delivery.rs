@@ -1,5 +1,5 @@
-//! Prompts on their way to sessions, and ends on their way back. Everything is looked up before it is done, so doing it
-//! again changes nothing.
+//! Prompts on their way to sessions, and ends on their way back. Every action is preceded by a lookup, so repeating it
+//! changes nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,53 +20,58 @@ use crate::daemon::{Daemon, read_failed};
 use crate::mail::{self, MailSender, OutgoingMail};
 use crate::user_content::{prompt_fingerprint, store_text};
 
-/// How many sessions are given something at once: as many as share a sync of the journal with profit.
+/// How many sessions are handled at once: enough to share a sync of the journal well.
 const CONCURRENT_SESSIONS: usize = 64;
 
-/// What became of an open run that was looked after.
+/// What became of an open run.
 enum DeliveryStatus {
-    /// Its session has it.
+    /// The session has accepted it.
     Delivered,
     /// It has ended.
     Ended,
-    /// It cannot be: the run ends with this.
+    /// It can never be delivered: the run ends with this reason and text.
     Refused(FinishReason, String),
-    /// It will be no run: its words were told to one that its session already had.
+    /// It becomes no run: its text went to an active run as a steer.
     DeliveredAsSteer,
-    /// Perhaps later.
+    /// It may be delivered later.
     RetryLater,
 }
 
 impl FleetActor {
-    /// Gives every open run to its session that does not have it: many sessions at once, to each its runs in order.
+    /// Delivers every open run that its session does not have yet: several sessions at once, each session's runs in
+    /// order.
     pub(super) async fn deliver_open_runs(&mut self) {
-        let owed = self.state.open_assigned_runs().filter(|(_, open)| !self.delivered.contains(&open.run));
-        let owed = owed.map(|(errand, open)| (errand.clone(), open.clone())).collect();
+        let undelivered =
+            self.state.open_assigned_runs().filter(|(_, open)| !self.delivered.contains(&open.run));
+        let undelivered = undelivered.map(|(assignment, open)| (assignment.clone(), open.clone())).collect();
         let (daemon, state) = (Arc::clone(&self.daemon), Arc::clone(&self.state));
-        let found = for_each_session(owed, move |errand, open| {
+        let statuses = for_each_session(undelivered, move |assignment, open| {
             let (daemon, state) = (Arc::clone(&daemon), Arc::clone(&state));
-            async move { deliver_run(&daemon, &state, &errand, &open).await }
+            async move { deliver_run(&daemon, &state, &assignment, &open).await }
         });
-        let found = found.await;
-        Box::pin(self.apply_statuses(found)).await;
+        let statuses = statuses.await;
+        Box::pin(self.apply_statuses(statuses)).await;
     }
 
-    /// Cancels every open run that its session has; one that it never got has ended with that.
+    /// Cancels every open run. A run that its session never got ends at once.
     pub(super) async fn cancel_open_runs(&mut self) {
-        let open =
-            self.state.open_assigned_runs().map(|(errand, open)| (errand.clone(), open.clone())).collect();
+        let open = self
+            .state
+            .open_assigned_runs()
+            .map(|(assignment, open)| (assignment.clone(), open.clone()))
+            .collect();
         let (daemon, state) = (Arc::clone(&self.daemon), Arc::clone(&self.state));
-        let found = for_each_session(open, move |errand, open| {
+        let statuses = for_each_session(open, move |assignment, open| {
             let (daemon, state) = (Arc::clone(&daemon), Arc::clone(&state));
-            async move { cancel_run(&daemon, state.sessions.get(&errand.session), &open.run).await }
+            async move { cancel_run(&daemon, state.sessions.get(&assignment.session), &open.run).await }
         });
-        let found = found.await;
-        Box::pin(self.apply_statuses(found)).await;
+        let statuses = statuses.await;
+        Box::pin(self.apply_statuses(statuses)).await;
     }
 
-    async fn apply_statuses(&mut self, found: Vec<(RunId, Result<DeliveryStatus, ApiError>)>) {
-        for (run, found) in found {
-            match found {
+    async fn apply_statuses(&mut self, statuses: Vec<(RunId, Result<DeliveryStatus, ApiError>)>) {
+        for (run, status) in statuses {
+            match status {
                 Ok(DeliveryStatus::Delivered) => {
                     self.delivered.insert(run);
                 }
@@ -80,7 +85,7 @@ impl FleetActor {
                 }
                 Ok(DeliveryStatus::RetryLater) => self.needs_retry = true,
                 Err(error) => {
-                    tracing::warn!(fleet = %self.fleet.id, %run, %error, "a run of a fleet could not be looked after; it is tried again");
+                    tracing::warn!(fleet = %self.fleet.id, %run, %error, "could not deliver or cancel a run; trying again");
                     self.needs_retry = true;
                 }
             }
@@ -88,40 +93,40 @@ impl FleetActor {
     }
 }
 
-/// Looks after open runs: several sessions at once, and those of one in the order in which it was given them.
+/// Handles open runs: several sessions at once, the runs of one session in the order in which it was given them.
 async fn for_each_session<F>(
     runs: Vec<(FleetAssignment, AssignedRun)>,
-    look: impl Fn(FleetAssignment, AssignedRun) -> F + Clone,
+    handle: impl Fn(FleetAssignment, AssignedRun) -> F + Clone,
 ) -> Vec<(RunId, Result<DeliveryStatus, ApiError>)>
 where
     F: Future<Output = Result<DeliveryStatus, ApiError>>,
 {
     let mut sessions: BTreeMap<String, Vec<(FleetAssignment, AssignedRun)>> = BTreeMap::new();
-    for (errand, open) in runs {
-        sessions.entry(errand.session.clone()).or_default().push((errand, open));
+    for (assignment, open) in runs {
+        sessions.entry(assignment.session.clone()).or_default().push((assignment, open));
     }
-    let one = |runs: Vec<(FleetAssignment, AssignedRun)>| {
-        let look = look.clone();
+    let handle_session = |runs: Vec<(FleetAssignment, AssignedRun)>| {
+        let handle = handle.clone();
         async move {
-            let mut found = Vec::with_capacity(runs.len());
-            for (errand, open) in runs {
+            let mut statuses = Vec::with_capacity(runs.len());
+            for (assignment, open) in runs {
                 let run = open.run.clone();
-                let one = look(errand, open).await;
-                let waits = matches!(one, Ok(DeliveryStatus::RetryLater) | Err(_));
-                found.push((run, one));
-                // Those behind it come after it, whenever that is.
-                if waits {
+                let status = handle(assignment, open).await;
+                let must_wait = matches!(status, Ok(DeliveryStatus::RetryLater) | Err(_));
+                statuses.push((run, status));
+                // The later runs of this session must wait behind this one.
+                if must_wait {
                     break;
                 }
             }
-            found
+            statuses
         }
     };
-    stream::iter(sessions.into_values().map(one)).buffered(CONCURRENT_SESSIONS).concat().await
+    stream::iter(sessions.into_values().map(handle_session)).buffered(CONCURRENT_SESSIONS).concat().await
 }
 
-/// How a run ended, with what the machine needs to judge that; `None` if it has not. One that was sent as mail may be
-/// none at all.
+/// The machine's input for a run that has ended; `None` if it has not. A run that was sent as mail may not exist as a
+/// run.
 pub(super) async fn run_end_input(
     daemon: &Daemon,
     state: &FleetState,
@@ -136,16 +141,16 @@ pub(super) async fn run_end_input(
             _ => return Ok(None),
         },
     };
-    let mut others = BTreeMap::new();
+    let mut other_texts = BTreeMap::new();
     for other in state.required_texts(run) {
         if let Some((_, text)) = run_outcome(daemon, &other).await? {
-            others.insert(other, text);
+            other_texts.insert(other, text);
         }
     }
-    Ok(Some(FleetInput::RunFinished(FinishedRun { run: run.clone(), reason, text, other_texts: others })))
+    Ok(Some(FleetInput::RunFinished(FinishedRun { run: run.clone(), reason, text, other_texts })))
 }
 
-/// Why a run ended and its last message; of one that failed without any, what went wrong.
+/// The reason why a run ended and its last message; if it failed without a message, the error's text.
 async fn run_outcome(
     daemon: &Daemon,
     run: &RunId,
@@ -164,39 +169,40 @@ async fn run_outcome(
 async fn deliver_run(
     daemon: &Arc<Daemon>,
     state: &FleetState,
-    errand: &FleetAssignment,
+    assignment: &FleetAssignment,
     open: &AssignedRun,
 ) -> Result<DeliveryStatus, ApiError> {
     let _one_at_a_time = daemon.key_locks.lock(format!("run {}", open.run)).await;
     if let Some(row) = daemon.journal.run(&open.run).await.map_err(read_failed)? {
         return Ok(if row.finished { DeliveryStatus::Ended } else { DeliveryStatus::Delivered });
     }
-    let Some(id) = state.sessions.get(&errand.session) else {
+    let Some(id) = state.sessions.get(&assignment.session) else {
         return Ok(DeliveryStatus::Refused(FinishReason::Error, "the fleet has no such session".to_owned()));
     };
-    if errand.by_mention {
-        return send_mention(daemon, state, errand, open, id).await;
+    if assignment.by_mention {
+        return send_mention(daemon, state, assignment, open, id).await;
     }
-    let text = match compose_prompt(daemon, state, errand, open).await? {
+    let text = match compose_prompt(daemon, state, assignment, open).await? {
         text if text.trim().is_empty() => {
             return Ok(DeliveryStatus::Refused(FinishReason::Error, "its prompt is empty".to_owned()));
         }
         text => text,
     };
-    let given = async {
+    let delivery = async {
         let session = daemon.find_session(id).await?;
         let fingerprint = prompt_fingerprint(id, &text, &[]);
         let prompt = store_text(&daemon.journal, text).await?;
-        let accept = PromptSubmission { run: open.run.clone(), prompt, attachments: Vec::new(), fingerprint };
-        daemon.send_command(&session, SessionCommand::AcceptPrompt(accept), None).await
+        let submission =
+            PromptSubmission { run: open.run.clone(), prompt, attachments: Vec::new(), fingerprint };
+        daemon.send_command(&session, SessionCommand::AcceptPrompt(submission), None).await
     };
-    match given.await {
+    match delivery.await {
         Ok(_) => Ok(DeliveryStatus::Delivered),
         Err(error) => status_of_refusal(error),
     }
 }
 
-/// Whether what a session did not take may be taken later.
+/// Whether a delivery that a session refused can be tried again.
 fn status_of_refusal(error: ApiError) -> Result<DeliveryStatus, ApiError> {
     match error.code {
         ErrorCode::QueueFull | ErrorCode::MailboxFull | ErrorCode::Overloaded | ErrorCode::Stopping => {
@@ -211,19 +217,20 @@ fn status_of_refusal(error: ApiError) -> Result<DeliveryStatus, ApiError> {
     }
 }
 
-/// Sends the last message of a session to one that it mentions. The message's id is its run's, so a repeat sends nothing.
+/// Sends the last message of a session to a session that it mentions. The message's id is derived from the run's, so a
+/// repeat sends nothing.
 async fn send_mention(
     daemon: &Arc<Daemon>,
     state: &FleetState,
-    errand: &FleetAssignment,
+    assignment: &FleetAssignment,
     open: &AssignedRun,
     to: &SessionId,
 ) -> Result<DeliveryStatus, ApiError> {
-    if let Some(found) = mail_status(daemon, &open.run).await? {
-        return Ok(found);
+    if let Some(status) = mail_status(daemon, &open.run).await? {
+        return Ok(status);
     }
-    let Some(source) = errand.from.first() else {
-        return Ok(DeliveryStatus::Refused(FinishReason::Error, "nobody has mentioned it".to_owned()));
+    let Some(source) = assignment.from.first() else {
+        return Ok(DeliveryStatus::Refused(FinishReason::Error, "no session has mentioned it".to_owned()));
     };
     let mut text = String::new();
     for run in &source.runs {
@@ -249,17 +256,17 @@ async fn send_mention(
         deliver: None,
         run: Some(open.run.clone()),
     };
-    let sent = async {
+    let delivery = async {
         let session = daemon.find_session(to).await?;
         daemon.post_mail(&session, mail, None).await
     };
-    match sent.await {
+    match delivery.await {
         Ok(_) => Ok(DeliveryStatus::Delivered),
         Err(error) => status_of_refusal(error),
     }
 }
 
-/// What became of a message that was to be a run and is none so far; `None`: there is no such message.
+/// The status of a message that was to become a run and has not; `None` if there is no such message.
 async fn mail_status(daemon: &Daemon, run: &RunId) -> Result<Option<DeliveryStatus>, ApiError> {
     let row = daemon.journal.mail(&MailId::of_run(run)).await.map_err(read_failed)?;
     let Some(row) = row else { return Ok(None) };
@@ -281,31 +288,31 @@ async fn mail_status(daemon: &Daemon, run: &RunId) -> Result<Option<DeliveryStat
     }))
 }
 
-/// What a run is told.
+/// The prompt of a run.
 async fn compose_prompt(
     daemon: &Daemon,
     state: &FleetState,
-    errand: &FleetAssignment,
+    assignment: &FleetAssignment,
     open: &AssignedRun,
 ) -> Result<String, ApiError> {
     let mut texts = BTreeMap::new();
-    for source in &errand.from {
-        let mut said = Vec::with_capacity(source.runs.len());
+    for source in &assignment.from {
+        let mut outcomes = Vec::with_capacity(source.runs.len());
         for run in &source.runs {
-            said.push(run_outcome(daemon, run).await?.map(|(_, text)| text).unwrap_or_default());
+            outcomes.push(run_outcome(daemon, run).await?.map(|(_, text)| text).unwrap_or_default());
         }
-        texts.insert(source.session.clone(), prompt::join_texts(said.iter().map(String::as_str)));
+        texts.insert(source.session.clone(), prompt::join_texts(outcomes.iter().map(String::as_str)));
     }
     let subtask = match &open.subtask {
         None => None,
         Some(subtask) => {
             let text = run_outcome(daemon, &subtask.run).await?.map(|(_, text)| text).unwrap_or_default();
-            // It could be read when it was dealt, and has not changed since.
+            // It could be parsed when the subtasks were assigned, and has not changed since.
             let entries = subtasks::parse_subtasks(&text).unwrap_or_default();
             entries.into_iter().nth(subtask.entry as usize)
         }
     };
-    Ok(prompt::compose_prompt(state, errand, &texts, subtask.as_deref()))
+    Ok(prompt::compose_prompt(state, assignment, &texts, subtask.as_deref()))
 }
 
 async fn cancel_run(

@@ -1,9 +1,9 @@
-//! Fleets: how one comes to be, and the way to its actor. What follows on what is decided by the machine in
-//! `qd-core`; here it is journalled and carried out.
+//! Fleets: how one is created, and how its actor is reached. The machine in `qd-core` decides what follows what; here
+//! its decisions are journalled and carried out.
 //!
-//! - `rows`: a fleet as lists have it.
+//! - `rows`: a fleet as lists show it.
 //! - `actor`: the shell around one fleet's machine.
-//! - `give`: prompts on their way to sessions, and ends on their way back.
+//! - `delivery`: prompts on their way to sessions, and ends on their way back.
 
 mod actor;
 mod delivery;
@@ -36,17 +36,17 @@ use crate::sessions::{UncommittedSession, check_env};
 use crate::workspaces::WorkspaceEntry;
 use crate::worktrees::WorktreeLayout;
 
-/// How long a message to a fleet whose mailbox is full waits before it is tried again.
+/// The delay before a message to a fleet with a full mailbox is sent again.
 const FULL_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// A fleet that exists, with what is needed to reach it.
+/// An existing fleet, with the keys needed to reach it.
 #[derive(Debug)]
 pub(crate) struct FleetAddress {
     pub(crate) id: FleetId,
     pub(crate) key: SessionKey,
     pub(crate) workspace: WorkspaceId,
     pub(crate) workspace_key: WorkspaceKey,
-    /// What its events bear.
+    /// The scope of all the fleet's events.
     pub(crate) scope: Arc<EventScope>,
 }
 
@@ -67,39 +67,40 @@ impl FleetAddress {
 }
 
 impl Daemon {
-    /// Starts a fleet: it and all of its sessions are in the journal, or nothing is.
+    /// Starts a fleet. The fleet and all its sessions are journalled in one transaction, or not at all.
     pub(crate) async fn start_fleet(
         self: &Arc<Self>,
-        place: &WorkspaceEntry,
+        workspace: &WorkspaceEntry,
         spec: FleetSpec,
         env: &BTreeMap<String, String>,
         key: Option<IdempotencyKey>,
     ) -> Result<Fleet, ApiError> {
         let id = FleetId::from_random(&random::bytes::<16>());
-        let fleet = FleetAddress::new(self.journal.new_session_key(), id, place.key, place.id.clone());
+        let fleet =
+            FleetAddress::new(self.journal.new_session_key(), id, workspace.key, workspace.id.clone());
         check_env(env)?;
-        let ground = match spec.sessions.values().any(|member| member.worktree) {
-            true => Some(self.worktree_layout(place, spec.base_branch.as_deref()).await?),
+        let layout = match spec.sessions.values().any(|member| member.worktree) {
+            true => Some(self.worktree_layout(workspace, spec.base_branch.as_deref()).await?),
             false => None,
         };
-        let mut unborn: Vec<(UncommittedSession, BTreeMap<String, String>)> =
+        let mut uncommitted: Vec<(UncommittedSession, BTreeMap<String, String>)> =
             Vec::with_capacity(spec.sessions.len());
         let mut sessions = BTreeMap::new();
         for (name, member) in &spec.sessions {
-            let one = self
-                .build_member(place, &fleet, (name, member), ground.as_ref(), env)
+            let member_session = self
+                .build_member(workspace, &fleet, (name, member), layout.as_ref(), env)
                 .map_err(|error| member_error(name, error))?;
-            sessions.insert(name.clone(), one.0.session.id.clone());
-            unborn.push(one);
+            sessions.insert(name.clone(), member_session.0.session.id.clone());
+            uncommitted.push(member_session);
         }
         let started = FleetStarted { fleet_id: fleet.id.clone(), spec, sessions };
         let now = Millis::now();
         let body = EventBody::FleetStarted(started.clone());
-        let state = FleetState::new(place.id.clone(), started, now);
+        let state = FleetState::new(workspace.id.clone(), started, now);
         let data = body.encode().map_err(encode_failed)?;
         if data.len() > EVENT_MAX {
             let message =
-                format!("a fleet is at most {EVENT_MAX} bytes as JSON; move what is long into files");
+                format!("a fleet must be at most {EVENT_MAX} bytes as JSON; move long texts into files");
             return Err(ApiError::new(ErrorCode::InvalidValue, message));
         }
         let event = NewEvent {
@@ -114,22 +115,22 @@ impl Daemon {
         let view = rows::new_fleet_view(&state);
         let answer = serde_json::to_vec(&view).map_err(encode_failed)?;
         let (mut events, mut changes) = (vec![event], vec![new_fleet_row(&fleet, &state)?]);
-        let mut made = Vec::with_capacity(unborn.len());
-        for (UncommittedSession { session, event, row, .. }, env) in unborn {
+        let mut session_ids = Vec::with_capacity(uncommitted.len());
+        for (UncommittedSession { session, event, row, .. }, env) in uncommitted {
             self.store_env(&session.id, &env)?;
-            made.push(session.id);
+            session_ids.push(session.id);
             events.push(event);
             changes.push(row);
         }
-        self.make_mail_folders(made.clone()).await;
-        let remember = key.map(|IdempotencyKey { key, fingerprint }| IdempotencyRecord {
+        self.make_mail_folders(session_ids.clone()).await;
+        let record = key.map(|IdempotencyKey { key, fingerprint }| IdempotencyRecord {
             key,
             fingerprint,
             make_response: Box::new(move |_| answer.clone()),
         });
-        let append = AppendRequest { events, rows: changes, idempotency: remember, may_use_reserve: false };
+        let append = AppendRequest { events, rows: changes, idempotency: record, may_use_reserve: false };
         if let Err(error) = self.journal.append(append).await {
-            for session in &made {
+            for session in &session_ids {
                 self.forget_env(session);
                 crate::maildir::remove_empty_folders(&self.home, session);
             }
@@ -139,45 +140,43 @@ impl Daemon {
         Ok(view)
     }
 
-    /// One of its sessions, and the variables that its agent is given.
+    /// Builds a member session, with the variables that its agent gets.
     fn build_member(
         &self,
-        place: &WorkspaceEntry,
+        workspace: &WorkspaceEntry,
         fleet: &FleetAddress,
         (name, member): (&str, &FleetMember),
-        ground: Option<&WorktreeLayout>,
+        layout: Option<&WorktreeLayout>,
         env: &BTreeMap<String, String>,
     ) -> Result<(UncommittedSession, BTreeMap<String, String>), ApiError> {
-        let listed = self.workers.agent(&member.agent, &place.path)?.env;
-        let env = qd_catalog::select_variables(&listed, env.clone().into_iter());
-        let part = FleetMembership { fleet_id: fleet.id.clone(), name: name.to_owned() };
+        let allowed = self.workers.agent(&member.agent, &workspace.path)?.env;
+        let env = qd_catalog::select_variables(&allowed, env.clone().into_iter());
+        let membership = FleetMembership { fleet_id: fleet.id.clone(), name: name.to_owned() };
         let new = member_settings(name, member, env.clone());
-        Ok((self.build_session(place, new, ground, Some(part), Some(fleet.key))?, env))
+        Ok((self.build_session(workspace, new, layout, Some(membership), Some(fleet.key))?, env))
     }
 
-    /// The fleet of this id in this workspace.
     pub(crate) async fn fleet_in_workspace(
         &self,
         workspace: &WorkspaceId,
         id: &FleetId,
     ) -> Result<Arc<FleetAddress>, ApiError> {
         let row = self.journal.fleet(id).await.map_err(read_failed)?;
-        let place = self.workspaces.get(workspace)?;
-        let row = row.filter(|row| row.workspace == place.key);
+        let entry = self.workspaces.get(workspace)?;
+        let row = row.filter(|row| row.workspace == entry.key);
         self.fleet_address(&row.ok_or_else(|| ApiError::not_found("fleet", id))?)
     }
 
-    /// The fleet of this row.
     pub(crate) fn fleet_address(&self, row: &FleetRow) -> Result<Arc<FleetAddress>, ApiError> {
-        let place =
+        let workspace =
             self.workspaces.by_key(row.workspace).ok_or_else(|| ApiError::not_found("fleet", &row.id))?;
-        Ok(Arc::new(FleetAddress::new(row.key, row.id.clone(), place.key, place.id.clone())))
+        Ok(Arc::new(FleetAddress::new(row.key, row.id.clone(), workspace.key, workspace.id.clone())))
     }
 
-    /// A fleet as clients see it now: what its sessions do is theirs to say.
+    /// A fleet as clients see it now, with the current states of its sessions.
     pub(crate) async fn view_fleet(&self, row: &FleetRow) -> Result<Fleet, ApiError> {
-        let below = SessionFilter { parent: Some(row.key), ..SessionFilter::default() };
-        let sessions = self.journal.sessions(below, None, usize::MAX).await.map_err(read_failed)?;
+        let members = SessionFilter { parent: Some(row.key), ..SessionFilter::default() };
+        let sessions = self.journal.sessions(members, None, usize::MAX).await.map_err(read_failed)?;
         let halted = self.is_halted();
         let states: BTreeMap<_, _> = sessions
             .iter()
@@ -186,7 +185,7 @@ impl Daemon {
         rows::fleet_view(row, |session| states.get(session).copied())
     }
 
-    /// Sends a command to a fleet and waits until what came of it is in the journal.
+    /// Sends a command to a fleet and waits until its result is in the journal.
     pub(crate) async fn send_fleet_command(
         self: &Arc<Self>,
         fleet: &Arc<FleetAddress>,
@@ -200,11 +199,11 @@ impl Daemon {
         answer.await.unwrap_or_else(|_| Err(stopping_error()))
     }
 
-    /// A run of one of its sessions has ended, whoever started it.
+    /// Reports that a run of a member session has ended, whoever started it.
     pub(crate) fn notify_fleet(self: &Arc<Self>, id: FleetId, run: RunId) {
         let daemon = Arc::clone(self);
         self.spawn(async move {
-            // What cannot be told now, the fleet finds when it is read again.
+            // An end that cannot be reported now is found when the fleet is loaded again.
             if let Ok(Some(row)) = daemon.journal.fleet(&id).await
                 && row.live
                 && let Ok(fleet) = daemon.fleet_address(&row)
@@ -214,7 +213,7 @@ impl Daemon {
         });
     }
 
-    /// Goes on with every fleet that has not ended.
+    /// Wakes every fleet that has not ended.
     pub(crate) async fn wake_fleets(self: &Arc<Self>) -> Result<(), ApiError> {
         let live = FleetFilter { live_only: true, ..FleetFilter::default() };
         for row in self.journal.fleets(live, None, usize::MAX).await.map_err(read_failed)? {
@@ -226,26 +225,26 @@ impl Daemon {
         Ok(())
     }
 
-    /// Puts something into a fleet's mailbox, and wakes it if it sleeps. Nothing is lost when the mailbox is full: there
-    /// is at most one message for each of its runs, and those wait.
-    fn send_fleet_message(self: &Arc<Self>, fleet: &Arc<FleetAddress>, mail: FleetActorMessage) {
+    /// Puts a message into a fleet's mailbox, and wakes the fleet if it sleeps. If the mailbox is full, the message
+    /// is sent again later; there is at most one for each of the fleet's runs.
+    fn send_fleet_message(self: &Arc<Self>, fleet: &Arc<FleetAddress>, message: FleetActorMessage) {
         let wake = |mailbox: Arc<ActorMailbox<FleetActorMessage>>| {
             let (daemon, fleet) = (Arc::clone(self), Arc::clone(fleet));
             self.spawn(async move { actor::run_fleet_actor(daemon, fleet, mailbox).await });
         };
-        if let Err(mail) = self.fleets.send(&fleet.id, mail, wake) {
+        if let Err(message) = self.fleets.send(&fleet.id, message, wake) {
             let (daemon, fleet) = (Arc::clone(self), Arc::clone(fleet));
             self.spawn(async move {
                 tokio::time::sleep(FULL_RETRY_DELAY).await;
                 if !daemon.is_stopping() {
-                    daemon.send_fleet_message(&fleet, mail);
+                    daemon.send_fleet_message(&fleet, message);
                 }
             });
         }
     }
 }
 
-/// What a session of a fleet is made with.
+/// The settings of a member session.
 fn member_settings(name: &str, member: &FleetMember, env: BTreeMap<String, String>) -> NewSession {
     NewSession {
         agent: member.agent.clone(),
@@ -263,7 +262,7 @@ fn member_settings(name: &str, member: &FleetMember, env: BTreeMap<String, Strin
     }
 }
 
-/// Which of a fleet's sessions was refused.
+/// Names the member session that was refused.
 fn member_error(name: &str, error: ApiError) -> ApiError {
     let message = format!("session `{name}`: {}", error.message);
     ApiError { message, ..error }.with_detail("session", name)

@@ -1,4 +1,4 @@
-//! A fleet as lists have it: what it says of itself, and what its sessions do right now.
+//! A fleet as lists show it: its own state, and the current states of its sessions.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::FleetAddress;
 use crate::actor::encode_failed;
 
-/// What a fleet was made with.
+/// The part of a fleet's row that never changes.
 #[derive(Debug, Serialize, Deserialize)]
 struct FleetOriginDoc {
     workspace_id: WorkspaceId,
@@ -22,7 +22,7 @@ struct FleetOriginDoc {
     created_at: Millis,
 }
 
-/// What becomes of it.
+/// The part of a fleet's row that changes.
 #[derive(Debug, Serialize, Deserialize)]
 struct FleetStatusDoc {
     state: FleetStatus,
@@ -31,18 +31,18 @@ struct FleetStatusDoc {
     updated_at: Millis,
 }
 
-/// The row of a fleet that has just been made.
+/// The row of a new fleet.
 pub(crate) fn new_fleet_row(fleet: &FleetAddress, state: &FleetState) -> Result<RowChange, ApiError> {
-    let born = FleetOriginDoc {
+    let origin = FleetOriginDoc {
         workspace_id: state.workspace.clone(),
         task: state.spec.task.clone(),
         sessions: state.sessions.clone(),
         created_at: state.created_at,
     };
-    fleet_row_change(fleet, state, Some(serde_json::to_vec(&born).map_err(encode_failed)?))
+    fleet_row_change(fleet, state, Some(serde_json::to_vec(&origin).map_err(encode_failed)?))
 }
 
-/// The row of a fleet as it stands now.
+/// The row of a fleet in its current state.
 pub(crate) fn fleet_row(fleet: &FleetAddress, state: &FleetState) -> Result<RowChange, ApiError> {
     fleet_row_change(fleet, state, None)
 }
@@ -50,7 +50,7 @@ pub(crate) fn fleet_row(fleet: &FleetAddress, state: &FleetState) -> Result<RowC
 fn fleet_row_change(
     fleet: &FleetAddress,
     state: &FleetState,
-    born: Option<Vec<u8>>,
+    origin: Option<Vec<u8>>,
 ) -> Result<RowChange, ApiError> {
     let doc = FleetStatusDoc {
         state: state.status(),
@@ -64,12 +64,12 @@ fn fleet_row_change(
         workspace: fleet.workspace_key,
         live: state.finished.is_none(),
         budget_usd: state.spec.budget_usd,
-        created_with: born,
+        created_with: origin,
         doc: serde_json::to_vec(&doc).map_err(encode_failed)?,
     }))
 }
 
-/// A fleet that has just been made, as clients see it.
+/// A new fleet, as clients see it.
 pub(super) fn new_fleet_view(state: &FleetState) -> Fleet {
     let idle = |id: &SessionId| FleetSession { session_id: id.clone(), state: SessionStatus::Idle };
     Fleet {
@@ -85,7 +85,7 @@ pub(super) fn new_fleet_view(state: &FleetState) -> Fleet {
     }
 }
 
-/// A fleet as clients see it. `state_of` says what a session does, where that is known.
+/// A fleet as clients see it. `state_of` gives the state of a session, if it is known.
 pub(super) fn fleet_view(
     row: &FleetRow,
     state_of: impl Fn(&SessionId) -> Option<SessionStatus>,
@@ -95,9 +95,9 @@ pub(super) fn fleet_view(
             format!("fleet {} could not be read from the journal: {error}; see `qd doctor`", row.id);
         ApiError::new(ErrorCode::Internal, message)
     };
-    let born = row.created_with.as_deref().unwrap_or_default();
+    let origin = row.created_with.as_deref().unwrap_or_default();
     let FleetOriginDoc { workspace_id, task, sessions, created_at } =
-        serde_json::from_slice(born).map_err(unreadable)?;
+        serde_json::from_slice(origin).map_err(unreadable)?;
     let FleetStatusDoc { state, result, problems, updated_at } =
         serde_json::from_slice(&row.doc).map_err(unreadable)?;
     let session = |session_id: SessionId| FleetSession {
@@ -117,7 +117,7 @@ pub(super) fn fleet_view(
     })
 }
 
-/// What a session does right now.
+/// The current state of a session.
 pub(super) fn session_state(row: &SessionRow, halted: bool) -> Option<SessionStatus> {
     let doc: SessionDoc = serde_json::from_slice(&row.doc).ok()?;
     Some(doc.view(halted).state)

@@ -1,6 +1,6 @@
-//! An agent is not its own judge. A process on our socket that descends from an agent can look at its own session, empty
-//! its own mailbox and, with that session's token, use its tools, and nothing else: it answers no ask, touches no session
-//! that is not below its own, and starts nothing behind anybody's back.
+//! Agents must not act as their own judge. A process on our socket that descends from an agent may read its own
+//! session, claim its own mail and, with that session's token, use its tools; nothing else. It answers no ask,
+//! touches no session outside its own tree, and starts nothing unnoticed.
 
 use axum::extract::Request;
 use axum::http::Method;
@@ -10,64 +10,65 @@ use crate::daemon::Daemon;
 use crate::edge::{BearerSession, ConnectionPeer, is_tool_path};
 use crate::workers::CallerAncestry;
 
-/// What tells nobody anything.
+/// Routes that reveal nothing about any session, so even agents may read them.
 const PUBLIC_PATHS: [&str; 3] = ["/healthz", "/v1/version", "/openapi.json"];
 
-/// Lets a request through unless it comes from below an agent and wants more than that agent's session may.
+/// Admits a request, unless it comes from an agent and asks for more than that agent's session may do.
 pub(super) fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
     let Some(ConnectionPeer::Unix { process, .. }) = request.extensions().get::<ConnectionPeer>() else {
         return Ok(());
     };
     let (method, path, query) = (request.method(), request.uri().path(), request.uri().query());
-    let (pid, kin) = match *process {
+    let (pid, ancestry) = match *process {
         Some((pid, start)) => (pid, daemon.workers.caller_ancestry(pid, start)),
         None => (0, CallerAncestry::Unknown),
     };
-    // What the token is good for, the guard has seen to. Whoever cannot be told apart has no more than it says.
-    let speaks_for = request
+    // The guard has checked what the token opens. A caller of unknown ancestry has the rights of its token and no
+    // more.
+    let bearer = request
         .extensions()
         .get::<BearerSession>()
         .filter(|_| is_tool_path(path))
-        .map(|BearerSession(one)| one);
-    match kin {
+        .map(|BearerSession(session)| session);
+    match ancestry {
         CallerAncestry::Unrelated => Ok(()),
         _ if PUBLIC_PATHS.contains(&path) => Ok(()),
-        CallerAncestry::Agent(session) if speaks_for == Some(&session) => Ok(()),
-        CallerAncestry::Unknown if speaks_for.is_some() => Ok(()),
+        CallerAncestry::Agent(session) if bearer == Some(&session) => Ok(()),
+        CallerAncestry::Unknown if bearer.is_some() => Ok(()),
         CallerAncestry::Agent(session) if reads_own_session(method, path, query, &session) => Ok(()),
         CallerAncestry::Agent(session) if claims_own_mail(method, path, &session) => Ok(()),
         CallerAncestry::Agent(session) => {
             let message = format!(
-                "process {pid} belongs to the agent of {session}, which can look at its own session, claim its mail, and do nothing else here"
+                "process {pid} belongs to the agent of {session}, which may only read its session and claim its mail"
             );
             Err(ApiError::new(ErrorCode::AgentNotAllowed, message)
                 .with_detail("session_id", session.as_str()))
         }
         CallerAncestry::Unknown => {
-            let message = format!("process {pid} belongs to an agent that is not known here, or has ended");
+            let message = format!("process {pid} belongs to an agent that is not known here, or has exited");
             Err(ApiError::new(ErrorCode::AgentNotAllowed, message))
         }
     }
 }
 
-/// Whether a request only reads what belongs to this session, or where that is.
+/// Whether a request only reads this session, or resolves its id.
 fn reads_own_session(method: &Method, path: &str, query: Option<&str>, session: &SessionId) -> bool {
     let mut segments = path.split('/').skip_while(|segment| *segment != "sessions").skip(1);
-    // Whoever looks at a terminal can type as well, and so could prompt itself.
+    // A viewer of a terminal can type as well, so the agent could prompt itself.
     if segments.clone().nth(1) == Some("terminal") {
         return false;
     }
-    let finds =
+    let resolves =
         path == "/v1/resolve" && query.and_then(|query| query.strip_prefix("ref=")) == Some(session.as_str());
-    matches!(*method, Method::GET | Method::HEAD) && (finds || segments.next() == Some(session.as_str()))
+    matches!(*method, Method::GET | Method::HEAD) && (resolves || segments.next() == Some(session.as_str()))
 }
 
-/// Whether a request claims or acknowledges what was sent to this session.
+/// Whether a request claims or acknowledges mail of this session.
 fn claims_own_mail(method: &Method, path: &str, session: &SessionId) -> bool {
     let segments: Vec<&str> = path.split('/').skip_while(|segment| *segment != "sessions").skip(1).collect();
-    let taken =
+    let is_own_mail =
         matches!(segments[..], [own, "mail", "claim"] | [own, "mail", _, "ack"] if own == session.as_str());
-    *method == Method::POST && taken
+    *method == Method::POST && is_own_mail
 }
 
 #[cfg(test)]
@@ -101,19 +102,23 @@ mod tests {
     #[test]
     fn an_agent_may_look_at_its_own_session_alone() {
         let own = SessionId::from_random(&[1; 4]);
-        let at = |method, path: &str| reads_own_session(&method, path, None, &own);
-        let finds = |query: &str| reads_own_session(&Method::GET, "/v1/resolve", Some(query), &own);
-        assert!(finds(&format!("ref={own}")) && !finds("ref=ses_") && !finds(&format!("ref=x&ref={own}")));
+        let may = |method, path: &str| reads_own_session(&method, path, None, &own);
+        let may_resolve = |query: &str| reads_own_session(&Method::GET, "/v1/resolve", Some(query), &own);
+        assert!(
+            may_resolve(&format!("ref={own}"))
+                && !may_resolve("ref=ses_")
+                && !may_resolve(&format!("ref=x&ref={own}"))
+        );
         for path in
             ["sessions/OWN", "sessions/OWN/messages", "sessions/OWN/events", "agent/sessions/OWN/queue"]
         {
             let path = format!("/v1/workspaces/ws_1/{}", path.replace("OWN", own.as_str()));
-            assert!(at(Method::GET, &path), "{path}");
-            assert!(!at(Method::POST, &path) && !at(Method::DELETE, &path), "{path}");
+            assert!(may(Method::GET, &path), "{path}");
+            assert!(!may(Method::POST, &path) && !may(Method::DELETE, &path), "{path}");
         }
         assert!(
-            !at(Method::GET, &format!("/v1/workspaces/ws_1/sessions/{own}/terminal")),
-            "it is more than looking"
+            !may(Method::GET, &format!("/v1/workspaces/ws_1/sessions/{own}/terminal")),
+            "a viewer can type"
         );
         for path in [
             "/v1/asks",
@@ -122,7 +127,7 @@ mod tests {
             "/v1/workspaces/ws_1/sessions/ses_other",
             "/v1/events",
         ] {
-            assert!(!at(Method::GET, path) && !at(Method::POST, path), "{path}");
+            assert!(!may(Method::GET, path) && !may(Method::POST, path), "{path}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The agents that can be named, what is wrong with manifests that do not count, and the projects that may bring their
-//! own. An agent can neither trust nor distrust anything: see `kin`.
+//! The known agents, problems of manifests that cannot be used, and the projects trusted to bring their own agents. An
+//! agent itself can neither trust nor distrust anything: see `agent_access`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,20 +36,20 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct AgentsQuery {
-    /// Also those that this project brings and that the user trusts.
+    /// Include the agents of this project, if it is trusted.
     workspace: Option<WorkspaceId>,
-    /// Whether each program that is here is asked for its version, which may take seconds.
+    /// Ask each installed program for its version, which may take seconds.
     #[serde(default)]
     versions: bool,
-    /// How many at most.
+    /// The most agents to return.
     limit: Option<usize>,
-    /// Those after this one.
+    /// Continue after this agent.
     after: Option<String>,
 }
 
-/// The agents that are known, and whether each can start here.
+/// Lists the known agents, and whether each can start here.
 #[utoipa::path(get, path = "/v1/agents", tag = "daemon", params(AgentsQuery), responses(
-    (status = 200, description = "All of them", body = [Agent]), BadQueryResponse, NotFoundResponse, GuardResponses,
+    (status = 200, description = "The known agents", body = [Agent]), BadQueryResponse, NotFoundResponse, GuardResponses,
 ))]
 async fn agents(
     State(daemon): State<Arc<Daemon>>,
@@ -57,9 +57,10 @@ async fn agents(
 ) -> Result<ListPage<Agent>, HttpError> {
     let AgentsQuery { workspace, versions, limit, after } = query;
     let project = workspace.map(|id| daemon.workspaces.get(&id)).transpose()?;
-    // It reads files, and may wait for programs.
+    // Blocking: it reads files, and may wait for programs.
     let list = move || {
-        let (agents, project) = (daemon.workers.agents(), project.as_ref().map(|place| place.path.as_path()));
+        let (agents, project) =
+            (daemon.workers.agents(), project.as_ref().map(|workspace| workspace.path.as_path()));
         if versions { agents.list_with_versions(project) } else { agents.list(project) }
     };
     let list = tokio::task::spawn_blocking(list).await.map_err(|_| internal_error())?;
@@ -70,13 +71,13 @@ async fn agents(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct ProblemsQuery {
-    /// Also those of this project.
+    /// Include the manifests of this project.
     workspace: Option<WorkspaceId>,
 }
 
-/// Manifests that do not count, and why.
+/// Lists the manifests that cannot be used, and why.
 #[utoipa::path(get, path = "/v1/agents/problems", tag = "daemon", params(ProblemsQuery), responses(
-    (status = 200, description = "All of them", body = [ManifestProblem]), BadQueryResponse, NotFoundResponse, GuardResponses,
+    (status = 200, description = "The problems", body = [ManifestProblem]), BadQueryResponse, NotFoundResponse, GuardResponses,
 ))]
 async fn problems(
     State(daemon): State<Arc<Daemon>>,
@@ -84,24 +85,29 @@ async fn problems(
 ) -> Result<Json<Vec<ManifestProblem>>, HttpError> {
     let project = query.workspace.map(|id| daemon.workspaces.get(&id)).transpose()?;
     let list = move || {
-        let project = project.as_ref().map(|place| place.path.as_path());
-        let told = daemon.workers.agents().manifest_problems(project).into_iter();
-        told.map(|it| ManifestProblem { path: it.path.display().to_string(), message: it.message }).collect()
+        let project = project.as_ref().map(|workspace| workspace.path.as_path());
+        let problems = daemon.workers.agents().manifest_problems(project).into_iter();
+        problems
+            .map(|problem| ManifestProblem {
+                path: problem.path.display().to_string(),
+                message: problem.message,
+            })
+            .collect()
     };
     Ok(Json(tokio::task::spawn_blocking(list).await.map_err(|_| internal_error())?))
 }
 
-/// The projects whose own agents count, as they were when that was said.
+/// Lists the trusted projects. Each is trusted at the content it had when it was trusted.
 #[utoipa::path(get, path = "/v1/trust", tag = "daemon", responses(
-    (status = 200, description = "All of them", body = [TrustedProject]), GuardResponses,
+    (status = 200, description = "The trusted projects", body = [TrustedProject]), GuardResponses,
 ))]
 async fn trusted(State(daemon): State<Arc<Daemon>>) -> Result<Json<Vec<TrustedProject>>, HttpError> {
     Ok(Json(run_blocking_trust(move || daemon.workers.agents().trusted_projects()).await?))
 }
 
-/// Trusts what a project brings, as it is now. Once it has changed, that has to be said again.
+/// Trusts a project's agents and hooks at their current content. If they change, they must be trusted again.
 #[utoipa::path(post, path = "/v1/trust", tag = "daemon", params(IdempotencyKeyHeader), request_body = TrustRequest, responses(
-    (status = 200, description = "It is trusted, with these files", body = TrustedProject),
+    (status = 200, description = "The trusted project, with the trusted files", body = TrustedProject),
     (status = 400, description = "`path_not_found`, or `invalid_value` if there is nothing to trust", body = ErrorBody),
     (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
     BadBodyResponses, GuardResponses,
@@ -114,12 +120,12 @@ async fn trust(
     if !path.is_absolute() || !path.is_dir() {
         return Err(path_not_found(&path).into());
     }
-    let trusting = Arc::clone(&daemon);
-    let deed = |_| async {
-        let trusted = run_blocking_trust(move || trusting.workers.agents().trust(&path)).await?;
+    let daemon_for_task = Arc::clone(&daemon);
+    let trust_project = |_| async {
+        let trusted = run_blocking_trust(move || daemon_for_task.workers.agents().trust(&path)).await?;
         Ok((trusted, ResponseRecording::NotWritten))
     };
-    Ok(Json(run_once(&daemon, key, deed).await?))
+    Ok(Json(run_once(&daemon, key, trust_project).await?))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -130,9 +136,9 @@ struct DistrustQuery {
     path: String,
 }
 
-/// Trusts a project no longer. Agents that it brought and that live go on.
+/// Stops trusting a project. Its agents that are running go on.
 #[utoipa::path(delete, path = "/v1/trust", tag = "daemon", params(DistrustQuery), responses(
-    (status = 200, description = "Those that are still trusted", body = [TrustedProject]), BadQueryResponse, GuardResponses,
+    (status = 200, description = "The projects that are still trusted", body = [TrustedProject]), BadQueryResponse, GuardResponses,
 ))]
 async fn distrust(
     State(daemon): State<Arc<Daemon>>,
@@ -143,10 +149,10 @@ async fn distrust(
 }
 
 async fn run_blocking_trust<T: Send + 'static>(
-    deed: impl FnOnce() -> Result<T, TrustError> + Send + 'static,
+    operation: impl FnOnce() -> Result<T, TrustError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let done = tokio::task::spawn_blocking(deed).await.map_err(|_| internal_error())?;
-    done.map_err(|error| match error {
+    let result = tokio::task::spawn_blocking(operation).await.map_err(|_| internal_error())?;
+    result.map_err(|error| match error {
         TrustError::NothingToTrust(_) | TrustError::TooMuch(_) | TrustError::Unreadable(..) => {
             ApiError::new(ErrorCode::InvalidValue, error.to_string())
         }

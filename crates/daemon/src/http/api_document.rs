@@ -1,5 +1,5 @@
-//! What the OpenAPI document says of all routes alike: its head, the refusals that many share, the parameters in
-//! their paths. The handlers describe themselves; nothing here answers a request but the document's own text.
+//! The parts of the OpenAPI document that all routes share: its head, common error responses and path parameters.
+//! Handlers describe themselves. Nothing here answers requests.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -11,7 +11,7 @@ use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{ContentBuilder, OpenApi, Ref, RefOr};
 use utoipa::{IntoParams, IntoResponses, Modify};
 
-/// The document as it is served, and as it is kept in `docs/openapi.json`.
+/// The document as served, and as committed in `docs/openapi.json`.
 pub(super) fn openapi_document() -> &'static str {
     static DOCUMENT: LazyLock<String> = LazyLock::new(|| {
         let json = super::routes().into_openapi().to_pretty_json();
@@ -20,7 +20,7 @@ pub(super) fn openapi_document() -> &'static str {
     &DOCUMENT
 }
 
-/// The document before any route is in it.
+/// The document without any routes.
 pub(super) fn base_document() -> OpenApi {
     <OpenApiBase as utoipa::OpenApi>::openapi()
 }
@@ -30,25 +30,25 @@ pub(super) fn base_document() -> OpenApi {
     info(
         title = "Quarterdeck",
         description = "A runtime and control plane for fleets of AI coding agents. Lists are arrays; while there is \
-                       more, the header `Next-After` says what `?after=` takes next. Every refusal has the shape of \
-                       `ErrorBody`. On a unix socket no token is asked for.",
+                       more, the header `Next-After` has the value for `?after=`. Every error response is an \
+                       `ErrorBody`. A unix socket needs no token.",
     ),
-    // Those that no handler names itself: refusals, and what a policy is made of.
+    // Schemas that no handler names itself: errors, and the parts of a policy.
     components(schemas(ErrorBody, ErrorDoc, PolicyVerdict, PolicyRule, Risk)),
     security(("token" = [])),
     modifiers(&BearerTokenScheme),
     tags(
-        (name = "daemon", description = "The daemon itself: health, version, numbers, agents, tidying up"),
+        (name = "daemon", description = "The daemon itself: health, version, metrics, agents, garbage collection"),
         (name = "workers", description = "Other machines: their tokens, and how they join"),
         (name = "workspaces", description = "Project directories"),
         (name = "sessions", description = "Conversations with one agent"),
         (name = "worktrees", description = "Git worktrees of sessions"),
         (name = "runs", description = "Accepted prompts"),
-        (name = "asks", description = "What agents wait for"),
-        (name = "tools", description = "What agents can do with the token of their session, and editors"),
+        (name = "asks", description = "Permission requests and questions of agents"),
+        (name = "tools", description = "Tools for agents, with the token of their session, and for editors"),
         (name = "mail", description = "Messages to sessions"),
-        (name = "halt", description = "The brake for everything"),
-        (name = "events", description = "Streams of what happens"),
+        (name = "halt", description = "Stop anything from starting"),
+        (name = "events", description = "Event streams"),
     )
 )]
 struct OpenApiBase;
@@ -76,23 +76,23 @@ macro_rules! error_responses {
 }
 
 error_responses! {
-    /// Every route but `/healthz` may answer these.
+    /// Responses of every route but `/healthz`.
     GuardResponses {
-        "401": "`unauthorized`: no token, or a wrong one, over TCP",
+        "401": "`unauthorized`: the token is missing or wrong, over TCP",
         "403": "`host_not_allowed`, `origin_not_allowed`, `peer_not_allowed`, `agent_not_allowed` or `worker_not_allowed`",
         "503": "`stopping` or `storage_failed`: nothing was done, try again",
     }
-    /// A route with an id in its path, or in its query.
+    /// Response of a route with an id in its path or query.
     NotFoundResponse {
-        "404": "`not_found`: nothing has this id here",
+        "404": "`not_found`: there is nothing with this id",
     }
-    /// A route with a query.
+    /// Response of a route with a query.
     BadQueryResponse {
-        "400": "`invalid_value` or `bad_cursor`: what the query says makes no sense",
+        "400": "`invalid_value` or `bad_cursor`: the query is not valid",
     }
-    /// A route with a body.
+    /// Responses of a route with a body.
     BadBodyResponses {
-        "400": "`invalid_request` or `invalid_value`: the body is not what this route takes",
+        "400": "`invalid_request` or `invalid_value`: the body is not valid for this route",
         "413": "`body_too_large`: over 8 MiB",
     }
 }
@@ -102,19 +102,19 @@ fn error_response(description: &str) -> RefOr<Response> {
     ResponseBuilder::new().description(description).content("application/json", content).build().into()
 }
 
-/// Below a workspace.
+/// Path parameters below a workspace.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Path)]
-#[expect(dead_code, reason = "it only describes what `Ids` takes")]
+#[expect(dead_code, reason = "it only describes what `PathIds` takes")]
 pub(super) struct WorkspacePath {
     /// The workspace.
     w: String,
 }
 
-/// Below a session.
+/// Path parameters below a session.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Path)]
-#[expect(dead_code, reason = "it only describes what `Ids` takes")]
+#[expect(dead_code, reason = "it only describes what `PathIds` takes")]
 pub(super) struct SessionPath {
     /// The workspace.
     w: String,
@@ -122,10 +122,10 @@ pub(super) struct SessionPath {
     s: String,
 }
 
-/// Below a run.
+/// Path parameters below a run.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Path)]
-#[expect(dead_code, reason = "it only describes what `Ids` takes")]
+#[expect(dead_code, reason = "it only describes what `PathIds` takes")]
 pub(super) struct RunPath {
     /// The workspace.
     w: String,
@@ -133,13 +133,13 @@ pub(super) struct RunPath {
     run: String,
 }
 
-/// On every POST.
+/// The header that every POST takes.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Header)]
-#[expect(dead_code, reason = "it only describes what `Keyed` takes")]
+#[expect(dead_code, reason = "it only describes what `KeyedBody` takes")]
 pub(super) struct IdempotencyKeyHeader {
-    /// The client's own name for this request, 1 to 255 visible characters: the same request under the same key has
-    /// its effect once and gets the first answer again, for a day; another one under it is 409
+    /// The client's own name for this request, 1 to 255 visible characters. Repeating the same request under the same
+    /// key has its effect once and returns the first response, for a day; another request under the same key is 409
     /// `idempotency_conflict`.
     #[param(rename = "Idempotency-Key")]
     idempotency_key: Option<String>,

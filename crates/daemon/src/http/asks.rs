@@ -1,4 +1,4 @@
-//! What agents wait for: listing it, showing it, answering it. Which answer wins is decided by the ask's session.
+//! Asks: list them, show one, answer one. The session of an ask decides which answer wins.
 
 use std::sync::Arc;
 
@@ -36,17 +36,17 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct AsksQuery {
-    /// How many at most, from 1 to 1000; 1000 unless given.
+    /// The most asks to return, 1 to 1000. Default 1000.
     limit: Option<usize>,
-    /// Go on after this ask: what `Next-After` said.
+    /// Continue after this ask: the value of `Next-After`.
     after: Option<String>,
-    /// Only those that stand so.
+    /// Filter by state.
     state: Option<AskStatus>,
 }
 
-/// The asks of every session, the oldest first.
+/// Lists the asks of every session, oldest first.
 #[utoipa::path(get, path = "/v1/asks", tag = "asks", params(AsksQuery), responses(
-    (status = 200, description = "A page of them", body = [Ask]), BadQueryResponse, GuardResponses,
+    (status = 200, description = "A page of asks", body = [Ask]), BadQueryResponse, GuardResponses,
 ))]
 async fn list_asks(
     State(daemon): State<Arc<Daemon>>,
@@ -60,14 +60,14 @@ async fn list_asks(
         let ask = decode_ask(&row)?;
         Ok(Some(ask).filter(|ask| query.state.is_none_or(|state| ask.state == state)))
     };
-    let found = read_filtered(limit, after, read, |row| row.id.clone(), take).await?;
-    Ok(ListPage::from_fetched(found, limit, |ask| ask.id.as_str()))
+    let asks = read_filtered(limit, after, read, |row| row.id.clone(), take).await?;
+    Ok(ListPage::from_fetched(asks, limit, |ask| ask.id.as_str()))
 }
 
-/// One ask.
+/// Shows one ask.
 #[utoipa::path(get, path = "/v1/asks/{ask}", tag = "asks",
     params(("ask" = String, Path, description = "The ask")),
-    responses((status = 200, description = "It", body = Ask), NotFoundResponse, GuardResponses)
+    responses((status = 200, description = "The ask", body = Ask), NotFoundResponse, GuardResponses)
 )]
 async fn get_ask(
     State(daemon): State<Arc<Daemon>>,
@@ -80,7 +80,7 @@ async fn get_ask(
 #[utoipa::path(post, path = "/v1/asks/{ask}/answer", tag = "asks",
     params(("ask" = String, Path, description = "The ask"), IdempotencyKeyHeader), request_body = AnswerRequest,
     responses(
-        (status = 200, description = "It won", body = AnswerResponse),
+        (status = 200, description = "The ask, resolved by this answer", body = AnswerResponse),
         BadBodyResponses, NotFoundResponse, GuardResponses,
         (status = 400, description = "`invalid_answer`, `invalid_request` or `invalid_value`; the ask stays open",
             body = ErrorBody),
@@ -96,7 +96,7 @@ async fn answer_ask(
 ) -> Result<Json<AnswerResponse>, HttpError> {
     let row = find_ask(&daemon, &id).await?;
     let answer = parse_answer(request)?;
-    let deed = |key| async {
+    let deliver = |key| async {
         match deliver_answer(&daemon, &row, answer, key).await {
             Ok(answered) => Ok(answered),
             Err(error) if error.code == ErrorCode::NotFound => {
@@ -105,13 +105,13 @@ async fn answer_ask(
             Err(error) => Err(error),
         }
     };
-    match run_once(&daemon, key, deed).await? {
+    match run_once(&daemon, key, deliver).await? {
         ActorReply::Answered(ask) => Ok(Json(AnswerResponse { resolved: true, ask: *ask })),
         _ => Err(internal_error().into()),
     }
 }
 
-/// Gives an answer to whoever asks: a session or a fleet.
+/// Delivers an answer to the session or fleet that asked.
 async fn deliver_answer(
     daemon: &Arc<Daemon>,
     row: &AskRow,
@@ -121,8 +121,8 @@ async fn deliver_answer(
     let ask = row.id.clone();
     if let Some(session) = daemon.journal.session_by_key(row.session).await.map_err(read_failed)? {
         let session = daemon.session_address(&session)?;
-        let done = daemon.send_command(&session, SessionCommand::Answer { ask, answer }, key).await?;
-        return Ok((done.reply, ResponseRecording::WrittenWithEffect));
+        let completion = daemon.send_command(&session, SessionCommand::Answer { ask, answer }, key).await?;
+        return Ok((completion.reply, ResponseRecording::WrittenWithEffect));
     }
     let fleet = daemon.journal.fleet_by_key(row.session).await.map_err(read_failed)?;
     let fleet = daemon.fleet_address(&fleet.ok_or_else(|| ApiError::not_found("ask", &ask))?)?;
@@ -143,7 +143,7 @@ fn decode_ask(row: &AskRow) -> Result<Ask, ApiError> {
     serde_json::from_slice(&row.doc).map_err(unreadable_row("ask", &row.id))
 }
 
-/// An answer in our words. Whether it fits its ask is for the session to say.
+/// Parses an answer. The session checks whether it fits the ask.
 fn parse_answer(request: AnswerRequest) -> Result<AskAnswer, ApiError> {
     let AnswerRequest { decision, value, reason } = request;
     check_remark("value", value.as_deref())?;
@@ -154,23 +154,25 @@ fn parse_answer(request: AnswerRequest) -> Result<AskAnswer, ApiError> {
         Some("allow_always") => Some(PermissionDecision::AllowAlways),
         Some("deny") => Some(PermissionDecision::Deny),
         Some(_) => {
-            let message = "`decision` is allow_once, allow_always or deny";
+            let message = "`decision` must be allow_once, allow_always or deny";
             return Err(ApiError::new(ErrorCode::InvalidAnswer, message));
         }
     };
     Ok(AskAnswer { decision, value, reason })
 }
 
-/// Why an ask that is there cannot be answered any more.
+/// The error for an ask that exists but cannot be answered any more.
 fn not_answerable(ask: Ask, error: ApiError) -> ApiError {
     match ask.state {
         AskStatus::Pending => error,
         AskStatus::Withdrawn => ApiError::new(ErrorCode::Withdrawn, "the agent no longer waits for this"),
         AskStatus::Answered => {
-            let refused =
-                ApiError::new(ErrorCode::AlreadyResolved, "somebody answered first; the details say how");
+            let conflict = ApiError::new(
+                ErrorCode::AlreadyResolved,
+                "the ask was already answered; the details have the answer",
+            );
             match (serde_json::to_value(&ask.answer), serde_json::to_value(&ask)) {
-                (Ok(answer), Ok(ask)) => refused.with_detail("answer", answer).with_detail("ask", ask),
+                (Ok(answer), Ok(ask)) => conflict.with_detail("answer", answer).with_detail("ask", ask),
                 (Err(error), _) | (_, Err(error)) => encode_failed(error),
             }
         }

@@ -1,5 +1,5 @@
-//! Streams of what happens, as server-sent events. A stream is a subscription to the journal that is polled by its
-//! own connection: it has no task, nobody waits for it, and the frames it sends are those that all readers share.
+//! Event streams, as server-sent events. A stream is a subscription to the journal that its own connection polls: it
+//! has no task, nothing waits for it, and it sends the frames that all readers share.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -29,17 +29,17 @@ use crate::daemon::Daemon;
 use crate::edge::HttpError;
 use crate::invalid_value;
 
-/// The header with which a reader comes back.
+/// The header with which a reader resumes.
 const LAST_EVENT_ID: &str = "last-event-id";
-/// Whatever is accepted after this is on the stream.
+/// Sent once the subscription is active: every later event is on the stream.
 const READY_COMMENT: &[u8] = b": ready\n\n";
-/// Says that the stream lives.
+/// Sent after each period of silence, to keep the connection alive.
 const HEARTBEAT_COMMENT: &[u8] = b": quiet\n\n";
-/// Frames below this are copied together, so that many go out in one write; larger ones stay shared.
+/// Frames below this size are copied together, so that many go out in one write; larger ones stay shared.
 const JOIN_BELOW: usize = 4 << 10;
-/// Bytes of frames that are copied together.
+/// The most bytes of frames that are copied together.
 const JOINED_MAX: usize = 64 << 10;
-/// Kinds of the contract that only later versions write; who asks for them already is not mistaken.
+/// Kinds that readers could ask for before any version wrote them. All of them are in `EventBody::KINDS` now.
 const LATER_KINDS: &[&str] = &[
     "run.suspended",
     "run.resumed",
@@ -55,7 +55,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new().routes(routes!(stream_all)).routes(routes!(stream_workspace))
 }
 
-/// Reads a cursor: a seq that the journal has reached.
+/// Parses a cursor: a seq that the journal has reached.
 pub(super) fn parse_cursor(text: &str, head: Seq) -> Result<Seq, ApiError> {
     match text.parse().map(Seq) {
         Ok(seq) if seq <= head => Ok(seq),
@@ -73,25 +73,25 @@ pub(super) fn parse_cursor(text: &str, head: Seq) -> Result<Seq, ApiError> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct StreamQuery {
-    /// Replay everything after this cursor, then go live; 0: from the beginning; absent: from now.
+    /// Replay everything after this cursor, then continue live. 0 replays from the beginning; without it, from now.
     after: Option<String>,
-    /// Of this session alone.
+    /// Only events of this session.
     session: Option<String>,
-    /// Of these kinds alone, with commas between them.
+    /// Only events of these kinds, separated by commas.
     kinds: Option<String>,
 }
 
-/// The header of a reader that comes back.
+/// The header of a reader that resumes.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Header)]
 #[expect(dead_code, reason = "it only describes a header")]
 struct CursorHeader {
-    /// The id of the last event that was seen; it wins over `after`.
+    /// The id of the last event that the reader has seen. It takes precedence over `after`.
     #[param(rename = "Last-Event-ID")]
     last_event_id: Option<String>,
 }
 
-/// What happens in every workspace.
+/// Streams the events of all workspaces.
 #[utoipa::path(get, path = "/v1/events", tag = "events", params(StreamQuery, CursorHeader), responses(
     (status = 200, description = "Frames of `id`, `event` and `data` (an `Event`), with no gap and no repeat; the \
         comment `: ready` once attached, a comment after every 15 s of silence", body = String,
@@ -110,7 +110,7 @@ async fn stream_all(
     Ok(open_stream(&daemon, topic, &query, &headers)?)
 }
 
-/// What happens in one workspace.
+/// Streams the events of one workspace.
 #[utoipa::path(get, path = "/v1/workspaces/{w}/events", tag = "events",
     params(WorkspacePath, StreamQuery, CursorHeader),
     responses(
@@ -124,12 +124,12 @@ async fn stream_workspace(
     Query(query): Query<StreamQuery>,
     headers: HeaderMap,
 ) -> Result<impl IntoResponse, HttpError> {
-    let place = daemon.workspaces.get(&workspace)?;
+    let entry = daemon.workspaces.get(&workspace)?;
     let topic = match &query.session {
         Some(text) => EventTopic::Session(
             sessions::find_session(&daemon, &workspace, &parse_session_id(text)?).await?.key,
         ),
-        None => EventTopic::Workspace(place.key),
+        None => EventTopic::Workspace(entry.key),
     };
     Ok(open_stream(&daemon, topic, &query, &headers)?)
 }
@@ -138,7 +138,7 @@ fn parse_session_id(text: &str) -> Result<SessionId, ApiError> {
     SessionId::parse(text).map_err(|_| ApiError::not_found("session", text))
 }
 
-/// Subscribes, and answers with a body that ends with the daemon or with its reader.
+/// Subscribes, and returns a body that ends when the daemon stops or the reader disconnects.
 fn open_stream(
     daemon: &Arc<Daemon>,
     topic: EventTopic,
@@ -147,7 +147,7 @@ fn open_stream(
 ) -> Result<impl IntoResponse + use<>, ApiError> {
     let kinds = query.kinds.as_deref().map(parse_kinds).transpose()?;
     let after = match headers.get(LAST_EVENT_ID) {
-        // What is not even text is not a cursor either.
+        // A header that is not text is not a cursor either.
         Some(id) => Some(id.to_str().unwrap_or_default()),
         None => query.after.as_deref(),
     };
@@ -170,39 +170,37 @@ fn open_stream(
     Ok((headers, Body::from_stream(body)))
 }
 
-/// The kinds that a reader wants, all of which must be known: a misspelt one would never come.
+/// Parses the kinds that a reader wants. Unknown kinds are an error, because a misspelled one would never arrive.
 fn parse_kinds(text: &str) -> Result<Arc<[String]>, ApiError> {
-    let known = |kind: &str| qd_protocol::EventBody::KINDS.contains(&kind) || LATER_KINDS.contains(&kind);
-    let read = |kind: &str| match known(kind) {
+    let is_known = |kind: &str| qd_protocol::EventBody::KINDS.contains(&kind) || LATER_KINDS.contains(&kind);
+    let parse = |kind: &str| match is_known(kind) {
         true => Ok(kind.to_owned()),
-        false => Err(invalid_value(format!("there is no kind of event called `{kind}`"))),
+        false => Err(invalid_value(format!("there is no event kind `{kind}`"))),
     };
-    text.split(',').map(read).collect()
+    text.split(',').map(parse).collect()
 }
 
-/// One reader's stream.
 struct SseStream {
     subscription: Subscription,
     stop: watch::Receiver<bool>,
-    /// Ready to be sent.
     chunks: VecDeque<Bytes>,
     _open_stream: OpenStreamGuard,
 }
 
 impl SseStream {
-    /// The next bytes; `None` at the end. A reader that is far behind is not waited for when the daemon ends: it
-    /// comes back with its cursor.
+    /// The next bytes; `None` at the end. On shutdown a reader that is far behind is cut off; it resumes with its
+    /// cursor.
     async fn next(&mut self) -> Option<Bytes> {
         if self.chunks.is_empty() {
-            let heard = tokio::select! {
+            let events = tokio::select! {
                 biased;
                 _ = self.stop.wait_for(|stop| *stop) => return None,
-                heard = self.subscription.next() => heard,
+                events = self.subscription.next() => events,
                 () = tokio::time::sleep(Duration::from_secs(HEARTBEAT_S)) => {
                     return Some(Bytes::from_static(HEARTBEAT_COMMENT));
                 }
             };
-            match heard {
+            match events {
                 Ok(events) => self.chunks = join_frames(&events),
                 Err(JournalReadError::Stopped) => return None,
                 Err(error) => {
@@ -213,14 +211,14 @@ impl SseStream {
         }
         let chunk = self.chunks.pop_front();
         if self.chunks.is_empty() {
-            // A quiet stream should cost little: a burst's room is not kept.
+            // The capacity of a burst is released, because a quiet stream should cost little.
             self.chunks = VecDeque::new();
         }
         chunk
     }
 }
 
-/// The frames of some events, small neighbours joined.
+/// The frames of some events, with small neighbours copied together.
 fn join_frames(events: &[Arc<PublishedEvent>]) -> VecDeque<Bytes> {
     if let [event] = events {
         return VecDeque::from([event.frame.clone()]);
@@ -244,7 +242,7 @@ fn join_frames(events: &[Arc<PublishedEvent>]) -> VecDeque<Bytes> {
     chunks
 }
 
-/// An open stream among the daemon's numbers, for as long as it lives.
+/// Counts a stream in the metrics while it is open.
 struct OpenStreamGuard(Arc<Daemon>);
 
 impl OpenStreamGuard {
@@ -276,7 +274,7 @@ mod tests {
     #[test]
     fn kinds_are_those_of_the_contract() {
         assert_eq!(*parse_kinds("run.finished,text.delta").unwrap(), ["run.finished", "text.delta"]);
-        assert!(parse_kinds("worker.exited").is_ok(), "of the contract, though nobody writes it yet");
+        assert!(parse_kinds("worker.exited").is_ok(), "a kind of the contract");
         for bad in ["", "run.finishd", "run.finished,", "run.finished, text.delta", "*"] {
             assert_eq!(parse_kinds(bad).unwrap_err().code, ErrorCode::InvalidValue, "{bad}");
         }

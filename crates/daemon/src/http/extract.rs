@@ -1,5 +1,5 @@
-//! What a handler takes out of a request: ids in its path, its query, its body with an `Idempotency-Key`. What is
-//! wrong with them is said here, in the shape of every refusal, so that handlers only see what cannot be wrong.
+//! Extractors: ids in a path, queries, bodies with an `Idempotency-Key`. Invalid input is refused here, in the format
+//! of every error, so that handlers only see valid values.
 
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
@@ -13,10 +13,10 @@ use crate::actor::IdempotencyKey;
 use crate::edge::{HttpError, read_whole_body};
 use crate::invalid_value;
 
-/// The header that makes a repeat harmless.
+/// The header under which a repeated request has its effect once.
 const IDEMPOTENCY_KEY_HEADER: &str = "idempotency-key";
 
-/// The ids in a path. One that is not even an id is like one that nobody has: 404.
+/// The ids in a path. A malformed id is a 404, like an unknown one.
 #[derive(Debug)]
 pub(super) struct PathIds<T>(pub(super) T);
 
@@ -34,7 +34,7 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathIds
     }
 }
 
-/// The query, as a struct whose fields are all there are.
+/// The query, as a struct. Unknown fields are refused.
 #[derive(Debug)]
 pub(super) struct Query<T>(pub(super) T);
 
@@ -46,14 +46,14 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
             Ok(axum::extract::Query(query)) => Ok(Self(query)),
             Err(rejection) => {
                 let text = rejection.body_text();
-                let why = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
-                Err(HttpError(invalid_value(format!("the query is not what this route takes: {why}"))))
+                let reason = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
+                Err(HttpError(invalid_value(format!("the query is not valid for this route: {reason}"))))
             }
         }
     }
 }
 
-/// A body, taken by `E`, with the `Idempotency-Key` that came with it.
+/// A body, extracted by `E`, with the `Idempotency-Key` that came with it.
 #[derive(Debug)]
 pub(super) struct KeyedBody<E>(pub(super) Option<IdempotencyKey>, pub(super) E);
 
@@ -64,18 +64,18 @@ impl<E: FromRequest<S, Rejection = HttpError>, S: Send + Sync> FromRequest<S> fo
         let (head, body) = request.into_parts();
         let body = read_whole_body(body).await?;
         let key = idempotency_key(&head, &body)?;
-        let taken = E::from_request(Request::from_parts(head, Body::from(body)), state).await?;
-        Ok(Self(key, taken))
+        let extracted = E::from_request(Request::from_parts(head, Body::from(body)), state).await?;
+        Ok(Self(key, extracted))
     }
 }
 
 fn idempotency_key(head: &Parts, body: &[u8]) -> Result<Option<IdempotencyKey>, ApiError> {
-    let mut given = head.headers.get_all(IDEMPOTENCY_KEY_HEADER).iter();
-    let Some(first) = given.next() else { return Ok(None) };
+    let mut values = head.headers.get_all(IDEMPOTENCY_KEY_HEADER).iter();
+    let Some(first) = values.next() else { return Ok(None) };
     let text = first.to_str().ok().filter(|text| (1..=IDEMPOTENCY_KEY_MAX).contains(&text.len()));
-    let (Some(text), None) = (text, given.next()) else {
+    let (Some(text), None) = (text, values.next()) else {
         let message =
-            format!("an Idempotency-Key is one header of 1 to {IDEMPOTENCY_KEY_MAX} visible characters");
+            format!("an Idempotency-Key must be one header of 1 to {IDEMPOTENCY_KEY_MAX} visible characters");
         return Err(invalid_value(message));
     };
     let (method, path) = (head.method.as_str(), head.uri.path());
@@ -85,12 +85,12 @@ fn idempotency_key(head: &Parts, body: &[u8]) -> Result<Option<IdempotencyKey>, 
     }))
 }
 
-/// A key counts for its route alone: two routes do not share their clients' names.
+/// A key is scoped to its route, so that clients of two routes may use the same key.
 fn scoped_key(method: &str, path: &str, key: &str) -> String {
     format!("{method} {path} {key}")
 }
 
-/// What tells a request apart from another under the same key. Neither a method nor a path has a line's end.
+/// Distinguishes requests under the same key. Neither a method nor a path contains a line feed.
 fn request_fingerprint(method: &str, path: &str, body: &[u8]) -> [u8; 32] {
     let hash = Sha256::new().chain_update(method).chain_update("\n").chain_update(path).chain_update("\n");
     hash.chain_update(body).finalize().into()
@@ -121,8 +121,8 @@ mod tests {
     }
 
     async fn keyed(path: &str, keys: &[&str], body: &str) -> Result<Option<IdempotencyKey>, ApiError> {
-        let taken = KeyedBody::<Json<TestKeyedBody>>::from_request(post(path, keys, body), &()).await;
-        taken
+        let extracted = KeyedBody::<Json<TestKeyedBody>>::from_request(post(path, keys, body), &()).await;
+        extracted
             .map(|KeyedBody(key, Json(dish))| {
                 assert_eq!(dish.dish, "soup");
                 key
@@ -157,8 +157,8 @@ mod tests {
     async fn query(text: &str) -> Result<ListQuery, ApiError> {
         let (mut head, ()) =
             axum::http::Request::builder().uri(format!("/x?{text}")).body(()).unwrap().into_parts();
-        let taken = Query::from_request_parts(&mut head, &()).await;
-        taken.map(|Query(query)| query).map_err(|HttpError(error)| error)
+        let extracted = Query::from_request_parts(&mut head, &()).await;
+        extracted.map(|Query(query)| query).map_err(|HttpError(error)| error)
     }
 
     #[tokio::test]

@@ -1,5 +1,5 @@
-//! Fleets: starting, listing, showing and cancelling them. What a file may say is read in `qd-fleetfile`; what follows
-//! on what is the fleet's own business.
+//! Fleets: start, list, show and cancel them. The fleet file is parsed in `qd-fleetfile`; the fleet's own machine
+//! decides the routing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(cancel_fleet))
 }
 
-/// A fleet's file, or JSON with it.
+/// A fleet file, or JSON that contains one.
 #[derive(Debug)]
 struct FleetRequest(NewFleet);
 
@@ -51,12 +51,12 @@ impl<S: Send + Sync> FromRequest<S> for FleetRequest {
         }
         let body: Bytes = read_whole_body(request.into_body()).await?;
         let text = String::from_utf8(body.into())
-            .map_err(|_| ApiError::new(ErrorCode::InvalidRequest, "a fleet's file is text in UTF-8"))?;
+            .map_err(|_| ApiError::new(ErrorCode::InvalidRequest, "a fleet file must be text in UTF-8"))?;
         Ok(Self(NewFleet { spec: text.into(), task: None, env: BTreeMap::new() }))
     }
 }
 
-/// Starts a fleet: everything is checked before anything starts.
+/// Starts a fleet. Everything is checked before anything starts.
 #[utoipa::path(post, path = "/v1/workspaces/{w}/fleets", tag = "fleets", params(WorkspacePath, IdempotencyKeyHeader),
     request_body(content(("application/yaml"), (NewFleet = "application/json"))),
     responses(
@@ -73,55 +73,55 @@ async fn start_fleet(
     PathIds(workspace): PathIds<WorkspaceId>,
     KeyedBody(key, FleetRequest(new)): KeyedBody<FleetRequest>,
 ) -> Result<(StatusCode, Json<Fleet>), HttpError> {
-    let place = daemon.workspaces.get(&workspace)?;
+    let entry = daemon.workspaces.get(&workspace)?;
     let NewFleet { spec, task, env } = new;
     let text = match spec {
         serde_json::Value::String(text) => text,
         object => object.to_string(),
     };
     let spec = qd_fleetfile::parse_fleet_file(&text, task.as_deref()).map_err(invalid_fleet)?;
-    let deed = |key| async {
-        let started = Box::pin(daemon.start_fleet(&place, spec, &env, key)).await?;
+    let start = |key| async {
+        let started = Box::pin(daemon.start_fleet(&entry, spec, &env, key)).await?;
         Ok((started, ResponseRecording::WrittenWithEffect))
     };
-    Ok((StatusCode::CREATED, Json(run_once(&daemon, key, deed).await?)))
+    Ok((StatusCode::CREATED, Json(run_once(&daemon, key, start).await?)))
 }
 
 fn invalid_fleet(problem: FleetFileProblem) -> ApiError {
     let message = problem.to_string();
-    let FleetFileProblem { position: place, key, suggestion: nearest, .. } = problem;
+    let FleetFileProblem { position, key, suggestion, .. } = problem;
     ApiError::new(ErrorCode::InvalidFleet, message)
-        .with_detail("line", place.line)
-        .with_detail("column", place.column)
+        .with_detail("line", position.line)
+        .with_detail("column", position.column)
         .with_detail("key", key)
-        .with_detail("nearest", nearest)
+        .with_detail("nearest", suggestion)
 }
 
-/// The fleets of a workspace, the oldest first.
+/// Lists the fleets of a workspace, oldest first.
 #[utoipa::path(get, path = "/v1/workspaces/{w}/fleets", tag = "fleets", params(WorkspacePath, ListQuery),
-    responses((status = 200, description = "A page of them", body = [Fleet]), BadQueryResponse, NotFoundResponse, GuardResponses)
+    responses((status = 200, description = "A page of fleets", body = [Fleet]), BadQueryResponse, NotFoundResponse, GuardResponses)
 )]
 async fn list_fleets(
     State(daemon): State<Arc<Daemon>>,
     PathIds(workspace): PathIds<WorkspaceId>,
     Query(query): Query<ListQuery>,
 ) -> Result<ListPage<Fleet>, HttpError> {
-    let place = daemon.workspaces.get(&workspace)?;
+    let entry = daemon.workspaces.get(&workspace)?;
     let (limit, after) = (page_limit(query.limit)?, parse_after(query.after.as_deref(), FleetId::parse)?);
-    let filter = FleetFilter { workspace: Some(place.key), live_only: false };
-    // One more than asked for tells whether there are others.
+    let filter = FleetFilter { workspace: Some(entry.key), live_only: false };
+    // One row more than requested shows whether there are others.
     let rows = daemon.journal.fleets(filter, after.as_ref(), limit + 1).await.map_err(read_failed)?;
-    let mut found = Vec::with_capacity(rows.len());
+    let mut fleets = Vec::with_capacity(rows.len());
     for row in &rows {
-        found.push(daemon.view_fleet(row).await?);
+        fleets.push(daemon.view_fleet(row).await?);
     }
-    Ok(ListPage::from_fetched(found, limit, |fleet| fleet.id.as_str()))
+    Ok(ListPage::from_fetched(fleets, limit, |fleet| fleet.id.as_str()))
 }
 
-/// One fleet.
+/// Shows one fleet.
 #[utoipa::path(get, path = "/v1/workspaces/{w}/fleets/{f}", tag = "fleets",
     params(("w" = String, Path, description = "The workspace"), ("f" = String, Path, description = "The fleet")),
-    responses((status = 200, description = "It", body = Fleet), NotFoundResponse, GuardResponses)
+    responses((status = 200, description = "The fleet", body = Fleet), NotFoundResponse, GuardResponses)
 )]
 async fn get_fleet(
     State(daemon): State<Arc<Daemon>>,
@@ -131,12 +131,12 @@ async fn get_fleet(
 }
 
 async fn find_fleet(daemon: &Daemon, workspace: &WorkspaceId, id: &FleetId) -> Result<FleetRow, ApiError> {
-    let place = daemon.workspaces.get(workspace)?;
+    let entry = daemon.workspaces.get(workspace)?;
     let row = daemon.journal.fleet(id).await.map_err(read_failed)?;
-    row.filter(|row| row.workspace == place.key).ok_or_else(|| ApiError::not_found("fleet", id))
+    row.filter(|row| row.workspace == entry.key).ok_or_else(|| ApiError::not_found("fleet", id))
 }
 
-/// Cancels a fleet: nothing is routed any more, and what runs is stopped.
+/// Cancels a fleet: nothing is routed any more, and its active runs are stopped.
 #[utoipa::path(post, path = "/v1/workspaces/{w}/fleets/{f}/cancel", tag = "fleets",
     params(
         ("w" = String, Path, description = "The workspace"),
@@ -144,7 +144,7 @@ async fn find_fleet(daemon: &Daemon, workspace: &WorkspaceId, id: &FleetId) -> R
         IdempotencyKeyHeader,
     ),
     responses(
-        (status = 200, description = "What it hit, once journalled", body = CancelResponse),
+        (status = 200, description = "The cancelled runs, once journalled", body = CancelResponse),
         (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
         BadBodyResponses, NotFoundResponse, GuardResponses,
     )
@@ -155,13 +155,13 @@ async fn cancel_fleet(
     KeyedBody(key, OptionalJson(EmptyEventData {})): KeyedBody<OptionalJson<EmptyEventData>>,
 ) -> Result<Json<CancelResponse>, HttpError> {
     let fleet = daemon.fleet_in_workspace(&workspace, &id).await?;
-    let deed = |_| async {
+    let cancel = |_| async {
         match daemon.send_fleet_command(&fleet, FleetCommand::Cancel).await? {
-            FleetActorReply::Cancelled(hit) => {
-                Ok((CancelResponse { idle: hit.is_empty(), cancelled: hit }, ResponseRecording::NotWritten))
+            FleetActorReply::Cancelled(cancelled) => {
+                Ok((CancelResponse { idle: cancelled.is_empty(), cancelled }, ResponseRecording::NotWritten))
             }
             FleetActorReply::Answered(_) => Err(internal_error()),
         }
     };
-    Ok(Json(run_once(&daemon, key, deed).await?))
+    Ok(Json(run_once(&daemon, key, cancel).await?))
 }

@@ -1,5 +1,5 @@
-//! Tidying up: what the home holds, what could go, and its going. Closed sessions are purged by their own actors;
-//! files are removed only when nothing in the journal names them.
+//! Garbage collection: what the home holds, what could be freed, and freeing it. Closed sessions are purged by their
+//! own actors; blobs are removed only when nothing in the journal refers to them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use super::idempotency::{ResponseRecording, run_once};
 use crate::daemon::{Daemon, append_failed, blob_failed, read_failed};
 use crate::edge::{HttpError, Json, OptionalJson};
 
-/// Sessions that are purged at once, so that they share their syncs.
+/// How many sessions are purged at once, so that they share their syncs.
 const PURGES_AT_ONCE: usize = 16;
-/// Pages that the journal gives back between two of its batches.
+/// How many pages the journal frees at a time, so that its other batches are not held up.
 const VACUUM_PAGES: u32 = 256;
-/// A file younger than this may belong to an event that is still on its way.
+/// A blob younger than this may belong to an event that is not written yet.
 const YOUNG_BLOB_MS: u64 = 60_000;
 const DAY_MS: u64 = 24 * 3600 * 1000;
 
@@ -32,9 +32,9 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new().routes(routes!(preview_gc, collect_garbage))
 }
 
-/// What the home holds, and what could be freed.
+/// Shows what the home holds, and what could be freed.
 #[utoipa::path(get, path = "/v1/gc", operation_id = "gc_look", tag = "daemon", params(GcRequest), responses(
-    (status = 200, description = "Sizes and counts; nothing was done", body = GcReport), BadQueryResponse, GuardResponses,
+    (status = 200, description = "Sizes and counts; nothing was removed", body = GcReport), BadQueryResponse, GuardResponses,
 ))]
 async fn preview_gc(
     State(daemon): State<Arc<Daemon>>,
@@ -44,11 +44,11 @@ async fn preview_gc(
     Ok(Json(gc))
 }
 
-/// Frees it: purges sessions that have been closed for long, removes files that nothing names, gives room back.
+/// Purges sessions that have been closed for long, removes unreferenced blobs, and returns free space to the disk.
 #[utoipa::path(post, path = "/v1/gc", operation_id = "gc", tag = "daemon", params(IdempotencyKeyHeader),
     request_body = Option<GcRequest>,
     responses(
-        (status = 200, description = "What there was, and what was freed", body = GcReport),
+        (status = 200, description = "Sizes and counts before, and what was freed", body = GcReport),
         (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
         BadBodyResponses, GuardResponses,
     )
@@ -58,11 +58,12 @@ async fn collect_garbage(
     KeyedBody(key, OptionalJson(request)): KeyedBody<OptionalJson<Option<GcRequest>>>,
 ) -> Result<Json<GcReport>, HttpError> {
     let request = request.unwrap_or(GcRequest { older_than_days: 30 });
-    let deed = |_| async { free_space(&daemon, request).await.map(|gc| (gc, ResponseRecording::NotWritten)) };
-    Ok(Json(run_once(&daemon, key, deed).await?))
+    let collect =
+        |_| async { free_space(&daemon, request).await.map(|gc| (gc, ResponseRecording::NotWritten)) };
+    Ok(Json(run_once(&daemon, key, collect).await?))
 }
 
-/// Sizes and counts, and the sessions that could go.
+/// Sizes and counts, and the sessions that could be purged.
 async fn survey_home(daemon: &Daemon, request: GcRequest) -> Result<(GcReport, Vec<SessionKey>), ApiError> {
     let now = Millis::now();
     let before = Millis(now.0.saturating_sub(u64::from(request.older_than_days) * DAY_MS));
@@ -92,8 +93,8 @@ async fn free_space(daemon: &Arc<Daemon>, request: GcRequest) -> Result<GcReport
     let (gc, closed) = survey_home(daemon, request).await?;
     let mut purged =
         stream::iter(closed).map(|key| purge_session(daemon, key)).buffer_unordered(PURGES_AT_ONCE);
-    while let Some(done) = purged.next().await {
-        done?;
+    while let Some(result) = purged.next().await {
+        result?;
     }
     let mut freed = 0;
     for file in
@@ -110,7 +111,7 @@ async fn free_space(daemon: &Arc<Daemon>, request: GcRequest) -> Result<GcReport
     Ok(GcReport { done: true, freed_bytes: freed, ..gc })
 }
 
-/// Purges a closed session: by its actor, or, if its workspace is gone and so nobody can wake it, without one.
+/// Purges a closed session through its actor; if its workspace was removed, no actor can be woken, so it is done here.
 async fn purge_session(daemon: &Arc<Daemon>, key: SessionKey) -> Result<(), ApiError> {
     let Some(row) = daemon.journal.session_by_key(key).await.map_err(read_failed)? else { return Ok(()) };
     if let Ok(session) = daemon.session_address(&row) {
@@ -120,17 +121,17 @@ async fn purge_session(daemon: &Arc<Daemon>, key: SessionKey) -> Result<(), ApiE
     daemon.journal.append(append).await.map_err(append_failed)?;
     crate::maildir::remove_folders(&daemon.home, &row.id);
     if let Err(error) = daemon.home.remove_session_secrets(&row.id) {
-        tracing::warn!(session = %row.id, %error, "the variables of a purged session are left over");
+        tracing::warn!(session = %row.id, %error, "could not remove the variables of a purged session");
     }
     Ok(())
 }
 
-/// Bytes of the files in a directory. What cannot be looked at counts as nothing.
+/// The size of the files in a directory. Unreadable files count as 0.
 async fn directory_bytes(directory: PathBuf) -> u64 {
     let Ok(mut entries) = tokio::fs::read_dir(directory).await else { return 0 };
     let mut bytes = 0;
     while let Ok(Some(entry)) = entries.next_entry().await {
-        bytes += entry.metadata().await.map_or(0, |known| known.len());
+        bytes += entry.metadata().await.map_or(0, |metadata| metadata.len());
     }
     bytes
 }

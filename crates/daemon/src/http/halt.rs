@@ -1,4 +1,4 @@
-//! The brake for everything, over HTTP. What it does is in `crate::halt`.
+//! The halt, over HTTP. Its logic is in `crate::halt`.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new().routes(routes!(get_halt, set_halt, lift_halt))
 }
 
-/// Whether anything may start.
+/// Shows whether a halt is set.
 #[utoipa::path(get, path = "/v1/halt", tag = "halt", responses(
     (status = 200, description = "The halt, set or not", body = HaltStatus), GuardResponses,
 ))]
@@ -27,11 +27,11 @@ async fn get_halt(State(daemon): State<Arc<Daemon>>) -> Json<HaltStatus> {
     Json(daemon.halt_status())
 }
 
-/// From now on prompts are accepted and queued, but nothing starts, in any workspace, also after a restart. Live runs
-/// go on unless `cancel`.
+/// Sets a halt: prompts are accepted and queued, but nothing starts, in any workspace, even after a restart. Active
+/// runs continue unless `cancel` is set.
 #[utoipa::path(post, path = "/v1/halt", tag = "halt", params(IdempotencyKeyHeader), request_body = Option<HaltRequest>,
     responses(
-        (status = 200, description = "It is set", body = HaltStatus),
+        (status = 200, description = "The halt", body = HaltStatus),
         (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
         BadBodyResponses, GuardResponses,
     )
@@ -41,16 +41,16 @@ async fn set_halt(
     KeyedBody(key, OptionalJson(request)): KeyedBody<OptionalJson<HaltRequest>>,
 ) -> Result<Json<HaltStatus>, HttpError> {
     check_remark("reason", request.reason.as_deref())?;
-    let deed = |key| async {
+    let apply = |key| async {
         let halt = Box::pin(daemon.apply_halt(request, key)).await?;
         Ok((halt, ResponseRecording::WrittenWithEffect))
     };
-    Ok(Json(run_once(&daemon, key, deed).await?))
+    Ok(Json(run_once(&daemon, key, apply).await?))
 }
 
-/// Things start again.
+/// Lifts the halt: queued runs start again.
 #[utoipa::path(delete, path = "/v1/halt", tag = "halt", responses(
-    (status = 200, description = "It is lifted", body = HaltStatus), GuardResponses,
+    (status = 200, description = "The halt, lifted", body = HaltStatus), GuardResponses,
 ))]
 async fn lift_halt(State(daemon): State<Arc<Daemon>>) -> Result<Json<HaltStatus>, HttpError> {
     Ok(Json(daemon.lift_halt().await?))

@@ -1,5 +1,5 @@
-//! The same request under the same `Idempotency-Key` has its effect once. The first answer is written down in the
-//! transaction of its effect, so a crash between the two is impossible; here it is found again.
+//! A request repeated under the same `Idempotency-Key` has its effect once. The first response is written in the
+//! transaction of its effect, so a crash cannot separate the two; here it is looked up.
 
 use std::sync::Arc;
 
@@ -12,63 +12,63 @@ use super::unreadable_row;
 use crate::actor::{IdempotencyKey, encode_failed};
 use crate::daemon::{Daemon, append_failed, read_failed};
 
-/// Whether an answer is already written down under its key.
+/// Whether a response is already stored under its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ResponseRecording {
-    /// With its effect.
+    /// It was written in the transaction of its effect.
     WrittenWithEffect,
-    /// There was no effect that the journal knows of, so it is written down alone.
+    /// There was no effect in the journal, so the response is written alone.
     NotWritten,
 }
 
-/// Does a deed, or gives the answer that it had the first time. A refusal is not remembered: it had no effect.
+/// Runs an operation, or returns the response it had the first time. Errors are not stored: they had no effect.
 pub(super) async fn run_once<T, F>(
     daemon: &Arc<Daemon>,
     key: Option<IdempotencyKey>,
-    deed: impl FnOnce(Option<IdempotencyKey>) -> F,
+    operation: impl FnOnce(Option<IdempotencyKey>) -> F,
 ) -> Result<T, ApiError>
 where
     T: Serialize + DeserializeOwned,
     F: Future<Output = Result<(T, ResponseRecording), ApiError>>,
 {
     let Some(key) = key else {
-        return deed(None).await.map(|(answer, _)| answer);
+        return operation(None).await.map(|(response, _)| response);
     };
     let _one_at_a_time = daemon.key_locks.lock(format!("idem {}", key.key)).await;
     if let Some(first) = find_first_response(daemon, &key).await? {
         return Ok(first);
     }
-    let (answer, kept) = deed(Some(key.clone())).await?;
-    if kept == ResponseRecording::NotWritten {
-        record_response(daemon, key, &answer).await?;
+    let (response, recording) = operation(Some(key.clone())).await?;
+    if recording == ResponseRecording::NotWritten {
+        record_response(daemon, key, &response).await?;
     }
-    Ok(answer)
+    Ok(response)
 }
 
 async fn find_first_response<T: DeserializeOwned>(
     daemon: &Daemon,
     key: &IdempotencyKey,
 ) -> Result<Option<T>, ApiError> {
-    let Some((fingerprint, answer)) =
+    let Some((fingerprint, response)) =
         daemon.journal.idempotent_response(&key.key).await.map_err(read_failed)?
     else {
         return Ok(None);
     };
     if fingerprint != key.fingerprint {
-        let message = "this Idempotency-Key came with another request; choose a new one";
+        let message = "this Idempotency-Key was used for another request; choose a new one";
         return Err(ApiError::new(ErrorCode::IdempotencyConflict, message));
     }
-    serde_json::from_slice(&answer).map(Some).map_err(unreadable_row("the answer under", &key.key))
+    serde_json::from_slice(&response).map(Some).map_err(unreadable_row("the response under", &key.key))
 }
 
 async fn record_response<T: Serialize>(
     daemon: &Daemon,
     key: IdempotencyKey,
-    answer: &T,
+    response: &T,
 ) -> Result<(), ApiError> {
     let IdempotencyKey { key, fingerprint } = key;
-    let bytes = serde_json::to_vec(answer).map_err(encode_failed)?;
-    let remember = IdempotencyRecord { key, fingerprint, make_response: Box::new(move |_| bytes.clone()) };
-    let append = AppendRequest { idempotency: Some(remember), ..AppendRequest::default() };
+    let bytes = serde_json::to_vec(response).map_err(encode_failed)?;
+    let record = IdempotencyRecord { key, fingerprint, make_response: Box::new(move |_| bytes.clone()) };
+    let append = AppendRequest { idempotency: Some(record), ..AppendRequest::default() };
     daemon.journal.append(append).await.map(drop).map_err(append_failed)
 }

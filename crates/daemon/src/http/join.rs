@@ -1,5 +1,6 @@
-//! Other machines: the tokens with which their processes join, who has joined, and the two routes on which they do. The
-//! guard lets a worker token in here and nowhere else; what is spoken on the connections is in `crate::workers`.
+//! Other machines: the tokens with which their processes join, the list of joined processes, and the two routes that
+//! they connect to. The guard admits worker tokens here and nowhere else. The protocols of the connections are in
+//! `crate::workers`.
 
 use std::sync::Arc;
 
@@ -40,10 +41,10 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(link))
 }
 
-/// What processes on other machines may join with. The tokens themselves are never shown again.
+/// Lists the worker tokens. The tokens themselves are never shown again.
 #[utoipa::path(get, path = "/v1/workers/tokens", operation_id = "worker_tokens", tag = "workers", params(ListQuery),
     responses(
-        (status = 200, description = "All of them, oldest first", body = [WorkerToken]), BadQueryResponse, GuardResponses,
+        (status = 200, description = "All worker tokens, oldest first", body = [WorkerToken]), BadQueryResponse, GuardResponses,
     )
 )]
 async fn list_worker_tokens(
@@ -53,11 +54,11 @@ async fn list_worker_tokens(
     Ok(ListPage::from_complete(daemon.workers.worker_tokens().list(), &query, |token| token.id.as_str())?)
 }
 
-/// Makes a token with which a process on another machine can join, and do nothing else.
+/// Creates a token with which a process on another machine can join, and do nothing else.
 #[utoipa::path(post, path = "/v1/workers/tokens", operation_id = "make_worker_token", tag = "workers",
     params(IdempotencyKeyHeader), request_body = Option<NewWorkerToken>,
     responses(
-        (status = 201, description = "The token, this once, and where to join with it", body = CreatedWorkerToken),
+        (status = 201, description = "The token, which is shown only once, and the address to join", body = CreatedWorkerToken),
         (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
         BadBodyResponses, GuardResponses,
     )
@@ -69,31 +70,31 @@ async fn make_token(
     let NewWorkerToken { name } = new;
     let is_line = |name: &str| (1..=TITLE_MAX).contains(&name.len()) && !name.chars().any(char::is_control);
     if name.as_deref().is_some_and(|name| !is_line(name)) {
-        return Err(invalid_value(format!("`name` is 1 to {TITLE_MAX} bytes on one line")).into());
+        return Err(invalid_value(format!("`name` must be 1 to {TITLE_MAX} bytes on one line")).into());
     }
-    // What is remembered under the key is all but the token, which the journal must not hold.
-    let deed = |_| async {
-        let made = with_tokens(&daemon, move |tokens| tokens.create(name)).await?;
-        Ok((made, ResponseRecording::NotWritten))
+    // The response stored under the key leaves out the token, which must not be in the journal.
+    let create = |_| async {
+        let token = with_tokens(&daemon, move |tokens| tokens.create(name)).await?;
+        Ok((token, ResponseRecording::NotWritten))
     };
-    let WorkerToken { id, name, created_at, .. } = run_once(&daemon, key, deed).await?;
-    let door = daemon.workers.join_address().cloned();
-    let (url, fingerprint) = door.map_or((None, None), |door| (Some(door.url), door.fingerprint));
+    let WorkerToken { id, name, created_at, .. } = run_once(&daemon, key, create).await?;
+    let address = daemon.workers.join_address().cloned();
+    let (url, fingerprint) = address.map_or((None, None), |address| (Some(address.url), address.fingerprint));
     let token = daemon.workers.worker_tokens().derive_token(&id);
     Ok((StatusCode::CREATED, Json(CreatedWorkerToken { id, name, created_at, token, url, fingerprint })))
 }
 
 #[derive(IntoParams)]
 #[into_params(parameter_in = Path)]
-#[expect(dead_code, reason = "it only describes what `Ids` takes")]
+#[expect(dead_code, reason = "it only describes what `PathIds` takes")]
 struct WorkerTokenPath {
-    /// The token's name.
+    /// The token's id.
     id: String,
 }
 
-/// Revokes a token: whoever joined with it is cut off at once, and what it held is lost.
+/// Revokes a token: processes that joined with it are disconnected at once, and the sessions they held are lost.
 #[utoipa::path(delete, path = "/v1/workers/tokens/{id}", operation_id = "revoke_worker_token", tag = "workers",
-    params(WorkerTokenPath), responses((status = 204, description = "It counts no more"), NotFoundResponse, GuardResponses)
+    params(WorkerTokenPath), responses((status = 204, description = "The token is revoked"), NotFoundResponse, GuardResponses)
 )]
 async fn revoke_token(
     State(daemon): State<Arc<Daemon>>,
@@ -107,10 +108,10 @@ async fn revoke_token(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The processes on other machines that have joined, with or without sessions.
+/// Lists the processes on other machines that have joined, with or without sessions.
 #[utoipa::path(get, path = "/v1/workers/joined", operation_id = "joined_workers", tag = "workers", params(ListQuery),
     responses(
-        (status = 200, description = "All of them, by name", body = [JoinedWorker]), BadQueryResponse, GuardResponses,
+        (status = 200, description = "All joined processes, by name", body = [JoinedWorker]), BadQueryResponse, GuardResponses,
     )
 )]
 async fn list_joined_workers(
@@ -120,7 +121,7 @@ async fn list_joined_workers(
     Ok(ListPage::from_complete(daemon.workers.joined().list(), &query, |joined| &joined.name)?)
 }
 
-/// A process on another machine offers to work. A WebSocket of the subprotocol `quarterdeck.v1`, and a worker token.
+/// Joins a process on another machine. Takes a WebSocket of the subprotocol `quarterdeck.v1`, and a worker token.
 #[utoipa::path(get, path = "/v1/workers/join", operation_id = "join", tag = "workers", responses(
     (status = 101, description = "The control connection of the process"),
     (status = 400, description = "`invalid_request`: not an upgrade, or not to this subprotocol", body = ErrorBody),
@@ -136,15 +137,15 @@ async fn join(
     if daemon.is_stopping() {
         return Err(stopping_error().into());
     }
-    let (response, line) = upgrade.accept(SUBPROTOCOL);
+    let (response, connection) = upgrade.accept(SUBPROTOCOL);
     let task = Arc::clone(&daemon);
     daemon.spawn(async move {
-        let Some(line) = line.await else { return };
+        let Some(connection) = connection.await else { return };
         let used = token.clone();
         if let Err(error) = with_tokens(&task, move |tokens| tokens.mark_used(&used)).await {
-            tracing::warn!(%error, "when a worker token was last used is not kept");
+            tracing::warn!(%error, "could not store when a worker token was last used");
         }
-        task.workers.joined().serve_control(line, token, task.stop_signal()).await;
+        task.workers.joined().serve_control(connection, token, task.stop_signal()).await;
     });
     Ok(response)
 }
@@ -156,16 +157,16 @@ struct LinkQuery {
     /// The session.
     #[param(value_type = String)]
     session: SessionId,
-    /// Its worker, as the control connection named it.
+    /// The session's worker, as the control connection named it.
     #[param(value_type = String)]
     worker: WorkerId,
 }
 
-/// A joined process dials for a session that it was given, when its control connection says so.
+/// Connects a joined process for one session, when the control connection has asked it to dial.
 #[utoipa::path(get, path = "/v1/workers/link", operation_id = "link", tag = "workers", params(LinkQuery), responses(
     (status = 101, description = "The connection of this session's agent"),
     (status = 400, description = "`invalid_request`: not an upgrade, or not to this subprotocol", body = ErrorBody),
-    (status = 404, description = "`not_found`: this worker was not asked to dial for it", body = ErrorBody),
+    (status = 404, description = "`not_found`: this process was not asked to dial for this worker", body = ErrorBody),
     GuardResponses,
 ))]
 async fn link(
@@ -176,33 +177,34 @@ async fn link(
 ) -> Result<Response, HttpError> {
     let token = require_worker_token(token)?;
     let upgrade = upgrade.require_subprotocol(SUBPROTOCOL)?;
-    let seat = SessionWorker { session: query.session, worker: query.worker };
-    daemon.workers.joined().check_expected(&seat, &token)?;
-    let (response, line) = upgrade.accept(SUBPROTOCOL);
+    let worker = SessionWorker { session: query.session, worker: query.worker };
+    daemon.workers.joined().check_expected(&worker, &token)?;
+    let (response, connection) = upgrade.accept(SUBPROTOCOL);
     let task = Arc::clone(&daemon);
     daemon.spawn(async move {
-        if let Some(line) = line.await {
-            task.workers.joined().accept_dial(&seat, line);
+        if let Some(connection) = connection.await {
+            task.workers.joined().accept_dial(&worker, connection);
         }
     });
     Ok(response)
 }
 
-/// The owner of the home has every right, but is no worker: who works must be one who can be cut off.
+/// The daemon's own token is not enough here: a worker must be a client that can be revoked.
 fn require_worker_token(token: Option<Extension<TokenId>>) -> Result<TokenId, ApiError> {
     let missing = || {
-        let message = "joining takes a worker token, over TCP; `qd workers token` makes one";
+        let message = "joining needs a worker token, over TCP; `qd workers token` creates one";
         ApiError::new(ErrorCode::Unauthorized, message)
     };
     token.map(|Extension(token)| token).ok_or_else(missing)
 }
 
-/// Does something with the tokens, which wait for the disk.
+/// Runs an operation on the worker tokens on a blocking thread, because it waits for the disk.
 async fn with_tokens<T: Send + 'static>(
     daemon: &Daemon,
-    deed: impl FnOnce(&WorkerTokenStore) -> Result<T, HomeError> + Send + 'static,
+    operation: impl FnOnce(&WorkerTokenStore) -> Result<T, HomeError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let tokens = Arc::clone(daemon.workers.worker_tokens());
-    let done = tokio::task::spawn_blocking(move || deed(&tokens)).await.map_err(|_| internal_error())?;
-    done.map_err(|error| ApiError::new(ErrorCode::StorageFailed, error.to_string()))
+    let result =
+        tokio::task::spawn_blocking(move || operation(&tokens)).await.map_err(|_| internal_error())?;
+    result.map_err(|error| ApiError::new(ErrorCode::StorageFailed, error.to_string()))
 }

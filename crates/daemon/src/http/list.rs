@@ -1,5 +1,5 @@
-//! Pages of lists: `?limit=`, `?after=`, and the header `Next-After` while there is more. Whoever reads a list asks
-//! for one item more than is wanted, and so knows whether there is more.
+//! Pages of lists: `?limit=`, `?after=`, and the header `Next-After` while there is more. A handler fetches one item
+//! more than requested, to know whether there is more.
 
 use axum::http::header::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
@@ -15,27 +15,27 @@ use crate::daemon::read_failed;
 use crate::edge::Json;
 use crate::invalid_value;
 
-/// The query of a list that has no filters.
+/// The query of a list without filters.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ListQuery {
-    /// How many at most, from 1 to 1000; 1000 unless given.
+    /// The most items to return, 1 to 1000. Default 1000.
     pub(super) limit: Option<usize>,
-    /// Go on after this one: what `Next-After` said.
+    /// Continue after this item: the value of `Next-After`.
     pub(super) after: Option<String>,
 }
 
-/// How many items an answer has at most.
+/// Validates `limit`, and applies its default.
 pub(super) fn page_limit(given: Option<usize>) -> Result<usize, ApiError> {
     match given {
         None => Ok(PAGE_MAX),
         Some(limit) if (1..=PAGE_MAX).contains(&limit) => Ok(limit),
-        Some(_) => Err(invalid_value(format!("`limit` is from 1 to {PAGE_MAX}"))),
+        Some(_) => Err(invalid_value(format!("`limit` must be from 1 to {PAGE_MAX}"))),
     }
 }
 
-/// What to go on after, as the id that it is.
+/// Parses `after` as an id.
 pub(super) fn parse_after<I>(
     given: Option<&str>,
     parse: impl FnOnce(&str) -> Result<I, IdParseError>,
@@ -43,15 +43,14 @@ pub(super) fn parse_after<I>(
     given.map(|text| parse(text).map_err(|_| bad_cursor(text))).transpose()
 }
 
-/// Nothing has this id, so nothing comes after it.
+/// The error for an `after` that names no item of the list.
 fn bad_cursor(text: &str) -> ApiError {
     ApiError::new(
         ErrorCode::BadCursor,
-        format!("there is no {text} to go on after; take what `Next-After` said"),
+        format!("there is no {text} to continue after; use the value of `Next-After`"),
     )
 }
 
-/// One page.
 #[derive(Debug)]
 pub(super) struct ListPage<T> {
     items: Vec<T>,
@@ -59,7 +58,7 @@ pub(super) struct ListPage<T> {
 }
 
 impl<T> ListPage<T> {
-    /// Of items of which there is one too many if there is more.
+    /// A page of items that were fetched with one extra, which shows that there is more.
     pub(super) fn from_fetched(mut items: Vec<T>, limit: usize, id: impl Fn(&T) -> &str) -> Self {
         let more = items.len() > limit;
         items.truncate(limit);
@@ -67,7 +66,7 @@ impl<T> ListPage<T> {
         Self { items, next }
     }
 
-    /// Of a list that is here as a whole.
+    /// A page of a list that is completely in memory.
     pub(super) fn from_complete(
         mut items: Vec<T>,
         query: &ListQuery,
@@ -92,13 +91,13 @@ impl<T: Serialize> IntoResponse for ListPage<T> {
     }
 }
 
-/// Rows that are read at once where only some are wanted, or only a part of each.
+/// How many rows are read at once where some are filtered out, or only a part of each is used.
 const READ_CHUNK: usize = 128;
-/// The same where few are left to find.
+/// The smallest number of rows that are read at once, when few items are missing.
 const READ_CHUNK_MIN: usize = 16;
 
-/// Reads rows until one more is found than `limit`, or there are no more. `take` makes an item of a row, or passes it
-/// over. A row may be much larger than its item, so few are held at a time.
+/// Reads rows until there is one item more than `limit`, or there are no more rows. `take` turns a row into an item,
+/// or skips it. A row may be much larger than its item, so few rows are held at a time.
 pub(super) async fn read_filtered<R, I, T, F>(
     limit: usize,
     mut after: Option<I>,
@@ -109,20 +108,20 @@ pub(super) async fn read_filtered<R, I, T, F>(
 where
     F: Future<Output = Result<Vec<R>, JournalReadError>>,
 {
-    let mut found = Vec::new();
+    let mut items = Vec::new();
     loop {
-        let size = (limit + 1 - found.len()).clamp(READ_CHUNK_MIN, READ_CHUNK);
+        let size = (limit + 1 - items.len()).clamp(READ_CHUNK_MIN, READ_CHUNK);
         let rows = read(after.take(), size).await.map_err(read_failed)?;
         let end = rows.len() < size;
         after = rows.last().map(&id);
         for row in rows {
-            found.extend(take(row)?);
-            if found.len() > limit {
-                return Ok(found);
+            items.extend(take(row)?);
+            if items.len() > limit {
+                return Ok(items);
             }
         }
         if end {
-            return Ok(found);
+            return Ok(items);
         }
     }
 }

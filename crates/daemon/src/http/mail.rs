@@ -1,5 +1,5 @@
-//! Mail: sending it, looking at it, claiming what waits and acknowledging that. What becomes of a message is decided by
-//! the session whose it is; who it is from is decided here, by who calls.
+//! Mail: send it, read it, claim waiting messages and acknowledge them. The receiving session decides what becomes of
+//! a message; the sender is determined here, from the caller.
 
 use std::sync::Arc;
 
@@ -41,13 +41,13 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(list_all_mail))
 }
 
-/// Sends a message to a session. 202 means that it is in the journal. An idle session is woken with it, a busy one gets it
-/// after its turn or as a steer, and one that is held waits until it is claimed. An id that is known with the same message
-/// gets its first receipt again.
+/// Sends a message to a session. 202 means that it is in the journal. An idle session is woken with it, a busy one
+/// gets it after its turn or as a steer, and a held message waits until it is claimed. Repeating an id with the same
+/// message returns the first receipt.
 #[utoipa::path(post, path = "/v1/workspaces/{w}/sessions/{s}/mail", tag = "mail", params(SessionPath, IdempotencyKeyHeader),
     request_body = NewMail,
     responses(
-        (status = 202, description = "It is in the mailbox", body = MailReceipt),
+        (status = 202, description = "The message is in the mailbox", body = MailReceipt),
         (status = 409, description = "`session_closed`, `mail_id_conflict` or `idempotency_conflict`", body = ErrorBody),
         (status = 429, description = "`queue_full`, `mailbox_full` or `overloaded`", body = ErrorBody),
         BadBodyResponses, NotFoundResponse, GuardResponses,
@@ -61,7 +61,7 @@ async fn send_mail(
     let session = daemon.session_in_workspace(&workspace, &id).await?;
     let NewMail { text, id, kind, deliver, in_reply_to, correlation_id } = new;
     let mail = OutgoingMail {
-        // Agents do not come this far: see `kin`.
+        // Agents cannot call this route: see `agent_access`.
         from: MailSender::User,
         id: id.or_else(|| key.as_ref().map(mail_id_from_key)),
         kind: kind.unwrap_or_default(),
@@ -74,14 +74,14 @@ async fn send_mail(
     Ok((StatusCode::ACCEPTED, Json(post_mail(&daemon, &session, mail, key).await?)))
 }
 
-/// Puts a message into a mailbox, once for its key.
+/// Puts a message into a mailbox, once per idempotency key.
 pub(super) async fn post_mail(
     daemon: &Arc<Daemon>,
     session: &Arc<SessionAddress>,
     mail: OutgoingMail,
     key: Option<IdempotencyKey>,
 ) -> Result<MailReceipt, ApiError> {
-    let deed = |key| async {
+    let post = |key| async {
         Ok(match daemon.post_mail(session, mail, key).await? {
             PostMailOutcome::Accepted(receipt) => {
                 (ActorReply::Mailed(receipt), ResponseRecording::WrittenWithEffect)
@@ -91,13 +91,13 @@ pub(super) async fn post_mail(
             }
         })
     };
-    match run_once(daemon, key, deed).await? {
+    match run_once(daemon, key, post).await? {
         ActorReply::Mailed(receipt) => Ok(receipt),
         _ => Err(internal_error()),
     }
 }
 
-/// The id of a message that has a key and no id.
+/// The id of a message that has an idempotency key and no id.
 pub(super) fn mail_id_from_key(key: &IdempotencyKey) -> MailId {
     MailId::from_random(&key.digest()[..26])
 }
@@ -106,17 +106,17 @@ pub(super) fn mail_id_from_key(key: &IdempotencyKey) -> MailId {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct MailQuery {
-    /// How many at most, from 1 to 1000; 1000 unless given.
+    /// The most messages to return, 1 to 1000. Default 1000.
     limit: Option<usize>,
-    /// Go on after this message: what `Next-After` said.
+    /// Continue after this message: the value of `Next-After`.
     after: Option<String>,
-    /// Only those that stand so.
+    /// Filter by state.
     state: Option<MailStatus>,
 }
 
-/// The messages of a session, in the order of arrival. Long texts are cut to a head.
+/// Lists the messages of a session, in the order of arrival. Long texts are cut to a head.
 #[utoipa::path(get, path = "/v1/workspaces/{w}/sessions/{s}/mail", tag = "mail", params(SessionPath, MailQuery),
-    responses((status = 200, description = "A page of them", body = [Mail]), BadQueryResponse, NotFoundResponse, GuardResponses)
+    responses((status = 200, description = "A page of messages", body = [Mail]), BadQueryResponse, NotFoundResponse, GuardResponses)
 )]
 async fn list_mail(
     State(daemon): State<Arc<Daemon>>,
@@ -127,9 +127,9 @@ async fn list_mail(
     mail_page(&daemon, query, Some(session.key)).await
 }
 
-/// The messages of all sessions, in the order of arrival. Long texts are cut to a head.
+/// Lists the messages of all sessions, in the order of arrival. Long texts are cut to a head.
 #[utoipa::path(get, path = "/v1/mail", tag = "mail", params(MailQuery), responses(
-    (status = 200, description = "A page of them", body = [Mail]), BadQueryResponse, GuardResponses,
+    (status = 200, description = "A page of messages", body = [Mail]), BadQueryResponse, GuardResponses,
 ))]
 async fn list_all_mail(
     State(daemon): State<Arc<Daemon>>,
@@ -152,14 +152,14 @@ async fn mail_page(
         mail.message.text.truncate(escaped_head(&mail.message.text, HEAD_MAX).len());
         Ok(Some(mail).filter(|mail| query.state.is_none_or(|state| mail.state == state)))
     };
-    let found = read_filtered(limit, after, read, |row| row.id.clone(), take).await?;
-    Ok(ListPage::from_fetched(found, limit, |mail| mail.message.id.as_str()))
+    let mail = read_filtered(limit, after, read, |row| row.id.clone(), take).await?;
+    Ok(ListPage::from_fetched(mail, limit, |item| item.message.id.as_str()))
 }
 
-/// One message, whole.
+/// Shows one message, with its whole text.
 #[utoipa::path(get, path = "/v1/workspaces/{w}/sessions/{s}/mail/{m}", tag = "mail",
     params(SessionPath, ("m" = String, Path, description = "The message")),
-    responses((status = 200, description = "It", body = Mail), NotFoundResponse, GuardResponses)
+    responses((status = 200, description = "The message", body = Mail), NotFoundResponse, GuardResponses)
 )]
 async fn get_mail(
     State(daemon): State<Arc<Daemon>>,
@@ -174,12 +174,12 @@ async fn find_mail(daemon: &Daemon, session: SessionKey, id: &MailId) -> Result<
     row.filter(|row| row.session == Some(session)).ok_or_else(|| ApiError::not_found("mail", id))
 }
 
-/// Claims the oldest messages that wait. Each is the caller's until it is acknowledged or the limit is over; then it comes
-/// back, and after five returns nobody gets it any more.
+/// Claims the oldest waiting messages. The caller holds each until it acknowledges it or the limit has passed; then
+/// the message waits again, and after five returns it is no longer delivered.
 #[utoipa::path(post, path = "/v1/workspaces/{w}/sessions/{s}/mail/claim", tag = "mail",
     params(SessionPath, IdempotencyKeyHeader), request_body = Option<MailClaimRequest>,
     responses(
-        (status = 200, description = "The messages, none if none waits", body = [ClaimedMail]),
+        (status = 200, description = "The messages; empty if none waits", body = [ClaimedMail]),
         (status = 409, description = "`session_closed` or `idempotency_conflict`", body = ErrorBody),
         (status = 429, description = "`overloaded`: too many requests wait for the session", body = ErrorBody),
         BadBodyResponses, NotFoundResponse, GuardResponses,
@@ -193,21 +193,21 @@ async fn claim_mail(
     let session = daemon.session_in_workspace(&workspace, &id).await?;
     let max = request.max.unwrap_or(1);
     if !(1..=MAIL_CLAIM_MAX).contains(&max) {
-        return Err(invalid_value(format!("`max` is from 1 to {MAIL_CLAIM_MAX}")).into());
+        return Err(invalid_value(format!("`max` must be from 1 to {MAIL_CLAIM_MAX}")).into());
     }
     let limit_s = request.limit_s.unwrap_or(MAIL_CLAIM_S as f64);
     if !(limit_s > 0.0 && limit_s <= MAIL_CLAIM_MAX_S as f64) {
         return Err(invalid_value(format!(
-            "`limit_s` is a number of seconds above 0 and up to {MAIL_CLAIM_MAX_S}"
+            "`limit_s` must be a number of seconds above 0 and up to {MAIL_CLAIM_MAX_S}"
         ))
         .into());
     }
-    let deed = |key| async {
+    let claim = |key| async {
         let command = SessionCommand::ClaimMail { max, lease_ms: seconds_to_millis(limit_s).max(1) };
         let CommandCompletion { reply, .. } = daemon.send_command(&session, command, key).await?;
         Ok((reply, ResponseRecording::WrittenWithEffect))
     };
-    let ActorReply::Claimed(claims, until) = run_once(&daemon, key, deed).await? else {
+    let ActorReply::Claimed(claims, until) = run_once(&daemon, key, claim).await? else {
         return Err(internal_error().into());
     };
     let mut claimed = Vec::with_capacity(claims.len());
@@ -218,13 +218,13 @@ async fn claim_mail(
     Ok(Json(claimed))
 }
 
-/// Acknowledges a message that was claimed: it is done with. Said again, it is so.
+/// Acknowledges a claimed message: it is done. Repeating this has no further effect.
 #[utoipa::path(post, path = "/v1/workspaces/{w}/sessions/{s}/mail/{m}/ack", tag = "mail",
     params(SessionPath, ("m" = String, Path, description = "The message"), IdempotencyKeyHeader),
     request_body = Option<MailAckRequest>,
     responses(
-        (status = 200, description = "It is acknowledged", body = Mail),
-        (status = 409, description = "`not_claimed`: nobody has it, or somebody else; or `idempotency_conflict`",
+        (status = 200, description = "The acknowledged message", body = Mail),
+        (status = 409, description = "`not_claimed`: it is not claimed, or by somebody else; or `idempotency_conflict`",
             body = ErrorBody),
         (status = 429, description = "`overloaded`: too many requests wait for the session", body = ErrorBody),
         BadBodyResponses, NotFoundResponse, GuardResponses,
@@ -238,24 +238,24 @@ async fn acknowledge_mail(
     let session = daemon.session_in_workspace(&workspace, &session).await?;
     find_mail(&daemon, session.key, &id).await?;
     let MailAckRequest { claim } = request;
-    let deed = |key| async {
+    let acknowledge = |key| async {
         let command = SessionCommand::AcknowledgeMail { id: id.clone(), claim: claim.map(EventNumber) };
         match daemon.send_command(&session, command, key).await {
             Ok(CommandCompletion { reply, .. }) => Ok((reply, ResponseRecording::WrittenWithEffect)),
             Err(error) if error.code == ErrorCode::NotClaimed => {
-                let now = mail_view(&find_mail(&daemon, session.key, &id).await?)?;
-                let again =
-                    now.state == MailStatus::Acknowledged && claim.is_none_or(|one| now.claim == Some(one));
-                if again {
+                let view = mail_view(&find_mail(&daemon, session.key, &id).await?)?;
+                let already_acknowledged = view.state == MailStatus::Acknowledged
+                    && claim.is_none_or(|claim| view.claim == Some(claim));
+                if already_acknowledged {
                     Ok((ActorReply::Done, ResponseRecording::NotWritten))
                 } else {
-                    Err(error.with_detail("state", now.state.as_str()))
+                    Err(error.with_detail("state", view.state.as_str()))
                 }
             }
             Err(error) => Err(error),
         }
     };
-    match run_once(&daemon, key, deed).await? {
+    match run_once(&daemon, key, acknowledge).await? {
         ActorReply::Done => Ok(Json(mail_view(&find_mail(&daemon, session.key, &id).await?)?)),
         _ => Err(internal_error().into()),
     }

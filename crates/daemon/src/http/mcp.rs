@@ -1,5 +1,5 @@
-//! The tools by the Model Context Protocol, over HTTP. Each request stands for itself: there is no session of the
-//! protocol to lose, and a client that is cut off by a restart only calls again.
+//! The tools over the Model Context Protocol, by HTTP. Requests are stateless: there is no protocol session to lose,
+//! and a client that is cut off by a restart just calls again.
 
 use std::sync::Arc;
 
@@ -28,18 +28,18 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new().routes(routes!(mcp))
 }
 
-/// The Model Context Protocol by streamable HTTP: the same tools as `qd mcp`.
+/// Serves the Model Context Protocol by streamable HTTP, with the same tools as `qd mcp`.
 #[utoipa::path(post, path = "/mcp", tag = "tools", params(IdempotencyKeyHeader),
-    request_body(content = Object, description = "A message of JSON-RPC"),
+    request_body(content = Object, description = "A JSON-RPC message"),
     responses(
-        (status = 200, description = "Its answer, as JSON or as a stream of events", body = Object),
-        (status = 202, description = "A notification was taken"),
-        (status = 406, description = "The client takes only one of JSON and event streams", body = ErrorBody),
+        (status = 200, description = "The response, as JSON or as an event stream", body = Object),
+        (status = 202, description = "A notification was accepted"),
+        (status = 406, description = "The client must accept both JSON and event streams", body = ErrorBody),
         BadBodyResponses, GuardResponses,
     )
 )]
 async fn mcp(State(daemon): State<Arc<Daemon>>, request: Request) -> Response {
-    // Who may come here, from where and with how much is settled at the edge.
+    // The edge has already checked the caller, its origin and the size.
     let config = StreamableHttpServerConfig::default()
         .with_legacy_session_mode(false)
         .with_json_response(true)
@@ -50,7 +50,7 @@ async fn mcp(State(daemon): State<Arc<Daemon>>, request: Request) -> Response {
     service.handle(request).await.map(Body::new)
 }
 
-/// The daemon itself.
+/// Performs tool calls in the daemon itself.
 #[derive(Debug, Clone)]
 struct DaemonToolBackend {
     daemon: Arc<Daemon>,

@@ -1,5 +1,5 @@
-//! The daemon itself: health, version, numbers, workers, what a shortened id means, files too large for an
-//! event, and the end. Touches no session.
+//! The daemon itself: health, version, metrics, workers, resolving shortened ids, blobs, and shutdown. Changes no
+//! session.
 
 use std::sync::Arc;
 
@@ -37,16 +37,16 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(shutdown))
 }
 
-/// Whether the daemon lives.
+/// Shows that the daemon is alive.
 #[utoipa::path(get, path = "/healthz", tag = "daemon", security(()), responses(
-    (status = 200, description = "It does", body = Health),
+    (status = 200, description = "The daemon is alive", body = Health),
     (status = 403, description = "`host_not_allowed` or `origin_not_allowed`", body = ErrorBody),
 ))]
 async fn healthz() -> Json<Health> {
     Json(Health { status: "ok".to_owned() })
 }
 
-/// Which daemon this is.
+/// Shows which daemon this is.
 #[utoipa::path(get, path = "/v1/version", tag = "daemon", responses(
     (status = 200, description = "Version, process and home", body = DaemonVersion), GuardResponses,
 ))]
@@ -60,7 +60,7 @@ async fn version(State(daemon): State<Arc<Daemon>>) -> Json<DaemonVersion> {
     })
 }
 
-/// Numbers for an operator, as Prometheus text.
+/// Metrics, as Prometheus text.
 #[utoipa::path(get, path = "/metrics", operation_id = "metrics", tag = "daemon", responses(
     (status = 200, description = "Counters, gauges and the commit latency", body = String, content_type = "text/plain"),
     GuardResponses,
@@ -78,15 +78,15 @@ async fn openapi() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], api_document::openapi_document())
 }
 
-/// The live workers, with what runs below them.
+/// Lists the live workers, with the processes below them.
 #[utoipa::path(get, path = "/v1/workers", tag = "daemon", params(ListQuery), responses(
-    (status = 200, description = "All of them", body = [Worker]), BadQueryResponse, GuardResponses,
+    (status = 200, description = "The live workers", body = [Worker]), BadQueryResponse, GuardResponses,
 ))]
 async fn workers(
     State(daemon): State<Arc<Daemon>>,
     Query(query): Query<ListQuery>,
 ) -> Result<ListPage<Worker>, HttpError> {
-    // It reads what the kernel says of each process.
+    // Blocking: it reads `/proc` for each process.
     let list = move || daemon.workers.list();
     let workers = tokio::task::spawn_blocking(list).await.map_err(|_| super::internal_error())?;
     Ok(ListPage::from_complete(workers, &query, |worker: &Worker| &worker.id)?)
@@ -98,13 +98,13 @@ async fn workers(
 struct ResolveQuery {
     /// An id, the beginning of one with or without its prefix, or the title of a session.
     r#ref: String,
-    /// How many at most, from 1 to 1000; 1000 unless given.
+    /// The most matches to return, 1 to 1000. Default 1000.
     limit: Option<usize>,
 }
 
-/// What a shortened id or a title may mean. What it is exactly comes first.
+/// Finds what a shortened id or a title may refer to. An exact match comes first.
 #[utoipa::path(get, path = "/v1/resolve", tag = "daemon", params(ResolveQuery), responses(
-    (status = 200, description = "All that it may mean; nothing: an empty list", body = [ReferenceMatch]), BadQueryResponse, GuardResponses,
+    (status = 200, description = "All matches; empty if there are none", body = [ReferenceMatch]), BadQueryResponse, GuardResponses,
 ))]
 async fn resolve(
     State(daemon): State<Arc<Daemon>>,
@@ -112,19 +112,19 @@ async fn resolve(
 ) -> Result<Json<Vec<ReferenceMatch>>, HttpError> {
     let limit = page_limit(query.limit)?;
     if query.r#ref.is_empty() {
-        return Err(invalid_value("`ref` is an id, the beginning of one, or a title").into());
+        return Err(invalid_value("`ref` must be an id, the beginning of one, or a title").into());
     }
     let mut found = daemon.journal.resolve(&query.r#ref, limit).await.map_err(read_failed)?;
-    // What is left of a workspace that was removed cannot be reached, and so is nobody's meaning.
+    // What belongs to a removed workspace cannot be reached, so it is not a match.
     found.retain(|found| daemon.workspaces.get(&found.workspace_id).is_ok());
     Ok(Json(found))
 }
 
 /// A text or file that was too large for its event.
 #[utoipa::path(get, path = "/v1/blobs/{sha256}", tag = "daemon",
-    params(("sha256" = String, Path, description = "The hash that the event names")),
+    params(("sha256" = String, Path, description = "The hash from the event")),
     responses(
-        (status = 200, description = "The whole of it", body = Vec<u8>, content_type = "application/octet-stream"),
+        (status = 200, description = "The whole content", body = Vec<u8>, content_type = "application/octet-stream"),
         NotFoundResponse, GuardResponses,
     )
 )]
@@ -134,7 +134,7 @@ async fn blob(
 ) -> Result<impl IntoResponse, HttpError> {
     let found = daemon.journal.blobs().get(&sha256).await.map_err(blob_failed)?;
     let bytes = found.ok_or_else(|| ApiError::not_found("blob", &sha256))?;
-    // It is whatever an agent or a client made of it: no browser should guess what that is and show it as ours.
+    // The content comes from an agent or a client: a browser must not guess its type and show it as ours.
     let headers =
         [(header::CONTENT_TYPE, "application/octet-stream"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
     Ok((headers, bytes))
@@ -144,24 +144,24 @@ async fn blob(
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct ShutdownRequest {
-    /// Whether the workers end too, and with them the agents and all that those started.
+    /// Also end the workers, and with them the agents and everything they started.
     #[serde(default)]
     workers: bool,
 }
 
-/// The end has begun.
+/// The shutdown has begun.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = Stopping)]
 struct ShutdownResponse {
-    /// True.
+    /// Always true.
     stopping: bool,
 }
 
-/// Ends the daemon: no more work is taken, streams end, what was begun is journalled.
+/// Stops the daemon: no more work is accepted, streams end, and what was begun is journalled.
 #[utoipa::path(post, path = "/v1/shutdown", tag = "daemon", params(IdempotencyKeyHeader),
     request_body = Option<ShutdownRequest>,
     responses(
-        (status = 202, description = "It ends now", body = ShutdownResponse),
+        (status = 202, description = "The daemon is stopping", body = ShutdownResponse),
         (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
         BadBodyResponses, GuardResponses,
     )
@@ -173,10 +173,10 @@ async fn shutdown(
     if request.workers {
         daemon.end_workers().await;
     }
-    let answer = run_once(&daemon, key, |_| async {
+    let response = run_once(&daemon, key, |_| async {
         Ok((ShutdownResponse { stopping: true }, ResponseRecording::NotWritten))
     })
     .await?;
     daemon.stop();
-    Ok((StatusCode::ACCEPTED, Json(answer)))
+    Ok((StatusCode::ACCEPTED, Json(response)))
 }

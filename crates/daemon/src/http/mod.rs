@@ -1,14 +1,15 @@
-//! The HTTP API of section 3: every route, and the document that describes them. A handler reads rows, or sends a
-//! command to a session and waits until what came of it is journalled; it decides nothing itself, and no mistake of a
-//! caller makes it panic or answer 500.
+//! The HTTP API: every route, and the OpenAPI document that describes them. A handler reads rows, or sends a command
+//! to a session and waits until the result is journalled. Handlers decide nothing themselves, and no mistake of a
+//! caller makes one panic or answer 500.
 //!
 //! In reading order:
-//! - `extract`: what a handler takes: ids, queries, bodies with an `Idempotency-Key`.
-//! - `once`: the same request under the same key has its effect once.
-//! - `list`: pages. `describe`: what the document says of all routes alike. `words`: texts and files of a caller.
-//! - `meta`, `agents`, `gc`, `join`, `workspaces`, `sessions`, `fleets`, `worktrees`, `terminal`, `runs`, `queue`, `asks`, `mail`, `policy`, `halt`, `events`: the
-//!   families of routes.
-//! - `tools`: what agents can do with a token of their own; `mcp`: the same by the Model Context Protocol.
+//! - `extract`: ids, queries, and bodies with an `Idempotency-Key`.
+//! - `idempotency`: a request repeated under the same key has its effect once.
+//! - `list`: pages of lists. `api_document`: the parts of the document that all routes share.
+//! - `agent_access`: which routes an agent may use.
+//! - `meta`, `agents`, `gc`, `join`, `workspaces`, `sessions`, `fleets`, `worktrees`, `terminal`, `runs`, `queue`,
+//! `asks`, `mail`, `policy`, `halt`, `events`: the families of routes.
+//! - `tools`: the API for agents that hold a session token. `mcp`: the same over the Model Context Protocol.
 
 mod agent_access;
 mod agents;
@@ -51,14 +52,14 @@ use utoipa_axum::router::OpenApiRouter;
 use crate::daemon::{Daemon, stopping_error};
 use crate::edge::{HttpError, read_whole_body};
 
-/// All routes, and what `/openapi.json` says of them.
+/// The router, and the document that `/openapi.json` serves.
 pub(crate) fn router(daemon: Arc<Daemon>) -> (Router, OpenApi) {
     let (router, document) = routes().split_for_parts();
     let router = router.layer(from_fn_with_state(Arc::clone(&daemon), handle_request)).with_state(daemon);
     (router, document)
 }
 
-/// Every route, with its description; what is not here does not exist.
+/// Every route of the API, with its description.
 fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::with_openapi(api_document::base_document())
         .merge(meta::routes())
@@ -81,7 +82,7 @@ fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .merge(events::routes())
 }
 
-/// Around every route: an agent does not get far, what changes something is carried out whole, and every answer is counted.
+/// Wraps every route: refuses agents where they may not go, runs changes to completion, and counts responses.
 async fn handle_request(State(daemon): State<Arc<Daemon>>, request: Request, next: Next) -> Response {
     let only_reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
     let response = match agent_access::admit(&daemon, &request) {
@@ -96,8 +97,8 @@ async fn handle_request(State(daemon): State<Arc<Daemon>>, request: Request, nex
     response
 }
 
-/// Runs a request that may change something as a task of the daemon: a client that goes away in the middle leaves
-/// nothing half done. Its body is read before, so that a slow client holds up nobody but itself.
+/// Runs a request that may change something as a task of the daemon, so that a client that disconnects leaves nothing
+/// half done. The body is read first, so that a slow client delays only itself.
 async fn run_to_completion(
     daemon: &Arc<Daemon>,
     request: Request,
@@ -109,22 +110,25 @@ async fn run_to_completion(
     let (head, body) = request.into_parts();
     let body = read_whole_body(body).await?;
     let request = Request::from_parts(head, Body::from(body));
-    let (tell, answered) = oneshot::channel();
+    let (sender, response) = oneshot::channel();
     daemon.spawn(async move {
-        // Whoever has gone away does not need the answer.
-        let _gone = tell.send(next.run(request).await);
+        // A client that has disconnected does not need the answer.
+        let _gone = sender.send(next.run(request).await);
     });
-    answered
+    response
         .await
         .map_err(|_| HttpError(if daemon.is_stopping() { stopping_error() } else { internal_error() }))
 }
 
-/// Something that cannot be has happened; the log says what.
+/// The error for a bug in the daemon; the log has the details.
 fn internal_error() -> ApiError {
-    ApiError::new(ErrorCode::Internal, "a fault of the daemon, not of the request; its log says more")
+    ApiError::new(
+        ErrorCode::Internal,
+        "internal error in the daemon, not in the request; see the daemon's log",
+    )
 }
 
-/// What the journal holds is not what we wrote there.
+/// The error for a row that does not decode.
 fn unreadable_row(what: &str, id: impl std::fmt::Display) -> impl FnOnce(serde_json::Error) -> ApiError {
     move |error| {
         let message = format!("{what} {id} could not be read from the journal: {error}; see `qd doctor`");
@@ -146,10 +150,10 @@ mod tests {
             std::fs::write(&path, served).unwrap();
             return;
         }
-        let kept = std::fs::read_to_string(&path).unwrap_or_default();
+        let committed = std::fs::read_to_string(&path).unwrap_or_default();
         assert!(
-            kept == served,
-            "docs/openapi.json is not what the handlers say; if the change is meant, run \
+            committed == served,
+            "docs/openapi.json differs from what the handlers describe; if that is intended, run \
              `QD_UPDATE=1 cargo nextest run -p qd-daemon openapi` and commit the file"
         );
     }
@@ -168,7 +172,7 @@ mod tests {
                 );
                 assert_eq!(operation["tags"].as_array().map(Vec::len), Some(1), "{method} {path}");
                 let responses = operation["responses"].as_object().unwrap();
-                // A WebSocket's success is the switch to it.
+                // The success of a WebSocket route is the 101.
                 assert!(
                     responses.keys().any(|status| status.starts_with('2') || status == "101"),
                     "{method} {path}"
@@ -181,13 +185,16 @@ mod tests {
                 }
                 if method == "post" {
                     let parameters = operation["parameters"].as_array().unwrap();
-                    assert!(parameters.iter().any(|one| one["name"] == "Idempotency-Key"), "{method} {path}");
+                    assert!(
+                        parameters.iter().any(|parameter| parameter["name"] == "Idempotency-Key"),
+                        "{method} {path}"
+                    );
                 }
             }
         }
         for reference in api_document::openapi_document().split("\"$ref\": \"#").skip(1) {
             let pointer = reference.split('"').next().unwrap();
-            assert!(document.pointer(pointer).is_some(), "{pointer} leads nowhere");
+            assert!(document.pointer(pointer).is_some(), "{pointer} does not resolve");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! A policy tried on asks of the past: what it would have done with each. It reads rows and decides nothing; the
-//! judging is the core's, as it is for asks that come in.
+//! Tests a policy on past asks: what it would have decided for each. It only reads rows; the judging is the core's, as
+//! for live asks.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,17 +23,17 @@ use crate::daemon::{Daemon, read_failed};
 use crate::edge::{HttpError, Json};
 use crate::sessions::check_policy;
 
-/// Asks that are read at a time: each may hold much more than is told of it.
+/// How many asks are read at a time: each may be much larger than its part of the report.
 const ASKS_PER_READ: usize = 64;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new().routes(routes!(test_policy))
 }
 
-/// What a policy would have done with the permissions that agents asked for. Nothing is changed by it.
+/// Shows what a policy would have decided for past permission requests. Nothing is changed.
 #[utoipa::path(post, path = "/v1/policy/test", tag = "asks", params(IdempotencyKeyHeader), request_body = PolicyTestRequest,
     responses(
-        (status = 200, description = "What would be different", body = PolicyTestReport),
+        (status = 200, description = "The differences", body = PolicyTestReport),
         BadBodyResponses, NotFoundResponse, GuardResponses,
         (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
     )
@@ -42,19 +42,19 @@ async fn test_policy(
     State(daemon): State<Arc<Daemon>>,
     KeyedBody(key, Json(request)): KeyedBody<Json<PolicyTestRequest>>,
 ) -> Result<Json<PolicyTestReport>, HttpError> {
-    let deed = |_| async {
+    let test = |_| async {
         build_policy_report(&daemon, request).await.map(|report| (report, ResponseRecording::NotWritten))
     };
-    Ok(Json(run_once(&daemon, key, deed).await?))
+    Ok(Json(run_once(&daemon, key, test).await?))
 }
 
 async fn build_policy_report(
     daemon: &Daemon,
     request: PolicyTestRequest,
 ) -> Result<PolicyTestReport, ApiError> {
-    let PolicyTestRequest { policy, session_id, workspace_id, limit: wanted } = request;
+    let PolicyTestRequest { policy, session_id, workspace_id, limit } = request;
     check_policy(&policy)?;
-    let wanted = page_limit(wanted)?;
+    let limit = page_limit(limit)?;
     let session = match &session_id {
         Some(id) => {
             let row = daemon.journal.session(id).await.map_err(read_failed)?;
@@ -62,7 +62,8 @@ async fn build_policy_report(
         }
         None => None,
     };
-    let workspace = workspace_id.map(|id| daemon.workspaces.get(&id)).transpose()?.map(|place| place.key);
+    let workspace =
+        workspace_id.map(|id| daemon.workspaces.get(&id)).transpose()?.map(|workspace| workspace.key);
     let filter = AskFilter { session, workspace, pending_only: false, newest_first: true };
     let mut directories = HashMap::new();
     let mut trials: Vec<PolicyTrial> = Vec::new();
@@ -80,7 +81,7 @@ async fn build_policy_report(
                 }
             };
             trials.extend(run_trial(&policy, &doc, directory.as_deref()));
-            if trials.len() == wanted {
+            if trials.len() == limit {
                 break 'pages;
             }
         }
@@ -92,7 +93,7 @@ async fn build_policy_report(
     Ok(PolicyTestReport::of(trials))
 }
 
-/// Where the agent of a session works, if that is known.
+/// The directory that a session's agent works in, if it is known.
 async fn session_directory(daemon: &Daemon, session: SessionKey) -> Result<Option<String>, ApiError> {
     let Some(row) = daemon.journal.session_by_key(session).await.map_err(read_failed)? else {
         return Ok(None);

@@ -1,5 +1,5 @@
-//! The runs of a session that wait: looking at them, clearing them, removing one. Who waits is known by the session's
-//! actor alone, since a halt changes it without an event.
+//! The queued runs of a session: list them, clear them, remove one. Only the session's actor knows which runs wait,
+//! because a halt changes that without an event.
 
 use std::sync::Arc;
 
@@ -28,19 +28,19 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new().routes(routes!(list_queue, clear_queue)).routes(routes!(remove_queued))
 }
 
-/// What left a queue.
+/// The runs that left a queue.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Removed)]
 struct RemovedRuns {
-    /// These end as `cancelled`.
+    /// These runs end as `cancelled`.
     removed: Vec<RunId>,
 }
 
-/// What waits, in its order.
+/// Lists the queued runs, in order.
 #[utoipa::path(get, path = "/v1/workspaces/{w}/agent/sessions/{s}/queue", tag = "runs",
     params(SessionPath, ListQuery),
     responses(
-        (status = 200, description = "All that waits", body = [QueueEntry]),
+        (status = 200, description = "The queued runs", body = [QueueEntry]),
         (status = 429, description = "`overloaded`: too many requests wait for the session", body = ErrorBody),
         BadQueryResponse, NotFoundResponse, GuardResponses,
     )
@@ -59,7 +59,7 @@ async fn list_queue(
     };
     let mut queue = Vec::with_capacity(probe.queued.len());
     for (position, run) in probe.queued {
-        // One that has ended and was purged meanwhile no longer waits.
+        // A run that has ended and was purged meanwhile no longer waits.
         let Some(row) = daemon.journal.run(&run).await.map_err(read_failed)? else { continue };
         let doc: RunDoc = serde_json::from_slice(&row.doc).map_err(unreadable_row("run", &run))?;
         let prompt = escaped_head(&runs::run_prompt(&row)?.prompt, HEAD_MAX).to_owned();
@@ -68,20 +68,20 @@ async fn list_queue(
     Ok(ListPage::from_complete(queue, &query, |queued| queued.run_id.as_str())?)
 }
 
-/// Wakes a session that has unfinished runs and asks it again.
+/// Wakes a session that has unfinished runs, and probes it again.
 async fn wake_and_probe(
     daemon: &Arc<Daemon>,
     session: &Arc<SessionAddress>,
 ) -> Result<SessionActivity, ApiError> {
     daemon.send_message(session, ActorMessage::Wake)?;
-    let message = "the session could not be asked what waits; retry in a moment";
+    let message = "could not read the session's queue; retry in a moment";
     daemon.probe_session(&session.id).await.ok_or_else(|| ApiError::new(ErrorCode::Overloaded, message))
 }
 
-/// Ends everything that waits, as `cancelled`. What runs goes on.
+/// Clears the queue: all queued runs end as `cancelled`. The active run goes on.
 #[utoipa::path(delete, path = "/v1/workspaces/{w}/agent/sessions/{s}/queue", tag = "runs", params(SessionPath),
     responses(
-        (status = 200, description = "What left the queue", body = RemovedRuns),
+        (status = 200, description = "The runs that left the queue", body = RemovedRuns),
         (status = 429, description = "`overloaded`: too many requests wait for the session", body = ErrorBody),
         NotFoundResponse, GuardResponses,
     )
@@ -94,12 +94,12 @@ async fn clear_queue(
     Ok(Json(removed_runs(daemon.send_command(&session, SessionCommand::ClearQueue, None).await?.reply)?))
 }
 
-/// Ends one that waits, as `cancelled`.
+/// Removes one queued run, which ends as `cancelled`.
 #[utoipa::path(delete, path = "/v1/workspaces/{w}/agent/sessions/{s}/queue/{run}", tag = "runs",
     params(SessionPath, ("run" = String, Path, description = "The run")),
     responses(
-        (status = 200, description = "What left the queue", body = RemovedRuns),
-        (status = 409, description = "`not_queued`: it does not wait", body = ErrorBody),
+        (status = 200, description = "The runs that left the queue", body = RemovedRuns),
+        (status = 409, description = "`not_queued`: the run is not queued", body = ErrorBody),
         (status = 429, description = "`overloaded`: too many requests wait for the session", body = ErrorBody),
         NotFoundResponse, GuardResponses,
     )
@@ -115,8 +115,8 @@ async fn remove_queued(
     )?))
 }
 
-fn removed_runs(answer: ActorReply) -> Result<RemovedRuns, ApiError> {
-    match answer {
+fn removed_runs(reply: ActorReply) -> Result<RemovedRuns, ApiError> {
+    match reply {
         ActorReply::Removed(removed) => Ok(RemovedRuns { removed }),
         _ => Err(internal_error()),
     }

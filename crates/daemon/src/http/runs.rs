@@ -1,5 +1,5 @@
-//! Prompts and what becomes of them: accepting, cancelling, steering, listing, waiting for the end. The order of
-//! accept and cancel is the session's, not ours: here a prompt is checked, its large parts are kept, and it is sent.
+//! Prompts and their runs: accept, cancel, steer, list, wait. The session decides the order of accepts and cancels;
+//! here a prompt is only checked, its large parts are stored, and it is sent to its session.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +41,7 @@ use crate::user_content::{
     check_remark, decode_attachments, prompt_fingerprint, store_attachments, store_text,
 };
 
-/// How long a wait is unless it says.
+/// The default of `timeout_s`.
 const DEFAULT_WAIT_S: f64 = 60.0;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
@@ -54,12 +54,12 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(wait_for_run))
 }
 
-/// Sends a prompt. 202 means that it is in the journal; no client that goes away ends its run. A `run_id` that is
-/// known with the same session, prompt and attachments gets its first receipt again.
+/// Sends a prompt. 202 means that it is in the journal; its run goes on even if the client disconnects. Repeating a
+/// `run_id` with the same session, prompt and attachments returns the first receipt.
 #[utoipa::path(post, path = "/v1/workspaces/{w}/agent", tag = "runs", params(WorkspacePath, IdempotencyKeyHeader),
     request_body = NewRun,
     responses(
-        (status = 202, description = "Position 0 if it starts at once, else its place in the queue", body = PromptReceipt),
+        (status = 202, description = "Position 0 if it starts at once, else its position in the queue", body = PromptReceipt),
         (status = 409, description = "`session_closed`, `run_id_conflict` or `idempotency_conflict`", body = ErrorBody),
         (status = 429, description = "`queue_full` over 100 waiting, or `overloaded`", body = ErrorBody),
         BadBodyResponses, NotFoundResponse, GuardResponses,
@@ -73,12 +73,12 @@ async fn send_prompt(
     daemon.workspaces.get(&workspace)?;
     let session = daemon.session_in_workspace(&workspace, &new.session_id).await?;
     if new.prompt.trim().is_empty() && new.attachments.is_empty() {
-        return Err(invalid_value("`prompt` is empty; say something or attach something").into());
+        return Err(invalid_value("`prompt` is empty; give a text or an attachment").into());
     }
-    let named = new.run_id.take().or_else(|| key.as_ref().map(run_id_from_key));
-    let run = named.clone().unwrap_or_else(|| RunId::from_random(&random::bytes::<16>()));
-    let deed = |key| Box::pin(accept_prompt(&daemon, &session, new, run.clone(), named.is_some(), key));
-    let receipt = match run_once(&daemon, key, deed).await? {
+    let given_id = new.run_id.take().or_else(|| key.as_ref().map(run_id_from_key));
+    let run = given_id.clone().unwrap_or_else(|| RunId::from_random(&random::bytes::<16>()));
+    let accept = |key| Box::pin(accept_prompt(&daemon, &session, new, run.clone(), given_id.is_some(), key));
+    let receipt = match run_once(&daemon, key, accept).await? {
         ActorReply::Accepted(receipt) => receipt,
         ActorReply::AlreadyAccepted => {
             let row = daemon.journal.run(&run).await.map_err(read_failed)?;
@@ -89,12 +89,12 @@ async fn send_prompt(
     Ok((StatusCode::ACCEPTED, Json(receipt)))
 }
 
-/// The run of a prompt that has a key and no id.
+/// The run id of a prompt that has an idempotency key and no id.
 pub(super) fn run_id_from_key(key: &IdempotencyKey) -> RunId {
     RunId::from_random(&key.digest()[..16])
 }
 
-/// Gives a prompt to its session, or finds that it has it.
+/// Sends a prompt to its session, unless the session already has it.
 pub(super) async fn accept_prompt(
     daemon: &Arc<Daemon>,
     session: &Arc<SessionAddress>,
@@ -119,22 +119,22 @@ pub(super) async fn accept_prompt(
     let prompt = store_text(&daemon.journal, prompt).await?;
     let attachments = store_attachments(&daemon.journal, &prompt, attachments, contents).await?;
     let command = SessionCommand::AcceptPrompt(PromptSubmission { run, prompt, attachments, fingerprint });
-    let CommandCompletion { reply: answer, .. } = daemon.send_command(session, command, key).await?;
-    Ok((answer, ResponseRecording::WrittenWithEffect))
+    let CommandCompletion { reply, .. } = daemon.send_command(session, command, key).await?;
+    Ok((reply, ResponseRecording::WrittenWithEffect))
 }
 
-/// The receipt that a run had when it was accepted.
+/// The receipt that was returned when the run was accepted.
 pub(super) fn run_receipt(row: &RunRow) -> Result<PromptReceipt, ApiError> {
     let doc: RunDoc = serde_json::from_slice(&row.doc).map_err(unreadable_row("run", &row.id))?;
     let state = if doc.position == 0 { RunStatus::Accepted } else { RunStatus::Queued };
     Ok(PromptReceipt { run_id: row.id.clone(), state, position: doc.position, seq: row.seq })
 }
 
-/// Cancels every run of the session accepted before this, and those of the sessions below; or one run alone.
+/// Cancels every run of the session and of its descendants that was accepted before this request, or one run alone.
 #[utoipa::path(post, path = "/v1/workspaces/{w}/agent/sessions/{s}/cancel", tag = "runs",
     params(SessionPath, IdempotencyKeyHeader), request_body = Option<CancelRequest>,
     responses(
-        (status = 200, description = "What it hit, once journalled", body = CancelResponse),
+        (status = 200, description = "The cancelled runs, once journalled", body = CancelResponse),
         (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
         (status = 429, description = "`overloaded`: too many requests wait for the session", body = ErrorBody),
         BadBodyResponses, NotFoundResponse, GuardResponses,
@@ -148,7 +148,7 @@ async fn cancel(
     let session = daemon.session_in_workspace(&workspace, &id).await?;
     let CancelRequest { run_id, reason } = request;
     check_remark("reason", reason.as_deref())?;
-    let deed = |key| async {
+    let cancel = |key| async {
         if let Some(run) = &run_id
             && find_session_run(&daemon, &session, run).await?.finished
         {
@@ -159,13 +159,13 @@ async fn cancel(
         }
         cancel_runs(&daemon, &session, run_id, reason, key).await
     };
-    match run_once(&daemon, key, deed).await? {
-        ActorReply::Cancelled(hit) => Ok(Json(hit)),
+    match run_once(&daemon, key, cancel).await? {
+        ActorReply::Cancelled(cancelled) => Ok(Json(cancelled)),
         _ => Err(internal_error().into()),
     }
 }
 
-/// Cancels what a session does, and those below it, and says what was hit.
+/// Cancels the runs of a session and its descendants, and returns those that were stopped.
 pub(super) async fn cancel_runs(
     daemon: &Arc<Daemon>,
     session: &Arc<SessionAddress>,
@@ -174,17 +174,16 @@ pub(super) async fn cancel_runs(
     key: Option<IdempotencyKey>,
 ) -> Result<(ActorReply, ResponseRecording), ApiError> {
     let command = SessionCommand::Cancel { run, by: RunStopCause::User, reason };
-    let CommandCompletion { reply: mut answer, cancelled_in_children: below } =
+    let CommandCompletion { mut reply, cancelled_in_children } =
         daemon.send_command(session, command, key).await?;
-    if let (ActorReply::Cancelled(hit), Some(below)) = (&mut answer, below) {
-        // Nobody tells if the daemon ends meanwhile; what is owed to those below is journalled all the same.
-        hit.cancelled.extend(below.await.unwrap_or_default());
-        hit.idle = hit.cancelled.is_empty();
+    if let (ActorReply::Cancelled(response), Some(descendants)) = (&mut reply, cancelled_in_children) {
+        // No list arrives if the daemon stops meanwhile; the cancel of the descendants is in the journal all the same.
+        response.cancelled.extend(descendants.await.unwrap_or_default());
+        response.idle = response.cancelled.is_empty();
     }
-    Ok((answer, ResponseRecording::WrittenWithEffect))
+    Ok((reply, ResponseRecording::WrittenWithEffect))
 }
 
-/// The row of a run of this session.
 pub(super) async fn find_session_run(
     daemon: &Daemon,
     session: &SessionAddress,
@@ -194,12 +193,12 @@ pub(super) async fn find_session_run(
     row.filter(|row| row.session == session.key).ok_or_else(|| ApiError::not_found("run", run))
 }
 
-/// Tells the running turn something. To a starting run it waits for the start; what the turn does not take runs next
-/// as a prompt.
+/// Sends a text to the running turn. If the run is still starting, the steer waits for the start; a steer that the
+/// turn does not take becomes the next prompt.
 #[utoipa::path(post, path = "/v1/workspaces/{w}/agent/sessions/{s}/steer", tag = "runs",
     params(SessionPath, IdempotencyKeyHeader), request_body = SteerRequest,
     responses(
-        (status = 202, description = "It is in the journal", body = SteerReceipt),
+        (status = 202, description = "The steer is in the journal", body = SteerReceipt),
         (status = 409, description = "`not_running`, `steer_unsupported`, `session_closed` or `idempotency_conflict`",
             body = ErrorBody),
         (status = 429, description = "`overloaded`: too many requests wait for the session", body = ErrorBody),
@@ -213,7 +212,7 @@ async fn steer(
 ) -> Result<(StatusCode, Json<SteerReceipt>), HttpError> {
     let row = sessions::find_session(&daemon, &workspace, &id).await?;
     if request.text.trim().is_empty() {
-        return Err(invalid_value("`text` is empty; say something").into());
+        return Err(invalid_value("`text` is empty").into());
     }
     match run_once(&daemon, key, |key| steer_session(&daemon, &row, request.text, key)).await? {
         ActorReply::Steered(steered) => Ok((StatusCode::ACCEPTED, Json(steered))),
@@ -221,7 +220,6 @@ async fn steer(
     }
 }
 
-/// Tells the running turn of a session something.
 async fn steer_session(
     daemon: &Arc<Daemon>,
     row: &SessionRow,
@@ -229,42 +227,42 @@ async fn steer_session(
     key: Option<IdempotencyKey>,
 ) -> Result<(ActorReply, ResponseRecording), ApiError> {
     let session = daemon.session_address(row)?;
-    let now = sessions::session_view(daemon, row)?;
-    let place = daemon.workspaces.get(&session.workspace)?;
-    let steers = daemon.workers.agent(&now.agent, &place.path).map_or(true, |agent| agent.steers);
-    // Also while it is starting and has not said so itself. What does not run is left to the session to say.
-    if !steers && now.state != SessionStatus::Idle && now.state != SessionStatus::Closed {
+    let view = sessions::session_view(daemon, row)?;
+    let workspace = daemon.workspaces.get(&session.workspace)?;
+    let steers = daemon.workers.agent(&view.agent, &workspace.path).map_or(true, |agent| agent.steers);
+    // Refused even while the agent starts and has not reported it itself. If nothing runs, the session refuses.
+    if !steers && view.state != SessionStatus::Idle && view.state != SessionStatus::Closed {
         let message = "this agent cannot be steered; send a prompt, which waits its turn";
         return Err(ApiError::new(ErrorCode::SteerUnsupported, message));
     }
     let text = store_text(&daemon.journal, text).await?;
-    let CommandCompletion { reply: answer, .. } =
+    let CommandCompletion { reply, .. } =
         daemon.send_command(&session, SessionCommand::Steer { text }, key).await?;
-    Ok((answer, ResponseRecording::WrittenWithEffect))
+    Ok((reply, ResponseRecording::WrittenWithEffect))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct RunsQuery {
-    /// How many at most, from 1 to 1000; 1000 unless given.
+    /// The most runs to return, 1 to 1000. Default 1000.
     limit: Option<usize>,
-    /// Go on after this run: what `Next-After` said.
+    /// Continue after this run: the value of `Next-After`.
     after: Option<String>,
-    /// Of this session alone.
+    /// Only runs of this session.
     session: Option<String>,
 }
 
 /// The runs of a workspace or of one session, in the order of acceptance. Long prompts and texts are cut to a head.
 #[utoipa::path(get, path = "/v1/workspaces/{w}/runs", tag = "runs", params(WorkspacePath, RunsQuery), responses(
-    (status = 200, description = "A page of them", body = [Run]), BadQueryResponse, NotFoundResponse, GuardResponses,
+    (status = 200, description = "A page of runs", body = [Run]), BadQueryResponse, NotFoundResponse, GuardResponses,
 ))]
 async fn list_runs(
     State(daemon): State<Arc<Daemon>>,
     PathIds(workspace): PathIds<WorkspaceId>,
     Query(query): Query<RunsQuery>,
 ) -> Result<ListPage<Run>, HttpError> {
-    let place = daemon.workspaces.get(&workspace)?;
+    let entry = daemon.workspaces.get(&workspace)?;
     let (limit, after) = (page_limit(query.limit)?, parse_after(query.after.as_deref(), RunId::parse)?);
     let session = match &query.session {
         Some(text) => {
@@ -273,21 +271,21 @@ async fn list_runs(
         }
         None => None,
     };
-    let filter = RunFilter { workspace: Some(place.key), session, ..RunFilter::default() };
+    let filter = RunFilter { workspace: Some(entry.key), session, ..RunFilter::default() };
     let journal = &daemon.journal;
     let read = |after: Option<RunId>, size| async move { journal.runs(filter, after.as_ref(), size).await };
     let take = |row: RunRow| run_view(&row).map(|run| Some(shorten_texts(run)));
-    let found = read_filtered(limit, after, read, |row| row.id.clone(), take).await?;
-    Ok(ListPage::from_fetched(found, limit, |run| run.id.as_str()))
+    let runs = read_filtered(limit, after, read, |row| row.id.clone(), take).await?;
+    Ok(ListPage::from_fetched(runs, limit, |run| run.id.as_str()))
 }
 
-/// The run of a row, with what its events carry of its texts.
+/// The run of a row. Long texts are heads only.
 fn run_view(row: &RunRow) -> Result<Run, ApiError> {
     let doc: RunDoc = serde_json::from_slice(&row.doc).map_err(unreadable_row("run", &row.id))?;
     Ok(doc.view(row.id.clone(), run_prompt(row)?))
 }
 
-/// What was asked of a run.
+/// The prompt of a run.
 pub(super) fn run_prompt(row: &RunRow) -> Result<RunPrompt, ApiError> {
     match &row.prompt {
         Some(bytes) => serde_json::from_slice(bytes).map_err(unreadable_row("run", &row.id)),
@@ -295,7 +293,7 @@ pub(super) fn run_prompt(row: &RunRow) -> Result<RunPrompt, ApiError> {
     }
 }
 
-/// The run as it stands in a list.
+/// A run as lists show it.
 fn shorten_texts(mut run: Run) -> Run {
     let shorten = |text: &mut String| text.truncate(escaped_head(text, HEAD_MAX).len());
     shorten(&mut run.prompt);
@@ -305,9 +303,9 @@ fn shorten_texts(mut run: Run) -> Run {
     run
 }
 
-/// One run, with the whole of its prompt and text.
+/// One run, with its whole prompt and text.
 #[utoipa::path(get, path = "/v1/workspaces/{w}/runs/{run}", tag = "runs", params(RunPath), responses(
-    (status = 200, description = "It", body = Run), NotFoundResponse, GuardResponses,
+    (status = 200, description = "The run", body = Run), NotFoundResponse, GuardResponses,
 ))]
 async fn get_run(
     State(daemon): State<Arc<Daemon>>,
@@ -318,12 +316,12 @@ async fn get_run(
 }
 
 async fn find_run(daemon: &Daemon, workspace: &WorkspaceId, run: &RunId) -> Result<RunRow, ApiError> {
-    let place = daemon.workspaces.get(workspace)?;
+    let workspace = daemon.workspaces.get(workspace)?;
     let row = daemon.journal.run(run).await.map_err(read_failed)?;
-    row.filter(|row| row.workspace == place.key).ok_or_else(|| ApiError::not_found("run", run))
+    row.filter(|row| row.workspace == workspace.key).ok_or_else(|| ApiError::not_found("run", run))
 }
 
-/// The run of a row, with its texts read from their files where they are kept as such.
+/// The run of a row, with long texts read from their blobs.
 pub(super) async fn load_full_run(daemon: &Daemon, row: &RunRow) -> Result<Run, ApiError> {
     let mut run = run_view(row)?;
     if let Some(text) = read_blob_text(daemon, run.prompt_blob.as_ref()).await? {
@@ -339,7 +337,10 @@ async fn read_blob_text(daemon: &Daemon, blob: Option<&BlobRef>) -> Result<Optio
     let Some(blob) = blob else { return Ok(None) };
     let bytes = daemon.journal.blobs().get(&blob.sha256).await.map_err(blob_failed)?;
     if bytes.is_none() {
-        tracing::warn!(sha256 = blob.sha256, "a file that a run names is gone; its head is shown");
+        tracing::warn!(
+            sha256 = blob.sha256,
+            "a blob of a run is missing; only the head of its text is shown"
+        );
     }
     Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
 }
@@ -348,14 +349,14 @@ async fn read_blob_text(daemon: &Daemon, blob: Option<&BlobRef>) -> Result<Optio
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct WaitQuery {
-    /// Seconds, perhaps with a fraction, from 0 to 3600; 60 unless given.
+    /// Seconds to wait, from 0 to 3600, fractions allowed. Default 60.
     timeout_s: Option<f64>,
 }
 
-/// Answers when the run has ended.
+/// Waits until the run has ended.
 #[utoipa::path(get, path = "/v1/workspaces/{w}/runs/{run}/wait", tag = "runs", params(RunPath, WaitQuery), responses(
     (status = 200, description = "The run as it ended", body = Run),
-    (status = 408, description = "`wait_timeout`: it has not; ask again", body = ErrorBody),
+    (status = 408, description = "`wait_timeout`: the run has not ended; ask again", body = ErrorBody),
     BadQueryResponse, NotFoundResponse, GuardResponses,
 ))]
 async fn wait_for_run(
@@ -366,7 +367,7 @@ async fn wait_for_run(
     let seconds = query.timeout_s.unwrap_or(DEFAULT_WAIT_S);
     if !(0.0..=WAIT_MAX_S as f64).contains(&seconds) {
         return Err(
-            invalid_value(format!("`timeout_s` is a number of seconds from 0 to {WAIT_MAX_S}")).into()
+            invalid_value(format!("`timeout_s` must be a number of seconds from 0 to {WAIT_MAX_S}")).into()
         );
     }
     let deadline = Instant::now() + Duration::from_secs_f64(seconds);
@@ -374,15 +375,15 @@ async fn wait_for_run(
     if !row.finished {
         let kinds: Arc<[String]> = Arc::from(["run.finished".to_owned()]);
         let filter = EventFilter { topic: EventTopic::Session(row.session), kinds: Some(kinds) };
-        let mut news = daemon.journal.subscribe(filter, None);
+        let mut events = daemon.journal.subscribe(filter, None);
         let mut stop = daemon.stop_signal();
-        // Subscribed first, then looked: the end cannot fall between the two.
+        // The subscription comes before the query, so the end cannot fall between the two.
         row = find_run(&daemon, &workspace, &run).await?;
         while !row.finished {
             tokio::select! {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => return Err(stopping_error().into()),
-                heard = news.next() => drop(heard.map_err(read_failed)?),
+                event = events.next() => drop(event.map_err(read_failed)?),
                 () = tokio::time::sleep_until(deadline) => {
                     let message = format!("run {run} has not ended within {seconds} s; ask again");
                     return Err(ApiError::new(ErrorCode::WaitTimeout, message).into());

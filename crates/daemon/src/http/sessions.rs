@@ -1,5 +1,5 @@
-//! Conversations: making, listing, changing and closing them, and reading what was said and what happened. What a
-//! session is made of is checked in `crate::sessions`.
+//! Sessions: create, list, change and close them, and read their messages and events. The settings of a session are
+//! validated in `crate::sessions`.
 
 use std::sync::Arc;
 
@@ -47,81 +47,80 @@ pub(super) fn session_view(daemon: &Daemon, row: &SessionRow) -> Result<Session,
     Ok(doc.view(daemon.is_halted()))
 }
 
-/// The row of a session in this workspace.
 pub(super) async fn find_session(
     daemon: &Daemon,
     workspace: &WorkspaceId,
     id: &SessionId,
 ) -> Result<SessionRow, ApiError> {
-    let place = daemon.workspaces.get(workspace)?;
+    let entry = daemon.workspaces.get(workspace)?;
     let row = daemon.journal.session(id).await.map_err(read_failed)?;
-    row.filter(|row| row.workspace == place.key).ok_or_else(|| ApiError::not_found("session", id))
+    row.filter(|row| row.workspace == entry.key).ok_or_else(|| ApiError::not_found("session", id))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct SessionsQuery {
-    /// How many at most, from 1 to 1000; 1000 unless given.
+    /// The most sessions to return, 1 to 1000. Default 1000.
     limit: Option<usize>,
-    /// Go on after this session: what `Next-After` said.
+    /// Continue after this session: the value of `Next-After`.
     after: Option<String>,
-    /// Whether closed ones are left out.
+    /// Leave out closed sessions.
     #[serde(default)]
     open: bool,
 }
 
-/// The sessions of a workspace, the oldest first.
+/// Lists the sessions of a workspace, oldest first.
 #[utoipa::path(get, path = "/v1/workspaces/{w}/sessions", tag = "sessions", params(WorkspacePath, SessionsQuery),
-    responses((status = 200, description = "A page of them", body = [Session]), BadQueryResponse, NotFoundResponse, GuardResponses)
+    responses((status = 200, description = "A page of sessions", body = [Session]), BadQueryResponse, NotFoundResponse, GuardResponses)
 )]
 async fn list_sessions(
     State(daemon): State<Arc<Daemon>>,
     PathIds(workspace): PathIds<WorkspaceId>,
     Query(query): Query<SessionsQuery>,
 ) -> Result<ListPage<Session>, HttpError> {
-    let place = daemon.workspaces.get(&workspace)?;
+    let entry = daemon.workspaces.get(&workspace)?;
     let filter =
-        SessionFilter { workspace: Some(place.key), open_only: query.open, ..SessionFilter::default() };
+        SessionFilter { workspace: Some(entry.key), open_only: query.open, ..SessionFilter::default() };
     Ok(session_page(&daemon, filter, query.limit, query.after.as_deref()).await?)
 }
 
 async fn session_page(
     daemon: &Daemon,
     filter: SessionFilter,
-    given: Option<usize>,
+    limit: Option<usize>,
     cursor: Option<&str>,
 ) -> Result<ListPage<Session>, ApiError> {
-    let (limit, after) = (page_limit(given)?, parse_after(cursor, SessionId::parse)?);
+    let (limit, after) = (page_limit(limit)?, parse_after(cursor, SessionId::parse)?);
     let read = |after: Option<SessionId>, size| async move {
         daemon.journal.sessions(filter, after.as_ref(), size).await
     };
-    // The sessions of a workspace that was removed are out of reach.
+    // The sessions of a removed workspace cannot be reached.
     let take = |row: SessionRow| {
         daemon.workspaces.by_key(row.workspace).map(|_| session_view(daemon, &row)).transpose()
     };
-    let found = read_filtered(limit, after, read, |row| row.id.clone(), take).await?;
-    Ok(ListPage::from_fetched(found, limit, |session| session.id.as_str()))
+    let sessions = read_filtered(limit, after, read, |row| row.id.clone(), take).await?;
+    Ok(ListPage::from_fetched(sessions, limit, |session| session.id.as_str()))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct AllSessionsQuery {
-    /// How many at most, from 1 to 1000; 1000 unless given.
+    /// The most sessions to return, 1 to 1000. Default 1000.
     limit: Option<usize>,
-    /// Go on after this session: what `Next-After` said.
+    /// Continue after this session: the value of `Next-After`.
     after: Option<String>,
-    /// Whether closed ones are left out.
+    /// Leave out closed sessions.
     #[serde(default)]
     open: bool,
-    /// Only those that this id, beginning of an id or title may mean.
+    /// Only sessions that match this id, beginning of an id, or title.
     r#ref: Option<String>,
 }
 
-/// The sessions of every workspace, the oldest first; with `ref`, what it is exactly first.
+/// Lists the sessions of every workspace, oldest first. With `ref`, an exact match comes first.
 #[utoipa::path(get, path = "/v1/sessions", tag = "sessions", params(AllSessionsQuery), responses(
-    (status = 200, description = "A page of them", body = [Session]), BadQueryResponse, GuardResponses,
+    (status = 200, description = "A page of sessions", body = [Session]), BadQueryResponse, GuardResponses,
 ))]
 async fn list_all_sessions(
     State(daemon): State<Arc<Daemon>>,
@@ -132,20 +131,22 @@ async fn list_all_sessions(
         let filter = SessionFilter { open_only: open, ..SessionFilter::default() };
         return Ok(session_page(&daemon, filter, limit, after.as_deref()).await?);
     };
-    let mut meant = Vec::new();
-    for found in daemon.journal.resolve(&reference, PAGE_MAX).await.map_err(read_failed)? {
-        let id = SessionId::parse(&found.id).ok().filter(|_| found.kind == ReferenceKind::Session);
-        let (Some(id), Ok(_)) = (id, daemon.workspaces.get(&found.workspace_id)) else { continue };
+    let mut matches = Vec::new();
+    for reference_match in daemon.journal.resolve(&reference, PAGE_MAX).await.map_err(read_failed)? {
+        let id = SessionId::parse(&reference_match.id)
+            .ok()
+            .filter(|_| reference_match.kind == ReferenceKind::Session);
+        let (Some(id), Ok(_)) = (id, daemon.workspaces.get(&reference_match.workspace_id)) else { continue };
         if let Some(row) = daemon.journal.session(&id).await.map_err(read_failed)?
             && !(open && row.closed_at.is_some())
         {
-            meant.push(session_view(&daemon, &row)?);
+            matches.push(session_view(&daemon, &row)?);
         }
     }
-    Ok(ListPage::from_complete(meant, &ListQuery { limit, after }, |session| session.id.as_str())?)
+    Ok(ListPage::from_complete(matches, &ListQuery { limit, after }, |session| session.id.as_str())?)
 }
 
-/// Makes a session. Nothing is started before its first prompt.
+/// Creates a session. Nothing starts before its first prompt.
 #[utoipa::path(post, path = "/v1/workspaces/{w}/sessions", tag = "sessions", params(WorkspacePath, IdempotencyKeyHeader),
     request_body = NewSession,
     responses(
@@ -163,26 +164,26 @@ async fn create_session(
     PathIds(workspace): PathIds<WorkspaceId>,
     KeyedBody(key, Json(new)): KeyedBody<Json<NewSession>>,
 ) -> Result<(StatusCode, Json<Session>), HttpError> {
-    let place = daemon.workspaces.get(&workspace)?;
-    let deed = |key| async {
-        let made = Box::pin(daemon.create_session(&place, new, key)).await?;
-        Ok((made, ResponseRecording::WrittenWithEffect))
+    let entry = daemon.workspaces.get(&workspace)?;
+    let create = |key| async {
+        let session = Box::pin(daemon.create_session(&entry, new, key)).await?;
+        Ok((session, ResponseRecording::WrittenWithEffect))
     };
-    Ok((StatusCode::CREATED, Json(run_once(&daemon, key, deed).await?)))
+    Ok((StatusCode::CREATED, Json(run_once(&daemon, key, create).await?)))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct SessionQuery {
-    /// Whether to sum up what it and all sessions below it have cost.
+    /// Include the summed cost of this session and all its descendants.
     #[serde(default)]
     tree: bool,
 }
 
-/// One session.
+/// Shows one session.
 #[utoipa::path(get, path = "/v1/workspaces/{w}/sessions/{s}", tag = "sessions", params(SessionPath, SessionQuery),
-    responses((status = 200, description = "It", body = Session), BadQueryResponse, NotFoundResponse, GuardResponses)
+    responses((status = 200, description = "The session", body = Session), BadQueryResponse, NotFoundResponse, GuardResponses)
 )]
 async fn get_session(
     State(daemon): State<Arc<Daemon>>,
@@ -197,11 +198,12 @@ async fn get_session(
     Ok(Json(session))
 }
 
-/// Changes what it names and leaves the rest. A limit that is `null` is lifted; a policy counts for later asks.
+/// Changes the given settings and leaves the others. A limit set to `null` is lifted; a new policy applies to later
+/// asks.
 #[utoipa::path(patch, path = "/v1/workspaces/{w}/sessions/{s}", tag = "sessions", params(SessionPath),
     request_body = SessionPatch,
     responses(
-        (status = 200, description = "The session as it now is", body = Session),
+        (status = 200, description = "The changed session", body = Session),
         BadBodyResponses, NotFoundResponse, GuardResponses,
         (status = 400, description = "`unsupported_setting`, `invalid_request` or `invalid_value`", body = ErrorBody),
         (status = 409, description = "`session_closed`", body = ErrorBody),
@@ -213,7 +215,7 @@ async fn change_session(
     PathIds((workspace, id)): PathIds<(WorkspaceId, SessionId)>,
     Json(patch): Json<SessionPatch>,
 ) -> Result<Json<Session>, HttpError> {
-    // One at a time: a patch names some limits, but what is journalled is all of them.
+    // Patches run one at a time: a patch names some limits, but the event has all of them.
     let _one_at_a_time = daemon.key_locks.lock(format!("patch {id}")).await;
     let row = find_session(&daemon, &workspace, &id).await?;
     let session = daemon.session_address(&row)?;
@@ -232,31 +234,31 @@ async fn change_session(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct CloseQuery {
-    /// Whether its events are deleted too, once it is closed.
+    /// Also delete the session's events, once it is closed.
     #[serde(default)]
     purge: bool,
 }
 
-/// A session that is closing or closed, or what is left of one that was purged.
+/// A session that is closing or closed, or the rest of one that was purged.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 #[schema(as = Closed)]
 enum CloseSessionResponse {
-    /// It closes when its last run has ended.
+    /// The session closes when its last run has ended.
     Session(Box<Session>),
-    /// It was purged at once.
+    /// The session was purged at once.
     Purged {
-        /// The session.
         id: SessionId,
-        /// True.
+        /// Always true.
         closed: bool,
     },
 }
 
-/// Closes a session: answers once journalled, takes no more prompts, cancels everything, closes the sessions below.
+/// Closes a session: it takes no more prompts, its runs are cancelled, and its child sessions are closed. Answers once
+/// this is journalled.
 #[utoipa::path(delete, path = "/v1/workspaces/{w}/sessions/{s}", tag = "sessions", params(SessionPath, CloseQuery),
     responses(
-        (status = 200, description = "The session as it now is", body = CloseSessionResponse),
+        (status = 200, description = "The closing session, or what is left of a purged one", body = CloseSessionResponse),
         (status = 429, description = "`overloaded`: too many requests wait for the session", body = ErrorBody),
         BadQueryResponse, NotFoundResponse, GuardResponses,
     )
@@ -275,7 +277,7 @@ async fn close_session(
     }))
 }
 
-/// Events of which messages are made.
+/// The event kinds that messages are assembled from.
 const MESSAGE_KINDS: &[&str] = &[
     "message.created",
     "text.delta",
@@ -289,10 +291,10 @@ const MESSAGE_KINDS: &[&str] = &[
     "message.finished",
 ];
 
-/// The messages of a session, in the order in which they began.
+/// Lists the messages of a session, in the order in which they began.
 #[utoipa::path(get, path = "/v1/workspaces/{w}/sessions/{s}/messages", tag = "sessions",
     params(SessionPath, ListQuery),
-    responses((status = 200, description = "A page of them", body = [Message]), BadQueryResponse, NotFoundResponse, GuardResponses)
+    responses((status = 200, description = "A page of messages", body = [Message]), BadQueryResponse, NotFoundResponse, GuardResponses)
 )]
 async fn list_messages(
     State(daemon): State<Arc<Daemon>>,
@@ -324,16 +326,17 @@ async fn list_messages(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct EventsQuery {
-    /// How many at most, from 1 to 1000; 1000 unless given.
+    /// The most events to return, 1 to 1000. Default 1000.
     limit: Option<usize>,
-    /// Those after this seq; 0, or absent: from the beginning.
+    /// Only events after this seq. 0 or absent: from the beginning.
     after: Option<String>,
 }
 
-/// The events of a session, page by page. A page can be short while there is more, if its events are long.
+/// Lists the events of a session, page by page. A page can be short although more events follow, if its events are
+/// long.
 #[utoipa::path(get, path = "/v1/workspaces/{w}/sessions/{s}/events", tag = "sessions",
     params(SessionPath, EventsQuery),
-    responses((status = 200, description = "Empty at the end", body = EventPage), BadQueryResponse, NotFoundResponse, GuardResponses)
+    responses((status = 200, description = "A page of events; empty at the end", body = EventPage), BadQueryResponse, NotFoundResponse, GuardResponses)
 )]
 async fn page_of_events(
     State(daemon): State<Arc<Daemon>>,
@@ -348,7 +351,7 @@ async fn page_of_events(
     while page.events.is_empty() && !page.end {
         page = daemon.journal.page(&filter, page.scanned, limit).await.map_err(read_failed)?;
     }
-    // The events are JSON already, and are put together as they are.
+    // The events are JSON already, and are concatenated as they are.
     let size: usize = page.events.iter().map(|event| event.frame.len()).sum();
     let mut body = Vec::with_capacity(size + 64);
     body.extend_from_slice(br#"{"events":["#);

@@ -1,5 +1,5 @@
-//! Terminals: a person's WebSocket is joined to the one of the session's worker, frame by frame. What goes by is neither
-//! read nor kept here.
+//! Terminals: a viewer's WebSocket is connected to the one of the session's worker, frame by frame. The content is
+//! neither read nor stored here.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,20 +21,20 @@ use super::sessions::find_session;
 use crate::daemon::{Daemon, stopping_error};
 use crate::edge::{HttpError, WebSocketRequest};
 
-/// Silence before a person's end is asked for a sign of life; it counts as gone after three times that.
+/// The silence after which a viewer is pinged; after three times that it counts as gone.
 const PING_INTERVAL: Duration = Duration::from_secs(HEARTBEAT_S);
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new().routes(routes!(terminal))
 }
 
-/// The screen of a session's terminal, and keys for it. A WebSocket of the subprotocol `quarterdeck.terminal.v1`; any
-/// number may look.
+/// Shows the screen of a session's terminal, and takes keys for it. A WebSocket of the subprotocol
+/// `quarterdeck.terminal.v1`; any number of viewers may connect.
 #[utoipa::path(get, path = "/v1/workspaces/{w}/sessions/{s}/terminal", operation_id = "terminal", tag = "sessions",
     params(SessionPath), responses(
     (status = 101, description = "The connection to the terminal"),
     (status = 400, description = "`invalid_request`: not an upgrade, or not to this subprotocol", body = ErrorBody),
-    (status = 409, description = "`no_terminal`: its agent has none, or does not run", body = ErrorBody),
+    (status = 409, description = "`no_terminal`: the agent has none, or is not running", body = ErrorBody),
     NotFoundResponse, GuardResponses,
 ))]
 async fn terminal(
@@ -48,40 +48,40 @@ async fn terminal(
         return Err(stopping_error().into());
     }
     let worker = daemon.workers.connect_terminal(&session).await?;
-    let (response, line) = upgrade.accept(SUBPROTOCOL);
+    let (response, connection) = upgrade.accept(SUBPROTOCOL);
     let mut stop = daemon.stop_signal();
     daemon.spawn(async move {
-        let Some(line) = line.await else { return };
-        tracing::info!(%session, "somebody looks at a terminal");
-        let viewer = Socket::from_upgraded(line, Role::Server).await;
+        let Some(connection) = connection.await else { return };
+        tracing::info!(%session, "a viewer connected to a terminal");
+        let viewer = Socket::from_upgraded(connection, Role::Server).await;
         let ended = tokio::select! {
             ended = relay_terminal(viewer, worker) => ended,
             _ = stop.wait_for(|stop| *stop) => Ok(()),
         };
-        tracing::info!(%session, ?ended, "somebody has looked at a terminal");
+        tracing::info!(%session, ?ended, "a viewer disconnected from a terminal");
     });
     Ok(response)
 }
 
-/// Passes frames on in both directions until either end has enough. Whoever is slow is waited for: the worker leaves out
-/// what was on the screen meanwhile.
+/// Relays frames in both directions until either end closes. A slow viewer is waited for; the worker skips what the
+/// screen showed meanwhile.
 async fn relay_terminal<V: ByteStream, W: ByteStream>(
     mut viewer: Socket<V>,
     mut worker: Socket<W>,
 ) -> Result<(), SocketError> {
     let (mut to_viewer, mut to_worker) = (false, false);
-    let mut heard = Instant::now();
-    let mut look = heard + PING_INTERVAL;
+    let mut last_heard = Instant::now();
+    let mut next_ping = last_heard + PING_INTERVAL;
     loop {
         tokio::select! {
-            moved = viewer.progress(!to_worker, to_viewer) => match moved? {
+            progress = viewer.progress(!to_worker, to_viewer) => match progress? {
                 SocketProgress::Written => to_viewer = false,
                 SocketProgress::Read(incoming) => {
-                    heard = Instant::now();
+                    last_heard = Instant::now();
                     to_worker = relay_frame(incoming, &mut worker)?;
                 }
             },
-            moved = worker.progress(!to_viewer, to_worker) => match moved {
+            progress = worker.progress(!to_viewer, to_worker) => match progress {
                 Ok(SocketProgress::Written) => to_worker = false,
                 Ok(SocketProgress::Read(incoming)) => to_viewer = relay_frame(incoming, &mut viewer)?,
                 Err(closed) => {
@@ -89,22 +89,22 @@ async fn relay_terminal<V: ByteStream, W: ByteStream>(
                     return Err(closed);
                 }
             },
-            () = tokio::time::sleep_until(look) => {
-                if heard.elapsed() >= 3 * PING_INTERVAL {
+            () = tokio::time::sleep_until(next_ping) => {
+                if last_heard.elapsed() >= 3 * PING_INTERVAL {
                     return Err(SocketError::TimedOut);
                 }
-                // Whoever is there answers; what is being written is answered as well.
+                // A live viewer answers the ping, or reads what is being sent to it.
                 if !to_viewer {
                     viewer.queue_ping()?;
                     to_viewer = true;
                 }
-                look = Instant::now() + PING_INTERVAL;
+                next_ping = Instant::now() + PING_INTERVAL;
             }
         }
     }
 }
 
-/// Whether there was something to pass on.
+/// Queues a frame for the other end. Returns whether there was anything to relay.
 fn relay_frame<W: ByteStream>(incoming: IncomingFrame, to: &mut Socket<W>) -> Result<bool, SocketError> {
     match incoming {
         IncomingFrame::Binary(bytes) => to.queue_binary(bytes)?,

@@ -1,4 +1,4 @@
-//! Project directories: adding, showing and forgetting them. What they are is in `crate::places`.
+//! Workspaces: add, list, show and remove them. Their logic is in `crate::workspaces`.
 
 use std::sync::Arc;
 
@@ -29,19 +29,19 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(get_workspace, remove_workspace))
 }
 
-/// The workspaces that are not forgotten, the oldest first.
+/// Lists the workspaces, oldest first. Removed ones are left out.
 #[utoipa::path(get, path = "/v1/workspaces", tag = "workspaces", params(ListQuery), responses(
-    (status = 200, description = "A page of them", body = [Workspace]), BadQueryResponse, GuardResponses,
+    (status = 200, description = "A page of workspaces", body = [Workspace]), BadQueryResponse, GuardResponses,
 ))]
 async fn list_workspaces(
     State(daemon): State<Arc<Daemon>>,
     Query(query): Query<ListQuery>,
 ) -> Result<ListPage<Workspace>, HttpError> {
-    let all = daemon.workspaces.all().iter().map(|place| place.doc.clone()).collect();
+    let all = daemon.workspaces.all().iter().map(|entry| entry.doc.clone()).collect();
     Ok(ListPage::from_complete(all, &query, |workspace: &Workspace| workspace.id.as_str())?)
 }
 
-/// A workspace as it is remembered under a key: with whether it was known, which makes the status.
+/// The response stored under an idempotency key. `known` decides between 200 and 201.
 #[derive(Debug, Serialize, Deserialize)]
 struct CreateWorkspaceOutcome {
     #[serde(default)]
@@ -52,11 +52,11 @@ struct CreateWorkspaceOutcome {
     created_at: Millis,
 }
 
-/// The workspace of a directory, made if it is new.
+/// Returns the workspace of a directory, and creates it if it is new.
 #[utoipa::path(post, path = "/v1/workspaces", tag = "workspaces", params(IdempotencyKeyHeader), request_body = NewWorkspace,
     responses(
-        (status = 201, description = "It is new", body = Workspace),
-        (status = 200, description = "It was known", body = Workspace),
+        (status = 201, description = "The workspace is new", body = Workspace),
+        (status = 200, description = "The workspace existed before", body = Workspace),
         BadBodyResponses, GuardResponses,
         (status = 400, description = "`path_not_found`, `invalid_request` or `invalid_value`", body = ErrorBody),
         (status = 409, description = "`idempotency_conflict`", body = ErrorBody),
@@ -66,24 +66,25 @@ async fn create_workspace(
     State(daemon): State<Arc<Daemon>>,
     KeyedBody(key, Json(new)): KeyedBody<Json<NewWorkspace>>,
 ) -> Result<(StatusCode, Json<Workspace>), HttpError> {
-    let odd = |name: &str| name.len() > TITLE_MAX || name.chars().any(char::is_control);
-    if new.name.as_deref().is_some_and(odd) {
-        return Err(invalid_value(format!("`name` is at most {TITLE_MAX} bytes on one line")).into());
+    let is_invalid = |name: &str| name.len() > TITLE_MAX || name.chars().any(char::is_control);
+    if new.name.as_deref().is_some_and(is_invalid) {
+        return Err(invalid_value(format!("`name` must be at most {TITLE_MAX} bytes on one line")).into());
     }
-    let deed = |key| async {
+    let create = |key| async {
         let (workspace, is_new) = daemon.create_workspace(new, key).await?;
         let Workspace { id, path, name, created_at } = workspace;
-        let kept = if is_new { ResponseRecording::WrittenWithEffect } else { ResponseRecording::NotWritten };
-        Ok((CreateWorkspaceOutcome { known: !is_new, id, path, name, created_at }, kept))
+        let recording =
+            if is_new { ResponseRecording::WrittenWithEffect } else { ResponseRecording::NotWritten };
+        Ok((CreateWorkspaceOutcome { known: !is_new, id, path, name, created_at }, recording))
     };
-    let CreateWorkspaceOutcome { known, id, path, name, created_at } = run_once(&daemon, key, deed).await?;
+    let CreateWorkspaceOutcome { known, id, path, name, created_at } = run_once(&daemon, key, create).await?;
     let status = if known { StatusCode::OK } else { StatusCode::CREATED };
     Ok((status, Json(Workspace { id, path, name, created_at })))
 }
 
-/// One workspace.
+/// Shows one workspace.
 #[utoipa::path(get, path = "/v1/workspaces/{w}", tag = "workspaces", params(WorkspacePath), responses(
-    (status = 200, description = "It", body = Workspace), NotFoundResponse, GuardResponses,
+    (status = 200, description = "The workspace", body = Workspace), NotFoundResponse, GuardResponses,
 ))]
 async fn get_workspace(
     State(daemon): State<Arc<Daemon>>,
@@ -96,15 +97,15 @@ async fn get_workspace(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct RemoveWorkspaceQuery {
-    /// Also while a run is live, which is then cancelled.
+    /// Remove it even if a run is active; the run is cancelled.
     #[serde(default)]
     force: bool,
 }
 
-/// Forgets a workspace and closes its sessions. Adding the path again makes a new one.
+/// Removes a workspace and closes its sessions. Adding the same path again creates a new workspace.
 #[utoipa::path(delete, path = "/v1/workspaces/{w}", tag = "workspaces", params(WorkspacePath, RemoveWorkspaceQuery), responses(
-    (status = 200, description = "The workspace that was forgotten", body = Workspace),
-    (status = 409, description = "`busy`: a run is live", body = ErrorBody),
+    (status = 200, description = "The removed workspace", body = Workspace),
+    (status = 409, description = "`busy`: a run is active", body = ErrorBody),
     BadQueryResponse, NotFoundResponse, GuardResponses,
 ))]
 async fn remove_workspace(
@@ -112,7 +113,7 @@ async fn remove_workspace(
     PathIds(workspace): PathIds<WorkspaceId>,
     Query(query): Query<RemoveWorkspaceQuery>,
 ) -> Result<Json<Workspace>, HttpError> {
-    let place = daemon.workspaces.get(&workspace)?;
+    let entry = daemon.workspaces.get(&workspace)?;
     daemon.remove_workspace(&workspace, query.force).await?;
-    Ok(Json(place.doc.clone()))
+    Ok(Json(entry.doc.clone()))
 }

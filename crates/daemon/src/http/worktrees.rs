@@ -1,4 +1,4 @@
-//! Git worktrees of sessions: listed, shown, merged, removed. What each does is in `crate::worktrees`.
+//! Git worktrees of sessions: list, diff, merge, remove. The operations are in `crate::worktrees`.
 
 use std::sync::Arc;
 
@@ -30,28 +30,28 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(remove_worktree))
 }
 
-/// The worktrees that there are, with their sizes, how they stand, and which of them changed the same lines.
+/// Lists the worktrees, with their sizes and states, and which of them changed the same lines.
 #[utoipa::path(get, path = "/v1/worktrees", tag = "worktrees", params(ListQuery),
-    responses((status = 200, description = "A page of them", body = [Worktree]), BadQueryResponse, GuardResponses)
+    responses((status = 200, description = "A page of worktrees", body = [Worktree]), BadQueryResponse, GuardResponses)
 )]
 async fn list_worktrees(
     State(daemon): State<Arc<Daemon>>,
     Query(query): Query<ListQuery>,
 ) -> Result<ListPage<Worktree>, HttpError> {
     let all = Box::pin(daemon.worktrees()).await?;
-    Ok(ListPage::from_complete(all, &query, |one| one.session_id.as_str())?)
+    Ok(ListPage::from_complete(all, &query, |worktree| worktree.session_id.as_str())?)
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct DiffQuery {
-    /// Whether only the files are wanted, without the changes themselves.
+    /// Only the list of files, without the changes themselves.
     #[serde(default)]
     stat: bool,
 }
 
-/// What a session changed, committed or not, since where its worktree began.
+/// Shows what a session changed, committed or not, since its worktree was made.
 #[utoipa::path(get, path = "/v1/workspaces/{w}/sessions/{s}/diff", tag = "worktrees", params(SessionPath, DiffQuery),
     responses(
         (status = 200, description = "The changes", body = WorktreeDiff),
@@ -68,11 +68,11 @@ async fn show_diff(
     Ok(Json(daemon.worktree_diff(&session, !query.stat).await?))
 }
 
-/// Merges what a session did into a branch: all of it, or nothing. What it had not committed is committed first.
+/// Merges a session's work into a branch, completely or not at all. Uncommitted changes are committed first.
 #[utoipa::path(post, path = "/v1/workspaces/{w}/sessions/{s}/merge", tag = "worktrees",
     params(SessionPath, IdempotencyKeyHeader), request_body = Option<MergeRequest>,
     responses(
-        (status = 200, description = "What was done", body = MergeResult),
+        (status = 200, description = "The result of the merge", body = MergeResult),
         (status = 409, description = "`merge_conflict` (with the `conflicts`: files and their hunks), `busy`, \
             `no_worktree`, `git_refused` or `idempotency_conflict`; nothing was changed", body = ErrorBody),
         BadBodyResponses, NotFoundResponse, GuardResponses,
@@ -84,27 +84,27 @@ async fn merge(
     KeyedBody(key, OptionalJson(request)): KeyedBody<OptionalJson<Option<MergeRequest>>>,
 ) -> Result<Json<MergeResult>, HttpError> {
     let session = session_view(&daemon, &find_session(&daemon, &workspace, &id).await?)?;
-    let deed = |_| async {
+    let merge = |_| async {
         let merged = Box::pin(daemon.merge_worktree(&session, request.unwrap_or_default())).await?;
         Ok((merged, ResponseRecording::NotWritten))
     };
-    Ok(Json(run_once(&daemon, key, deed).await?))
+    Ok(Json(run_once(&daemon, key, merge).await?))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct RemoveWorktreeQuery {
-    /// Whether it goes also with work that is not merged. What is committed stays on its branch.
+    /// Remove the worktree even if it has unmerged work. Commits stay on its branch.
     #[serde(default)]
     force: bool,
 }
 
-/// Removes the worktree of a closed session, if everything in it is merged.
+/// Removes the worktree of a closed session, if all its work is merged.
 #[utoipa::path(delete, path = "/v1/workspaces/{w}/sessions/{s}/worktree", tag = "worktrees",
     params(SessionPath, RemoveWorktreeQuery),
     responses(
-        (status = 200, description = "It is gone", body = RemovedWorktree),
+        (status = 200, description = "The removed worktree", body = RemovedWorktree),
         (status = 409, description = "`unmerged_work`, `busy`, `no_worktree` or `git_refused`", body = ErrorBody),
         BadQueryResponse, NotFoundResponse, GuardResponses,
     )
@@ -118,11 +118,11 @@ async fn remove_worktree(
     Ok(Json(daemon.remove_worktree(&id, query.force).await?))
 }
 
-/// The same by its name alone, for one whose session is purged.
+/// Removes a worktree by the id of its session, for a session that was purged.
 #[utoipa::path(delete, path = "/v1/worktrees/{s}", tag = "worktrees",
-    params(("s" = String, Path, description = "The session that it was made for"), RemoveWorktreeQuery),
+    params(("s" = String, Path, description = "The session that the worktree was made for"), RemoveWorktreeQuery),
     responses(
-        (status = 200, description = "It is gone", body = RemovedWorktree),
+        (status = 200, description = "The removed worktree", body = RemovedWorktree),
         (status = 409, description = "`unmerged_work`, `busy`, `no_worktree` or `git_refused`", body = ErrorBody),
         BadQueryResponse, NotFoundResponse, GuardResponses,
     )

@@ -1,46 +1,47 @@
-//! How many agents may live at once, by count and by free memory. Whoever finds no room waits in line and is woken; an
-//! agent that is idle, or waits for a person or for other sessions, gives way.
+//! The limit on agents that live at once, by count and by free memory. A session that finds no slot waits in line and
+//! is woken. An agent that waits for a person or for other sessions does not count, and an idle one is stopped to
+//! make way.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use qd_protocol::SessionId;
 
-/// What a session's agent is to the limit.
+/// How a session's agent uses a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SlotUse {
-    /// There is none, or it waits for somebody else.
+    /// There is no agent, or it waits for a person or for other sessions.
     NotCounted,
-    /// It lives and has nothing to do.
+    /// The agent lives and has nothing to do.
     Idle,
-    /// It works, or is about to.
+    /// The agent works, or is about to.
     Busy,
 }
 
-/// What others must be told after a change.
+/// The sessions to notify after a change.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct SlotChanges {
-    /// Sessions that can go on.
+    /// Sessions that may start their agent now.
     pub(crate) wake: Vec<SessionId>,
-    /// A session whose idle agent is to give way.
+    /// A session whose idle agent is to be stopped.
     pub(crate) rest: Option<SessionId>,
 }
 
-/// The room that there is.
+/// The slots for agents, and the line of sessions that wait for one.
 #[derive(Debug)]
 pub(crate) struct AgentSlots {
-    /// Agents that may live at once.
+    /// How many agents may live at once.
     agents_max: usize,
-    /// Bytes that must be free before another one is started.
+    /// How many bytes of memory must be available before another agent starts.
     min_free_bytes: u64,
     state: Mutex<AgentSlotsState>,
 }
 
 #[derive(Debug, Default)]
 struct AgentSlotsState {
-    /// Those that count.
+    /// The sessions whose agent counts.
     live: HashMap<SessionId, SlotUse>,
-    /// Those that wait, in order.
+    /// The sessions that wait, in order.
     waiting: VecDeque<SessionId>,
 }
 
@@ -49,17 +50,19 @@ impl AgentSlots {
         Self { agents_max, min_free_bytes, state: Mutex::default() }
     }
 
-    /// Whether this session may start its agent now. Nobody overtakes those who wait.
+    /// Whether this session may start its agent now. Sessions that wait are not overtaken.
     pub(crate) fn may_start(&self, session: &SessionId) -> bool {
         let state = self.lock();
         if state.live.contains_key(session) {
             return true;
         }
-        let place = state.waiting.iter().position(|waits| waits == session).unwrap_or(state.waiting.len());
-        self.fits(&state, place)
+        let position =
+            state.waiting.iter().position(|waiting| waiting == session).unwrap_or(state.waiting.len());
+        self.fits(&state, position)
     }
 
-    /// Puts a session in line. One that is there already is told nothing: it would ask again, and be told again.
+    /// Adds a session to the line. If it is in line already, nobody is notified: a notified session enqueues itself
+    /// again, which would never end.
     pub(crate) fn enqueue(&self, session: &SessionId) -> SlotChanges {
         let mut state = self.lock();
         if state.waiting.contains(session) {
@@ -69,35 +72,34 @@ impl AgentSlots {
         self.changes_due(&state)
     }
 
-    /// Takes a session out of the line, if it has nothing to start any more.
+    /// Takes a session that has nothing to start any more out of the line.
     pub(crate) fn dequeue(&self, session: &SessionId) -> SlotChanges {
         let mut state = self.lock();
-        state.waiting.retain(|waits| waits != session);
+        state.waiting.retain(|waiting| waiting != session);
         self.changes_due(&state)
     }
 
-    /// Says what a session's agent is now.
-    pub(crate) fn set_use(&self, session: &SessionId, need: SlotUse) -> SlotChanges {
+    /// Records how a session's agent uses a slot.
+    pub(crate) fn set_use(&self, session: &SessionId, slot_use: SlotUse) -> SlotChanges {
         let mut state = self.lock();
-        let before = match need {
+        let before = match slot_use {
             SlotUse::NotCounted => state.live.remove(session),
-            need => {
-                state.waiting.retain(|waits| waits != session);
-                state.live.insert(session.clone(), need)
+            slot_use => {
+                state.waiting.retain(|waiting| waiting != session);
+                state.live.insert(session.clone(), slot_use)
             }
         };
-        match before == Some(need) || (before.is_none() && need == SlotUse::NotCounted) {
+        match before == Some(slot_use) || (before.is_none() && slot_use == SlotUse::NotCounted) {
             true => SlotChanges::default(),
             false => self.changes_due(&state),
         }
     }
 
-    /// Looks again: memory comes back without anybody saying so.
+    /// Checks again whether a waiting session may start: memory becomes available without notice.
     pub(crate) fn recheck(&self) -> SlotChanges {
         self.changes_due(&self.lock())
     }
 
-    /// Whether anybody waits.
     pub(crate) fn has_waiters(&self) -> bool {
         !self.lock().waiting.is_empty()
     }
@@ -106,24 +108,29 @@ impl AgentSlots {
         if state.waiting.is_empty() {
             return SlotChanges::default();
         }
-        // By the same rule by which they will look: who was woken in vain would wait, and be woken, without end.
-        let fitting = state.waiting.iter().enumerate().take_while(|(place, _)| self.fits(state, *place));
+        // The same rule as in `may_start`: a session woken in vain would wait and be woken without end.
+        let fitting =
+            state.waiting.iter().enumerate().take_while(|(position, _)| self.fits(state, *position));
         let wake: Vec<SessionId> = fitting.map(|(_, session)| session.clone()).collect();
         let idle = || {
-            state.live.iter().find(|(_, need)| **need == SlotUse::Idle).map(|(session, _)| session.clone())
+            state
+                .live
+                .iter()
+                .find(|(_, slot_use)| **slot_use == SlotUse::Idle)
+                .map(|(session, _)| session.clone())
         };
         let rest = if wake.len() < state.waiting.len() { idle() } else { None };
         SlotChanges { wake, rest }
     }
 
-    /// Whether the one at this place in the line may start its agent. One agent may always live.
-    fn fits(&self, state: &AgentSlotsState, place: usize) -> bool {
-        let alone = state.live.is_empty() && place == 0;
-        state.live.len() + place < self.agents_max && (alone || self.has_memory())
+    /// Whether the session at this position of the line may start its agent. One agent may always live.
+    fn fits(&self, state: &AgentSlotsState, position: usize) -> bool {
+        let alone = state.live.is_empty() && position == 0;
+        state.live.len() + position < self.agents_max && (alone || self.has_memory())
     }
 
     fn has_memory(&self) -> bool {
-        // Where the kernel does not say, it is not for us to forbid.
+        // If the kernel does not report the available memory, it is no limit.
         self.min_free_bytes == 0
             || available_memory().is_none_or(|available| available >= self.min_free_bytes)
     }
@@ -133,7 +140,7 @@ impl AgentSlots {
     }
 }
 
-/// Bytes that can be had without swapping.
+/// The bytes of memory that are available without swapping.
 fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -151,55 +158,55 @@ mod tests {
 
     #[test]
     fn those_who_wait_are_served_in_order_and_nobody_overtakes() {
-        let room = AgentSlots::new(1, 0);
-        assert!(room.may_start(&session(1)));
-        room.set_use(&session(1), SlotUse::Busy);
-        assert!(room.may_start(&session(1)), "one that lives may go on");
-        assert!(!room.may_start(&session(2)));
-        assert_eq!(room.enqueue(&session(2)), SlotChanges::default());
-        assert_eq!(room.enqueue(&session(3)), SlotChanges::default());
-        let told = room.set_use(&session(1), SlotUse::NotCounted);
-        assert_eq!(told, SlotChanges { wake: vec![session(2)], rest: None });
-        assert!(!room.may_start(&session(3)) && !room.may_start(&session(4)));
-        assert!(room.may_start(&session(2)));
-        room.set_use(&session(2), SlotUse::Busy);
-        assert!(!room.may_start(&session(3)));
+        let slots = AgentSlots::new(1, 0);
+        assert!(slots.may_start(&session(1)));
+        slots.set_use(&session(1), SlotUse::Busy);
+        assert!(slots.may_start(&session(1)), "a session whose agent lives may go on");
+        assert!(!slots.may_start(&session(2)));
+        assert_eq!(slots.enqueue(&session(2)), SlotChanges::default());
+        assert_eq!(slots.enqueue(&session(3)), SlotChanges::default());
+        let changes = slots.set_use(&session(1), SlotUse::NotCounted);
+        assert_eq!(changes, SlotChanges { wake: vec![session(2)], rest: None });
+        assert!(!slots.may_start(&session(3)) && !slots.may_start(&session(4)));
+        assert!(slots.may_start(&session(2)));
+        slots.set_use(&session(2), SlotUse::Busy);
+        assert!(!slots.may_start(&session(3)));
     }
 
     #[test]
     fn an_idle_agent_gives_way_and_a_busy_one_does_not() {
-        let room = AgentSlots::new(2, 0);
-        room.set_use(&session(1), SlotUse::Busy);
-        room.set_use(&session(2), SlotUse::Idle);
-        assert_eq!(room.enqueue(&session(3)), SlotChanges { wake: vec![], rest: Some(session(2)) });
-        let told = room.set_use(&session(2), SlotUse::Busy);
-        assert_eq!(told, SlotChanges::default());
-        let told = room.set_use(&session(1), SlotUse::Idle);
-        assert_eq!(told, SlotChanges { wake: vec![], rest: Some(session(1)) });
+        let slots = AgentSlots::new(2, 0);
+        slots.set_use(&session(1), SlotUse::Busy);
+        slots.set_use(&session(2), SlotUse::Idle);
+        assert_eq!(slots.enqueue(&session(3)), SlotChanges { wake: vec![], rest: Some(session(2)) });
+        let changes = slots.set_use(&session(2), SlotUse::Busy);
+        assert_eq!(changes, SlotChanges::default());
+        let changes = slots.set_use(&session(1), SlotUse::Idle);
+        assert_eq!(changes, SlotChanges { wake: vec![], rest: Some(session(1)) });
     }
 
     #[test]
-    fn one_that_gives_up_lets_the_next_go() {
-        let room = AgentSlots::new(1, 0);
-        room.set_use(&session(1), SlotUse::Busy);
-        room.enqueue(&session(2));
-        room.enqueue(&session(3));
-        room.set_use(&session(1), SlotUse::NotCounted);
-        assert_eq!(room.dequeue(&session(2)).wake, [session(3)]);
-        assert!(room.may_start(&session(3)));
+    fn a_session_that_leaves_the_line_lets_the_next_start() {
+        let slots = AgentSlots::new(1, 0);
+        slots.set_use(&session(1), SlotUse::Busy);
+        slots.enqueue(&session(2));
+        slots.enqueue(&session(3));
+        slots.set_use(&session(1), SlotUse::NotCounted);
+        assert_eq!(slots.dequeue(&session(2)).wake, [session(3)]);
+        assert!(slots.may_start(&session(3)));
     }
 
     #[test]
     fn without_memory_nothing_starts_beside_what_lives() {
-        let room = AgentSlots::new(10, u64::MAX);
-        assert!(room.may_start(&session(1)), "one agent may always live");
-        room.set_use(&session(1), SlotUse::Busy);
-        assert!(!room.may_start(&session(2)));
-        assert_eq!(room.enqueue(&session(2)), SlotChanges::default(), "nobody is woken in vain");
-        assert_eq!(room.enqueue(&session(2)), SlotChanges::default());
-        let told = room.set_use(&session(1), SlotUse::Idle);
-        assert_eq!(told, SlotChanges { wake: vec![], rest: Some(session(1)) });
-        let told = room.set_use(&session(1), SlotUse::NotCounted);
-        assert_eq!(told, SlotChanges { wake: vec![session(2)], rest: None });
+        let slots = AgentSlots::new(10, u64::MAX);
+        assert!(slots.may_start(&session(1)), "one agent may always live");
+        slots.set_use(&session(1), SlotUse::Busy);
+        assert!(!slots.may_start(&session(2)));
+        assert_eq!(slots.enqueue(&session(2)), SlotChanges::default(), "nobody is woken in vain");
+        assert_eq!(slots.enqueue(&session(2)), SlotChanges::default());
+        let changes = slots.set_use(&session(1), SlotUse::Idle);
+        assert_eq!(changes, SlotChanges { wake: vec![], rest: Some(session(1)) });
+        let changes = slots.set_use(&session(1), SlotUse::NotCounted);
+        assert_eq!(changes, SlotChanges { wake: vec![session(2)], rest: None });
     }
 }

@@ -1,6 +1,6 @@
-//! Processes on other machines that have joined: who they are, what they offer, and whose agents they hold. A session
-//! is given to one of them and stays with it; how it is reached is in `route`, the connection on which a process is
-//! told so in `control`. No pid of theirs means anything here.
+//! Worker processes on other machines that have joined: their identity, the agents they offer, and the sessions they
+//! hold. A session is assigned to one of them and stays with it. `route` has the connections of sessions, `control`
+//! the control connection of a process. Their pids mean nothing here.
 
 mod control;
 mod route;
@@ -25,10 +25,10 @@ use super::{WorkerAttachment, WorkerKeys, WorkerTokenStore, holder_file};
 use crate::edge::UpgradedConnection;
 use route::JoinedHostRoute;
 
-/// What stands before a process's name where it is written down who holds a worker.
+/// Stands before the process's id in the file that names the holder of a worker.
 const JOINED_PREFIX: &str = "joined:";
-/// Frames that may wait for one process. They are few and small; a process that is this far behind is cut off, and told
-/// again what counts when it comes back.
+/// The most frames that may wait for one process. Frames are few and small; a process that falls this far behind is
+/// disconnected, and gets what still applies when it reconnects.
 const OUTBOX_MAX: usize = 256;
 
 /// An agent on another machine, as a session names it: `NAME@LABEL`.
@@ -39,42 +39,42 @@ pub(super) struct RemoteAgentName {
 }
 
 impl RemoteAgentName {
-    /// Reads `NAME@LABEL`.
+    /// Parses `NAME@LABEL`.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (agent, label) = text.rsplit_once('@')?;
-        let whole = !agent.is_empty() && is_label(label);
-        whole.then(|| Self { agent: agent.to_owned(), label: label.to_owned() })
+        let valid = !agent.is_empty() && is_label(label);
+        valid.then(|| Self { agent: agent.to_owned(), label: label.to_owned() })
     }
 }
 
-/// All that have joined.
+/// All joined worker processes of a daemon.
 #[derive(Debug)]
 pub(crate) struct JoinedWorkers {
     dir: PathBuf,
     keys: WorkerKeys,
     tokens: Arc<WorkerTokenStore>,
-    /// How long a silent process is waited for.
+    /// How long the daemon waits for a silent process.
     lease: Duration,
     state: Mutex<JoinedWorkersState>,
-    /// Told when a process comes or goes, for those who wait for one.
+    /// Notified when a process connects or disconnects, for routes that wait for one.
     hosts_changed: watch::Sender<()>,
 }
 
 #[derive(Debug, Default)]
 struct JoinedWorkersState {
-    /// By the word that each has made for itself.
+    /// By the id that each process chose for itself.
     hosts: HashMap<String, JoinedHost>,
     placements: HashMap<WorkerId, WorkerPlacement>,
-    /// Tells a connection from those before it.
+    /// Counts connections, to tell a new connection of a process from an older one.
     last_connection: u64,
 }
 
-/// A process that has joined, or one from before our start that may come back.
+/// A process that has joined, or one that a previous daemon knew and that may come back.
 #[derive(Debug)]
 struct JoinedHost {
-    /// Unknown until it comes back.
+    /// Unknown until the process has joined this daemon.
     info: Option<JoinedHostInfo>,
-    /// Its control connection, if it has one.
+    /// The control connection, while the process is connected.
     control: Option<JoinedControl>,
     last_heard: Instant,
     joined_at: Millis,
@@ -100,15 +100,15 @@ struct JoinedControl {
 struct WorkerPlacement {
     session: SessionId,
     remote_agent: RemoteAgentName,
-    /// None has been found yet.
+    /// The process that holds the worker; `None` until one is chosen.
     host: Option<String>,
-    /// Who waits for the process to dial.
+    /// The route that waits for the process to dial.
     dial_waiter: Option<oneshot::Sender<UpgradedConnection>>,
-    /// Whether it ever did.
+    /// Whether the process has ever dialled.
     has_dialled: bool,
-    /// It will never be: why, if somebody has said.
+    /// Set once the worker is lost or can never start; with the reason, if there is one.
     ended: Option<Option<RunError>>,
-    /// Ends its connection.
+    /// Closes the worker's connection.
     disconnect: CancellationToken,
 }
 
@@ -123,39 +123,39 @@ impl JoinedWorkers {
         Self { dir, keys, tokens, lease, state, hosts_changed }
     }
 
-    /// The agent that somebody who has joined offers under this name and label.
-    pub(super) fn find_agent(&self, wanted: &RemoteAgentName) -> Option<Agent> {
+    /// The agent with this name and label, if a joined process offers it.
+    pub(super) fn find_agent(&self, name: &RemoteAgentName) -> Option<Agent> {
         let state = self.lock();
-        let offers = state.hosts.values().filter_map(|host| host.info.as_ref()?.find_agent(wanted));
+        let offers = state.hosts.values().filter_map(|host| host.info.as_ref()?.find_agent(name));
         offers.max_by_key(|agent| agent.available).cloned()
     }
 
-    /// The link to a new worker on whichever machine fits. Nothing is waited for here.
+    /// Opens a link to a new worker on a machine that offers the agent. This does not wait for the machine.
     pub(super) fn launch(
         self: &Arc<Self>,
         spec: AgentSpec,
-        wanted: RemoteAgentName,
+        remote_agent: RemoteAgentName,
         options: LinkOptions,
     ) -> AgentLink {
-        let placement = WorkerPlacement::new(spec.session.clone(), wanted, None);
+        let placement = WorkerPlacement::new(spec.session.clone(), remote_agent, None);
         self.open_link(spec.worker.clone(), placement, Some(Box::new(spec)), options)
     }
 
-    /// The link to a worker that there was. One that was never given to anybody is lost at once.
+    /// Opens a link to a worker that already exists. A worker that was never assigned to a process is lost at once.
     pub(super) fn attach(
         self: &Arc<Self>,
-        had: &WorkerAttachment,
-        wanted: RemoteAgentName,
+        attachment: &WorkerAttachment,
+        remote_agent: RemoteAgentName,
         options: LinkOptions,
     ) -> AgentLink {
-        let text = fs::read_to_string(holder_file(&self.dir, &had.worker)).ok();
+        let text = fs::read_to_string(holder_file(&self.dir, &attachment.worker)).ok();
         let host = text.and_then(|text| text.strip_prefix(JOINED_PREFIX).map(str::to_owned));
         if let Some(host) = &host {
             self.lock().hosts.entry(host.clone()).or_insert_with(JoinedHost::from_previous_daemon);
         }
         self.open_link(
-            had.worker.clone(),
-            WorkerPlacement::new(had.session.clone(), wanted, host),
+            attachment.worker.clone(),
+            WorkerPlacement::new(attachment.session.clone(), remote_agent, host),
             None,
             options,
         )
@@ -168,13 +168,14 @@ impl JoinedWorkers {
         spec: Option<Box<AgentSpec>>,
         options: LinkOptions,
     ) -> AgentLink {
-        let seat = SessionWorker { session: placement.session.clone(), worker: worker.clone() };
+        let session_worker = SessionWorker { session: placement.session.clone(), worker: worker.clone() };
         self.lock().placements.insert(worker.clone(), placement);
-        let route = JoinedHostRoute::new(Arc::clone(self), seat, spec);
+        let route = JoinedHostRoute::new(Arc::clone(self), session_worker, spec);
         AgentLink::open(LinkOptions { secret: self.keys.secret(worker.as_str()), ..options }, route)
     }
 
-    /// Forgets a worker that nobody wants any more. If its process holds it still, that is told to close it.
+    /// Forgets a worker that no session wants any more. If its process still holds it, the process is told to close
+    /// it.
     pub(super) fn forget(&self, worker: &WorkerId) {
         let mut state = self.lock();
         let Some(WorkerPlacement { session, host: Some(host), .. }) = state.placements.remove(worker) else {
@@ -184,25 +185,25 @@ impl JoinedWorkers {
         state.forget_if_unused(&host);
     }
 
-    /// Waits for a worker no longer: it is told to close, and counts as lost from now on.
+    /// Stops waiting for a worker: its process is told to close it, and it counts as lost from now on.
     pub(super) fn abandon(&self, worker: &WorkerId) {
         let mut state = self.lock();
         let Some(placement) = state.placements.get_mut(worker) else { return };
         placement.mark_ended(None);
-        let seat = SessionWorker { session: placement.session.clone(), worker: worker.clone() };
+        let session_worker = SessionWorker { session: placement.session.clone(), worker: worker.clone() };
         if let Some(host) = placement.host.clone() {
-            state.send_frame(&host, DaemonJoinFrame::Close(seat));
+            state.send_frame(&host, DaemonJoinFrame::Close(session_worker));
         }
         drop(state);
         self.hosts_changed.send_replace(());
     }
 
-    /// Ends the connections of all that joined with this token. What they held is lost.
+    /// Disconnects all processes that joined with this token. The sessions they held are lost.
     pub(crate) fn expel(&self, token: &TokenId) {
         let mut state = self.lock();
         let JoinedWorkersState { hosts, placements, .. } = &mut *state;
         hosts.retain(|name, host| {
-            let expelled = host.info.as_ref().is_some_and(|about| about.token == *token);
+            let expelled = host.info.as_ref().is_some_and(|info| info.token == *token);
             if expelled {
                 let held = placements.values_mut().filter(|placement| placement.host.as_ref() == Some(name));
                 held.for_each(|placement| placement.mark_ended(None));
@@ -213,45 +214,46 @@ impl JoinedWorkers {
         self.hosts_changed.send_replace(());
     }
 
-    /// Forgets where workers were that no session knows: of a daemon that died before it could.
+    /// Removes the holder files of workers that no session knows, left by a daemon that died before it could remove
+    /// them.
     pub(super) fn forget_strays(&self, is_stray: impl Fn(&WorkerId) -> bool) {
         let Ok(entries) = fs::read_dir(&self.dir) else { return };
         for path in entries.flatten().map(|entry| entry.path()) {
             let name = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".at"));
             let Some(worker) = name.and_then(|name| WorkerId::parse(name).ok()) else { continue };
-            let elsewhere = fs::read_to_string(&path).is_ok_and(|text| text.starts_with(JOINED_PREFIX));
-            if elsewhere && is_stray(&worker) {
-                tracing::info!(%worker, "a joined worker that no session knows is forgotten");
-                // If it cannot be removed, it is found again by the next look.
+            let is_remote = fs::read_to_string(&path).is_ok_and(|text| text.starts_with(JOINED_PREFIX));
+            if is_remote && is_stray(&worker) {
+                tracing::info!(%worker, "forgetting a joined worker that belongs to no session");
+                // If the file cannot be removed, the next check finds it again.
                 let _left = fs::remove_file(&path);
             }
         }
     }
 
-    /// The name of the process that holds a worker, and how long it is waited for from now on.
+    /// The name of the process that holds a worker, and how much longer it is waited for.
     pub(super) fn holder(&self, worker: &WorkerId) -> Option<(String, Duration)> {
         let state = self.lock();
         let host = state.hosts.get(state.placements.get(worker)?.host.as_ref()?)?;
         Some((host.info.as_ref()?.name.clone(), host.remaining_lease(self.lease)))
     }
 
-    /// Everybody who has joined, by name.
+    /// All joined processes, by name.
     pub(crate) fn list(&self) -> Vec<JoinedWorker> {
         let state = self.lock();
         let mut list: Vec<JoinedWorker> = state
             .hosts
             .iter()
             .filter_map(|(host, known)| {
-                let about = known.info.as_ref()?;
+                let info = known.info.as_ref()?;
                 Some(JoinedWorker {
-                    name: about.name.clone(),
-                    labels: about.labels.clone(),
-                    agents: about.agents.iter().map(|agent| agent.name.clone()).collect(),
+                    name: info.name.clone(),
+                    labels: info.labels.clone(),
+                    agents: info.agents.iter().map(|agent| agent.name.clone()).collect(),
                     sessions: state.held_by(host).map(|placement| placement.session.clone()).collect(),
                     connected: known.control.is_some(),
                     joined_at: known.joined_at,
                     lease_expires_at: Millis::now().plus(millis(known.remaining_lease(self.lease))),
-                    version: about.version.clone(),
+                    version: info.version.clone(),
                 })
             })
             .collect();
@@ -259,37 +261,37 @@ impl JoinedWorkers {
         list
     }
 
-    /// Every change under the lock is made of assignments that each leave it whole.
+    /// A poisoned lock is fine to use: each assignment under it leaves the data whole.
     fn lock(&self) -> MutexGuard<'_, JoinedWorkersState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl JoinedWorkersState {
-    /// Says something to a process, if it is connected. One that does not keep up is cut off.
+    /// Sends a frame to a process, if it is connected. A process that does not keep up is disconnected.
     fn send_frame(&mut self, host: &str, frame: DaemonJoinFrame) -> bool {
         let Some(host) = self.hosts.get_mut(host) else { return false };
-        let told = host.control.as_ref().is_some_and(|control| control.outbox.try_send(frame).is_ok());
-        if !told {
+        let sent = host.control.as_ref().is_some_and(|control| control.outbox.try_send(frame).is_ok());
+        if !sent {
             host.control = None;
         }
-        told
+        sent
     }
 
     fn held_by(&self, host: &str) -> impl Iterator<Item = &WorkerPlacement> {
         self.placements.values().filter(move |placement| placement.host.as_deref() == Some(host))
     }
 
-    /// Of those that fit and are connected, the one with the least to do.
-    fn choose_host(&self, wanted: &RemoteAgentName) -> Option<String> {
-        let fits = self.hosts.iter().filter(|(_, host)| {
-            let offer = host.info.as_ref().and_then(|about| about.find_agent(wanted));
+    /// The connected process that offers the agent and holds the fewest sessions.
+    fn choose_host(&self, name: &RemoteAgentName) -> Option<String> {
+        let candidates = self.hosts.iter().filter(|(_, host)| {
+            let offer = host.info.as_ref().and_then(|info| info.find_agent(name));
             host.control.is_some() && offer.is_some_and(|agent| agent.available)
         });
-        fits.map(|(name, _)| name).min_by_key(|name| (self.held_by(name).count(), *name)).cloned()
+        candidates.map(|(host, _)| host).min_by_key(|host| (self.held_by(host).count(), *host)).cloned()
     }
 
-    /// Forgets a process that is away and holds nothing.
+    /// Forgets a process that is disconnected and holds nothing.
     fn forget_if_unused(&mut self, host: &str) {
         let holds = self.held_by(host).next().is_some();
         if !holds && self.hosts.get(host).is_some_and(|host| host.control.is_none()) {
@@ -299,12 +301,12 @@ impl JoinedWorkersState {
 }
 
 impl JoinedHost {
-    /// One that was there before we were. It has as long to come back as one that has just gone.
+    /// A process that a previous daemon knew. It has a full lease to come back.
     fn from_previous_daemon() -> Self {
         Self { info: None, control: None, last_heard: Instant::now(), joined_at: Millis::now() }
     }
 
-    /// How long it is waited for from now on.
+    /// How much longer the daemon waits for this process.
     fn remaining_lease(&self, lease: Duration) -> Duration {
         if self.control.is_some() { lease } else { lease.saturating_sub(self.last_heard.elapsed()) }
     }
@@ -315,9 +317,9 @@ impl JoinedHostInfo {
         Self { name, labels: hello.labels, agents: hello.agents, version: hello.software, token }
     }
 
-    fn find_agent(&self, wanted: &RemoteAgentName) -> Option<&Agent> {
-        self.labels.contains(&wanted.label).then_some(())?;
-        self.agents.iter().find(|agent| agent.name == wanted.agent)
+    fn find_agent(&self, name: &RemoteAgentName) -> Option<&Agent> {
+        self.labels.contains(&name.label).then_some(())?;
+        self.agents.iter().find(|agent| agent.name == name.agent)
     }
 }
 
@@ -334,16 +336,17 @@ impl WorkerPlacement {
         }
     }
 
-    /// It will never be. What is said of one that was there for a while is not why it is lost.
-    fn mark_ended(&mut self, why: Option<RunError>) {
-        let why = why.filter(|_| !self.has_dialled);
-        self.ended.get_or_insert(why);
+    /// Marks the worker as lost. The reason is dropped if the worker has ever dialled: then it does not explain the
+    /// loss.
+    fn mark_ended(&mut self, reason: Option<RunError>) {
+        let reason = reason.filter(|_| !self.has_dialled);
+        self.ended.get_or_insert(reason);
         self.dial_waiter = None;
         self.disconnect.cancel();
     }
 }
 
-/// What can stand after the `@`, and be a label.
+/// Whether a text can be a label, and so stand after the `@`.
 fn is_label(text: &str) -> bool {
     (1..=64).contains(&text.len())
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-'))

@@ -1,6 +1,6 @@
-//! Worker processes on this machine: started as our own binary, reached by unix socket, told alive by the lock that
-//! each holds for life. Their spools outlive them, and so may what their agents started: both are seen to here before a
-//! session hears that its worker is lost.
+//! Worker processes on this machine: started from our own binary, reached by unix socket, and alive as long as they
+//! hold their file lock. Their spools outlive them, and so may processes that their agents started; both are handled
+//! here before a session learns that its worker is lost.
 
 use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
@@ -33,12 +33,12 @@ use crate::random;
 
 /// How long a new process may take until it listens.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often a process that does not listen yet is tried.
+/// How often connecting is retried while the process does not listen yet.
 const CONNECT_RETRY: Duration = Duration::from_millis(1);
-/// How often a spool is read that cannot be, and how soon again: what is in it is lost otherwise.
+/// How often reading a spool is tried, and the pause between tries. If all fail, its updates are lost.
 const SPOOL_READ_TRIES: u32 = 30;
 const SPOOL_READ_RETRY: Duration = Duration::from_secs(1);
-/// How long what a lost agent started may take to end politely.
+/// How long processes of a lost agent have between SIGTERM and SIGKILL.
 const KILL_GRACE: Duration = Duration::from_millis(200);
 
 /// The worker processes of one home.
@@ -49,9 +49,9 @@ pub(super) struct LocalHosts {
     exe: PathBuf,
     keys: WorkerKeys,
     timeouts: WorkerTimeouts,
-    /// The processes that we started and that have not ended.
+    /// The processes that this daemon started and that have not exited; the value turns true when one does.
     children: Arc<Mutex<HashMap<String, watch::Receiver<bool>>>>,
-    /// The one that sessions share whose agents cost next to nothing.
+    /// The id of the process that cheap agents share.
     shared: tokio::sync::Mutex<Option<String>>,
 }
 
@@ -65,7 +65,7 @@ impl LocalHosts {
     /// Starts a worker with this agent, or puts the agent into the shared one.
     pub(super) async fn launch(&self, spec: AgentSpec, options: LinkOptions) -> Result<AgentLink, RunError> {
         let worker = spec.worker.clone();
-        // It needs no process of its own, and starts none.
+        // An echo agent needs no process of its own, and starts none.
         let shares = spec.manifest.as_ref().is_some_and(|manifest| manifest.driver() == DriverKind::Echo);
         let launched = match shares {
             true => self.shared_host().await.map(|host| (host, Some(Box::new(spec)))),
@@ -75,18 +75,18 @@ impl LocalHosts {
             }
         };
         let (host, start) = launched.map_err(|error| {
-            let message = format!("a worker could not be started: {error}; see `qd doctor` and the log");
+            let message = format!("could not start a worker: {error}; see `qd doctor` and the log");
             RunError::new("worker_not_started", message)
         })?;
         Ok(self.open_link(&worker, host, LinkOptions { start, ..options }))
     }
 
-    /// The link to a worker that there was.
-    pub(super) fn attach(&self, had: &WorkerAttachment, options: LinkOptions) -> AgentLink {
-        self.open_link(&had.worker, self.host_of(&had.worker), options)
+    /// Opens a link to a worker that already exists.
+    pub(super) fn attach(&self, attachment: &WorkerAttachment, options: LinkOptions) -> AgentLink {
+        self.open_link(&attachment.worker, self.host_of(&attachment.worker), options)
     }
 
-    /// A connection to the terminal of a worker's agent.
+    /// Connects to the terminal of a worker's agent.
     pub(super) async fn connect_terminal(
         &self,
         session: &SessionId,
@@ -102,14 +102,14 @@ impl LocalHosts {
         Ok(socket)
     }
 
-    /// The process that holds a worker, which most often is its own.
+    /// The id of the process that holds a worker; usually the worker's own id.
     fn host_of(&self, worker: &WorkerId) -> String {
         fs::read_to_string(holder_file(&self.dir, worker)).unwrap_or_else(|_| worker.to_string())
     }
 
-    /// Forgets the files of a worker that is no more.
+    /// Removes the files of a worker that is gone.
     pub(super) fn remove_files(&self, worker: &WorkerId) {
-        // What is not there need not be removed, and what cannot be is found by the next look for strays.
+        // A missing file is fine, and files that cannot be removed are found by the next check for strays.
         let _absent = fs::remove_file(holder_file(&self.dir, worker));
         let _absent = FileSpool::remove(&FileSpool::folder(&self.dir, worker));
         if !record::is_worker_alive(&self.dir, worker.as_str())
@@ -119,23 +119,23 @@ impl LocalHosts {
         }
     }
 
-    /// Ends a worker's process, whatever it does. Its keeper then ends the rest. A shared one is left alone: it holds
-    /// the agents of others.
+    /// Kills a worker's process; its keeper then ends the rest. A shared process is left alone, because it holds other
+    /// agents too.
     pub(super) fn kill(&self, worker: &WorkerId) {
         self.signal_hosts(|id| id == worker.as_str(), Signal::KILL);
     }
 
-    /// Ends the shared processes, of which nobody needs anything any more.
+    /// Ends the shared processes. Call it once no session needs them.
     pub(super) fn end_shared(&self) {
         self.signal_hosts(|id| id.starts_with(SHARED_PREFIX), Signal::TERM);
     }
 
-    /// Signals the processes of these names, if they are what their records say.
-    fn signal_hosts(&self, which: impl Fn(&str) -> bool, signal: Signal) {
+    /// Signals the matching processes, if they are still the ones that their records describe.
+    fn signal_hosts(&self, matches: impl Fn(&str) -> bool, signal: Signal) {
         for record in record::read_records(&self.dir) {
             let process = procfs::ProcessIdentity::find(record.pid);
             let same = |found: &procfs::ProcessIdentity| record.start_ticks == Some(found.start_ticks);
-            if which(&record.agent_id)
+            if matches(&record.agent_id)
                 && let Some(process) = process.filter(same)
                 && record::is_lock_held_by(&self.dir, &record.agent_id, process.pid)
             {
@@ -144,8 +144,8 @@ impl LocalHosts {
         }
     }
 
-    /// Ends workers that no session knows: of a daemon that died between starting one and hearing of it. What a dead
-    /// one left is removed.
+    /// Ends workers that no session knows: those of a daemon that died after starting them and before journalling it.
+    /// Files of dead workers are removed.
     pub(super) async fn end_strays(&self, is_stray: impl Fn(&WorkerId) -> bool) {
         for found in record::read_records(&self.dir) {
             let Ok(worker) = WorkerId::parse(&found.agent_id) else { continue };
@@ -156,11 +156,11 @@ impl LocalHosts {
             if is_needed {
                 continue;
             }
-            tracing::info!(%worker, pid = found.pid, "a worker that no session knows is ended");
+            tracing::info!(%worker, pid = found.pid, "ending a worker that belongs to no session");
             self.kill(&worker);
             let mark = self.keys.mark(&worker);
             let ended = tokio::task::spawn_blocking(move || procfs::end_marked(&mark, KILL_GRACE)).await;
-            tracing::debug!(%worker, ?ended, "what it had started is ended");
+            tracing::debug!(%worker, ?ended, "ended the processes that it had started");
             self.remove_files(&worker);
         }
     }
@@ -194,7 +194,7 @@ impl LocalHosts {
         if host != worker.as_str()
             && let Err(error) = write_private(&holder_file(&self.dir, worker), &host)
         {
-            tracing::warn!(%worker, %error, "a later daemon will not find this agent");
+            tracing::warn!(%worker, %error, "a later daemon cannot reattach to this agent");
         }
         AgentLink::open(LinkOptions { secret: self.keys.secret(&host), ..options }, route)
     }
@@ -218,13 +218,13 @@ impl LocalHosts {
             .stderr(log)
             .spawn()?;
         let stdin = child.stdin.take();
-        let (ended, ends) = watch::channel(false);
-        self.children().insert(host.to_owned(), ends);
+        let (ended, ended_signal) = watch::channel(false);
+        self.children().insert(host.to_owned(), ended_signal);
         let (children, host) = (Arc::clone(&self.children), host.to_owned());
-        // Owned by the runtime and not by us: it only waits, so that the process leaves no zombie.
+        // The runtime owns this task, not the daemon: it only waits, so that the process leaves no zombie.
         tokio::spawn(async move {
             let status = child.wait().await;
-            tracing::debug!(%host, ?status, "a worker has ended");
+            tracing::debug!(%host, ?status, "a worker has exited");
             children.lock().unwrap_or_else(PoisonError::into_inner).remove(&host);
             ended.send_replace(true);
         });
@@ -235,7 +235,7 @@ impl LocalHosts {
         Ok(())
     }
 
-    /// Every change under the lock is one call: a panic elsewhere leaves it whole.
+    /// A poisoned lock is fine to use: every change under it is one call, so a panic leaves the map whole.
     fn children(&self) -> MutexGuard<'_, HashMap<String, watch::Receiver<bool>>> {
         self.children.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -250,20 +250,20 @@ fn write_private(path: &Path, text: &str) -> io::Result<()> {
     io::Write::write_all(&mut file, text.as_bytes())
 }
 
-/// What the name of a shared process begins with; it is no worker's own.
+/// The prefix of a shared process's id. No worker id begins with it.
 const SHARED_PREFIX: &str = "shared-";
 
-/// The way to one worker.
+/// How a link reaches a worker on this machine.
 struct LocalHostRoute {
     dir: PathBuf,
     host: String,
     worker: WorkerId,
     mark: String,
-    /// Turns true when the process ends, if we are the ones who started it.
+    /// Turns true when the process exits, if this daemon started it.
     child: Option<watch::Receiver<bool>>,
 }
 
-/// How a worker's own socket is asked.
+/// The WebSocket upgrade request for a worker's socket.
 fn upgrade_request(subprotocol: &str) -> ClientUpgrade {
     ClientUpgrade {
         host: "worker".to_owned(),
@@ -274,7 +274,7 @@ fn upgrade_request(subprotocol: &str) -> ClientUpgrade {
 }
 
 impl LocalHostRoute {
-    /// Whether there is a process, as far as can be told: ours that has not ended, or one that holds its lock.
+    /// Whether the process is alive, as far as can be told: our child that has not exited, or the holder of its lock.
     fn is_alive(&self) -> bool {
         self.child.as_ref().is_some_and(|ended| !*ended.borrow())
             || record::is_worker_alive(&self.dir, &self.host)
@@ -304,15 +304,15 @@ impl WorkerConnector for LocalHostRoute {
         for _ in 0..SPOOL_READ_TRIES {
             let (dir, worker, mark) = (self.dir.clone(), self.worker.clone(), self.mark.clone());
             let read = move || {
-                // What its agent had started first: nothing may come from it any more.
+                // The agent's processes are ended first, so that nothing more can come from them.
                 let ended = procfs::end_marked(&mark, KILL_GRACE);
-                tracing::warn!(%worker, ?ended, "a worker is lost");
+                tracing::warn!(%worker, ?ended, "a worker is lost; ended the processes of its agent");
                 FileSpool::read_undelivered(&FileSpool::folder(&dir, &worker), after)
             };
             match tokio::task::spawn_blocking(read).await.map_err(io::Error::other).flatten() {
-                Ok(remains) => return remains,
+                Ok(undelivered) => return undelivered,
                 Err(error) => {
-                    tracing::error!(worker = %self.worker, %error, "a lost worker's spool cannot be read");
+                    tracing::error!(worker = %self.worker, %error, "could not read the spool of a lost worker");
                     tokio::time::sleep(SPOOL_READ_RETRY).await;
                 }
             }

@@ -1,5 +1,5 @@
-//! The workers, as the daemon knows them: which agents there are, how a session gets one, how it finds the one it had,
-//! and who lives below which. What a session makes of its worker's words is the actor's business.
+//! The workers as the daemon knows them: which agents exist, how a session gets a worker, how it reattaches to the
+//! one it had, and which processes descend from which worker. Interpreting a worker's updates is the actor's job.
 
 mod agent_slots;
 mod joined_workers;
@@ -37,51 +37,50 @@ use local::LocalHosts;
 pub(crate) use session_tokens::SessionTokens;
 pub(crate) use worker_tokens::{JoinAddress, WorkerTokenStore};
 
-/// How long who waits for whom.
+/// How long daemon and workers wait for each other.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WorkerTimeouts {
-    /// The daemon for a worker on another machine that is silent.
+    /// How long the daemon waits for a silent worker on another machine.
     pub(crate) lease: Duration,
-    /// A worker for a daemon, with an agent in mid-turn.
+    /// How long a worker waits for a daemon while its agent is in a turn.
     pub(crate) orphan_busy: Duration,
-    /// A worker for a daemon, with an agent that has no turn.
+    /// How long a worker waits for a daemon while its agent is idle.
     pub(crate) orphan_idle: Duration,
 }
 
-/// How many processes are remembered as strangers.
+/// How many processes are remembered as unrelated to any agent.
 const UNRELATED_MAX: usize = 4096;
 
-/// All workers of this daemon.
 #[derive(Debug)]
 pub(crate) struct Workers {
     agents: LocalAgents,
     hosts: LocalHosts,
     joined: Arc<JoinedWorkers>,
     tokens: Arc<WorkerTokenStore>,
-    /// Where others join, once it is known.
+    /// The address that other machines join at, set once the daemon listens.
     join_address: OnceLock<JoinAddress>,
-    /// Where agents of this machine find us, once it is known.
+    /// The address at which agents of this machine reach the daemon, set once it listens.
     daemon_address: OnceLock<String>,
     session_tokens: SessionTokens,
     keys: WorkerKeys,
     live: Mutex<HashMap<SessionId, LiveWorker>>,
-    /// Processes that are known not to descend from an agent, by pid and start.
+    /// Processes that are known not to descend from an agent, by pid and start time.
     unrelated: Mutex<HashSet<(u32, u64)>>,
 }
 
-/// A worker that a session has.
+/// The worker of a session.
 #[derive(Debug, Clone)]
 struct LiveWorker {
     worker: WorkerId,
     agent: String,
-    /// Whether it is on another machine, whose pids mean nothing here.
+    /// Whether it runs on another machine, whose pids mean nothing here.
     is_remote: bool,
     started_at: Millis,
-    /// Known once it has been talked to.
+    /// Known once the worker has been connected.
     pid: Option<u32>,
 }
 
-/// Which worker a session has, and how far it was heard.
+/// A session's worker as the journal has it, with the number of the last journalled update.
 #[derive(Debug, Clone)]
 pub(crate) struct WorkerAttachment {
     pub(crate) session: SessionId,
@@ -91,37 +90,36 @@ pub(crate) struct WorkerAttachment {
     pub(crate) taken: UpdateNumber,
 }
 
-/// Who a process on our socket is.
+/// How the process behind a connection relates to our agents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum CallerAncestry {
-    /// Nobody of ours.
+    /// It descends from no agent.
     Unrelated,
     /// It descends from the agent of this session.
     Agent(SessionId),
-    /// It descends from an agent that we do not know, or it is gone and nobody can tell.
+    /// It descends from an agent that we do not know, or has exited, so that it cannot be determined.
     Unknown,
 }
 
 impl Workers {
-    /// Those of a home, which are this binary executed again as `exe __worker`.
+    /// The workers of a home. Local ones are this binary, executed again as `exe __worker`.
     pub(crate) fn new(
         home: &DaemonHome,
         exe: PathBuf,
         agents: LocalAgents,
-        waits: WorkerTimeouts,
+        timeouts: WorkerTimeouts,
     ) -> Result<Self, HomeError> {
         let keys = WorkerKeys(home.worker_key()?);
-        let hosts = LocalHosts::new(home, exe, keys.clone(), waits);
+        let hosts = LocalHosts::new(home, exe, keys.clone(), timeouts);
         let tokens = Arc::new(WorkerTokenStore::open(home, keys.clone())?);
         let joined =
-            Arc::new(JoinedWorkers::new(home.workers(), keys.clone(), Arc::clone(&tokens), waits.lease));
-        let door = OnceLock::new();
+            Arc::new(JoinedWorkers::new(home.workers(), keys.clone(), Arc::clone(&tokens), timeouts.lease));
         Ok(Self {
             agents,
             hosts,
             joined,
             tokens,
-            join_address: door,
+            join_address: OnceLock::new(),
             daemon_address: OnceLock::new(),
             session_tokens: SessionTokens::of(home),
             keys,
@@ -130,43 +128,42 @@ impl Workers {
         })
     }
 
-    /// Those that have joined from other machines.
+    /// The workers that have joined from other machines.
     pub(crate) fn joined(&self) -> &Arc<JoinedWorkers> {
         &self.joined
     }
 
-    /// What they join with.
+    /// The tokens that workers on other machines join with.
     pub(crate) fn worker_tokens(&self) -> &Arc<WorkerTokenStore> {
         &self.tokens
     }
 
-    /// Where they join; none if nothing but sockets is listened on.
+    /// The address that other machines join at; `None` if the daemon listens on unix sockets only.
     pub(crate) fn join_address(&self) -> Option<&JoinAddress> {
         self.join_address.get()
     }
 
-    /// Says where they join, once.
-    pub(crate) fn set_join_address(&self, door: JoinAddress) {
-        // Only the first counts, and there is only one.
-        let _second = self.join_address.set(door);
+    /// Sets the join address, once.
+    pub(crate) fn set_join_address(&self, address: JoinAddress) {
+        // There is only one call, so nothing is overwritten.
+        let _second = self.join_address.set(address);
     }
 
-    /// The agents of this machine.
     pub(crate) fn agents(&self) -> &LocalAgents {
         &self.agents
     }
 
-    /// The agent that a session of a project is to have: one of this machine, or `NAME@LABEL` of one that has joined.
+    /// The agent with this name: an agent of this machine, or `NAME@LABEL` of a joined worker.
     pub(crate) fn agent(&self, name: &str, project: &Path) -> Result<Agent, ApiError> {
-        let Some(wanted) = self.remote_agent(name) else {
+        let Some(remote) = self.remote_agent(name) else {
             return self.agents.find(name, Some(project)).ok_or_else(|| self.unknown_agent(name, project));
         };
-        self.joined.find_agent(&wanted).ok_or_else(|| {
-            let RemoteAgentName { agent, label } = wanted;
+        self.joined.find_agent(&remote).ok_or_else(|| {
+            let RemoteAgentName { agent, label } = remote;
             let how = format!("qd worker join URL --token TOKEN --label {label}");
             let message = format!(
-                "no worker with the label `{label}` that offers {agent} has joined; on the machine that is to have it \
-                 run `{how}`, with what `qd workers token` prints here"
+                "no joined worker with the label `{label}` offers {agent}; run `{how}` on the machine that \
+                     should run it, with the token that `qd workers token` prints here"
             );
             ApiError::new(ErrorCode::AgentUnavailable, message).with_detail("install", how)
         })
@@ -174,7 +171,9 @@ impl Workers {
 
     fn unknown_agent(&self, name: &str, project: &Path) -> ApiError {
         let message = match qd_catalog::manifest_from_name_in(name, project) {
-            Err(error) if error != AgentNameError::Plain => format!("{name} describes no agent: {error}"),
+            Err(error) if error != AgentNameError::Plain => {
+                format!("`{name}` does not describe an agent: {error}")
+            }
             _ => {
                 let list = self.agents.list(Some(project));
                 let names: Vec<&str> = list.iter().map(|agent| agent.name.as_str()).collect();
@@ -192,73 +191,74 @@ impl Workers {
         ApiError::new(ErrorCode::UnknownAgent, message)
     }
 
-    /// Whether an agent of this name lives on this machine.
+    /// Whether the agent with this name runs on this machine.
     pub(crate) fn is_local(&self, name: &str) -> bool {
         self.remote_agent(name).is_none()
     }
 
-    /// What an agent's name says of another machine. A command may have an `@` of its own.
+    /// Parses `NAME@LABEL`. A command given as the agent's name may contain an `@` of its own.
     fn remote_agent(&self, name: &str) -> Option<RemoteAgentName> {
         RemoteAgentName::parse(name).filter(|_| !qd_catalog::is_self_describing(name))
     }
 
-    /// After how long an idle agent of a session is put to rest; `None` if it never is, because nobody could go on with
-    /// its conversation.
+    /// How long an idle agent is kept before it is stopped; `None` if it never is, because its conversation could not
+    /// be resumed.
     pub(crate) fn idle_timeout(&self, name: &str, project: &Path, usual: Duration) -> Option<Duration> {
         match self.remote_agent(name) {
             None => self.agents.idle_timeout(name, project, usual),
-            // What is told of agents elsewhere is less. A command for each prompt has nothing to remember.
-            Some(wanted) => match self.joined.find_agent(&wanted) {
+            // Less is known of agents on other machines. An agent that runs one command per prompt has nothing to
+            // resume.
+            Some(remote) => match self.joined.find_agent(&remote) {
                 Some(agent) if !agent.resumes && agent.driver != DriverKind::Exec.name() => None,
                 _ => Some(usual),
             },
         }
     }
 
-    /// A new worker for a session, which has it since then. It starts its agent at once.
+    /// Launches a new worker for a session, which starts its agent at once.
     pub(crate) async fn launch(
         &self,
         spec: AgentSpec,
         tools: bool,
         since: Millis,
     ) -> Result<AgentLink, RunError> {
-        let had = WorkerAttachment {
+        let attachment = WorkerAttachment {
             session: spec.session.clone(),
             worker: spec.worker.clone(),
             agent: spec.agent.clone(),
             since,
             taken: spec.after,
         };
-        self.remember(&had);
-        let wanted = self.remote_agent(&spec.agent);
-        let (spec, options) = (*self.complete_spec(spec, tools), self.link_options(&had));
-        match wanted {
-            Some(wanted) => Ok(self.joined.launch(spec, wanted, options)),
+        self.remember(&attachment);
+        let remote = self.remote_agent(&spec.agent);
+        let (spec, options) = (*self.complete_spec(spec, tools), self.link_options(&attachment));
+        match remote {
+            Some(remote) => Ok(self.joined.launch(spec, remote, options)),
             None => {
-                let opened = self.hosts.launch(spec, options).await;
-                opened.inspect_err(|_| self.forget(&had.session))
+                let link = self.hosts.launch(spec, options).await;
+                link.inspect_err(|_| self.forget(&attachment.session))
             }
         }
     }
 
-    /// The link to the worker that a session had, wherever it is by now.
-    pub(crate) fn attach(&self, had: WorkerAttachment) -> AgentLink {
-        self.remember(&had);
-        match self.remote_agent(&had.agent) {
-            Some(wanted) => self.joined.attach(&had, wanted, self.link_options(&had)),
-            None => self.hosts.attach(&had, self.link_options(&had)),
+    /// Opens a link to the worker that a session already has, wherever it is.
+    pub(crate) fn attach(&self, attachment: WorkerAttachment) -> AgentLink {
+        self.remember(&attachment);
+        match self.remote_agent(&attachment.agent) {
+            Some(remote) => self.joined.attach(&attachment, remote, self.link_options(&attachment)),
+            None => self.hosts.attach(&attachment, self.link_options(&attachment)),
         }
     }
 
-    /// What an agent is started with again in the worker that its session has; with the tools of `qd mcp`, if it may
-    /// have them and can take them.
+    /// Completes the spec that an agent is started with: mark, prices, manifest, and the tools of `qd mcp` if `tools`
+    /// is set and the agent can take them.
     pub(crate) fn complete_spec(&self, mut spec: AgentSpec, tools: bool) -> Box<AgentSpec> {
         spec.mark = self.keys.mark(&spec.worker);
         spec.prices = self.agents.prices().clone();
         match self.remote_agent(&spec.agent) {
-            // How it is started there is not ours to say.
+            // The other machine decides how its agent is started.
             Some(RemoteAgentName { agent, .. }) => spec.agent = agent,
-            // One that works beside its project was found there.
+            // An agent that works in a worktree already has the manifest of its project.
             None if spec.manifest.is_some() => {}
             None => spec.manifest = self.agents.launch_manifest(&spec.agent, &spec.cwd).map(Box::new),
         }
@@ -268,12 +268,12 @@ impl Workers {
         Box::new(spec)
     }
 
-    /// What the processes of a worker bear, by which whoever comes after us finds and ends them.
+    /// The mark in the environment of a worker's processes, by which a later daemon finds and ends them.
     pub(crate) fn mark(&self, worker: &WorkerId) -> String {
         self.keys.mark(worker)
     }
 
-    /// An agent without them is better than none.
+    /// Failing to make the token is not fatal: the agent starts without our tools.
     fn add_mcp_tools(&self, spec: &mut AgentSpec) {
         let Some(host) = self.daemon_address.get() else { return };
         match self.session_tokens.token(&spec.session) {
@@ -283,30 +283,30 @@ impl Workers {
                 spec.tools = Some(Box::new(McpAccess { host: host.clone(), token_file }));
             }
             Err(error) => {
-                tracing::warn!(session = %spec.session, %error, "an agent is not given the tools of `qd mcp`");
+                tracing::warn!(session = %spec.session, %error, "an agent starts without the tools of `qd mcp`");
             }
         }
     }
 
-    /// What sessions prove themselves with.
+    /// The tokens with which agents act for their sessions.
     pub(crate) fn session_tokens(&self) -> &SessionTokens {
         &self.session_tokens
     }
 
-    /// Says where we are to be found from this machine, once.
+    /// Sets the address at which agents of this machine reach the daemon, once.
     pub(crate) fn set_daemon_address(&self, host: String) {
-        // Only the first counts, and there is only one.
+        // There is only one call, so nothing is overwritten.
         let _second = self.daemon_address.set(host);
     }
 
-    /// A session's worker was talked to.
+    /// Records the pid of a session's worker, once it has connected.
     pub(crate) fn set_pid(&self, session: &SessionId, pid: u32) {
         if let Some(live) = self.lock().get_mut(session) {
             live.pid = Some(pid);
         }
     }
 
-    /// A session has no worker any more.
+    /// Forgets the worker of a session, which is gone, and removes its files.
     pub(crate) fn forget(&self, session: &SessionId) {
         let gone = self.lock().remove(session);
         if let Some(live) = gone {
@@ -315,7 +315,7 @@ impl Workers {
         }
     }
 
-    /// Ends the process of a session's worker, which does not do it itself.
+    /// Kills the process of a session's worker. A remote worker is told to close, and counts as lost from now on.
     pub(crate) fn kill(&self, session: &SessionId) {
         let live = self.lock().get(session).cloned();
         match live {
@@ -325,59 +325,60 @@ impl Workers {
         }
     }
 
-    /// Ends the processes that agents shared; there are none any more.
+    /// Ends the processes that several agents shared. Call it once no agent is left.
     pub(crate) fn end_shared(&self) {
         self.hosts.end_shared();
     }
 
-    /// Ends what runs on this machine for no session: see [`Hosts::end_strays`]. A session that has a worker, as the
-    /// journal says, keeps it also if it could not be read.
-    pub(crate) async fn end_strays(&self, owing: &HashSet<SessionId>) {
+    /// Ends workers of this machine that belong to no session; see [`LocalHosts::end_strays`]. `with_obligations` are
+    /// the sessions that have a worker according to the journal: theirs are kept even if the session could not be
+    /// loaded.
+    pub(crate) async fn end_strays(&self, with_obligations: &HashSet<SessionId>) {
         let is_stray = |worker: &WorkerId| {
             let Some(session) = worker.session() else { return true };
             match self.lock().get(&session) {
                 Some(live) => live.worker != *worker,
-                None => !owing.contains(&session),
+                None => !with_obligations.contains(&session),
             }
         };
         self.joined.forget_strays(is_stray);
         self.hosts.end_strays(is_stray).await;
     }
 
-    /// A connection to the terminal of a session's agent, for one person.
+    /// Connects to the terminal of a session's agent, for one viewer.
     pub(crate) async fn connect_terminal(
         &self,
         session: &SessionId,
     ) -> Result<Socket<Box<dyn ByteStream>>, ApiError> {
         let none = |why: &str| {
-            let message = format!("there is no terminal of {session} to look at: {why}");
+            let message = format!("session {session} has no terminal to show: {why}");
             Err(ApiError::new(ErrorCode::NoTerminal, message))
         };
         let live = self.lock().get(session).cloned();
-        let looked = match live {
+        let connection = match live {
             None => return none("its agent does not run; a prompt starts it"),
             Some(live) if live.is_remote => return none("its agent is on another machine"),
             Some(live) => self.hosts.connect_terminal(session, &live.worker).await,
         };
-        match looked {
+        match connection {
             Ok(socket) => Ok(socket),
             Err(TerminalRequestError::Refused { message, .. }) => none(&message),
             Err(TerminalRequestError::Socket(SocketError::Refused { status: 400, .. })) => {
-                none("its worker is of an earlier version")
+                none("its worker is an earlier version of qd")
             }
-            Err(error) => none(&format!("its worker cannot be asked for it: {error}")),
+            Err(error) => none(&format!("could not connect to its worker: {error}")),
         }
     }
 
-    /// The live ones, oldest first, with what their turns left running.
+    /// The connected workers, oldest first, each with the processes below it.
     pub(crate) fn list(&self) -> Vec<Worker> {
-        let local = Duration::from_secs(LEASE_S);
+        let local_lease = Duration::from_secs(LEASE_S);
         let mut list: Vec<Worker> = self
             .lock()
             .iter()
             .filter_map(|(session, live)| {
                 let holder = self.joined.holder(&live.worker).filter(|_| live.is_remote);
-                let (host, lease) = holder.map_or((None, local), |(name, lease)| (Some(name), lease));
+                let (host, lease) = holder.map_or((None, local_lease), |(name, lease)| (Some(name), lease));
                 Some(Worker {
                     id: live.worker.to_string(),
                     session_id: session.clone(),
@@ -395,13 +396,12 @@ impl Workers {
         list
     }
 
-    /// How many agents live.
     pub(crate) fn count(&self) -> usize {
         self.lock().len()
     }
 
-    /// Whether a process, by its pid and start, descends from an agent. A process that has ended meanwhile may have been
-    /// one's: nobody can tell any more, and whoever needs no rights loses nothing by that.
+    /// Whether a process, given by pid and start time, descends from an agent. For a process that has exited the
+    /// answer is `Unknown`: it may have been an agent's, and a process that needs no rights loses nothing by that.
     pub(crate) fn caller_ancestry(&self, pid: u32, start: u64) -> CallerAncestry {
         if procfs::start_ticks(pid) != Some(start) {
             return CallerAncestry::Unknown;
@@ -410,19 +410,20 @@ impl Workers {
         if known.contains(&(pid, start)) {
             return CallerAncestry::Unrelated;
         }
-        let kin = self.trace_ancestry(pid);
-        // Who is a stranger stays one: nothing is ever adopted by an agent. It must be the same process still.
-        if kin == CallerAncestry::Unrelated && procfs::start_ticks(pid) == Some(start) {
+        let ancestry = self.trace_ancestry(pid);
+        // An unrelated process stays unrelated, because an agent adopts no processes. The pid must still be the same
+        // process.
+        if ancestry == CallerAncestry::Unrelated && procfs::start_ticks(pid) == Some(start) {
             if known.len() >= UNRELATED_MAX {
                 known.clear();
             }
             known.insert((pid, start));
         }
-        kin
+        ancestry
     }
 
     fn trace_ancestry(&self, pid: u32) -> CallerAncestry {
-        let mut kin = CallerAncestry::Unrelated;
+        let mut ancestry = CallerAncestry::Unrelated;
         for ancestor in procfs::ancestry(pid) {
             let Some(ancestor) = ancestor else { return CallerAncestry::Unknown };
             let found =
@@ -435,52 +436,52 @@ impl Workers {
                     .session_of(|live| live.worker == worker)
                     .map_or(CallerAncestry::Unknown, CallerAncestry::Agent);
             }
-            // Of a worker that was not talked to yet, or is dead and its keeper is not.
+            // The ancestor may be a worker that has not connected yet, or the keeper of a dead worker.
             if ["__keeper", "__worker"].iter().any(|part| procfs::is_started_as(ancestor, part)) {
-                kin = CallerAncestry::Unknown;
+                ancestry = CallerAncestry::Unknown;
             }
         }
-        kin
+        ancestry
     }
 
     fn session_of(&self, which: impl Fn(&LiveWorker) -> bool) -> Option<SessionId> {
         self.lock().iter().find(|(_, live)| which(live)).map(|(session, _)| session.clone())
     }
 
-    fn remember(&self, had: &WorkerAttachment) {
+    fn remember(&self, attachment: &WorkerAttachment) {
         let live = LiveWorker {
-            worker: had.worker.clone(),
-            agent: had.agent.clone(),
-            is_remote: self.remote_agent(&had.agent).is_some(),
-            started_at: had.since,
+            worker: attachment.worker.clone(),
+            agent: attachment.agent.clone(),
+            is_remote: self.remote_agent(&attachment.agent).is_some(),
+            started_at: attachment.since,
             pid: None,
         };
-        self.lock().insert(had.session.clone(), live);
+        self.lock().insert(attachment.session.clone(), live);
     }
 
-    fn link_options(&self, had: &WorkerAttachment) -> LinkOptions {
+    fn link_options(&self, attachment: &WorkerAttachment) -> LinkOptions {
         LinkOptions {
-            session: had.session.clone(),
-            worker: had.worker.clone(),
+            session: attachment.session.clone(),
+            worker: attachment.worker.clone(),
             secret: Secret::default(),
-            journalled: had.taken,
+            journalled: attachment.taken,
             software: env!("CARGO_PKG_VERSION").to_owned(),
             start: None,
         }
     }
 
-    /// Every change under the lock is one assignment: a panic elsewhere leaves it whole.
+    /// A poisoned lock is fine to use: every change under it is one assignment, so a panic leaves the map whole.
     fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, LiveWorker>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Where it is written which process holds a worker that has none of its own.
+/// The file that names the process which holds a worker, if the worker has no process of its own.
 fn holder_file(dir: &Path, worker: &WorkerId) -> PathBuf {
     dir.join(format!("{worker}.at"))
 }
 
-/// What runs below a worker, without the keeper that it has for it.
+/// The processes below a worker, without its keepers.
 fn processes_below(worker: u32) -> Vec<qd_protocol::api::ProcessSummary> {
     let all = procfs::descendants(worker)
         .into_iter()
@@ -488,23 +489,23 @@ fn processes_below(worker: u32) -> Vec<qd_protocol::api::ProcessSummary> {
     all.map(|process| qd_protocol::api::ProcessSummary { pid: process.pid, name: process.name }).collect()
 }
 
-/// What secrets are made of. They are derived and not kept, so that none can be lost or left over.
+/// The key that secrets are derived from. Derived secrets are not stored, so none can be lost or left over.
 #[derive(Debug, Clone)]
 struct WorkerKeys(SecretToken);
 
 impl WorkerKeys {
-    /// What a host process and this home prove themselves to each other with.
+    /// The secret with which a host process and this home authenticate to each other.
     fn secret(&self, host: &str) -> Secret {
         Secret(self.derive("secret", host))
     }
 
-    /// The word in the environment of all that a worker's agent starts. It names the worker, and only we can have
-    /// made it.
+    /// The mark in the environment of everything a worker's agent starts. It names the worker, and only this home can
+    /// make it.
     fn mark(&self, worker: &WorkerId) -> String {
         format!("{worker}.{}", self.derive("mark", worker.as_str()))
     }
 
-    /// The worker whose mark this is, if it is one of ours.
+    /// The worker that a mark names, if the mark is one of ours.
     fn worker_of_mark(&self, mark: &str) -> Option<WorkerId> {
         let worker = WorkerId::parse(mark.rsplit_once('.')?.0).ok()?;
         (self.mark(&worker) == mark).then_some(worker)

@@ -1,5 +1,5 @@
-//! The tokens of sessions: what an agent proves with that it speaks for its own. A token names its session, so that it
-//! is found without a list, and ends with it; the secret lies beside the session's variables, and nowhere else.
+//! Session tokens: with one, an agent proves that it acts for its session. A token contains its session's id, so no
+//! list is needed to find it, and it ends with the session. The secret is stored beside the session's variables only.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use subtle::ConstantTimeEq;
 
 use crate::home::{DaemonHome, HomeError};
 
-/// The tokens of all sessions of a home.
+/// The session tokens of a home.
 #[derive(Debug, Clone)]
 pub(crate) struct SessionTokens {
     home: DaemonHome,
@@ -20,22 +20,22 @@ impl SessionTokens {
         Self { home: home.clone() }
     }
 
-    /// The token of a session, made on the first call.
+    /// The token of a session, created on the first call.
     pub(crate) fn token(&self, session: &SessionId) -> Result<String, HomeError> {
         Ok(self.home.session_token(session)?.expose().to_owned())
     }
 
-    /// The file in which it is kept.
+    /// The file that holds a session's token.
     pub(crate) fn token_file(&self, session: &SessionId) -> PathBuf {
         self.home.session_token_file(session)
     }
 
-    /// Whether a text has the shape of such a token.
+    /// Whether a text has the form of a session token.
     pub(crate) fn is_session_token(text: &str) -> bool {
         session_named_in(text).is_some()
     }
 
-    /// The session whose token this is.
+    /// The session that this token belongs to, if the token is valid.
     pub(crate) fn session_of_token(&self, text: &str) -> Option<SessionId> {
         let session = session_named_in(text)?;
         let known = self.home.existing_session_token(&session)?;
@@ -59,26 +59,26 @@ mod tests {
         let home = DaemonHome::resolve(Some(folder.path().join("home")));
         home.prepare().unwrap();
         let all = SessionTokens::of(&home);
-        let (one, other) = (SessionId::from_random(&[1; 4]), SessionId::from_random(&[2; 4]));
-        let token = all.token(&one).unwrap();
-        assert_eq!(all.token(&one).unwrap(), token, "it has one");
-        assert_eq!(all.session_of_token(&token), Some(one.clone()));
+        let (session, other) = (SessionId::from_random(&[1; 4]), SessionId::from_random(&[2; 4]));
+        let token = all.token(&session).unwrap();
+        assert_eq!(all.token(&session).unwrap(), token, "there is a single token");
+        assert_eq!(all.session_of_token(&token), Some(session.clone()));
         let secret = token.split_once('.').unwrap().1;
         let forged = format!("{other}.{secret}");
         assert_eq!(all.session_of_token(&forged), None, "the other has none yet");
         all.token(&other).unwrap();
         for wrong in [
             forged.as_str(),
-            &format!("{one}."),
-            &format!("{one}.{secret}0"),
+            &format!("{session}."),
+            &format!("{session}.{secret}0"),
             "..",
             "",
-            one.as_str(),
+            session.as_str(),
             "../x.y",
         ] {
             assert_eq!(all.session_of_token(wrong), None, "{wrong}");
         }
-        home.remove_session_secrets(&one).unwrap();
+        home.remove_session_secrets(&session).unwrap();
         assert_eq!(all.session_of_token(&token), None);
     }
 }

@@ -1,5 +1,5 @@
-//! The tokens with which processes on other machines join. The home keeps a hash of each and never the token itself;
-//! what one may do is the guard's business, and that a revoked one ends its connections is said by whoever revokes it.
+//! The tokens with which processes on other machines join. The home stores a hash of each and never the token itself.
+//! The guard decides what a token may do; the caller that revokes one also ends its connections.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -16,28 +16,28 @@ use super::WorkerKeys;
 use crate::home::{DaemonHome, HomeError, open_private, replace_file};
 use crate::random;
 
-/// What a worker token begins with, so that people and scanners know one when they see it.
+/// The prefix of worker tokens, by which people and secret scanners recognize one.
 const PREFIX: &str = "qdw_";
 
-/// Where a worker on another machine finds this daemon.
+/// The address at which a worker on another machine reaches this daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct JoinAddress {
     /// `http://HOST:PORT` or `https://HOST:PORT`.
     pub(crate) url: String,
-    /// The certificate to accept there, if nobody else vouches for it.
+    /// The fingerprint of the certificate to accept, if no authority has signed it.
     pub(crate) fingerprint: Option<String>,
 }
 
-/// All worker tokens of a home. Whatever changes them blocks for the disk.
+/// All worker tokens of a home. Methods that change them block on the disk.
 pub(crate) struct WorkerTokenStore {
     path: PathBuf,
     keys: WorkerKeys,
     tokens: Mutex<Vec<StoredWorkerToken>>,
-    /// Held while the file is written, so that what is on disk is what came last.
+    /// Held while the file is written, so that the file always has the latest change.
     writing: Mutex<()>,
 }
 
-/// One token, as it is on disk.
+/// A token as stored on disk.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct StoredWorkerToken {
     id: TokenId,
@@ -48,22 +48,22 @@ struct StoredWorkerToken {
 }
 
 impl StoredWorkerToken {
-    /// What of it may be shown.
+    /// The fields that may be shown.
     fn view(&self) -> WorkerToken {
         let Self { id, name, created_at, last_used_at, .. } = self.clone();
         WorkerToken { id, name, created_at, last_used_at }
     }
 }
 
-/// A SHA-256, in hexadecimal on disk.
+/// A SHA-256 hash, in hexadecimal on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct WorkerTokenHash([u8; 32]);
 
 impl WorkerTokenStore {
-    /// Those that the home knows.
+    /// Loads the tokens of the home.
     pub(super) fn open(home: &DaemonHome, keys: WorkerKeys) -> Result<Self, HomeError> {
         let path = home.worker_tokens();
-        let kept = match open_private(&path) {
+        let stored = match open_private(&path) {
             Ok(mut file) => {
                 let mut text = Vec::new();
                 let read = file.read_to_end(&mut text);
@@ -74,69 +74,69 @@ impl WorkerTokenStore {
             Err(HomeError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(error),
         };
-        Ok(Self { path, keys, tokens: Mutex::new(kept), writing: Mutex::default() })
+        Ok(Self { path, keys, tokens: Mutex::new(stored), writing: Mutex::default() })
     }
 
-    /// Makes one. It counts once this returns.
+    /// Creates a token. It is valid once this returns.
     pub(crate) fn create(&self, name: Option<String>) -> Result<WorkerToken, HomeError> {
         let id = TokenId::from_random(&random::bytes::<16>());
         let sha256 = WorkerTokenHash(Sha256::digest(self.derive_token(&id)).into());
-        let made = StoredWorkerToken { id, name, created_at: Millis::now(), last_used_at: None, sha256 };
-        let shown = made.view();
-        self.update(|kept| kept.push(made))?;
-        Ok(shown)
+        let token = StoredWorkerToken { id, name, created_at: Millis::now(), last_used_at: None, sha256 };
+        let view = token.view();
+        self.update(|tokens| tokens.push(token))?;
+        Ok(view)
     }
 
-    /// The token of this name, for the one answer that shows it. It is derived and not kept: a repeat of the request
-    /// that made it gets the same, and no file and no journal holds it.
+    /// The token with this id, for the one response that shows it. It is derived and never stored: a repeat of the
+    /// request that created it gets the same token.
     pub(crate) fn derive_token(&self, id: &TokenId) -> String {
         format!("{PREFIX}{}", self.keys.derive("worker token", id.as_str()))
     }
 
-    /// All of them, oldest first.
+    /// All tokens, oldest first.
     pub(crate) fn list(&self) -> Vec<WorkerToken> {
         self.lock().iter().map(StoredWorkerToken::view).collect()
     }
 
-    /// Forgets one; false if there is none of this name.
+    /// Revokes a token. Returns false if there is none with this id.
     pub(crate) fn revoke(&self, id: &TokenId) -> Result<bool, HomeError> {
-        self.update(|kept| {
-            let before = kept.len();
-            kept.retain(|kept| kept.id != *id);
-            kept.len() < before
+        self.update(|tokens| {
+            let before = tokens.len();
+            tokens.retain(|token| token.id != *id);
+            tokens.len() < before
         })
     }
 
-    /// Notes that somebody joined with it.
+    /// Records that a worker joined with this token.
     pub(crate) fn mark_used(&self, id: &TokenId) -> Result<(), HomeError> {
-        self.update(|kept| {
-            if let Some(kept) = kept.iter_mut().find(|kept| kept.id == *id) {
-                kept.last_used_at = Some(Millis::now());
+        self.update(|tokens| {
+            if let Some(token) = tokens.iter_mut().find(|token| token.id == *id) {
+                token.last_used_at = Some(Millis::now());
             }
         })
     }
 
-    /// Whether it still counts.
+    /// Whether this token still exists.
     pub(crate) fn is_valid(&self, id: &TokenId) -> bool {
-        self.lock().iter().any(|kept| kept.id == *id)
+        self.lock().iter().any(|token| token.id == *id)
     }
 
-    /// The token with this hash. All are compared, and each in the same time, so that the answer's time tells nothing.
+    /// The token with this hash. All tokens are compared, each in constant time, so the response time reveals nothing.
     pub(crate) fn token_of_hash(&self, sha256: &[u8; 32]) -> Option<TokenId> {
         let mut found = None;
-        for kept in self.lock().iter() {
-            if bool::from(kept.sha256.0.ct_eq(sha256)) {
-                found = Some(kept.id.clone());
+        for token in self.lock().iter() {
+            if bool::from(token.sha256.0.ct_eq(sha256)) {
+                found = Some(token.id.clone());
             }
         }
         found
     }
 
-    /// On disk first, then in force.
-    fn update<T>(&self, how: impl FnOnce(&mut Vec<StoredWorkerToken>) -> T) -> Result<T, HomeError> {
+    /// Writes the change to disk first, then applies it in memory.
+    fn update<T>(&self, change: impl FnOnce(&mut Vec<StoredWorkerToken>) -> T) -> Result<T, HomeError> {
         let _one_at_a_time = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut next = self.lock().clone();
-        let result = how(&mut next);
+        let result = change(&mut next);
         let text = serde_json::to_vec_pretty(&next)
             .map_err(|source| HomeError::BadTokens { path: self.path.clone(), source })?;
         replace_file(&self.path, &text)?;
@@ -144,7 +144,7 @@ impl WorkerTokenStore {
         Ok(result)
     }
 
-    /// Every change under the lock is one assignment: a panic elsewhere leaves it whole.
+    /// A poisoned lock is fine to use: every change under it is one assignment, so a panic leaves the list whole.
     fn lock(&self) -> MutexGuard<'_, Vec<StoredWorkerToken>> {
         self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -203,30 +203,30 @@ mod tests {
     fn a_token_is_known_by_its_hash_alone_and_the_next_daemon_knows_it_too() {
         let (_folder, home) = home();
         let tokens = open(&home);
-        let made = tokens.create(Some("box".to_owned())).unwrap();
+        let token = tokens.create(Some("box".to_owned())).unwrap();
         let other = tokens.create(None).unwrap();
-        let text = tokens.derive_token(&made.id);
+        let text = tokens.derive_token(&token.id);
         assert!(text.starts_with(PREFIX) && text != tokens.derive_token(&other.id));
-        assert_eq!(bearer(&tokens, &text), Some(made.id.clone()));
+        assert_eq!(bearer(&tokens, &text), Some(token.id.clone()));
         assert_eq!(bearer(&tokens, &format!("{text}x")), None);
         let file = std::fs::read_to_string(home.worker_tokens()).unwrap();
         assert!(!file.contains(&text) && file.contains("box"), "{file}");
         assert_eq!(std::fs::metadata(home.worker_tokens()).unwrap().permissions().mode() & 0o7777, 0o600);
-        let again = open(&home);
-        assert_eq!(again.list(), [made.clone(), other]);
-        assert_eq!(bearer(&again, &text), Some(made.id));
+        let reopened = open(&home);
+        assert_eq!(reopened.list(), [token.clone(), other]);
+        assert_eq!(bearer(&reopened, &text), Some(token.id));
     }
 
     #[test]
     fn a_revoked_token_is_known_to_nobody_any_more() {
         let (_folder, home) = home();
         let tokens = open(&home);
-        let made = tokens.create(None).unwrap();
-        tokens.mark_used(&made.id).unwrap();
+        let token = tokens.create(None).unwrap();
+        tokens.mark_used(&token.id).unwrap();
         assert!(tokens.list()[0].last_used_at.is_some());
-        assert!(tokens.revoke(&made.id).unwrap());
-        assert!(!tokens.revoke(&made.id).unwrap() && !tokens.is_valid(&made.id));
-        assert_eq!(bearer(&tokens, &tokens.derive_token(&made.id)), None);
+        assert!(tokens.revoke(&token.id).unwrap());
+        assert!(!tokens.revoke(&token.id).unwrap() && !tokens.is_valid(&token.id));
+        assert_eq!(bearer(&tokens, &tokens.derive_token(&token.id)), None);
         assert!(open(&home).list().is_empty());
     }
 

@@ -1,4 +1,4 @@
-//! The worktrees that there are: what lies below the home, whether or not its session is still known.
+//! The existing worktrees: the folders below the home, whether or not their session still exists.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use super::{BRANCH_PREFIX, worktree_refused};
 use crate::daemon::{Daemon, read_failed};
 
 impl Daemon {
-    /// All worktrees, the oldest session first.
+    /// All worktrees, by session id.
     pub(crate) async fn worktrees(self: &Arc<Self>) -> Result<Vec<Worktree>, ApiError> {
         self.inspect_all_worktrees(true).await
     }
@@ -30,24 +30,24 @@ impl Daemon {
         self.run_blocking(StopFlag::default(), move |stop| inspect_worktrees(known, sizes, stop)).await?
     }
 
-    /// The session that a worktree was made for, unless it is purged.
+    /// The session that a worktree was made for, unless it was purged.
     pub(super) async fn session_of_worktree(&self, id: &SessionId) -> Result<Option<Session>, ApiError> {
         let Some(row) = self.journal.session(id).await.map_err(read_failed)? else { return Ok(None) };
         let doc: Option<SessionDoc> = serde_json::from_slice(&row.doc).ok();
         Ok(doc.map(|doc| doc.view(self.is_halted())))
     }
 
-    /// Others that changed the same lines as a session.
+    /// Other worktrees that changed the same lines as this session's.
     pub(super) async fn overlaps_of(self: &Arc<Self>, id: &SessionId) -> Result<Vec<Overlap>, ApiError> {
         let all = self.inspect_all_worktrees(false).await?;
-        let own = all.into_iter().find(|one| one.session_id == *id);
-        Ok(own.map(|one| one.overlaps).unwrap_or_default())
+        let own = all.into_iter().find(|worktree| worktree.session_id == *id);
+        Ok(own.map(|worktree| worktree.overlaps).unwrap_or_default())
     }
 }
 
-/// What lies where worktrees are made and has the name of a session.
+/// The folders of worktrees that are named by a session id.
 fn session_worktrees(root: &Path) -> Vec<(SessionId, PathBuf)> {
-    // One path for each: what is a link leads somewhere else.
+    // Canonical, so that each worktree has one path even if the home is a symbolic link.
     let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
     let Ok(entries) = std::fs::read_dir(root) else { return Vec::new() };
     let mut names: Vec<(SessionId, PathBuf)> = entries
@@ -68,8 +68,8 @@ fn inspect_worktrees(
     sizes: bool,
     stop: &StopFlag,
 ) -> Result<Vec<Worktree>, ApiError> {
-    let mut found = Vec::with_capacity(known.len());
-    let mut at_work: BTreeMap<PathBuf, Vec<(usize, GitWorktree)>> = BTreeMap::new();
+    let mut worktrees = Vec::with_capacity(known.len());
+    let mut changed: BTreeMap<PathBuf, Vec<(usize, GitWorktree)>> = BTreeMap::new();
     for (id, session, path) in known {
         let tree = match GitWorktree::open(&path, stop) {
             Err(qd_worktree::WorktreeError::Stopped) => {
@@ -77,7 +77,7 @@ fn inspect_worktrees(
             }
             tree => tree.ok(),
         };
-        let mut one = Worktree {
+        let mut worktree = Worktree {
             workspace_id: session.as_ref().map(|session| session.workspace_id.clone()),
             title: session.as_ref().and_then(|session| session.title.clone()),
             session_state: session.as_ref().map(|session| session.state),
@@ -94,39 +94,39 @@ fn inspect_worktrees(
             session_id: id,
         };
         if let Some(tree) = tree {
-            one.base = Some(tree.record.base.clone());
-            one.target.clone_from(&tree.record.target);
-            if let Ok(stands) = tree.summarize() {
-                (one.state, one.changed_files, one.ahead) =
-                    (stands.state, stands.changed_files, stands.ahead);
+            worktree.base = Some(tree.record.base.clone());
+            worktree.target.clone_from(&tree.record.target);
+            if let Ok(summary) = tree.summarize() {
+                (worktree.state, worktree.changed_files, worktree.ahead) =
+                    (summary.state, summary.changed_files, summary.ahead);
             }
-            if matches!(one.state, WorktreeStatus::Dirty | WorktreeStatus::Ahead) {
-                at_work.entry(tree.common_dir.clone()).or_default().push((found.len(), tree));
+            if matches!(worktree.state, WorktreeStatus::Dirty | WorktreeStatus::Ahead) {
+                changed.entry(tree.common_dir.clone()).or_default().push((worktrees.len(), tree));
             }
         }
-        found.push(one);
+        worktrees.push(worktree);
     }
-    for (repository, trees) in at_work {
-        let (places, mut trees): (Vec<usize>, Vec<GitWorktree>) = trees.into_iter().unzip();
+    for (repository, trees) in changed {
+        let (indexes, mut trees): (Vec<usize>, Vec<GitWorktree>) = trees.into_iter().unzip();
         if trees.len() > OVERLAP_WORKTREES_MAX {
-            // The newest: what is old has been looked at before.
+            // The comparison is limited to this many worktrees; the first ones by session id are left out.
             trees.drain(..trees.len() - OVERLAP_WORKTREES_MAX);
         }
-        let places = &places[places.len() - trees.len()..];
+        let indexes = &indexes[indexes.len() - trees.len()..];
         match overlap::find_overlaps(&trees) {
             Ok(pairs) => {
-                for (one, other, files) in pairs {
-                    for (mine, theirs) in [(one, other), (other, one)] {
-                        let session_id = found[places[theirs]].session_id.clone();
-                        found[places[mine]].overlaps.push(Overlap { session_id, files: files.clone() });
+                for (first, second, files) in pairs {
+                    for (own, theirs) in [(first, second), (second, first)] {
+                        let session_id = worktrees[indexes[theirs]].session_id.clone();
+                        worktrees[indexes[own]].overlaps.push(Overlap { session_id, files: files.clone() });
                     }
                 }
             }
-            // One of them may have gone or moved while it was looked at; that is no reason to list none.
+            // A worktree may have been removed or moved meanwhile; that is no reason to list none.
             Err(error) => {
-                tracing::warn!(repository = %repository.display(), %error, "worktrees could not be compared");
+                tracing::warn!(repository = %repository.display(), %error, "could not compare worktrees");
             }
         }
     }
-    Ok(found)
+    Ok(worktrees)
 }

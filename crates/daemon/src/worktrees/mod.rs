@@ -1,8 +1,8 @@
-//! Git worktrees of sessions. What git does is in `qd-worktree`; here it gets threads that may block, one at a time per
-//! worktree and per repository, and an end when the daemon ends.
+//! Git worktrees of sessions. The git operations are in `qd-worktree`; here they get threads that may block, run one
+//! at a time per worktree and per repository, and are stopped when the daemon stops.
 //!
-//! - `list`: those that there are, how they stand, and which of them changed the same lines.
-//! - `deeds`: what changed in one, and its merge and its end.
+//! - `list`: the existing worktrees, their states, and which of them changed the same lines.
+//! - `operations`: the diff, merge and removal of one worktree.
 
 mod list;
 mod operations;
@@ -20,12 +20,12 @@ use qd_worktree::{
 use crate::daemon::{Daemon, stopping_error};
 use crate::workspaces::{WorkspaceEntry, path_not_found};
 
-/// The branch of a session's worktree begins with this; its id follows.
+/// The prefix of a session's branch, followed by the session's id.
 const BRANCH_PREFIX: &str = qd_worktree::summary::BRANCH_PREFIX;
-/// Names of files that a notice lists.
+/// The most file names that a notice lists.
 const NAMES_MAX: usize = 20;
 
-/// Where the worktrees of a workspace's sessions begin, and where they go.
+/// Where the worktrees of a workspace's sessions start from, and where they are created.
 #[derive(Debug, Clone)]
 pub(crate) struct WorktreeLayout {
     origin: WorktreeOrigin,
@@ -33,8 +33,8 @@ pub(crate) struct WorktreeLayout {
 }
 
 impl WorktreeLayout {
-    /// The worktree of a session, and the directory in it that stands for the workspace's. Its names come from the
-    /// session's id alone, so it is the same whoever asks and whenever.
+    /// The worktree of a session, and the directory in it that corresponds to the workspace. Names are derived from
+    /// the session's id alone, so the result is always the same.
     pub(crate) fn worktree(&self, session: &SessionId) -> (SessionWorktree, String) {
         let path = self.root.join(session.as_str());
         let text = |path: &Path| path.display().to_string();
@@ -50,34 +50,34 @@ impl WorktreeLayout {
     }
 }
 
-/// A worktree that is to be made ready for a session's agent.
+/// A worktree to be prepared for a session's agent.
 #[derive(Debug)]
 pub(crate) struct WorktreeSetupRequest {
     pub(crate) session: SessionId,
     pub(crate) worktree: SessionWorktree,
-    /// Where in it the agent works.
+    /// The directory in the worktree that the agent works in.
     pub(crate) directory: PathBuf,
-    /// The workspace, whose file may say what is to be done.
+    /// The workspace, whose project file may have setup steps.
     pub(crate) project: PathBuf,
-    /// What the processes of the session's worker bear.
+    /// The mark of the session's worker.
     pub(crate) mark: String,
 }
 
 impl Daemon {
-    /// Where the worktrees of a workspace's sessions begin: at a branch, or at what is checked out there now.
+    /// Where the worktrees of a workspace's sessions start from: a branch, or the commit that is checked out now.
     pub(crate) async fn worktree_layout(
         &self,
-        place: &WorkspaceEntry,
+        workspace: &WorkspaceEntry,
         base_branch: Option<&str>,
     ) -> Result<WorktreeLayout, ApiError> {
-        let (dir, base) = (place.path.clone(), base_branch.map(str::to_owned));
+        let (dir, base) = (workspace.path.clone(), base_branch.map(str::to_owned));
         let root = self.home.worktrees();
-        let look = move |stop: &StopFlag| {
+        let inspect = move |stop: &StopFlag| {
             if !dir.is_dir() {
                 return Err(path_not_found(&dir));
             }
-            let origin =
-                Repository::of(&dir, stop).and_then(|found| found.worktree_origin(base.as_deref(), stop));
+            let origin = Repository::of(&dir, stop)
+                .and_then(|repository| repository.worktree_origin(base.as_deref(), stop));
             let origin = origin.map_err(worktree_refused)?;
             let root = root.canonicalize().map_err(|error| {
                 ApiError::new(
@@ -90,72 +90,73 @@ impl Daemon {
                 _ => Err(worktree_refused(WorktreeError::BadPath(root))),
             }
         };
-        self.run_blocking(StopFlag::default(), look).await?
+        self.run_blocking(StopFlag::default(), inspect).await?
     }
 
-    /// Makes a session's worktree, or what is missing of it, and does there what its project wants done. Gives what a
-    /// person should see of that.
+    /// Creates a session's worktree, or what is missing of it, and runs the project's setup steps. Returns notices
+    /// for the person.
     pub(crate) async fn prepare_worktree(
         &self,
-        order: WorktreeSetupRequest,
+        request: WorktreeSetupRequest,
         stop: StopFlag,
     ) -> Result<Vec<String>, RunError> {
-        let _one_at_a_time = self.key_locks.lock(worktree_key(&order.session)).await;
+        let _one_at_a_time = self.key_locks.lock(worktree_key(&request.session)).await;
         let failed = |error: &dyn std::fmt::Display| RunError::new("worktree_failed", error.to_string());
-        let plan = worktree_plan(&order.worktree);
-        let mark = order.mark.clone();
+        let plan = worktree_plan(&request.worktree);
+        let mark = request.mark.clone();
         let top = plan.repository.clone();
-        let found = self.run_blocking(stop.clone(), move |stop| Repository::of(&top, stop)).await;
-        let found = found.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
-        let made = {
-            let _one_at_a_time = self.key_locks.lock(repository_key(&found.common_dir)).await;
-            let make = move |stop: &StopFlag| plan.create(Some((MARK_VARIABLE, &mark)), stop);
-            self.run_blocking(stop.clone(), make).await.map_err(|error| failed(&error))?
+        let repository = self.run_blocking(stop.clone(), move |stop| Repository::of(&top, stop)).await;
+        let repository = repository.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
+        let created = {
+            let _one_at_a_time = self.key_locks.lock(repository_key(&repository.common_dir)).await;
+            let create = move |stop: &StopFlag| plan.create(Some((MARK_VARIABLE, &mark)), stop);
+            self.run_blocking(stop.clone(), create).await.map_err(|error| failed(&error))?
         };
-        let tree = made.map_err(|error| failed(&error))?;
+        let tree = created.map_err(|error| failed(&error))?;
         if tree.record.set_up {
             return self
-                .run_blocking(stop, move |_| make_directory(&order))
+                .run_blocking(stop, move |_| make_directory(&request))
                 .await
                 .map_err(|error| failed(&error))?;
         }
-        let found = self.workers.agents().project_setup(&order.project);
-        let set_up = move |stop: &StopFlag| set_up(tree, &order, found, stop);
+        let project = self.workers.agents().project_setup(&request.project);
+        let set_up = move |stop: &StopFlag| set_up(tree, &request, project, stop);
         self.run_blocking(stop, set_up).await.map_err(|error| failed(&error))?
     }
 
-    /// Runs what blocks on a thread of its own. It is stopped when the daemon ends.
+    /// Runs blocking work on a thread of its own, which is told to stop when the daemon stops or the caller is
+    /// dropped.
     async fn run_blocking<T: Send + 'static>(
         &self,
         stop: StopFlag,
         work: impl FnOnce(&StopFlag) -> T + Send + 'static,
     ) -> Result<T, ApiError> {
-        let mut ending = self.stop_signal();
-        let until = stop.clone();
-        // Whoever asked and went away does not need it any more.
-        let mut wanted = StopOnDrop(Some(stop.clone()));
-        let mut task = tokio::task::spawn_blocking(move || work(&until));
-        let ended = async { drop(ending.wait_for(|stop| *stop).await) };
-        let done = tokio::select! {
-            done = &mut task => Some(done),
-            () = ended => None,
+        let mut daemon_stop = self.stop_signal();
+        let work_stop = stop.clone();
+        // A caller that is dropped does not need the result any more.
+        let mut stop_on_drop = StopOnDrop(Some(stop.clone()));
+        let mut task = tokio::task::spawn_blocking(move || work(&work_stop));
+        let daemon_stopping = async { drop(daemon_stop.wait_for(|stop| *stop).await) };
+        let result = tokio::select! {
+            result = &mut task => Some(result),
+            () = daemon_stopping => None,
         };
-        let done = match done {
-            Some(done) => done,
+        let result = match result {
+            Some(result) => result,
             None => {
                 stop.set();
                 task.await
             }
         };
-        wanted.0 = None;
-        done.map_err(|error| {
+        stop_on_drop.0 = None;
+        result.map_err(|error| {
             tracing::error!(%error, "work on a worktree failed");
             stopping_error()
         })
     }
 }
 
-/// Stops what nobody waits for.
+/// Stops the work when dropped, unless disarmed.
 struct StopOnDrop(Option<StopFlag>);
 
 impl Drop for StopOnDrop {
@@ -176,90 +177,91 @@ fn worktree_plan(worktree: &SessionWorktree) -> WorktreePlan {
     }
 }
 
-/// What is done in a worktree before anybody works there. Done again from the beginning if it did not come to its end.
+/// Prepares a new worktree: the project's ignored files and setup steps. If interrupted, it starts again from the
+/// beginning.
 fn set_up(
     mut tree: GitWorktree,
-    order: &WorktreeSetupRequest,
-    found: ProjectFileStatus,
+    request: &WorktreeSetupRequest,
+    project_file: ProjectFileStatus,
     stop: &StopFlag,
 ) -> Result<Vec<String>, RunError> {
     let failed = |code: &str, error: &dyn std::fmt::Display| RunError::new(code, error.to_string());
-    let SessionWorktree { path, branch, base, target, repository } = &order.worktree;
+    let SessionWorktree { path, branch, base, target, repository } = &request.worktree;
     let from = target.as_deref().unwrap_or("a commit");
     let short = base.get(..12).unwrap_or(base);
     let mut notices = vec![format!("works in {path} on branch {branch}, from {from} ({short})")];
-    notices.extend(make_directory(order)?);
+    notices.extend(make_directory(request)?);
     if tree.has_submodules() {
         let text = "submodules are not checked out in this worktree; `setup = [\"git submodule update --init\"]` in \
                     .quarterdeck/project.toml would do it";
         notices.push(text.to_owned());
     }
-    let wanted = match found {
+    let settings = match project_file {
         ProjectFileStatus::Absent => WorktreeSettings::default(),
         ProjectFileStatus::Trusted(project) => project.worktree,
         ProjectFileStatus::Untrusted => {
-            let project = order.project.display();
+            let project = request.project.display();
             notices.push(format!(
-                "the project's set-up of worktrees was left out; after `qd trust {project}` it counts"
+                "skipped the project's worktree set-up, which is not trusted; to trust it, run `qd trust {project}`"
             ));
             WorktreeSettings::default()
         }
-        ProjectFileStatus::Invalid(why) => return Err(failed("setup_failed", &why)),
+        ProjectFileStatus::Invalid(reason) => return Err(failed("setup_failed", &reason)),
     };
-    let brought = ignored_files::copy_ignored_files(&wanted.bring, Path::new(repository), &tree.path, stop)
+    let copied = ignored_files::copy_ignored_files(&settings.bring, Path::new(repository), &tree.path, stop)
         .map_err(|error| failed("setup_failed", &error))?;
-    if !brought.files.is_empty() {
-        notices.push(format!("brought along: {}", joined_names(&brought.files, ", ")));
+    if !copied.files.is_empty() {
+        notices.push(format!("copied ignored files: {}", joined_names(&copied.files, ", ")));
     }
-    if !brought.skipped.is_empty() {
-        notices.push(format!("not brought along: {}", joined_names(&brought.skipped, "; ")));
+    if !copied.skipped.is_empty() {
+        notices.push(format!("ignored files not copied: {}", joined_names(&copied.skipped, "; ")));
     }
-    let env = hook_env(order.session.as_str(), path, repository);
+    let env = hook_env(request.session.as_str(), path, repository);
     let mut env: Vec<(&str, &str)> = env.to_vec();
-    env.push((MARK_VARIABLE, &order.mark));
-    for line in &wanted.setup {
-        let told = hooks::run(std::slice::from_ref(line), &tree.path, &env, stop)
+    env.push((MARK_VARIABLE, &request.mark));
+    for line in &settings.setup {
+        let outputs = hooks::run(std::slice::from_ref(line), &tree.path, &env, stop)
             .map_err(|error| failed("setup_failed", &error))?;
-        notices.extend(told.into_iter().map(|told| match told.output.is_empty() {
-            true => format!("set-up: {}", told.line),
-            false => format!("set-up: {}\n{}", told.line, told.output),
+        notices.extend(outputs.into_iter().map(|hook| match hook.output.is_empty() {
+            true => format!("set-up: {}", hook.line),
+            false => format!("set-up: {}\n{}", hook.line, hook.output),
         }));
     }
     tree.mark_set_up().map_err(|error| failed("worktree_failed", &error))?;
     Ok(notices)
 }
 
-/// What a line of a project's file is told of where it runs.
+/// The environment variables of the project's setup and teardown commands.
 fn hook_env<'a>(session: &'a str, path: &'a str, repository: &'a str) -> [(&'a str, &'a str); 3] {
     [("QD_SESSION", session), ("QD_WORKTREE", path), ("QD_REPOSITORY", repository)]
 }
 
-/// The directory in it that stands for the workspace may hold nothing that git knows, and so not be there.
-fn make_directory(order: &WorktreeSetupRequest) -> Result<Vec<String>, RunError> {
-    let made = std::fs::create_dir_all(&order.directory);
-    made.map(|()| Vec::new()).map_err(|error| {
-        let message = format!("could not make {}: {error}", order.directory.display());
+/// Creates the directory that corresponds to the workspace: git does not create it if it has no tracked files.
+fn make_directory(request: &WorktreeSetupRequest) -> Result<Vec<String>, RunError> {
+    let created = std::fs::create_dir_all(&request.directory);
+    created.map(|()| Vec::new()).map_err(|error| {
+        let message = format!("could not create {}: {error}", request.directory.display());
         RunError::new("worktree_failed", message)
     })
 }
 
-fn joined_names(names: &[String], joint: &str) -> String {
+fn joined_names(names: &[String], separator: &str) -> String {
     let more = names.len().saturating_sub(NAMES_MAX);
-    let shown = names[..names.len() - more].join(joint);
-    if more == 0 { shown } else { format!("{shown}{joint}and {more} more") }
+    let shown = names[..names.len() - more].join(separator);
+    if more == 0 { shown } else { format!("{shown}{separator}and {more} more") }
 }
 
-/// One at a time: who makes, merges or removes a worktree.
+/// The lock key for creating, merging or removing a worktree.
 fn worktree_key(session: &SessionId) -> String {
     format!("worktree {session}")
 }
 
-/// One at a time: who changes the branches and worktrees of a repository, known by what its checkouts share.
+/// The lock key for changing a repository's branches and worktrees. All checkouts of a repository share it.
 fn repository_key(common: &Path) -> String {
     format!("repository {}", common.display())
 }
 
-/// What a client is told when git stands in the way.
+/// The client's error when a git operation was refused.
 fn worktree_refused(error: WorktreeError) -> ApiError {
     let message = error.to_string();
     let code = match &error {
@@ -287,19 +289,19 @@ fn worktree_refused(error: WorktreeError) -> ApiError {
         | WorktreeError::GitFailed { .. }
         | WorktreeError::Io { .. } => ErrorCode::GitRefused,
     };
-    let refused = ApiError::new(code, message);
+    let api_error = ApiError::new(code, message);
     match error {
         WorktreeError::NotARepository(_) | WorktreeError::BareRepository(_) | WorktreeError::NoCommit(_) => {
-            refused.with_detail("setting", "worktree")
+            api_error.with_detail("setting", "worktree")
         }
         WorktreeError::Conflicts { into, conflicts } => {
             let conflicts = serde_json::to_value(conflicts).unwrap_or_default();
-            refused.with_detail("into", into).with_detail("conflicts", conflicts)
+            api_error.with_detail("into", into).with_detail("conflicts", conflicts)
         }
-        WorktreeError::Unmerged { state, changed_files, ahead, .. } => refused
+        WorktreeError::Unmerged { state, changed_files, ahead, .. } => api_error
             .with_detail("state", state.as_str())
             .with_detail("changed_files", changed_files)
             .with_detail("ahead", ahead),
-        _ => refused,
+        _ => api_error,
     }
 }

@@ -1,5 +1,5 @@
-//! What is done with one worktree: shown, merged, removed. Whoever works in it comes first: it is merged only while its
-//! session has nothing to do, and removed only once that is closed.
+//! Operations on one worktree: diff, merge, remove. The session's own work comes first: a worktree is merged only
+//! while its session is idle, and removed only once its session is closed.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,22 +14,22 @@ use qd_worktree::{GitWorktree, StopFlag, WorktreeError, hooks, remove};
 use super::{hook_env, repository_key, worktree_key, worktree_refused};
 use crate::daemon::Daemon;
 
-/// Where merges are tried, beside the worktrees; no session has such a name.
+/// The folder in which merges are tried, beside the worktrees. No session id equals it.
 const SCRATCH_DIR: &str = "scratch";
 
 impl Daemon {
-    /// What a session changed.
+    /// The changes of a session.
     pub(crate) async fn worktree_diff(
         &self,
         session: &Session,
         patch: bool,
     ) -> Result<WorktreeDiff, ApiError> {
         let path = worktree_path(session)?;
-        let look = move |stop: &StopFlag| GitWorktree::open(&path, stop)?.diff(patch);
-        self.run_blocking(StopFlag::default(), look).await?.map_err(worktree_refused)
+        let diff = move |stop: &StopFlag| GitWorktree::open(&path, stop)?.diff(patch);
+        self.run_blocking(StopFlag::default(), diff).await?.map_err(worktree_refused)
     }
 
-    /// Merges what a session did into a branch, or changes nothing.
+    /// Merges a session's work into a branch, or changes nothing.
     pub(crate) async fn merge_worktree(
         self: &Arc<Self>,
         session: &Session,
@@ -44,8 +44,9 @@ impl Daemon {
             );
         }
         let overlaps = self.overlaps_of(&session.id).await?;
-        let open = path.clone();
-        let tree = self.run_blocking(StopFlag::default(), move |stop| GitWorktree::open(&open, stop)).await?;
+        let open_path = path.clone();
+        let tree =
+            self.run_blocking(StopFlag::default(), move |stop| GitWorktree::open(&open_path, stop)).await?;
         let tree = tree.map_err(worktree_refused)?;
         let _one_at_a_time = self.key_locks.lock(repository_key(&tree.common_dir)).await;
         let message = merge_message(session);
@@ -55,18 +56,18 @@ impl Daemon {
             let merge = MergeOptions { into, squash: request.squash, message: &message, scratch: &scratch };
             GitWorktree::open(&path, stop)?.merge(&merge)
         };
-        let done = self.run_blocking(StopFlag::default(), work).await?.map_err(worktree_refused)?;
+        let merged = self.run_blocking(StopFlag::default(), work).await?.map_err(worktree_refused)?;
         Ok(MergeResult {
-            into: done.into,
-            commit: done.commit,
-            moved: done.has_moved,
-            committed: done.committed,
-            checkout: done.checkout.map(|path| path.display().to_string()),
+            into: merged.into,
+            commit: merged.commit,
+            moved: merged.has_moved,
+            committed: merged.committed,
+            checkout: merged.checkout.map(|path| path.display().to_string()),
             overlaps,
         })
     }
 
-    /// Removes a worktree; one that holds work only with `force`.
+    /// Removes a worktree; one with unmerged work only with `force`.
     pub(crate) async fn remove_worktree(
         self: &Arc<Self>,
         id: &SessionId,
@@ -75,18 +76,17 @@ impl Daemon {
         let _one_at_a_time = self.key_locks.lock(worktree_key(id)).await;
         let session = self.session_of_worktree(id).await?;
         if session.as_ref().is_some_and(|session| session.state != SessionStatus::Closed) {
-            let message =
-                format!("session {id} is open and may go on there; close it first with `qd rm {id}`");
+            let message = format!("session {id} is still open; close it first with `qd rm {id}`");
             return Err(ApiError::new(ErrorCode::Busy, message).with_detail("session_id", id.as_str()));
         }
         let path = self.home.worktrees().join(id.as_str());
         let project = session.as_ref().and_then(|session| self.workspaces.get(&session.workspace_id).ok());
-        let found = match project {
-            Some(place) => self.workers.agents().project_setup(&place.path),
+        let project_file = match project {
+            Some(workspace) => self.workers.agents().project_setup(&workspace.path),
             None => ProjectFileStatus::Absent,
         };
         let name = id.clone();
-        let work = move |stop: &StopFlag| remove_checked(path, &name, &found, force, stop);
+        let work = move |stop: &StopFlag| remove_checked(path, &name, &project_file, force, stop);
         let (path, kept_branch) =
             self.run_blocking(StopFlag::default(), work).await?.map_err(worktree_refused)?;
         Ok(RemovedWorktree { session_id: id.clone(), path: path.display().to_string(), kept_branch })
@@ -103,7 +103,7 @@ impl Daemon {
 fn remove_checked(
     path: PathBuf,
     id: &SessionId,
-    found: &ProjectFileStatus,
+    project_file: &ProjectFileStatus,
     force: bool,
     stop: &StopFlag,
 ) -> qd_worktree::WorktreeResult<(PathBuf, Option<String>)> {
@@ -120,14 +120,14 @@ fn remove_checked(
         Err(error) => return Err(error),
     };
     tree.check_removal(force)?;
-    if let ProjectFileStatus::Trusted(project) = found {
+    if let ProjectFileStatus::Trusted(project) = project_file {
         let repository = remove::repository_of(&path, stop).unwrap_or_default();
-        let (at, repository) = (path.display().to_string(), repository.display().to_string());
-        let env = hook_env(id.as_str(), &at, &repository);
+        let (worktree, repository) = (path.display().to_string(), repository.display().to_string());
+        let env = hook_env(id.as_str(), &worktree, &repository);
         match hooks::run(&project.worktree.teardown, &path, &env, stop) {
             Err(error) if !force => return Err(error),
             Err(error) => {
-                tracing::warn!(session = %id, %error, "a tear-down failed; the worktree goes all the same")
+                tracing::warn!(session = %id, %error, "the project's teardown failed; the worktree is removed anyway")
             }
             Ok(_) => {}
         }
@@ -142,7 +142,7 @@ fn worktree_path(session: &Session) -> Result<PathBuf, ApiError> {
     })
 }
 
-/// What the commits of a merge say.
+/// The commit message of a merge.
 fn merge_message(session: &Session) -> String {
     match &session.title {
         Some(title) => format!("{title}\n\nSession {} ({})", session.id, session.agent),

@@ -1,4 +1,4 @@
-//! A daemon's edge around a small router, and a client that sends exactly what it is told to.
+//! A daemon's edge around a small router, and a client that sends exact bytes.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
-/// A test that hangs should say where.
+/// Limits each wait, so that a hanging test reports where it hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) struct EdgeHarness {
@@ -26,9 +26,9 @@ pub(crate) struct EdgeHarness {
     pub(crate) fingerprint: Option<edge::CertificateFingerprint>,
     pub(crate) stop: watch::Sender<bool>,
     pub(crate) served: JoinHandle<()>,
-    /// Lets one `/slow` end.
+    /// Lets one `/slow` request finish.
     pub(crate) go: Arc<Notify>,
-    /// Told when a `/slow` has begun.
+    /// Notified when a `/slow` request has begun.
     pub(crate) begun: Arc<Notify>,
 }
 
@@ -39,7 +39,7 @@ pub(crate) fn home() -> (tempfile::TempDir, DaemonHome) {
     (folder, home)
 }
 
-/// Short enough to be waited for, long enough for an honest client on a busy machine.
+/// Short enough for a test to wait, long enough for a correct client on a busy machine.
 pub(crate) fn short() -> EdgeLimits {
     EdgeLimits { read_timeout: Duration::from_secs(1), ..EdgeLimits::default() }
 }
@@ -82,7 +82,7 @@ impl EdgeHarness {
         RawHttpConnection(UnixStream::connect(self.socket()).await.unwrap())
     }
 
-    /// A request over TCP with these header lines and nothing else.
+    /// Sends a request over TCP with exactly these header lines.
     pub(crate) async fn over_tcp(&self, target: &str, headers: &[&str]) -> RawHttpResponse {
         let mut wire = self.tcp().await;
         let mut text = format!("GET {target} HTTP/1.1\r\n");
@@ -141,7 +141,7 @@ fn router(go: Arc<Notify>, begun: Arc<Notify>) -> Router {
         )
 }
 
-/// One connection.
+/// One raw connection.
 pub(crate) struct RawHttpConnection<S>(pub(crate) S);
 
 #[derive(Debug)]
@@ -159,7 +159,7 @@ impl RawHttpResponse {
         })
     }
 
-    /// The code of a refusal, which must have the contract's shape.
+    /// The code of an error response, which must have the contract's format.
     pub(crate) fn code(&self) -> String {
         let body: Value = serde_json::from_str(&self.body).unwrap_or_else(|_| panic!("not JSON: {self:?}"));
         assert_eq!(self.header("content-type"), Some("application/json"));
@@ -177,7 +177,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RawHttpConnection<S> {
         patient("send", self.0.write_all(text.as_ref())).await.unwrap();
     }
 
-    /// A body of so many bytes in chunks, whether or not anybody wants it.
+    /// Sends a chunked body of this length, whether or not the server wants it.
     pub(crate) async fn send_chunked(&mut self, length: usize) {
         let mut left = length;
         while left > 0 {
@@ -190,7 +190,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RawHttpConnection<S> {
         self.send("0\r\n\r\n").await;
     }
 
-    /// Reads one answer with a `Content-Length`.
+    /// Reads one response with a `Content-Length`.
     pub(crate) async fn answer(&mut self) -> RawHttpResponse {
         self.try_answer().await.expect("an answer before the end of the connection")
     }
@@ -213,10 +213,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RawHttpConnection<S> {
         .await
     }
 
-    /// Waits until the other side closes; whatever comes before is thrown away.
+    /// Waits until the other side closes, and discards what comes before.
     pub(crate) async fn closed(&mut self) {
         let mut rest = Vec::new();
-        // A reset is an end too.
+        // A reset is a close too.
         drop(patient("close", self.0.read_to_end(&mut rest)).await);
     }
 }

@@ -1,4 +1,4 @@
-//! How much a client may take, and what it hears when it takes more.
+//! The limits on clients, and the responses when they are exceeded.
 
 use qd_daemon::edge::EdgeLimits;
 use qd_protocol::limits::{BODY_MAX, HEADERS_MAX};
@@ -7,8 +7,8 @@ use crate::harness::{EdgeHarness, patient, short};
 
 #[tokio::test]
 async fn an_unknown_route_and_a_wrong_method_are_said_in_json() {
-    let house = EdgeHarness::new().await;
-    let mut wire = house.unix().await;
+    let harness = EdgeHarness::new().await;
+    let mut wire = harness.unix().await;
     wire.send("GET /nowhere HTTP/1.1\r\n\r\n").await;
     assert_eq!(wire.answer().await.refused(), (404, "not_found".to_owned()));
     wire.send("PUT /v1/thing HTTP/1.1\r\n\r\n").await;
@@ -26,29 +26,29 @@ async fn an_unknown_route_and_a_wrong_method_are_said_in_json() {
 
 #[tokio::test]
 async fn a_panic_is_a_500_in_json_and_the_server_goes_on() {
-    let house = EdgeHarness::new().await;
-    let mut wire = house.unix().await;
+    let harness = EdgeHarness::new().await;
+    let mut wire = harness.unix().await;
     wire.send("GET /panic HTTP/1.1\r\n\r\n").await;
     let answer = wire.answer().await;
     assert_eq!(answer.refused(), (500, "internal".to_owned()));
-    assert!(!answer.body.contains("on purpose"), "the inside stays inside");
+    assert!(!answer.body.contains("on purpose"), "a panic message is not shown to clients");
     wire.send("GET /healthz HTTP/1.1\r\n\r\n").await;
     assert_eq!(wire.answer().await.status, 200, "on the same connection");
-    let mut wire = house.unix().await;
+    let mut wire = harness.unix().await;
     wire.send("GET /healthz HTTP/1.1\r\n\r\n").await;
     assert_eq!(wire.answer().await.status, 200, "and on another");
 }
 
 #[tokio::test]
 async fn a_body_within_the_limit_is_taken_and_one_over_it_is_refused() {
-    let house = EdgeHarness::new().await;
+    let harness = EdgeHarness::new().await;
     for target in ["/size", "/v1/thing", "/optional", "/ignore"] {
-        let mut wire = house.unix().await;
+        let mut wire = harness.unix().await;
         wire.send(format!("POST {target} HTTP/1.1\r\nContent-Length: {}\r\n\r\n", BODY_MAX + 1)).await;
         wire.send(vec![b'x'; BODY_MAX + 1]).await;
         assert_eq!(wire.answer().await.refused(), (413, "body_too_large".to_owned()), "{target}");
     }
-    let mut wire = house.unix().await;
+    let mut wire = harness.unix().await;
     wire.send(format!("POST /size HTTP/1.1\r\nContent-Length: {BODY_MAX}\r\n\r\n")).await;
     wire.send(vec![b'x'; BODY_MAX]).await;
     assert_eq!(wire.answer().await.body, BODY_MAX.to_string());
@@ -56,14 +56,14 @@ async fn a_body_within_the_limit_is_taken_and_one_over_it_is_refused() {
 
 #[tokio::test]
 async fn a_body_without_a_length_is_counted_as_it_comes() {
-    let house = EdgeHarness::new().await;
+    let harness = EdgeHarness::new().await;
     for target in ["/size", "/v1/thing", "/optional"] {
-        let mut wire = house.unix().await;
+        let mut wire = harness.unix().await;
         wire.send(format!("POST {target} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")).await;
         wire.send_chunked(BODY_MAX + 1).await;
         assert_eq!(wire.answer().await.refused(), (413, "body_too_large".to_owned()), "{target}");
     }
-    let mut wire = house.unix().await;
+    let mut wire = harness.unix().await;
     wire.send("POST /size HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n").await;
     wire.send_chunked(BODY_MAX).await;
     assert_eq!(wire.answer().await.body, BODY_MAX.to_string());
@@ -71,10 +71,10 @@ async fn a_body_without_a_length_is_counted_as_it_comes() {
 
 #[tokio::test]
 async fn a_client_that_announces_too_much_hears_so_before_it_sends_anything() {
-    let house = EdgeHarness::new().await;
+    let harness = EdgeHarness::new().await;
     for line in ["", "Expect: 100-continue\r\n"] {
         for length in [BODY_MAX + 1, usize::MAX / 2] {
-            let mut wire = house.unix().await;
+            let mut wire = harness.unix().await;
             wire.send(format!("POST /size HTTP/1.1\r\nContent-Length: {length}\r\n{line}\r\n")).await;
             assert_eq!(wire.answer().await.refused(), (413, "body_too_large".to_owned()));
         }
@@ -83,16 +83,16 @@ async fn a_client_that_announces_too_much_hears_so_before_it_sends_anything() {
 
 #[tokio::test]
 async fn a_client_that_writes_before_it_reads_still_sees_why_it_was_refused() {
-    let house = EdgeHarness::new().await;
+    let harness = EdgeHarness::new().await;
     let length = 4 << 20;
     for (head, expected) in [("POST /v1/thing", 401), ("POST /nowhere", 401), ("PUT /v1/thing", 401)] {
-        let mut wire = house.tcp().await;
+        let mut wire = harness.tcp().await;
         wire.send(format!("{head} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n")).await;
         wire.send(vec![b'x'; length]).await;
         assert_eq!(wire.answer().await.status, expected, "{head}");
     }
     for (head, expected) in [("POST /nowhere", 404), ("PUT /v1/thing", 405), ("POST /ignore", 200)] {
-        let mut wire = house.unix().await;
+        let mut wire = harness.unix().await;
         wire.send(format!("{head} HTTP/1.1\r\nContent-Length: {length}\r\n\r\n")).await;
         wire.send(vec![b'x'; length]).await;
         assert_eq!(wire.answer().await.status, expected, "{head}");
@@ -103,15 +103,15 @@ async fn a_client_that_writes_before_it_reads_still_sees_why_it_was_refused() {
 
 #[tokio::test]
 async fn headers_over_the_limit_are_refused_and_within_it_taken() {
-    let house = EdgeHarness::new().await;
-    let mut wire = house.unix().await;
+    let harness = EdgeHarness::new().await;
+    let mut wire = harness.unix().await;
     wire.send(format!("GET /healthz HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(HEADERS_MAX - 100))).await;
     assert_eq!(wire.answer().await.status, 200);
     for request in [
         format!("GET /healthz HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(HEADERS_MAX)),
         format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(HEADERS_MAX)),
     ] {
-        let mut wire = house.unix().await;
+        let mut wire = harness.unix().await;
         wire.send(request).await;
         assert_eq!(wire.answer().await.status, 431);
         wire.closed().await;
@@ -120,11 +120,11 @@ async fn headers_over_the_limit_are_refused_and_within_it_taken() {
 
 #[tokio::test]
 async fn a_slow_sender_of_headers_is_cut_and_so_is_an_idle_connection() {
-    let house = EdgeHarness::with(|options| options.limits = short()).await;
-    let mut slow = house.tcp().await;
+    let harness = EdgeHarness::with(|options| options.limits = short()).await;
+    let mut slow = harness.tcp().await;
     slow.send("GET /healthz HTTP/1.1\r\nHost: loc").await;
-    let mut silent = house.tcp().await;
-    let mut idle = house.unix().await;
+    let mut silent = harness.tcp().await;
+    let mut idle = harness.unix().await;
     idle.send("GET /healthz HTTP/1.1\r\n\r\n").await;
     assert_eq!(idle.answer().await.status, 200);
     slow.closed().await;
@@ -134,8 +134,8 @@ async fn a_slow_sender_of_headers_is_cut_and_so_is_an_idle_connection() {
 
 #[tokio::test]
 async fn a_slow_sender_of_a_body_is_told_and_cut() {
-    let house = EdgeHarness::with(|options| options.limits = short()).await;
-    let mut wire = house.unix().await;
+    let harness = EdgeHarness::with(|options| options.limits = short()).await;
+    let mut wire = harness.unix().await;
     wire.send("POST /size HTTP/1.1\r\nContent-Length: 10\r\n\r\nabc").await;
     let answer = wire.answer().await;
     assert_eq!(answer.refused(), (400, "invalid_request".to_owned()));
@@ -145,28 +145,28 @@ async fn a_slow_sender_of_a_body_is_told_and_cut() {
 
 #[tokio::test]
 async fn a_handler_may_take_longer_than_a_client() {
-    let house = EdgeHarness::with(|options| options.limits = short()).await;
-    let mut wire = house.unix().await;
+    let harness = EdgeHarness::with(|options| options.limits = short()).await;
+    let mut wire = harness.unix().await;
     wire.send("GET /slow HTTP/1.1\r\n\r\n").await;
-    house.begun.notified().await;
-    let mut other = house.unix().await;
+    harness.begun.notified().await;
+    let mut other = harness.unix().await;
     other.closed().await;
-    house.go.notify_one();
+    harness.go.notify_one();
     assert_eq!(wire.answer().await.body, "at last", "only reading has a limit");
 }
 
 #[tokio::test]
 async fn one_connection_too_many_hears_so_and_the_next_that_fits_is_served() {
-    let house =
+    let harness =
         EdgeHarness::with(|options| options.limits = EdgeLimits { connections: 2, ..EdgeLimits::default() })
             .await;
-    let (mut first, mut second) = (house.unix().await, house.tcp().await);
+    let (mut first, mut second) = (harness.unix().await, harness.tcp().await);
     first.send("GET /healthz HTTP/1.1\r\n\r\n").await;
     assert_eq!(first.answer().await.status, 200);
     second.send("GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
     assert_eq!(second.answer().await.status, 200);
     for _ in 0..3 {
-        let mut third = house.unix().await;
+        let mut third = harness.unix().await;
         third.send("GET /healthz HTTP/1.1\r\n\r\n").await;
         let answer = third.answer().await;
         assert_eq!(answer.refused(), (429, "overloaded".to_owned()));
@@ -176,11 +176,11 @@ async fn one_connection_too_many_hears_so_and_the_next_that_fits_is_served() {
         third.closed().await;
     }
     first.send("GET /healthz HTTP/1.1\r\n\r\n").await;
-    assert_eq!(first.answer().await.status, 200, "those inside notice nothing");
+    assert_eq!(first.answer().await.status, 200, "open connections are not affected");
     drop(second);
-    patient("a free place", async {
+    patient("a free connection", async {
         loop {
-            let mut wire = house.tcp().await;
+            let mut wire = harness.tcp().await;
             wire.send("GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
             if wire.answer().await.status == 200 {
                 break;
@@ -192,16 +192,16 @@ async fn one_connection_too_many_hears_so_and_the_next_that_fits_is_served() {
 
 #[tokio::test]
 async fn what_is_not_http_ends_its_own_connection_and_no_other() {
-    let house = EdgeHarness::new().await;
+    let harness = EdgeHarness::new().await;
     for rubbish in
         ["\0\0\0\0\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "GET / HTTP/9.9\r\n\r\n", "\x16\x03\x01\x02"]
     {
-        let mut wire = house.unix().await;
+        let mut wire = harness.unix().await;
         wire.send(rubbish).await;
         tokio::io::AsyncWriteExt::shutdown(&mut wire.0).await.unwrap();
         wire.closed().await;
     }
-    let mut wire = house.unix().await;
+    let mut wire = harness.unix().await;
     wire.send("GET /healthz HTTP/1.1\r\n\r\n").await;
     assert_eq!(wire.answer().await.status, 200);
 }

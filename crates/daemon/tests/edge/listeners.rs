@@ -1,4 +1,4 @@
-//! Where it listens: socket files, ports and TLS.
+//! Listening: socket files, ports and TLS.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -14,33 +14,33 @@ use crate::harness::{EdgeHarness, RawHttpConnection, home, short};
 
 #[tokio::test]
 async fn every_address_has_its_line_and_a_port_of_0_is_a_free_one() {
-    let house = EdgeHarness::with(|options| options.listen.push("[::1]:0".parse().unwrap())).await;
-    assert_eq!(house.lines[0], format!("listening on unix:{}", house.socket().display()));
-    assert!(house.lines[1].starts_with("listening on http://127.0.0.1:"), "{:?}", house.lines);
-    assert!(house.lines[2].starts_with("listening on http://[::1]:"), "{:?}", house.lines);
-    assert!(house.lines[1..].iter().all(|line| !line.ends_with(":0")));
-    let mut wire = RawHttpConnection(TcpStream::connect(("::1", house.port())).await.unwrap());
-    wire.send(format!("GET /healthz HTTP/1.1\r\nHost: [::1]:{}\r\n\r\n", house.port())).await;
+    let harness = EdgeHarness::with(|options| options.listen.push("[::1]:0".parse().unwrap())).await;
+    assert_eq!(harness.lines[0], format!("listening on unix:{}", harness.socket().display()));
+    assert!(harness.lines[1].starts_with("listening on http://127.0.0.1:"), "{:?}", harness.lines);
+    assert!(harness.lines[2].starts_with("listening on http://[::1]:"), "{:?}", harness.lines);
+    assert!(harness.lines[1..].iter().all(|line| !line.ends_with(":0")));
+    let mut wire = RawHttpConnection(TcpStream::connect(("::1", harness.port())).await.unwrap());
+    wire.send(format!("GET /healthz HTTP/1.1\r\nHost: [::1]:{}\r\n\r\n", harness.port())).await;
     assert_eq!(wire.answer().await.status, 200);
 }
 
 #[tokio::test]
 async fn the_socket_and_the_home_are_for_their_owner_only() {
-    let house = EdgeHarness::new().await;
+    let harness = EdgeHarness::new().await;
     let mode = |path| std::fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777;
-    assert_eq!(mode(house.socket()), 0o600);
-    assert_eq!(mode(house.home.path().to_owned()), 0o700);
-    assert_eq!(mode(house.home.token_file()), 0o600);
+    assert_eq!(mode(harness.socket()), 0o600);
+    assert_eq!(mode(harness.home.path().to_owned()), 0o700);
+    assert_eq!(mode(harness.home.token_file()), 0o600);
 }
 
 #[tokio::test]
 async fn a_second_edge_on_a_live_socket_is_refused_and_the_first_goes_on() {
-    let house = EdgeHarness::new().await;
+    let harness = EdgeHarness::new().await;
     let options =
-        EdgeOptions { listen: vec![edge::ListenAddress::Unix(house.socket())], ..EdgeOptions::default() };
-    let error = edge::open(&house.home, options).await.unwrap_err();
+        EdgeOptions { listen: vec![edge::ListenAddress::Unix(harness.socket())], ..EdgeOptions::default() };
+    let error = edge::open(&harness.home, options).await.unwrap_err();
     assert!(matches!(error, EdgeError::Listen(ListenError::InUse(_))), "{error}");
-    let mut wire = house.unix().await;
+    let mut wire = harness.unix().await;
     wire.send("GET /healthz HTTP/1.1\r\n\r\n").await;
     assert_eq!(wire.answer().await.status, 200);
 }
@@ -76,7 +76,7 @@ async fn a_port_that_is_taken_is_a_clear_error() {
     assert!(!home.socket().exists());
 }
 
-/// Trusts one certificate, whoever signed it and whatever its names are.
+/// Trusts one certificate by its fingerprint, whatever its issuer and names are.
 #[derive(Debug)]
 struct FingerprintVerifier(CertificateFingerprint);
 
@@ -140,15 +140,15 @@ async fn tls(
 
 #[tokio::test]
 async fn a_wildcard_with_a_certificate_of_our_own_is_known_by_its_fingerprint() {
-    let house = EdgeHarness::with(|options| {
+    let harness = EdgeHarness::with(|options| {
         options.listen = vec!["0.0.0.0:0".parse().unwrap()];
         options.tls = Some(CertificateSource::SelfSigned);
     })
     .await;
-    assert!(house.lines[0].starts_with("listening on https://0.0.0.0:"), "{:?}", house.lines);
-    let mut wire = tls(house.port(), house.fingerprint.unwrap()).await.unwrap();
+    assert!(harness.lines[0].starts_with("listening on https://0.0.0.0:"), "{:?}", harness.lines);
+    let mut wire = tls(harness.port(), harness.fingerprint.unwrap()).await.unwrap();
     assert_eq!(wire.0.get_ref().1.alpn_protocol(), Some(b"http/1.1".as_slice()));
-    let (host, bearer) = (format!("127.0.0.1:{}", house.port()), house.bearer());
+    let (host, bearer) = (format!("127.0.0.1:{}", harness.port()), harness.bearer());
     let ask = |lines: &str| format!("GET /peer HTTP/1.1\r\nHost: {host}\r\n{lines}\r\n");
     wire.send(ask(&format!("{bearer}\r\nOrigin: https://{host}\r\n"))).await;
     let answer = wire.answer().await;
@@ -157,22 +157,25 @@ async fn a_wildcard_with_a_certificate_of_our_own_is_known_by_its_fingerprint() 
     assert_eq!(wire.answer().await.refused(), (401, "unauthorized".to_owned()));
     wire.send(ask(&format!("{bearer}\r\nOrigin: http://{host}\r\n"))).await;
     assert_eq!(wire.answer().await.refused(), (403, "origin_not_allowed".to_owned()));
-    assert!(tls(house.port(), CertificateFingerprint([7; 32])).await.is_err(), "another one is not trusted");
+    assert!(
+        tls(harness.port(), CertificateFingerprint([7; 32])).await.is_err(),
+        "another one is not trusted"
+    );
 }
 
 #[tokio::test]
 async fn a_client_that_never_finishes_its_handshake_is_cut() {
-    let house = EdgeHarness::with(|options| {
+    let harness = EdgeHarness::with(|options| {
         options.tls = Some(CertificateSource::SelfSigned);
         options.limits = short();
     })
     .await;
-    let mut wire = house.tcp().await;
+    let mut wire = harness.tcp().await;
     wire.closed().await;
-    let mut wire = house.tcp().await;
+    let mut wire = harness.tcp().await;
     wire.send("GET /healthz HTTP/1.1\r\n\r\n").await;
     wire.closed().await;
-    let mut wire = tls(house.port(), house.fingerprint.unwrap()).await.unwrap();
+    let mut wire = tls(harness.port(), harness.fingerprint.unwrap()).await.unwrap();
     wire.send("GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
     assert_eq!(wire.answer().await.status, 200, "and the others are served");
 }

@@ -1,6 +1,5 @@
-//! The promises of the edge, over real sockets and with a router of a few routes: who gets in, how much a client may
-//! take, and how it all ends. Requests are written byte by byte, because a client library would put right what must be
-//! wrong here.
+//! Tests of the edge over real sockets and with a router of a few routes: admission, limits and shutdown. Requests are
+//! written byte by byte, because a client library would correct what must be wrong here.
 
 #![expect(clippy::unwrap_used, reason = "what a test's own tools cannot do is a failure of the test")]
 

@@ -1,5 +1,5 @@
-//! Questions that an agent asks people by a tool call. The question is the session's, and ends with its turn; the call
-//! only waits, and can be made again under the same id by whoever lost the connection.
+//! Questions that an agent asks people by a tool call. The question belongs to the session and ends with its turn. The
+//! call only waits, and can be repeated with the same ask id if the connection was lost.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::daemon::{Daemon, SessionAddress, read_failed, stopping_error};
 use crate::user_content::check_remark;
 use crate::{invalid_value, random};
 
-/// Answers that a question may offer.
+/// The most answers that a question may offer.
 const OPTIONS_MAX: usize = 100;
 
 #[derive(Debug, Deserialize)]
@@ -39,16 +39,16 @@ pub(super) struct AskHumanArguments {
     withdraw: Option<bool>,
 }
 
-/// Asks, or looks after what was asked.
+/// Opens a question, or waits for or withdraws one that is open.
 pub(super) async fn ask_human(
     daemon: &Arc<Daemon>,
     caller: &ToolCaller,
-    wanted: AskHumanArguments,
+    arguments: AskHumanArguments,
     key: Option<IdempotencyKey>,
 ) -> Result<Map<String, Value>, ApiError> {
     let session = caller.require_session("`ask_human`")?;
-    let AskHumanArguments { question, options, ask_id, timeout_s, withdraw } = wanted;
-    let Some(named) = ask_id else {
+    let AskHumanArguments { question, options, ask_id, timeout_s, withdraw } = arguments;
+    let Some(ask_id) = ask_id else {
         return open_question(
             daemon,
             session,
@@ -58,7 +58,7 @@ pub(super) async fn ask_human(
         )
         .await;
     };
-    let ask = AskId::parse(&named).map_err(|_| ApiError::not_found("ask", &named))?;
+    let ask = AskId::parse(&ask_id).map_err(|_| ApiError::not_found("ask", &ask_id))?;
     let row = find_question(daemon, session, &ask).await?;
     if withdraw == Some(true) {
         daemon.send_command(session, SessionCommand::WithdrawQuestion { ask: ask.clone() }, None).await?;
@@ -66,23 +66,23 @@ pub(super) async fn ask_human(
     }
     let deadline = Instant::now() + poll_timeout(timeout_s)?;
     let kinds = Arc::from(["ask.resolved".to_owned()]);
-    let mut news = daemon
+    let mut events = daemon
         .journal
         .subscribe(EventFilter { topic: EventTopic::Session(row.session), kinds: Some(kinds) }, None);
     let mut stop = daemon.stop_signal();
-    // Subscribed first, then looked: the answer cannot fall between the two.
+    // The subscription comes before the query, so the answer cannot fall between the two.
     let mut row = find_question(daemon, session, &ask).await?;
     while row.pending {
         tokio::select! {
             biased;
             _ = stop.wait_for(|stop| *stop) => return Err(stopping_error()),
-            heard = news.next() => drop(heard.map_err(read_failed)?),
+            event = events.next() => drop(event.map_err(read_failed)?),
             () = tokio::time::sleep_until(deadline) => break,
         }
         row = find_question(daemon, session, &ask).await?;
     }
     if !row.pending {
-        // Whoever called has it with this answer, and asks again if the answer is lost.
+        // This response carries the answer. A caller that loses the response asks again.
         daemon.send_command(session, SessionCommand::AnswerDelivered { ask }, None).await?;
     }
     ask_json(&row)
@@ -96,28 +96,28 @@ async fn open_question(
     key: Option<IdempotencyKey>,
 ) -> Result<Map<String, Value>, ApiError> {
     if prompt.trim().is_empty() {
-        return Err(invalid_value("`question` is empty; say what you want to know"));
+        return Err(invalid_value("`question` is empty; give the question to ask"));
     }
     check_remark("question", Some(&prompt))?;
     if options.len() > OPTIONS_MAX || options.iter().any(|option| option.trim().is_empty()) {
         return Err(invalid_value(format!(
-            "`options` are at most {OPTIONS_MAX} answers, none of them empty"
+            "`options` must be at most {OPTIONS_MAX} answers, none of them empty"
         )));
     }
     check_remark("options", Some(&options.concat()))?;
     let ask = AskId::from_random(&random::bytes::<16>());
-    let deed = |key| async {
-        let done =
+    let open = |key| async {
+        let completion =
             daemon.send_command(session, SessionCommand::OpenQuestion { ask, prompt, options }, key).await?;
-        Ok((done.reply, ResponseRecording::WrittenWithEffect))
+        Ok((completion.reply, ResponseRecording::WrittenWithEffect))
     };
-    match run_once(daemon, key, deed).await? {
+    match run_once(daemon, key, open).await? {
         ActorReply::AskOpened(ask) => Ok(json_object(json!({ "ask_id": ask, "state": AskStatus::Pending }))),
         _ => Err(internal_error()),
     }
 }
 
-/// A question that this session asked by a call.
+/// A question that this session asked by a tool call.
 async fn find_question(daemon: &Daemon, session: &SessionAddress, id: &AskId) -> Result<AskRow, ApiError> {
     let row = daemon.journal.ask(id).await.map_err(read_failed)?;
     let row = row.filter(|row| row.session == session.key).ok_or_else(|| ApiError::not_found("ask", id))?;
@@ -130,9 +130,9 @@ fn decode_ask(row: &AskRow) -> Result<Ask, ApiError> {
 
 fn ask_json(row: &AskRow) -> Result<Map<String, Value>, ApiError> {
     let ask = decode_ask(row)?;
-    let mut shown = json!({ "ask_id": ask.id, "state": ask.state });
+    let mut result = json!({ "ask_id": ask.id, "state": ask.state });
     if let Some(answer) = ask.answer {
-        shown["answer"] = json!(answer.value);
+        result["answer"] = json!(answer.value);
     }
-    Ok(json_object(shown))
+    Ok(json_object(result))
 }

@@ -1,5 +1,5 @@
-//! Who calls a tool, and which sessions are within reach: with a session's token those below it, else all of the user's.
-//! What is out of reach looks like what is not there.
+//! The caller of a tool, and the sessions it can reach: with a session token its descendants, otherwise all of the
+//! user's. A session out of reach looks like one that does not exist.
 
 use std::sync::Arc;
 
@@ -13,21 +13,20 @@ use crate::daemon::{Daemon, SessionAddress, read_failed};
 use crate::edge::BearerSession;
 use crate::invalid_value;
 
-/// Who calls.
 #[derive(Debug)]
 pub(super) enum ToolCaller {
-    /// A person, or a program in a person's place.
+    /// A person, or a program that acts for one.
     User,
     /// The agent of a session.
     Session(Arc<SessionAddress>),
 }
 
-/// Which sessions a tool is for.
+/// Which sessions a tool may be used on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SessionReach {
-    /// Those below the caller's own.
+    /// The descendants of the caller's session.
     Descendants,
-    /// The caller's own as well.
+    /// The caller's session and its descendants.
     OwnAndDescendants,
 }
 
@@ -40,7 +39,7 @@ impl ToolCaller {
         Ok(Self::Session(daemon.find_session(session).await?))
     }
 
-    /// Something by which callers are told apart.
+    /// Distinguishes callers in idempotency keys.
     pub(super) fn name(&self) -> &str {
         match self {
             Self::User => "-",
@@ -48,7 +47,7 @@ impl ToolCaller {
         }
     }
 
-    /// The one session that this id, beginning of an id or title means, of those within reach.
+    /// The single session within reach that this id, beginning of an id, or title refers to.
     pub(super) async fn find_session(
         &self,
         daemon: &Daemon,
@@ -63,9 +62,12 @@ impl ToolCaller {
         match exact {
             Some(row) => found.extend(self.can_reach(daemon, &row, reach).await?.then_some(row)),
             None => {
-                for meant in daemon.journal.resolve(reference, PAGE_MAX).await.map_err(read_failed)? {
-                    let id =
-                        SessionId::parse(&meant.id).ok().filter(|_| meant.kind == ReferenceKind::Session);
+                for reference_match in
+                    daemon.journal.resolve(reference, PAGE_MAX).await.map_err(read_failed)?
+                {
+                    let id = SessionId::parse(&reference_match.id)
+                        .ok()
+                        .filter(|_| reference_match.kind == ReferenceKind::Session);
                     let Some(id) = id else { continue };
                     if let Some(row) = daemon.journal.session(&id).await.map_err(read_failed)?
                         && self.can_reach(daemon, &row, reach).await?
@@ -78,13 +80,14 @@ impl ToolCaller {
         let mut found = found.into_iter();
         match (found.next(), found.next()) {
             (Some(row), None) => Ok(row),
-            (Some(one), Some(other)) => Err(invalid_value(format!(
-                "`{reference}` may mean {} or {}; say which by its id",
-                one.id, other.id
+            (Some(first), Some(second)) => Err(invalid_value(format!(
+                "`{reference}` may refer to {} or {}; use its id",
+                first.id, second.id
             ))),
             (None, _) => {
-                let message =
-                    format!("there is no session {reference} within your reach; `list` shows those that are");
+                let message = format!(
+                    "there is no session {reference} within your reach; `list` shows the sessions you can reach"
+                );
                 Err(ApiError::new(ErrorCode::NotFound, message))
             }
         }
@@ -97,19 +100,19 @@ impl ToolCaller {
         reach: SessionReach,
     ) -> Result<bool, ApiError> {
         let own = match self {
-            // The sessions of a workspace that was removed are out of reach.
+            // The sessions of a removed workspace cannot be reached.
             Self::User => return Ok(daemon.workspaces.by_key(row.workspace).is_some()),
             Self::Session(own) => own,
         };
         if row.key == own.key {
             return Ok(reach == SessionReach::OwnAndDescendants);
         }
-        let line = daemon.journal.lineage(row.key).await.map_err(read_failed)?;
-        Ok(line.iter().any(|above| above.key == own.key))
+        let lineage = daemon.journal.lineage(row.key).await.map_err(read_failed)?;
+        Ok(lineage.iter().any(|ancestor| ancestor.key == own.key))
     }
 
-    /// The open sessions within reach, the oldest first; not the caller's own.
-    pub(super) async fn reachable(&self, daemon: &Daemon, most: usize) -> Result<Vec<SessionRow>, ApiError> {
+    /// The open sessions within reach, oldest first, without the caller's own.
+    pub(super) async fn reachable(&self, daemon: &Daemon, limit: usize) -> Result<Vec<SessionRow>, ApiError> {
         let open = SessionFilter { open_only: true, ..SessionFilter::default() };
         let mut found = Vec::new();
         match self {
@@ -121,29 +124,30 @@ impl ToolCaller {
             Self::Session(own) => {
                 let mut parents = vec![own.key];
                 while let Some(parent) = parents.pop() {
-                    let below = SessionFilter { parent: Some(parent), ..SessionFilter::default() };
-                    let rows = daemon.journal.sessions(below, None, usize::MAX).await.map_err(read_failed)?;
+                    let children = SessionFilter { parent: Some(parent), ..SessionFilter::default() };
+                    let rows =
+                        daemon.journal.sessions(children, None, usize::MAX).await.map_err(read_failed)?;
                     parents.extend(rows.iter().map(|row| row.key));
                     found.extend(rows.into_iter().filter(|row| row.closed_at.is_none()));
                 }
                 found.sort_by_key(|row| row.key);
             }
         }
-        found.truncate(most);
+        found.truncate(limit);
         Ok(found)
     }
 
-    /// Refuses what only an agent in a session can want.
+    /// The caller's session. A user has none, so tools that need one refuse.
     pub(super) fn require_session(&self, what: &str) -> Result<&Arc<SessionAddress>, ApiError> {
         match self {
             Self::Session(session) => Ok(session),
             Self::User => Err(invalid_value(format!(
-                "{what} is for agents in a session; whoever uses you now can be asked in your own words"
+                "{what} is for agents in a session; ask your user directly instead"
             ))),
         }
     }
 
-    /// What the caller's own session may do without asking; `None` for a user.
+    /// The caller's own session; `None` for a user.
     pub(super) async fn own_session(
         &self,
         daemon: &Daemon,

@@ -1,4 +1,4 @@
-//! What the sessions within reach are doing and what became of them. Nothing is changed here.
+//! The states and results of the sessions within reach. Nothing is changed here.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,9 +19,9 @@ use super::json_object;
 use crate::daemon::{Daemon, read_failed, stopping_error};
 use crate::invalid_value;
 
-/// What may end a wait.
+/// The events that may end a wait.
 const WAIT_END_KINDS: [&str; 2] = ["run.finished", "session.closed"];
-/// Sessions that a list shows.
+/// The most sessions that `list` shows.
 const LISTED_MAX: usize = 200;
 
 #[derive(Debug, Deserialize)]
@@ -32,38 +32,38 @@ pub(super) struct WaitToolArguments {
     timeout_s: Option<f64>,
 }
 
-/// Waits until these sessions have nothing to do, or the time is over, and shows them.
+/// Waits until these sessions have nothing to do, or the time is up, and shows them.
 pub(super) async fn wait(
     daemon: &Arc<Daemon>,
     caller: &ToolCaller,
-    wanted: WaitToolArguments,
+    arguments: WaitToolArguments,
 ) -> Result<Map<String, Value>, ApiError> {
-    let WaitToolArguments { sessions, timeout_s } = wanted;
+    let WaitToolArguments { sessions, timeout_s } = arguments;
     if !(1..=WAITED_FOR_MAX).contains(&sessions.len()) {
-        return Err(invalid_value(format!("`sessions` names 1 to {WAITED_FOR_MAX} sessions")));
+        return Err(invalid_value(format!("`sessions` must name 1 to {WAITED_FOR_MAX} sessions")));
     }
-    let seconds = poll_timeout(timeout_s)?;
+    let timeout = poll_timeout(timeout_s)?;
     let mut rows = Vec::with_capacity(sessions.len());
     for reference in &sessions {
         rows.push(caller.find_session(daemon, reference, SessionReach::Descendants).await?);
     }
     let topic = match &rows[..] {
-        [one] => EventTopic::Session(one.key),
+        [session] => EventTopic::Session(session.key),
         [first, ..] if rows.iter().all(|row| row.workspace == first.workspace) => {
             EventTopic::Workspace(first.workspace)
         }
         _ => EventTopic::All,
     };
     let kinds = WAIT_END_KINDS.map(str::to_owned);
-    let mut news = daemon.journal.subscribe(EventFilter { topic, kinds: Some(Arc::from(kinds)) }, None);
-    let deadline = Instant::now() + seconds;
+    let mut events = daemon.journal.subscribe(EventFilter { topic, kinds: Some(Arc::from(kinds)) }, None);
+    let deadline = Instant::now() + timeout;
     let mut stop = daemon.stop_signal();
-    // Subscribed first, then looked: no end can fall between the two.
+    // The subscription comes before the query, so no end can fall between the two.
     let finished = loop {
         for row in &mut rows {
-            // One that was purged meanwhile has nothing to do either.
+            // A session that was purged meanwhile has nothing to do either.
             match daemon.journal.session(&row.id).await.map_err(read_failed)? {
-                Some(now) => *row = now,
+                Some(current) => *row = current,
                 None => row.live = false,
             }
         }
@@ -73,24 +73,24 @@ pub(super) async fn wait(
         tokio::select! {
             biased;
             _ = stop.wait_for(|stop| *stop) => return Err(stopping_error()),
-            heard = news.next() => drop(heard.map_err(read_failed)?),
+            event = events.next() => drop(event.map_err(read_failed)?),
             () = tokio::time::sleep_until(deadline) => break false,
         }
     };
-    let mut shown = Vec::with_capacity(rows.len());
+    let mut summaries = Vec::with_capacity(rows.len());
     for row in &rows {
-        shown.push(session_summary(daemon, row).await?);
+        summaries.push(session_summary(daemon, row).await?);
     }
-    Ok(json_object(json!({ "finished": finished, "sessions": shown })))
+    Ok(json_object(json!({ "finished": finished, "sessions": summaries })))
 }
 
 /// How long one request may wait.
 pub(super) fn poll_timeout(timeout_s: Option<f64>) -> Result<Duration, ApiError> {
-    let most = TOOL_POLL_S as f64;
+    let limit = TOOL_POLL_S as f64;
     let seconds = timeout_s.unwrap_or(0.0);
-    if !(0.0..=most).contains(&seconds) {
+    if !(0.0..=limit).contains(&seconds) {
         return Err(invalid_value(format!(
-            "one request waits from 0 to {most} seconds: `timeout_s`; ask again for more"
+            "`timeout_s` must be from 0 to {limit} seconds; call again to wait longer"
         )));
     }
     Ok(Duration::from_secs_f64(seconds))
@@ -103,13 +103,13 @@ pub(super) struct StatusToolArguments {
     session: Option<String>,
 }
 
-/// Shows one session; the caller's own unless one is named.
+/// Shows one session, by default the caller's own.
 pub(super) async fn status(
     daemon: &Arc<Daemon>,
     caller: &ToolCaller,
-    wanted: StatusToolArguments,
+    arguments: StatusToolArguments,
 ) -> Result<Map<String, Value>, ApiError> {
-    let row = match (&wanted.session, caller) {
+    let row = match (&arguments.session, caller) {
         (Some(reference), _) => {
             caller.find_session(daemon, reference, SessionReach::OwnAndDescendants).await?
         }
@@ -124,17 +124,17 @@ pub(super) async fn status(
             ));
         }
     };
-    let mut shown = session_summary(daemon, &row).await?;
-    let line = daemon.journal.lineage(row.key).await.map_err(read_failed)?;
+    let mut result = session_summary(daemon, &row).await?;
+    let lineage = daemon.journal.lineage(row.key).await.map_err(read_failed)?;
     let tree = daemon.journal.tree_cost(row.key).await.map_err(read_failed)?;
-    shown["tree_cost_usd"] = json!(tree);
-    shown["budget_left_usd"] = json!(daemon.budget_left(&[row.key]).await);
-    shown["depth"] = json!({ "now": line.len(), "most": DEPTH_MAX });
-    let below = daemon.journal.tree_size(row.key).await.map_err(read_failed)?;
-    shown["open_below"] = json!(below.saturating_sub(usize::from(row.closed_at.is_none())));
-    shown["children_max"] = json!(CHILDREN_MAX);
-    shown["asks"] = pending_asks(daemon, &row).await?;
-    Ok(json_object(shown))
+    result["tree_cost_usd"] = json!(tree);
+    result["budget_left_usd"] = json!(daemon.budget_left(&[row.key]).await);
+    result["depth"] = json!({ "now": lineage.len(), "most": DEPTH_MAX });
+    let tree_size = daemon.journal.tree_size(row.key).await.map_err(read_failed)?;
+    result["open_below"] = json!(tree_size.saturating_sub(usize::from(row.closed_at.is_none())));
+    result["children_max"] = json!(CHILDREN_MAX);
+    result["asks"] = pending_asks(daemon, &row).await?;
+    Ok(json_object(result))
 }
 
 #[derive(Debug, Deserialize)]
@@ -159,59 +159,59 @@ pub(super) async fn list(
         .filter(|agent| agent.available)
         .map(|agent| json!({ "name": agent.name, "description": agent.description, "steers": agent.steers }))
         .collect();
-    let mut shown = Vec::new();
+    let mut sessions = Vec::new();
     for row in caller.reachable(daemon, LISTED_MAX).await? {
         let session = sessions::session_view(daemon, &row)?;
-        shown.push(json!({
+        sessions.push(json!({
             "session": session.id, "title": session.title, "agent": session.agent, "state": session.state,
             "busy": session.busy, "parent": session.parent, "cost_usd": session.usage.cost_usd,
         }));
     }
-    Ok(json_object(json!({ "agents": agents, "sessions": shown })))
+    Ok(json_object(json!({ "agents": agents, "sessions": sessions })))
 }
 
-/// A session and how its last run stands or ended.
+/// A session with the state or result of its last run.
 async fn session_summary(daemon: &Daemon, row: &SessionRow) -> Result<Value, ApiError> {
     let session = sessions::session_view(daemon, row)?;
-    let mut shown = json!({
+    let mut summary = json!({
         "session": session.id, "title": session.title, "agent": session.agent, "state": session.state,
         "busy": session.busy, "parent": session.parent, "queued": session.queued,
         "cost_usd": session.usage.cost_usd,
     });
-    let of = RunFilter { session: Some(row.key), ..RunFilter::default() };
-    let runs = daemon.journal.runs(of, None::<&RunId>, usize::MAX).await.map_err(read_failed)?;
+    let filter = RunFilter { session: Some(row.key), ..RunFilter::default() };
+    let runs = daemon.journal.runs(filter, None::<&RunId>, usize::MAX).await.map_err(read_failed)?;
     let last = match row.live {
-        // Of those that wait, the first is the one that is worked on.
+        // The first unfinished run is the active one.
         true => runs.iter().find(|run| !run.finished),
         false => runs.last(),
     };
     if let Some(last) = last {
         let run = load_full_run(daemon, last).await?;
-        shown["run"] = json!({ "run": run.id, "state": run.state, "finish_reason": run.finish_reason });
+        summary["run"] = json!({ "run": run.id, "state": run.state, "finish_reason": run.finish_reason });
         if let Some(text) = run.text.filter(|_| last.finished) {
-            let kept = escaped_head(&text, TOOL_TEXT_MAX);
-            shown["finish_reason"] = json!(run.finish_reason);
-            shown["text"] = json!(kept);
-            shown["truncated"] = json!(kept.len() < text.len());
+            let head = escaped_head(&text, TOOL_TEXT_MAX);
+            summary["finish_reason"] = json!(run.finish_reason);
+            summary["text"] = json!(head);
+            summary["truncated"] = json!(head.len() < text.len());
         }
         if let Some(error) = run.error {
-            shown["error"] = json!({ "code": error.code, "message": error.message });
+            summary["error"] = json!({ "code": error.code, "message": error.message });
         }
     }
     if row.live {
-        shown["waiting_for_people"] =
+        summary["waiting_for_people"] =
             json!(!pending_asks(daemon, row).await?.as_array().is_none_or(Vec::is_empty));
     }
-    Ok(shown)
+    Ok(summary)
 }
 
-/// What a session asks of people.
+/// The open asks of a session.
 async fn pending_asks(daemon: &Daemon, row: &SessionRow) -> Result<Value, ApiError> {
-    let of = AskFilter { session: Some(row.key), pending_only: true, ..AskFilter::default() };
-    let mut shown = Vec::new();
-    for row in daemon.journal.asks(of, None, PAGE_MAX).await.map_err(read_failed)? {
+    let filter = AskFilter { session: Some(row.key), pending_only: true, ..AskFilter::default() };
+    let mut asks = Vec::new();
+    for row in daemon.journal.asks(filter, None, PAGE_MAX).await.map_err(read_failed)? {
         let ask: Ask = serde_json::from_slice(&row.doc).map_err(unreadable_row("ask", &row.id))?;
-        shown.push(json!({ "ask": ask.id, "kind": ask.kind, "tool": ask.tool, "prompt": ask.prompt }));
+        asks.push(json!({ "ask": ask.id, "kind": ask.kind, "tool": ask.tool, "prompt": ask.prompt }));
     }
-    Ok(Value::Array(shown))
+    Ok(Value::Array(asks))
 }

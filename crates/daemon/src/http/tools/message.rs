@@ -1,4 +1,4 @@
-//! Words to a session within reach, and an end to what it does.
+//! Messages to a session within reach, and cancels.
 
 use std::sync::Arc;
 
@@ -27,16 +27,16 @@ pub(super) struct SendMessageArguments {
     steer: Option<bool>,
 }
 
-/// Puts a message into a session's mailbox, which decides what becomes of it.
+/// Puts a message into a session's mailbox. The receiving session decides what becomes of it.
 pub(super) async fn send_message(
     daemon: &Arc<Daemon>,
     caller: &ToolCaller,
-    wanted: SendMessageArguments,
+    arguments: SendMessageArguments,
     key: Option<IdempotencyKey>,
 ) -> Result<Map<String, Value>, ApiError> {
-    let SendMessageArguments { to, text, steer } = wanted;
+    let SendMessageArguments { to, text, steer } = arguments;
     if text.trim().is_empty() {
-        return Err(invalid_value("`text` is empty; say something"));
+        return Err(invalid_value("`text` is empty"));
     }
     let row = caller.find_session(daemon, &to, SessionReach::Descendants).await?;
     let session = daemon.session_address(&row)?;
@@ -68,23 +68,23 @@ pub(super) struct CancelToolArguments {
     session: String,
 }
 
-/// Stops what a session does, and all below it.
+/// Cancels the runs of a session and of its descendants.
 pub(super) async fn cancel(
     daemon: &Arc<Daemon>,
     caller: &ToolCaller,
-    wanted: CancelToolArguments,
+    arguments: CancelToolArguments,
     key: Option<IdempotencyKey>,
 ) -> Result<Map<String, Value>, ApiError> {
-    let row = caller.find_session(daemon, &wanted.session, SessionReach::Descendants).await?;
+    let row = caller.find_session(daemon, &arguments.session, SessionReach::Descendants).await?;
     let session = daemon.session_address(&row)?;
     let reason = match caller {
         ToolCaller::User => None,
         ToolCaller::Session(own) => Some(format!("by the agent of {}", own.id)),
     };
     match run_once(daemon, key, |key| cancel_runs(daemon, &session, None, reason, key)).await? {
-        ActorReply::Cancelled(hit) => {
-            Ok(json_object(json!({ "session": row.id, "cancelled": hit.cancelled, "idle": hit.idle })))
-        }
+        ActorReply::Cancelled(response) => Ok(json_object(
+            json!({ "session": row.id, "cancelled": response.cancelled, "idle": response.idle }),
+        )),
         _ => Err(internal_error()),
     }
 }

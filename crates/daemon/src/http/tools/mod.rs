@@ -1,8 +1,9 @@
-//! The tools: what an agent can do in the name of its session, and an editor in its user's. One request does one thing
-//! and does not last; what a call of a tool is made of, and how a model is told of it, is in `qd-mcp`.
+//! The tools: what an agent can do in the name of its session, and an editor in its user's name. One request does one
+//! thing and is short. `qd-mcp` turns tool calls into requests and describes the tools to models.
 //!
-//! - `caller`: who calls, and which sessions are within reach.
-//! - `spawn`: new sessions. `message`: words to one. `look`: what became of them. `ask`: questions to people.
+//! - `caller`: the caller, and which sessions it can reach.
+//! - `spawn`: new sessions. `message`: messages and cancels. `inspect`: states and results. `ask`: questions to
+//! people.
 
 mod ask;
 mod caller;
@@ -36,17 +37,17 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
 
 #[derive(IntoParams)]
 #[into_params(parameter_in = Path)]
-#[expect(dead_code, reason = "it only describes what `Ids` takes")]
+#[expect(dead_code, reason = "it only describes what `PathIds` takes")]
 struct ToolPath {
     /// `spawn_agent`, `send_message`, `wait`, `status`, `cancel`, `ask_human` or `list`.
     tool: String,
 }
 
-/// Uses a tool: with a session's token in the name of that session, else in the user's. A wait answers within 20 s.
+/// Uses a tool: with a session token in the name of that session, otherwise in the user's. A wait answers within 20 s.
 #[utoipa::path(post, path = "/v1/tools/{tool}", tag = "tools", params(ToolPath, IdempotencyKeyHeader),
-    request_body(content = Object, description = "What the tool takes; see docs/mcp.md"),
+    request_body(content = Object, description = "The tool's arguments; see docs/mcp.md"),
     responses(
-        (status = 200, description = "What came of it", body = Object),
+        (status = 200, description = "The tool's result", body = Object),
         (status = 409, description = "`agent_unavailable`, `session_closed`, `not_running`, `steer_unsupported`, \
             `withdrawn` or `idempotency_conflict`", body = ErrorBody),
         (status = 429, description = "`too_many_sessions`, `queue_full` or `overloaded`", body = ErrorBody),
@@ -59,11 +60,11 @@ async fn use_tool(
     KeyedBody(key, BodyWithExtensions(extensions, OptionalJson(arguments))): KeyedBody<BodyWithExtensions>,
 ) -> Result<crate::edge::Json<Map<String, Value>>, HttpError> {
     let tool = ToolName::parse(&tool).ok_or_else(|| ApiError::not_found("tool", &tool))?;
-    let done = perform_tool(&daemon, extensions.get::<BearerSession>(), tool, arguments, key).await?;
-    Ok(crate::edge::Json(done))
+    let result = perform_tool(&daemon, extensions.get::<BearerSession>(), tool, arguments, key).await?;
+    Ok(crate::edge::Json(result))
 }
 
-/// A body that may be absent, and what came with the request besides.
+/// A body that may be absent, together with the request's extensions.
 struct BodyWithExtensions(Extensions, OptionalJson<Map<String, Value>>);
 
 impl<S: Send + Sync> axum::extract::FromRequest<S> for BodyWithExtensions {
@@ -75,7 +76,7 @@ impl<S: Send + Sync> axum::extract::FromRequest<S> for BodyWithExtensions {
     }
 }
 
-/// Does what a tool is for, once.
+/// Performs a tool call, once per idempotency key.
 pub(super) async fn perform_tool(
     daemon: &Arc<Daemon>,
     holder: Option<&BearerSession>,
@@ -84,12 +85,12 @@ pub(super) async fn perform_tool(
     key: Option<IdempotencyKey>,
 ) -> Result<Map<String, Value>, ApiError> {
     let caller = ToolCaller::from_bearer(daemon, holder).await?;
-    // Two sessions may choose the same words for a key, and none hears the answer of another.
+    // Two sessions may choose the same key, and neither may get the other's response.
     let key = key.map(|IdempotencyKey { key, fingerprint }| IdempotencyKey {
         key: format!("{key} {}", caller.name()),
         fingerprint,
     });
-    // Boxed, since every one of them has room for the largest of all.
+    // Boxed, because the future would otherwise be as large as the largest of them.
     match tool {
         ToolName::SpawnAgent => {
             Box::pin(spawn::spawn_agent(daemon, &caller, parse_arguments(arguments)?, key)).await
@@ -113,12 +114,12 @@ fn parse_arguments<T: DeserializeOwned>(arguments: Map<String, Value>) -> Result
     serde_json::from_value(Value::Object(arguments)).map_err(|error| {
         ApiError::new(
             ErrorCode::InvalidRequest,
-            format!("the arguments are not what this tool takes: {error}"),
+            format!("the arguments are not valid for this tool: {error}"),
         )
     })
 }
 
-/// A JSON object out of its fields.
+/// The fields of a JSON object.
 fn json_object(value: Value) -> Map<String, Value> {
     match value {
         Value::Object(fields) => fields,

@@ -1,5 +1,5 @@
-//! New sessions. What an agent makes is below its own session, in its project, under its policy and with no more than
-//! it has itself; what a user makes stands alone.
+//! New sessions. A session that an agent creates is a child of its own session, in the same project, under its policy
+//! and with no more rights than it has; a session that a user creates has no parent.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,53 +35,54 @@ pub(super) struct SpawnAgentArguments {
     directory: Option<String>,
 }
 
-/// Makes a session and gives it its first prompt. Each of the two is done once, whatever ends in between.
+/// Creates a session and sends its first prompt. Each of the two happens once, even if a crash separates them.
 pub(super) async fn spawn_agent(
     daemon: &Arc<Daemon>,
     caller: &ToolCaller,
-    wanted: SpawnAgentArguments,
+    arguments: SpawnAgentArguments,
     key: Option<IdempotencyKey>,
 ) -> Result<Map<String, Value>, ApiError> {
-    if wanted.prompt.trim().is_empty() {
-        return Err(invalid_value("`prompt` is empty; say what the agent is to do"));
+    if arguments.prompt.trim().is_empty() {
+        return Err(invalid_value("`prompt` is empty; describe the agent's task"));
     }
-    let SpawnAgentArguments { agent, prompt, title, model, policy, worktree, budget_usd, directory } = wanted;
+    let SpawnAgentArguments { agent, prompt, title, model, policy, worktree, budget_usd, directory } =
+        arguments;
     let mut new = NewSession { agent, title, model, policy, worktree, budget_usd, ..NewSession::default() };
-    let place = match caller {
+    let workspace = match caller {
         ToolCaller::User => user_workspace(daemon, directory).await?,
         ToolCaller::Session(own) => {
-            let place = daemon.workspaces.get(&own.workspace)?;
-            inherit_from_parent(daemon, caller, own, &place, directory, &mut new).await?;
-            place
+            let workspace = daemon.workspaces.get(&own.workspace)?;
+            inherit_from_parent(daemon, caller, own, &workspace, directory, &mut new).await?;
+            workspace
         }
     };
-    let born = key.as_ref().map(|key| key_for_step(key, "session"));
-    let made: Session = {
-        // One at a time in a tree, so that what is counted is still so when the session is made.
+    let session_key = key.as_ref().map(|key| key_for_step(key, "session"));
+    let created: Session = {
+        // One at a time per tree, so that the counts still hold when the session is created.
         let _one_at_a_time = match caller {
             ToolCaller::User => None,
             ToolCaller::Session(own) => {
                 Some(daemon.key_locks.lock(format!("tree {}", tree_root(daemon, own).await?.0)).await)
             }
         };
-        run_once(daemon, born, |key| async {
+        run_once(daemon, session_key, |key| async {
             if let ToolCaller::Session(own) = caller {
                 check_session_limits(daemon, own).await?;
             }
             Ok((
-                Box::pin(daemon.create_session(&place, new, key)).await?,
+                Box::pin(daemon.create_session(&workspace, new, key)).await?,
                 ResponseRecording::WrittenWithEffect,
             ))
         })
         .await?
     };
-    let session = daemon.session_in_workspace(&place.id, &made.id).await?;
-    let told = key.as_ref().map(|key| key_for_step(key, "prompt"));
-    let named = told.as_ref().map(run_id_from_key);
-    let run = named.clone().unwrap_or_else(|| RunId::from_random(&random::bytes::<16>()));
-    let first = NewRun { session_id: made.id.clone(), prompt, run_id: None, attachments: Vec::new() };
-    let deed = |key| accept_prompt(daemon, &session, first, run.clone(), named.is_some(), key);
-    let receipt = match run_once(daemon, told, deed).await? {
+    let session = daemon.session_in_workspace(&workspace.id, &created.id).await?;
+    let prompt_key = key.as_ref().map(|key| key_for_step(key, "prompt"));
+    let given_id = prompt_key.as_ref().map(run_id_from_key);
+    let run = given_id.clone().unwrap_or_else(|| RunId::from_random(&random::bytes::<16>()));
+    let new_run = NewRun { session_id: created.id.clone(), prompt, run_id: None, attachments: Vec::new() };
+    let accept = |key| accept_prompt(daemon, &session, new_run, run.clone(), given_id.is_some(), key);
+    let receipt = match run_once(daemon, prompt_key, accept).await? {
         ActorReply::Accepted(receipt) => receipt,
         ActorReply::AlreadyAccepted => {
             let row = daemon.journal.run(&run).await.map_err(read_failed)?;
@@ -90,45 +91,45 @@ pub(super) async fn spawn_agent(
         _ => return Err(internal_error()),
     };
     Ok(json_object(json!({
-        "session": made.id, "run": receipt.run_id, "agent": made.agent, "title": made.title,
-        "parent": made.parent,
+        "session": created.id, "run": receipt.run_id, "agent": created.agent, "title": created.title,
+        "parent": created.parent,
     })))
 }
 
-/// One deed of a call that has several, under a key of its own.
+/// The key for one step of a call that has several.
 pub(super) fn key_for_step(key: &IdempotencyKey, name: &str) -> IdempotencyKey {
     IdempotencyKey { key: format!("{} {name}", key.key), fingerprint: key.fingerprint }
 }
 
-/// The project of a session that a user makes.
+/// The workspace of a session that a user creates.
 async fn user_workspace(daemon: &Daemon, directory: Option<String>) -> Result<Arc<WorkspaceEntry>, ApiError> {
-    let path = directory
-        .ok_or_else(|| invalid_value("say in which project directory, as an absolute path: `directory`"))?;
+    let path =
+        directory.ok_or_else(|| invalid_value("`directory` is missing: the absolute path of the project"))?;
     let (workspace, _) = daemon.create_workspace(NewWorkspace { path, name: None }, None).await?;
     daemon.workspaces.get(&workspace.id)
 }
 
-/// What a session that an agent makes has from its own.
+/// Gives a session that an agent creates the parent, policy and variables of the agent's own session.
 async fn inherit_from_parent(
     daemon: &Daemon,
     caller: &ToolCaller,
     own: &SessionAddress,
-    place: &WorkspaceEntry,
+    workspace: &WorkspaceEntry,
     directory: Option<String>,
     new: &mut NewSession,
 ) -> Result<(), ApiError> {
-    if directory.is_some_and(|directory| directory != place.doc.path) {
+    if directory.is_some_and(|directory| directory != workspace.doc.path) {
         return Err(invalid_value(format!(
             "an agent starts others in its own project, {}; leave `directory` out",
-            place.doc.path
+            workspace.doc.path
         )));
     }
-    // A command in the place of a name would be run without anybody being asked.
+    // A command in place of an agent name would run without any approval.
     if qd_catalog::is_self_describing(&new.agent) {
         return Err(ApiError::new(
             ErrorCode::UnknownAgent,
             format!(
-                "an agent starts others by the names that `list` shows, and {} is a command or an address",
+                "agents can only start agents that `list` shows, but {} is a command or an address",
                 new.agent
             ),
         ));
@@ -139,13 +140,13 @@ async fn inherit_from_parent(
     let env = daemon.home.session_env(&own.id).map_err(|error| {
         ApiError::new(
             ErrorCode::StorageFailed,
-            format!("the variables of {} cannot be read: {error}", own.id),
+            format!("could not read the variables of {}: {error}", own.id),
         )
     })?;
     new.env = match new.agent == parent.agent {
         true => env,
         false => {
-            let agent = daemon.workers.agent(&new.agent, &place.path)?;
+            let agent = daemon.workers.agent(&new.agent, &workspace.path)?;
             let passed: BTreeMap<String, String> = qd_catalog::select_variables(&agent.env, env.into_iter());
             passed
         }
@@ -153,45 +154,46 @@ async fn inherit_from_parent(
     Ok(())
 }
 
-/// The policy of a session below one with this: its own unless another is wanted that lets nothing more through.
-fn restrict_policy(parent: &Policy, wanted: Option<Policy>) -> Result<Policy, ApiError> {
+/// The policy of a child session: the parent's, or the requested one if it allows nothing more.
+fn restrict_policy(parent: &Policy, requested: Option<Policy>) -> Result<Policy, ApiError> {
     use PolicyVerdict::{Allow, Ask, Deny};
-    let Some(wanted) = wanted else { return Ok(parent.clone()) };
-    let fits = match (parent, &wanted) {
+    let Some(requested) = requested else { return Ok(parent.clone()) };
+    let is_stricter = match (parent, &requested) {
         (_, Policy::Always(Deny)) => true,
         (Policy::Always(Allow), _) => true,
         (Policy::Always(Ask), Policy::Always(Ask)) => true,
-        (parent, wanted) => parent == wanted,
+        (parent, requested) => parent == requested,
     };
-    if fits {
-        return Ok(wanted);
+    if is_stricter {
+        return Ok(requested);
     }
     Err(invalid_value(
-        "`policy` may not be laxer than your own; leave it out to pass yours on, or say \"deny\"",
+        "`policy` may not be laxer than your own; leave it out to inherit yours, or use \"deny\"",
     ))
 }
 
-/// How many sessions there may be.
+/// Checks the limits on open sessions, per parent and per tree.
 async fn check_session_limits(daemon: &Daemon, own: &SessionAddress) -> Result<(), ApiError> {
-    let below = SessionFilter { parent: Some(own.key), open_only: true, ..SessionFilter::default() };
-    let children = daemon.journal.sessions(below, None, CHILDREN_MAX).await.map_err(read_failed)?.len();
+    let open_children = SessionFilter { parent: Some(own.key), open_only: true, ..SessionFilter::default() };
+    let children =
+        daemon.journal.sessions(open_children, None, CHILDREN_MAX).await.map_err(read_failed)?.len();
     let tree = daemon.journal.tree_size(tree_root(daemon, own).await?).await.map_err(read_failed)?;
-    let (most, where_) = match (children >= CHILDREN_MAX, tree >= TREE_SESSIONS_MAX) {
-        (true, _) => (CHILDREN_MAX, "right below yours"),
-        (false, true) => (TREE_SESSIONS_MAX, "in the whole tree that yours is part of"),
+    let (limit, scope) = match (children >= CHILDREN_MAX, tree >= TREE_SESSIONS_MAX) {
+        (true, _) => (CHILDREN_MAX, "directly below yours"),
+        (false, true) => (TREE_SESSIONS_MAX, "in the whole tree of yours"),
         (false, false) => return Ok(()),
     };
     let message = format!(
-        "there are {most} open sessions {where_}, and no more can be made; give one that has finished something new with \
+        "there are already {limit} open sessions {scope}; give new work to one that has finished with \
          send_message"
     );
-    Err(ApiError::new(ErrorCode::TooManySessions, message).with_detail("limit", most))
+    Err(ApiError::new(ErrorCode::TooManySessions, message).with_detail("limit", limit))
 }
 
-/// The highest session above one, or itself.
+/// The topmost ancestor of a session, or the session itself.
 async fn tree_root(daemon: &Daemon, own: &SessionAddress) -> Result<qd_journal::SessionKey, ApiError> {
-    let line = daemon.journal.lineage(own.key).await.map_err(read_failed)?;
-    Ok(line.last().map_or(own.key, |row| row.key))
+    let lineage = daemon.journal.lineage(own.key).await.map_err(read_failed)?;
+    Ok(lineage.last().map_or(own.key, |row| row.key))
 }
 
 #[cfg(test)]
@@ -218,7 +220,7 @@ mod tests {
         }
         assert!(restrict_policy(&all(PolicyVerdict::Allow), Some(all(PolicyVerdict::Ask))).is_ok());
         assert!(restrict_policy(&all(PolicyVerdict::Allow), Some(rules.clone())).is_ok());
-        for (parent, wanted) in [
+        for (parent, requested) in [
             (all(PolicyVerdict::Ask), all(PolicyVerdict::Allow)),
             (all(PolicyVerdict::Ask), rules.clone()),
             (all(PolicyVerdict::Deny), all(PolicyVerdict::Ask)),
@@ -226,7 +228,7 @@ mod tests {
             (rules.clone(), all(PolicyVerdict::Allow)),
             (rules, others),
         ] {
-            assert!(restrict_policy(&parent, Some(wanted.clone())).is_err(), "{parent:?} {wanted:?}");
+            assert!(restrict_policy(&parent, Some(requested.clone())).is_err(), "{parent:?} {requested:?}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The control connection of one process that has joined, from its hello to its end. It says which sessions' agents to
-//! hold and hears which it will not; no word of an agent comes this way.
+//! The control connection of one joined process, from its hello to its end. The daemon sends which sessions to hold,
+//! and receives refusals. Nothing of an agent travels on this connection.
 
 use std::collections::HashSet;
 use std::fs;
@@ -20,55 +20,56 @@ use super::{
 };
 use crate::edge::UpgradedConnection;
 
-/// Silence before a sign of life is asked for, and after which there is nobody.
+/// The silence after which a ping is sent, and the silence after which the connection counts as dead.
 const PING_INTERVAL: Duration = Duration::from_secs(PING_S);
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(3 * PING_S);
-/// Labels and agents of one process.
+/// The most labels, and the most agents, of one process.
 const OFFERS_MAX: usize = 64;
-/// Sessions that one process may hold.
+/// The most sessions that one process may hold.
 const SESSIONS_MAX: usize = 4096;
-/// Bytes of what a process says about a refusal that are taken over.
+/// The most bytes of a refusal's message that are kept.
 const MESSAGE_MAX: usize = 4096;
 
-/// A process that was let in.
+/// The connection of a process that was admitted.
 pub(super) struct JoinedConnection {
     host: String,
     connection: u64,
     pub(super) name: String,
     pub(super) frames: mpsc::Receiver<DaemonJoinFrame>,
-    /// What it holds and nobody wants any more.
+    /// Sessions that the process holds and that no session wants any more.
     pub(super) stale_sessions: Vec<SessionWorker>,
 }
 
-/// Why a process was not let in: a stable code, and what to do.
+/// Why a process was not admitted: a stable code, and a message that says what to do.
 pub(super) type HelloRefusal = (&'static str, String);
 
 impl JoinedWorkers {
-    /// Serves a control connection to its end, or ours.
+    /// Serves a control connection until the process disconnects or the daemon stops.
     pub(crate) async fn serve_control(
         &self,
-        line: UpgradedConnection,
+        connection: UpgradedConnection,
         token: TokenId,
         stop: watch::Receiver<bool>,
     ) {
-        let mut socket = Socket::from_upgraded(line, Role::Server).await;
+        let mut socket = Socket::from_upgraded(connection, Role::Server).await;
         let hello = match timeout(STEP_TIMEOUT, read_hello(&mut socket)).await {
             Ok(Ok(hello)) => hello,
             Ok(Err(_)) | Err(_) => return,
         };
         match self.admit_host(*hello, token) {
-            Ok(mut guest) => {
-                tracing::info!(name = guest.name, "a worker has joined");
-                let ended = self.run_control(&mut socket, &mut guest, stop).await;
-                let why = ended.err().map_or_else(|| "it was let go".to_owned(), |error| error.to_string());
-                tracing::info!(name = guest.name, why, "a joined worker is away");
-                self.release_connection(&guest);
+            Ok(mut joined) => {
+                tracing::info!(name = joined.name, "a worker has joined");
+                let ended = self.run_control(&mut socket, &mut joined, stop).await;
+                let reason =
+                    ended.err().map_or_else(|| "closed by the daemon".to_owned(), |error| error.to_string());
+                tracing::info!(name = joined.name, reason, "a joined worker has disconnected");
+                self.release_connection(&joined);
             }
             Err((code, message)) => {
-                tracing::info!(code, message, "a worker may not join");
+                tracing::info!(code, message, "refused a worker that wanted to join");
                 let refused = DaemonJoinFrame::Refused { code: code.to_owned(), message };
-                // Whether it hears why changes nothing for us.
-                let _heard = timeout(STEP_TIMEOUT, socket.send(&refused)).await;
+                // It does not matter whether the refusal arrives.
+                let _sent = timeout(STEP_TIMEOUT, socket.send(&refused)).await;
             }
         }
         socket.close().await;
@@ -77,35 +78,35 @@ impl JoinedWorkers {
     async fn run_control(
         &self,
         socket: &mut Socket<UpgradedConnection>,
-        guest: &mut JoinedConnection,
+        joined: &mut JoinedConnection,
         mut stop: watch::Receiver<bool>,
     ) -> Result<(), SocketError> {
-        send_frame(socket, &DaemonJoinFrame::Welcome { name: guest.name.clone() }).await?;
-        for seat in std::mem::take(&mut guest.stale_sessions) {
-            send_frame(socket, &DaemonJoinFrame::Close(seat)).await?;
+        send_frame(socket, &DaemonJoinFrame::Welcome { name: joined.name.clone() }).await?;
+        for session_worker in std::mem::take(&mut joined.stale_sessions) {
+            send_frame(socket, &DaemonJoinFrame::Close(session_worker)).await?;
         }
-        let mut heard = Instant::now();
-        let mut next_ping = heard + PING_INTERVAL;
+        let mut last_heard = Instant::now();
+        let mut next_ping = last_heard + PING_INTERVAL;
         loop {
             tokio::select! {
                 () = wait_for_stop(&mut stop) => return Ok(()),
-                order = guest.frames.recv() => match order {
-                    Some(order) => send_frame(socket, &order).await?,
-                    // Another connection of the same process, or its token is revoked.
+                frame = joined.frames.recv() => match frame {
+                    Some(frame) => send_frame(socket, &frame).await?,
+                    // The process has a newer connection, or its token was revoked.
                     None => return Ok(()),
                 },
                 incoming = socket.next() => {
-                    heard = Instant::now();
-                    next_ping = heard + PING_INTERVAL;
+                    last_heard = Instant::now();
+                    next_ping = last_heard + PING_INTERVAL;
                     match incoming? {
-                        IncomingFrame::Text(text) => self.handle_frame(guest, text.as_str()),
-                        IncomingFrame::Binary(_) | IncomingFrame::Alive => self.note_heard(guest),
+                        IncomingFrame::Text(text) => self.handle_frame(joined, text.as_str()),
+                        IncomingFrame::Binary(_) | IncomingFrame::Alive => self.note_heard(joined),
                     }
-                    // Answers a ping, if it was one.
+                    // Sends the pong, if the frame was a ping.
                     with_timeout(socket.flush()).await?;
                 }
                 () = tokio::time::sleep_until(next_ping) => {
-                    if heard.elapsed() >= SILENCE_TIMEOUT {
+                    if last_heard.elapsed() >= SILENCE_TIMEOUT {
                         return Err(SocketError::TimedOut);
                     }
                     next_ping += PING_INTERVAL;
@@ -116,7 +117,7 @@ impl JoinedWorkers {
         }
     }
 
-    /// Lets a process in, in the place of an older connection of the same.
+    /// Admits a process. A new connection replaces an older one of the same process.
     pub(super) fn admit_host(
         &self,
         hello: JoinHello,
@@ -124,19 +125,22 @@ impl JoinedWorkers {
     ) -> Result<JoinedConnection, HelloRefusal> {
         check_hello(&hello)?;
         let host = hello.host.clone();
-        let wanted = |seat: &SessionWorker| {
-            let at = fs::read_to_string(holder_file(&self.dir, &seat.worker)).unwrap_or_default();
-            at.strip_prefix(JOINED_PREFIX) == Some(&host)
+        let assigned_here = |worker: &SessionWorker| {
+            let holder = fs::read_to_string(holder_file(&self.dir, &worker.worker)).unwrap_or_default();
+            holder.strip_prefix(JOINED_PREFIX) == Some(&host)
         };
-        let unwanted = hello.workers.iter().filter(|seat| !wanted(seat)).cloned().collect();
+        let stale_sessions = hello.workers.iter().filter(|worker| !assigned_here(worker)).cloned().collect();
         let mut state = self.lock();
-        // Under the lock, so that a token is not revoked between this look and the entry that a revocation removes.
+        // Checked under the lock, so that the token cannot be revoked between this check and the insertion below.
         if !self.tokens.is_valid(&token) {
             return Err(("unauthorized", "the token was revoked".to_owned()));
         }
-        let older = state.hosts.get(&host).and_then(|known| known.info.as_ref());
-        if older.is_some_and(|about| about.token != token) {
-            return Err(("host_taken", "a process of this name has joined with another token".to_owned()));
+        let known_info = state.hosts.get(&host).and_then(|known| known.info.as_ref());
+        if known_info.is_some_and(|info| info.token != token) {
+            return Err((
+                "host_taken",
+                "a worker with this id has already joined with another token".to_owned(),
+            ));
         }
         let others = state.hosts.iter().filter(|(other, _)| **other != host);
         let taken: HashSet<&str> =
@@ -145,72 +149,72 @@ impl JoinedWorkers {
         let name = name.expect("names do not run out before processes do");
         state.last_connection += 1;
         let connection = state.last_connection;
-        let (outbox, orders) = mpsc::channel(OUTBOX_MAX);
-        let since = state.hosts.get(&host).map_or_else(Millis::now, |known| known.joined_at);
+        let (outbox, frames) = mpsc::channel(OUTBOX_MAX);
+        let joined_at = state.hosts.get(&host).map_or_else(Millis::now, |known| known.joined_at);
         let entry = JoinedHost {
             info: Some(JoinedHostInfo::from_hello(hello, name.clone(), token)),
             control: Some(JoinedControl { connection, outbox }),
             last_heard: Instant::now(),
-            joined_at: since,
+            joined_at,
         };
         state.hosts.insert(host.clone(), entry);
         drop(state);
         self.hosts_changed.send_replace(());
-        Ok(JoinedConnection { host, connection, name, frames: orders, stale_sessions: unwanted })
+        Ok(JoinedConnection { host, connection, name, frames, stale_sessions })
     }
 
-    /// The connection is over. Sessions wait for the process, and not for this connection of it.
-    pub(super) fn release_connection(&self, guest: &JoinedConnection) {
+    /// Marks a connection as closed. Sessions keep waiting for the process, not for this connection of it.
+    pub(super) fn release_connection(&self, joined: &JoinedConnection) {
         let mut state = self.lock();
-        let Some(host) = state.hosts.get_mut(&guest.host) else { return };
-        let is_newer = host.control.as_ref().is_some_and(|control| control.connection != guest.connection);
+        let Some(host) = state.hosts.get_mut(&joined.host) else { return };
+        let is_newer = host.control.as_ref().is_some_and(|control| control.connection != joined.connection);
         if is_newer {
             return;
         }
         host.control = None;
         let held =
-            state.placements.values_mut().filter(|placement| placement.host.as_ref() == Some(&guest.host));
+            state.placements.values_mut().filter(|placement| placement.host.as_ref() == Some(&joined.host));
         held.for_each(|placement| placement.dial_waiter = None);
-        state.forget_if_unused(&guest.host);
+        state.forget_if_unused(&joined.host);
         drop(state);
         self.hosts_changed.send_replace(());
     }
 
-    pub(super) fn note_heard(&self, guest: &JoinedConnection) {
-        if let Some(host) = self.lock().hosts.get_mut(&guest.host) {
+    pub(super) fn note_heard(&self, joined: &JoinedConnection) {
+        if let Some(host) = self.lock().hosts.get_mut(&joined.host) {
             host.last_heard = Instant::now();
         }
     }
 
-    /// What a process says. A frame that cannot be read is none.
-    pub(super) fn handle_frame(&self, guest: &JoinedConnection, text: &str) {
-        self.note_heard(guest);
+    /// Handles a frame of the process. Unknown frames are ignored.
+    pub(super) fn handle_frame(&self, joined: &JoinedConnection, text: &str) {
+        self.note_heard(joined);
         let Ok(WorkerJoinFrame::Refused { session, worker, code, message }) = serde_json::from_str(text)
         else {
             return;
         };
         let mut state = self.lock();
         let Some(placement) = state.placements.get_mut(&worker) else { return };
-        // It can speak only of what it was given.
-        if placement.session != session || placement.host.as_ref() != Some(&guest.host) {
+        // A process may refuse only sessions that were assigned to it.
+        if placement.session != session || placement.host.as_ref() != Some(&joined.host) {
             return;
         }
-        tracing::info!(%session, %worker, code, message, name = guest.name, "a joined worker refuses a session");
+        tracing::info!(%session, %worker, code, message, name = joined.name, "a joined worker refused a session");
         let is_code = code.len() <= 64 && code.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
         let code = if is_code { code.as_str() } else { "worker_refused" };
-        let words = message.get(..message.floor_char_boundary(MESSAGE_MAX)).unwrap_or_default();
-        placement.mark_ended(Some(RunError::new(code, format!("{}: {words}", guest.name))));
+        let message = message.get(..message.floor_char_boundary(MESSAGE_MAX)).unwrap_or_default();
+        placement.mark_ended(Some(RunError::new(code, format!("{}: {message}", joined.name))));
         drop(state);
         self.hosts_changed.send_replace(());
     }
 }
 
 async fn wait_for_stop(stop: &mut watch::Receiver<bool>) {
-    // A sender that is gone has stopped as well.
+    // A dropped sender means a stop as well.
     drop(stop.wait_for(|stop| *stop).await);
 }
 
-/// The hello; anything else is no beginning.
+/// Reads the hello. Any other text frame ends the connection.
 async fn read_hello(socket: &mut Socket<UpgradedConnection>) -> Result<Box<JoinHello>, SocketError> {
     loop {
         if let IncomingFrame::Text(text) = socket.next().await? {
@@ -229,34 +233,34 @@ async fn send_frame(
     with_timeout(socket.send(frame)).await
 }
 
-/// A peer that does not read is as good as silent.
+/// A peer that does not read counts as silent.
 async fn with_timeout(step: impl Future<Output = Result<(), SocketError>>) -> Result<(), SocketError> {
     timeout(SILENCE_TIMEOUT, step).await.map_err(|_| SocketError::TimedOut)?
 }
 
 fn check_hello(hello: &JoinHello) -> Result<(), HelloRefusal> {
-    let JoinHello { versions, software, host, name, labels, agents, workers: seats } = hello;
+    let JoinHello { versions, software, host, name, labels, agents, workers } = hello;
     if ProtocolVersions::SUPPORTED.newest_common(*versions).is_none() {
         let message = format!(
-            "this daemon is {} and speaks other versions of the protocol than {software}; upgrade the older one",
+            "this daemon ({}) and the worker ({software}) have no protocol version in common; upgrade the older one",
             env!("CARGO_PKG_VERSION")
         );
         return Err(("unsupported_version", message));
     }
-    let line =
-        |text: &str, most: usize| (1..=most).contains(&text.len()) && !text.chars().any(char::is_control);
+    let is_one_line =
+        |text: &str, limit: usize| (1..=limit).contains(&text.len()) && !text.chars().any(char::is_control);
     let invalid = |message: &str| Err(("invalid_value", message.to_owned()));
-    if WorkerId::parse(host).is_err() || !line(name, TITLE_MAX) || !line(software, TITLE_MAX) {
-        return invalid("a worker has an id, a name and a version of one line each");
+    if WorkerId::parse(host).is_err() || !is_one_line(name, TITLE_MAX) || !is_one_line(software, TITLE_MAX) {
+        return invalid("a worker needs an id, a name and a version, each on one line");
     }
     if labels.len() > OFFERS_MAX || !labels.iter().all(|label| is_label(label)) {
-        return invalid("a label is 1 to 64 of A-Za-z0-9_.-, and a worker bears 64 at most");
+        return invalid("a label is 1 to 64 characters of A-Za-z0-9_.-, and a worker has at most 64 labels");
     }
-    if agents.len() > OFFERS_MAX || !agents.iter().all(|agent| line(&agent.name, TITLE_MAX)) {
-        return invalid("an agent has a name of one line, and a worker offers 64 at most");
+    if agents.len() > OFFERS_MAX || !agents.iter().all(|agent| is_one_line(&agent.name, TITLE_MAX)) {
+        return invalid("an agent needs a name on one line, and a worker offers at most 64 agents");
     }
-    if seats.len() > SESSIONS_MAX {
-        return invalid("a worker holds 4096 sessions at most");
+    if workers.len() > SESSIONS_MAX {
+        return invalid("a worker holds at most 4096 sessions");
     }
     Ok(())
 }

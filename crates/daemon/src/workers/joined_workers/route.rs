@@ -1,5 +1,5 @@
-//! The way to one session's worker on another machine: the process that holds it is asked to dial, and what it dials is
-//! the connection. Who waits here waits for a machine, so every wait has an end.
+//! The route to one session's worker on another machine: the process that holds the worker is asked to dial, and the
+//! connection it opens becomes the link's. Each wait here is for another machine, so each has a time limit.
 
 use std::fs;
 use std::io;
@@ -23,31 +23,35 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use super::{JOINED_PREFIX, JoinedWorkers, holder_file};
 use crate::edge::UpgradedConnection;
 
-/// How long one try may take, for a process to come or to dial. Then the link has a moment for other things.
+/// How long one attempt waits for the process to connect or to dial, before the link gets control back.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The way to one worker.
+/// How a link reaches a worker on another machine.
 pub(super) struct JoinedHostRoute {
     joined: Arc<JoinedWorkers>,
-    seat: SessionWorker,
-    /// What to start there, until it has dialled: it may not have heard us the first time.
+    worker: SessionWorker,
+    /// What to start there. Kept until the process has dialled, because the first request may not have arrived.
     spec: Option<Box<AgentSpec>>,
     started: Instant,
 }
 
-/// How far a try has come.
+/// The result of asking a process to dial.
 pub(super) enum DialAttempt {
     /// The process was asked.
     Requested(oneshot::Receiver<UpgradedConnection>, CancellationToken),
-    /// It is not there.
+    /// The process is not connected.
     HostAway,
-    /// It will never be.
+    /// The worker is lost or can never start.
     Impossible,
 }
 
 impl JoinedHostRoute {
-    pub(super) fn new(joined: Arc<JoinedWorkers>, seat: SessionWorker, spec: Option<Box<AgentSpec>>) -> Self {
-        Self { joined, seat, spec, started: Instant::now() }
+    pub(super) fn new(
+        joined: Arc<JoinedWorkers>,
+        worker: SessionWorker,
+        spec: Option<Box<AgentSpec>>,
+    ) -> Self {
+        Self { joined, worker, spec, started: Instant::now() }
     }
 }
 
@@ -57,24 +61,24 @@ impl WorkerConnector for JoinedHostRoute {
         let mut changed = self.joined.hosts_changed.subscribe();
         loop {
             changed.mark_unchanged();
-            match self.joined.request_dial(&self.seat, self.spec.as_deref(), self.started) {
+            match self.joined.request_dial(&self.worker, self.spec.as_deref(), self.started) {
                 DialAttempt::Impossible => return Err(WorkerUnreachable::Dead),
                 DialAttempt::HostAway => {
-                    let patience = until.min(self.joined.lease_deadline(&self.seat, self.started));
-                    if timeout_at(patience, changed.changed()).await.is_err() && patience == until {
+                    let wait_until = until.min(self.joined.lease_deadline(&self.worker, self.started));
+                    if timeout_at(wait_until, changed.changed()).await.is_err() && wait_until == until {
                         return Err(WorkerUnreachable::RetryLater);
                     }
                 }
-                DialAttempt::Requested(line, cut) => match timeout_at(until, line).await {
-                    Ok(Ok(line)) => {
+                DialAttempt::Requested(dialled, disconnect) => match timeout_at(until, dialled).await {
+                    Ok(Ok(connection)) => {
                         self.spec = None;
                         let wire: Box<dyn ByteStream> = Box::new(CancellableConnection {
-                            line,
-                            cancelled: Box::pin(cut.cancelled_owned()),
+                            connection,
+                            cancelled: Box::pin(disconnect.cancelled_owned()),
                         });
                         return Ok(Socket::from_upgraded(wire, Role::Server).await);
                     }
-                    // It has gone, or has said no.
+                    // The process has disconnected, or has refused.
                     Ok(Err(_)) => {}
                     Err(_) => return Err(WorkerUnreachable::RetryLater),
                 },
@@ -82,9 +86,10 @@ impl WorkerConnector for JoinedHostRoute {
         }
     }
 
-    /// Its spool is on its own machine. But why it never came to be is known here, and is its last word.
+    /// The spool is on the other machine and cannot be read. If the worker never started, the reason is known here
+    /// and is its last update.
     async fn read_undelivered(&mut self, after: UpdateNumber) -> Vec<NumberedUpdate> {
-        let error = self.joined.failure_reason(&self.seat);
+        let error = self.joined.failure_reason(&self.worker);
         let last = |error| NumberedUpdate {
             number: UpdateNumber(after.0 + 1),
             update: AgentUpdate::Gone(AgentExitReason::Failed(error)),
@@ -94,30 +99,32 @@ impl WorkerConnector for JoinedHostRoute {
 }
 
 impl JoinedWorkers {
-    /// Asks the process that holds a worker, or that is to hold it, to dial.
+    /// Asks the process that holds a worker to dial. If no process holds it yet, one is chosen.
     pub(super) fn request_dial(
         &self,
-        seat: &SessionWorker,
+        worker: &SessionWorker,
         open: Option<&AgentSpec>,
         began: Instant,
     ) -> DialAttempt {
         let mut state = self.lock();
-        let Some(placement) = state.placements.get(&seat.worker) else { return DialAttempt::Impossible };
+        let Some(placement) = state.placements.get(&worker.worker) else { return DialAttempt::Impossible };
         if placement.ended.is_some() {
             return DialAttempt::Impossible;
         }
         let host = match (&placement.host, open) {
             (Some(host), _) => Some(host.clone()),
             (None, Some(_)) => state.choose_host(&placement.remote_agent),
-            // Nobody was ever asked to hold it, and nobody knows any more with what it was to start.
+            // No process was ever asked to hold it, and the spec it was to start with is gone.
             (None, None) => return DialAttempt::Impossible,
         };
-        let is_there =
+        let is_connected =
             host.as_ref().and_then(|host| state.hosts.get(host)).is_some_and(|host| host.control.is_some());
-        let patience = state.remaining_wait(host.as_deref(), began, self.lease);
-        let Some(placement) = state.placements.get_mut(&seat.worker) else { return DialAttempt::Impossible };
-        let Some(host) = host.filter(|_| is_there) else {
-            if !patience.is_zero() {
+        let remaining = state.remaining_wait(host.as_deref(), began, self.lease);
+        let Some(placement) = state.placements.get_mut(&worker.worker) else {
+            return DialAttempt::Impossible;
+        };
+        let Some(host) = host.filter(|_| is_connected) else {
+            if !remaining.is_zero() {
                 return DialAttempt::HostAway;
             }
             let error = open.map(|_| {
@@ -127,67 +134,71 @@ impl JoinedWorkers {
             return DialAttempt::Impossible;
         };
         if placement.host.is_none() {
-            let written = fs::write(holder_file(&self.dir, &seat.worker), format!("{JOINED_PREFIX}{host}"));
+            let written = fs::write(holder_file(&self.dir, &worker.worker), format!("{JOINED_PREFIX}{host}"));
             if let Err(error) = written {
-                tracing::warn!(worker = %seat.worker, %error, "a later daemon will not find this agent");
+                tracing::warn!(worker = %worker.worker, %error, "a later daemon cannot reattach to this agent");
             }
             placement.host = Some(host.clone());
         }
-        let (tell, line) = oneshot::channel();
-        placement.dial_waiter = Some(tell);
-        let cut = placement.disconnect.clone();
+        let (waiter, dialled) = oneshot::channel();
+        placement.dial_waiter = Some(waiter);
+        let disconnect = placement.disconnect.clone();
         let frame = match open {
             Some(spec) => DaemonJoinFrame::Open {
                 spec: Box::new(spec.clone()),
-                secret: self.keys.secret(seat.worker.as_str()),
+                secret: self.keys.secret(worker.worker.as_str()),
             },
-            None => DaemonJoinFrame::Dial(seat.clone()),
+            None => DaemonJoinFrame::Dial(worker.clone()),
         };
-        if state.send_frame(&host, frame) { DialAttempt::Requested(line, cut) } else { DialAttempt::HostAway }
-    }
-
-    /// When waiting for a process that is away comes to its end.
-    fn lease_deadline(&self, seat: &SessionWorker, began: Instant) -> Instant {
-        let state = self.lock();
-        let host = state.placements.get(&seat.worker).and_then(|placement| placement.host.as_deref());
-        Instant::now() + state.remaining_wait(host, began, self.lease)
-    }
-
-    /// Why a worker never came to be.
-    pub(super) fn failure_reason(&self, seat: &SessionWorker) -> Option<RunError> {
-        self.lock().placements.get(&seat.worker)?.ended.clone()?
-    }
-
-    /// Whether a process that bears this token was asked to dial for this.
-    pub(crate) fn check_expected(&self, seat: &SessionWorker, token: &TokenId) -> Result<(), ApiError> {
-        let state = self.lock();
-        let placement =
-            state.placements.get(&seat.worker).filter(|placement| placement.session == seat.session);
-        let host = placement.and_then(|placement| state.hosts.get(placement.host.as_ref()?));
-        let given = host.and_then(|host| host.info.as_ref()).is_some_and(|about| about.token == *token);
-        let waits = placement
-            .and_then(|placement| placement.dial_waiter.as_ref())
-            .is_some_and(|wait| !wait.is_closed());
-        match given && waits {
-            true => Ok(()),
-            false => Err(ApiError::not_found("worker that is waited for,", &seat.worker)),
+        if state.send_frame(&host, frame) {
+            DialAttempt::Requested(dialled, disconnect)
+        } else {
+            DialAttempt::HostAway
         }
     }
 
-    /// The process has dialled.
-    pub(crate) fn accept_dial(&self, seat: &SessionWorker, line: UpgradedConnection) {
+    /// Until when the daemon waits for a process that is away.
+    fn lease_deadline(&self, worker: &SessionWorker, began: Instant) -> Instant {
+        let state = self.lock();
+        let host = state.placements.get(&worker.worker).and_then(|placement| placement.host.as_deref());
+        Instant::now() + state.remaining_wait(host, began, self.lease)
+    }
+
+    /// Why a worker never started.
+    pub(super) fn failure_reason(&self, worker: &SessionWorker) -> Option<RunError> {
+        self.lock().placements.get(&worker.worker)?.ended.clone()?
+    }
+
+    /// Checks that a process with this token was asked to dial for this worker.
+    pub(crate) fn check_expected(&self, worker: &SessionWorker, token: &TokenId) -> Result<(), ApiError> {
+        let state = self.lock();
+        let placement =
+            state.placements.get(&worker.worker).filter(|placement| placement.session == worker.session);
+        let host = placement.and_then(|placement| state.hosts.get(placement.host.as_ref()?));
+        let assigned = host.and_then(|host| host.info.as_ref()).is_some_and(|info| info.token == *token);
+        let dial_expected = placement
+            .and_then(|placement| placement.dial_waiter.as_ref())
+            .is_some_and(|waiter| !waiter.is_closed());
+        match assigned && dial_expected {
+            true => Ok(()),
+            false => Err(ApiError::not_found("expected worker", &worker.worker)),
+        }
+    }
+
+    /// Hands the connection that the process dialled to the route that waits for it.
+    pub(crate) fn accept_dial(&self, worker: &SessionWorker, connection: UpgradedConnection) {
         let mut state = self.lock();
-        let Some(placement) = state.placements.get_mut(&seat.worker) else { return };
-        if let Some(expected) = placement.dial_waiter.take() {
+        let Some(placement) = state.placements.get_mut(&worker.worker) else { return };
+        if let Some(waiter) = placement.dial_waiter.take() {
             placement.has_dialled = true;
-            // Whoever waited may have gone; then the connection ends here, and the worker will be asked again.
-            let _gone = expected.send(line);
+            // If the route no longer waits, the connection ends here, and the process will be asked again.
+            let _gone = waiter.send(connection);
         }
     }
 }
 
 impl super::JoinedWorkersState {
-    /// How long a process is waited for that holds a worker, or that could.
+    /// How much longer the daemon waits for the process that holds a worker, or for one that could.
     fn remaining_wait(&self, host: Option<&str>, began: Instant, lease: Duration) -> Duration {
         match host.map(|host| self.hosts.get(host)) {
             Some(Some(host)) => host.remaining_lease(lease),
@@ -199,16 +210,16 @@ impl super::JoinedWorkersState {
 
 fn worker_away(agent: &str, label: &str, lease: Duration) -> RunError {
     let message = format!(
-        "no worker with the label `{label}` that offers {agent} was there within {} s: `qd workers` shows who has \
-         joined, `qd workers token` prints the line with which one joins",
+        "no joined worker with the label `{label}` offered {agent} within {} s; `qd workers` lists the joined \
+             workers, `qd workers token` prints the command that joins one",
         lease.as_secs()
     );
     RunError::new("worker_away", message)
 }
 
-/// A connection that can be ended by somebody who does not hold it.
+/// A connection that can be closed by a part of the daemon that does not own it.
 struct CancellableConnection {
-    line: UpgradedConnection,
+    connection: UpgradedConnection,
     cancelled: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
@@ -222,25 +233,29 @@ impl AsyncRead for CancellableConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
+        buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.is_cancelled(cx) { Poll::Ready(Ok(())) } else { Pin::new(&mut self.line).poll_read(cx, into) }
+        if self.is_cancelled(cx) {
+            Poll::Ready(Ok(()))
+        } else {
+            Pin::new(&mut self.connection).poll_read(cx, buffer)
+        }
     }
 }
 
 impl AsyncWrite for CancellableConnection {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         if self.is_cancelled(cx) {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        Pin::new(&mut self.line).poll_write(cx, from)
+        Pin::new(&mut self.connection).poll_write(cx, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.line).poll_flush(cx)
+        Pin::new(&mut self.connection).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.line).poll_shutdown(cx)
+        Pin::new(&mut self.connection).poll_shutdown(cx)
     }
 }
