@@ -1,6 +1,6 @@
-//! What `qd` adds to a real agent: to its own time from the start of its process to its first word, and to the memory
-//! that it takes. Both sides run in turn against the scripted model; without `qd` the agent is started and asked by the
-//! fewest messages of its own protocol. `-- gemini` measures one agent alone.
+//! What `qd` adds to a real agent: to the time from the start of its process to its first output, and to its memory.
+//! Both sides run alternately against the scripted model. Without `qd`, the agent is started and prompted with the
+//! minimum of messages in its own protocol. `-- gemini` measures only that agent.
 #![expect(clippy::print_stdout, reason = "a benchmark's table is its output")]
 
 use std::collections::BTreeMap;
@@ -14,10 +14,10 @@ use qd_testkit::{BenchmarkTable, FakeModel, InstalledAgents, RealAgent, TestDaem
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
 
-/// Starts of each kind that are measured; the middle one counts.
+/// Measured starts of each kind; the median counts.
 const STARTS: usize = 5;
-/// What the scripted model's answer begins with.
-const FIRST_WORD: &str = "ECHO[";
+/// The beginning of the scripted model's answer.
+const ANSWER_START: &str = "ECHO[";
 
 fn main() {
     let only = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
@@ -54,18 +54,18 @@ async fn measure(cli: RealAgent, times: &mut BenchmarkTable, sizes: &mut Benchma
     })
     .await;
     let env = isolated_environment(cli, &daemon.home.sibling_path("agent"), &model);
-    // Once each, so that what an agent does only the first time is done.
-    raw(cli, &env, &daemon.home.project_dir());
-    through(&daemon, cli, &env).await;
+    // One warm-up of each, for what an agent does only the first time.
+    time_alone(cli, &env, &daemon.home.project_dir());
+    time_through_qd(&daemon, cli, &env).await;
     let (mut alone, mut with) = (Vec::new(), Vec::new());
     let mut memory = (0, 0);
     for _ in 0..STARTS {
-        alone.push(raw(cli, &env, &daemon.home.project_dir()));
-        let (time, ours, theirs) = through(&daemon, cli, &env).await;
+        alone.push(time_alone(cli, &env, &daemon.home.project_dir()));
+        let (time, ours, theirs) = time_through_qd(&daemon, cli, &env).await;
         with.push(time);
         memory = (ours, theirs);
     }
-    let (alone, with) = (middle(alone), middle(with));
+    let (alone, with) = (median(alone), median(with));
     let ms = |time: Duration| format!("{} ms", time.as_millis());
     let added = with.saturating_sub(alone);
     let ratio = format!("{:.2} ×", with.as_secs_f64() / alone.as_secs_f64());
@@ -90,15 +90,15 @@ async fn measure(cli: RealAgent, times: &mut BenchmarkTable, sizes: &mut Benchma
     ]);
 }
 
-fn middle(mut times: Vec<Duration>) -> Duration {
+fn median(mut times: Vec<Duration>) -> Duration {
     times.sort_unstable();
     times[times.len() / 2]
 }
 
-/// The agent by itself: started, greeted, asked; until it says its first word.
-fn raw(cli: RealAgent, env: &BTreeMap<String, String>, work: &Path) -> Duration {
+/// The time of the agent without `qd`: started, initialized and prompted, until its first output.
+fn time_alone(cli: RealAgent, env: &BTreeMap<String, String>, work: &Path) -> Duration {
     let argv = InstalledAgents::installed().argv(cli);
-    let began = Instant::now();
+    let started_at = Instant::now();
     let mut child = Command::new(&argv[0])
         .args(&argv[1..])
         .env_clear()
@@ -109,95 +109,104 @@ fn raw(cli: RealAgent, env: &BTreeMap<String, String>, work: &Path) -> Duration 
         .stderr(Stdio::null())
         .spawn()
         .expect("the agent starts");
-    let mut talk = Talk::of(&mut child);
+    let mut connection = AgentConnection::of(&mut child);
     match cli {
         RealAgent::Claude => {
-            talk.say(&json!({ "type": "user", "message": { "role": "user", "content": "hello" } }));
+            connection
+                .send_line(&json!({ "type": "user", "message": { "role": "user", "content": "hello" } }));
         }
         RealAgent::Codex => {
-            talk.ask(1, "initialize", &json!({ "clientInfo": { "name": "bench", "version": "0" } }));
-            talk.say(&json!({ "jsonrpc": "2.0", "method": "initialized" }));
-            let started = talk.ask(2, "thread/start", &json!({ "cwd": work }));
+            connection.request(
+                1,
+                "initialize",
+                &json!({ "clientInfo": { "name": "bench", "version": "0" } }),
+            );
+            connection.send_line(&json!({ "jsonrpc": "2.0", "method": "initialized" }));
+            let started = connection.request(2, "thread/start", &json!({ "cwd": work }));
             let input = json!([{ "type": "text", "text": "hello" }]);
-            talk.send(3, "turn/start", &json!({ "threadId": started["thread"]["id"], "input": input }));
+            connection.send(3, "turn/start", &json!({ "threadId": started["thread"]["id"], "input": input }));
         }
         _ => {
-            talk.ask(1, "initialize", &json!({ "protocolVersion": 1, "clientCapabilities": {} }));
-            let opened = talk.ask(2, "session/new", &json!({ "cwd": work, "mcpServers": [] }));
+            connection.request(1, "initialize", &json!({ "protocolVersion": 1, "clientCapabilities": {} }));
+            let opened = connection.request(2, "session/new", &json!({ "cwd": work, "mcpServers": [] }));
             let prompt = json!([{ "type": "text", "text": "hello" }]);
-            talk.send(3, "session/prompt", &json!({ "sessionId": opened["sessionId"], "prompt": prompt }));
+            connection.send(
+                3,
+                "session/prompt",
+                &json!({ "sessionId": opened["sessionId"], "prompt": prompt }),
+            );
         }
     }
-    talk.first_word();
-    let took = began.elapsed();
-    let _gone = child.kill();
+    connection.wait_for_answer();
+    let elapsed = started_at.elapsed();
+    let _result = child.kill();
     let _status = child.wait();
-    took
+    elapsed
 }
 
-/// The two streams of an agent.
-struct Talk {
+/// The standard input and output of an agent.
+struct AgentConnection {
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
 
-impl Talk {
+impl AgentConnection {
     fn of(child: &mut Child) -> Self {
         let input = child.stdin.take().expect("it has a stdin");
         Self { input, output: BufReader::new(child.stdout.take().expect("it has a stdout")) }
     }
 
-    fn say(&mut self, line: &Value) {
-        writeln!(self.input, "{line}").and_then(|()| self.input.flush()).expect("the agent listens");
+    fn send_line(&mut self, line: &Value) {
+        writeln!(self.input, "{line}").and_then(|()| self.input.flush()).expect("the agent reads its input");
     }
 
     fn send(&mut self, id: u64, method: &str, params: &Value) {
-        self.say(&json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params }));
+        self.send_line(&json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params }));
     }
 
-    /// Sends a request and waits for its answer.
-    fn ask(&mut self, id: u64, method: &str, params: &Value) -> Value {
+    /// Sends a request and waits for its response.
+    fn request(&mut self, id: u64, method: &str, params: &Value) -> Value {
         self.send(id, method, params);
         loop {
-            let line: Value = serde_json::from_str(&self.line()).unwrap_or_default();
+            let line: Value = serde_json::from_str(&self.read_line()).unwrap_or_default();
             if line["id"] == id && line.get("method").is_none() {
                 return line["result"].clone();
             }
         }
     }
 
-    fn first_word(&mut self) {
-        while !self.line().contains(FIRST_WORD) {}
+    fn wait_for_answer(&mut self) {
+        while !self.read_line().contains(ANSWER_START) {}
     }
 
-    fn line(&mut self) -> String {
+    fn read_line(&mut self) -> String {
         let mut line = String::new();
-        let read = self.output.read_line(&mut line).expect("the agent speaks text");
-        assert!(read > 0, "the agent ended before it said anything");
+        let read = self.output.read_line(&mut line).expect("the agent writes text");
+        assert!(read > 0, "the agent exited before its first output");
         line
     }
 }
 
-/// The agent through `qd run`, until its first word is on our screen; then what the processes of the session take: ours,
-/// and the agent's own.
-async fn through(
+/// The time of the agent through `qd run`, until its first output appears; and the memory of the session's processes:
+/// ours, and the agent's.
+async fn time_through_qd(
     daemon: &TestDaemon,
     cli: RealAgent,
     env: &BTreeMap<String, String>,
 ) -> (Duration, u64, u64) {
     let session = daemon.session_with(json!({ "agent": cli.name(), "env": env })).await;
-    let began = Instant::now();
+    let started_at = Instant::now();
     let mut command = daemon.home.command(&["run", "--session", session.id.as_str(), "hello"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("qd starts");
     let mut output = child.stdout.take().expect("it has a stdout");
-    let mut said = Vec::new();
+    let mut printed = Vec::new();
     let mut piece = [0; 4096];
-    while !String::from_utf8_lossy(&said).contains(FIRST_WORD) {
+    while !String::from_utf8_lossy(&printed).contains(ANSWER_START) {
         let read = output.read(&mut piece).await.expect("qd can be read");
-        assert!(read > 0, "qd ended before the agent said anything: {}", String::from_utf8_lossy(&said));
-        said.extend_from_slice(&piece[..read]);
+        assert!(read > 0, "qd exited before the agent's output: {}", String::from_utf8_lossy(&printed));
+        printed.extend_from_slice(&piece[..read]);
     }
-    let took = began.elapsed();
+    let elapsed = started_at.elapsed();
     let status = child.wait().await.expect("qd ends");
     assert!(status.success(), "{status}");
     let (mut ours, mut theirs) = (0, 0);
@@ -205,20 +214,20 @@ async fn through(
         ours += pss(worker);
         for keeper in children(worker) {
             ours += pss(keeper);
-            theirs += children(keeper).into_iter().map(tree).sum::<u64>();
+            theirs += children(keeper).into_iter().map(tree_pss).sum::<u64>();
         }
     }
-    // The next start is not to have this one's processes beside it.
+    // End this session's processes before the next start.
     let removed = daemon.home.command(&["rm", session.id.as_str()]).output().await.expect("qd starts");
     assert!(removed.status.success(), "{removed:?}");
     while !daemon.home.worker_pids().is_empty() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    (took, ours, theirs)
+    (elapsed, ours, theirs)
 }
 
-fn tree(pid: u32) -> u64 {
-    pss(pid) + children(pid).into_iter().map(tree).sum::<u64>()
+fn tree_pss(pid: u32) -> u64 {
+    pss(pid) + children(pid).into_iter().map(tree_pss).sum::<u64>()
 }
 
 fn children(pid: u32) -> Vec<u32> {
@@ -226,7 +235,7 @@ fn children(pid: u32) -> Vec<u32> {
     list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
-/// The share of memory that is this process's own, in KiB.
+/// The proportional set size of a process in KiB.
 fn pss(pid: u32) -> u64 {
     let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
     let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"));

@@ -1,5 +1,5 @@
-//! The machine alone, on one core: streamed words through `step`, and from the agent's mouth over the link through
-//! `step` to JSON, as the actor does it but without the journal. Touches no disk.
+//! The session machine alone, on one core: streamed text through `step`; and text from the agent over the link through
+//! `step` to JSON, like the actor does it but without the journal. Touches no disk.
 #![expect(clippy::print_stdout, reason = "a benchmark's table is its output")]
 
 use std::hint::black_box;
@@ -16,8 +16,8 @@ use qd_testkit::BenchmarkTable;
 
 const EVENTS: u64 = 1_000_000;
 const ROUNDS: usize = 3;
-/// What a model says at a time, more or less.
-const WORDS: &str = "some twenty letters ";
+/// About as much text as a model sends at a time.
+const TEXT: &str = "some twenty letters ";
 
 fn main() {
     let [mut json, mut machine, mut link] = [0.0_f64; 3];
@@ -37,7 +37,7 @@ fn run() -> RunId {
     RunId::from_random(&[7; 16])
 }
 
-fn world() -> SessionContext {
+fn context() -> SessionContext {
     SessionContext {
         now: Millis(1_794_774_645_123),
         halted: false,
@@ -47,85 +47,87 @@ fn world() -> SessionContext {
     }
 }
 
-/// A session whose agent works on a prompt. The last thing heard was 1.
-fn running() -> SessionState {
+/// A session with a running turn. The last update has the number 1.
+fn running_session() -> SessionState {
     let id = SessionId::from_random(&[1; 16]);
     let created = SessionCreated { agent: "echo".to_owned(), ..SessionCreated::default() };
-    let mut state = SessionState::new(id, WorkspaceId::from_random(&[2; 16]), created, world().now);
+    let mut state = SessionState::new(id, WorkspaceId::from_random(&[2; 16]), created, context().now);
     let prompt = LongText { head: "go".to_owned(), blob: None };
     let accept = PromptSubmission { run: run(), prompt, attachments: Vec::new(), fingerprint: String::new() };
-    step(&mut state, SessionInput::Command(SessionCommand::AcceptPrompt(accept)), &world());
+    step(&mut state, SessionInput::Command(SessionCommand::AcceptPrompt(accept)), &context());
     let ready = AgentUpdate::Ready { agent_session_id: None, steers: false };
-    step(&mut state, SessionInput::LinkMessage(UpdateNumber(1), ready), &world());
+    step(&mut state, SessionInput::LinkMessage(UpdateNumber(1), ready), &context());
     assert!(state.active_run().is_some(), "the run has started");
     state
 }
 
-fn words(run: &RunId) -> AgentUpdate {
-    AgentUpdate::Turn { run: run.clone(), update: TurnUpdate::Text { text: WORDS.to_owned() } }
+fn text_update(run: &RunId) -> AgentUpdate {
+    AgentUpdate::Turn { run: run.clone(), update: TurnUpdate::Text { text: TEXT.to_owned() } }
 }
 
-fn rate(begun: Instant) -> f64 {
-    EVENTS as f64 / begun.elapsed().as_secs_f64()
+fn rate(started: Instant) -> f64 {
+    EVENTS as f64 / started.elapsed().as_secs_f64()
 }
 
 fn json_alone() -> f64 {
     let message_id = Some(MessageId::assistant(&run()));
-    let body = EventBody::TextDelta(MessageDelta { message_id, text: WORDS.to_owned(), after_run: None });
-    let begun = Instant::now();
+    let body = EventBody::TextDelta(MessageDelta { message_id, text: TEXT.to_owned(), after_run: None });
+    let started = Instant::now();
     for _ in 0..EVENTS {
         black_box(black_box(&body).encode().expect("a delta has a JSON form"));
     }
-    rate(begun)
+    rate(started)
 }
 
 fn machine_alone() -> f64 {
-    let (mut state, run, world) = (running(), run(), world());
-    let begun = Instant::now();
+    let (mut state, run, context) = (running_session(), run(), context());
+    let started = Instant::now();
     for number in 2..EVENTS + 2 {
-        let decided = step(&mut state, SessionInput::LinkMessage(UpdateNumber(number), words(&run)), &world);
-        assert_eq!(black_box(decided).events.len(), 1);
+        let step_result =
+            step(&mut state, SessionInput::LinkMessage(UpdateNumber(number), text_update(&run)), &context);
+        assert_eq!(black_box(step_result).events.len(), 1);
     }
-    rate(begun)
+    rate(started)
 }
 
-/// Thoughts between the words, so that the link cannot merge neighbours and what is said is what is counted.
+/// Alternates texts and thoughts, so that the link cannot merge neighbours and every update becomes an event.
 fn link_to_json() -> f64 {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime starts");
     let (agent, mut session) = local_link(UpdateNumber(1));
-    let speaker = async move {
+    let sender = async move {
         let run = run();
         for number in 0..EVENTS {
-            let text = WORDS.to_owned();
-            let what = if number % 2 == 0 { TurnUpdate::Text { text } } else { TurnUpdate::Thought { text } };
-            let up = AgentUpdate::Turn { run: run.clone(), update: what };
-            agent.send(up).await.expect("the session listens to the end");
+            let text = TEXT.to_owned();
+            let update =
+                if number % 2 == 0 { TurnUpdate::Text { text } } else { TurnUpdate::Thought { text } };
+            let update = AgentUpdate::Turn { run: run.clone(), update };
+            agent.send(update).await.expect("the session reads to the end");
         }
     };
-    let listener = async move {
-        let (mut state, mut seen) = (running(), 0);
+    let receiver = async move {
+        let (mut state, mut seen) = (running_session(), 0);
         while seen < EVENTS {
-            let LocalLinkEvent::Updates(said) = session.next_event().await else {
+            let LocalLinkEvent::Updates(updates) = session.next_event().await else {
                 panic!("the agent left early")
             };
-            for thing in said {
-                let decided = step(
+            for numbered in updates {
+                let step_result = step(
                     &mut state,
-                    SessionInput::LinkMessage(thing.number, thing.update),
-                    &SessionContext { ..world() },
+                    SessionInput::LinkMessage(numbered.number, numbered.update),
+                    &SessionContext { ..context() },
                 );
-                for event in &decided.events {
+                for event in &step_result.events {
                     black_box(event.body.encode().expect("a delta has a JSON form"));
                     seen += 1;
                 }
             }
         }
     };
-    let begun = Instant::now();
+    let started = Instant::now();
     runtime.block_on(async {
-        let speaker = tokio::spawn(speaker);
-        listener.await;
-        speaker.await.expect("the agent does not panic");
+        let sender = tokio::spawn(sender);
+        receiver.await;
+        sender.await.expect("the agent does not panic");
     });
-    rate(begun)
+    rate(started)
 }

@@ -1,5 +1,5 @@
-//! The least that a server of event streams can be: hyper, a broadcast channel and a frame that is as large as ours.
-//! It keeps nothing, checks nothing and forgets whoever is slow; what it reaches is what hyper and the kernel allow.
+//! The smallest possible server of event streams: hyper, a broadcast channel, and frames as large as ours. It stores
+//! nothing, checks nothing and drops slow readers. Its figures are what hyper and the kernel allow.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -17,14 +17,14 @@ use tokio::sync::broadcast::{self, Receiver, Sender, error::RecvError};
 
 use crate::stamp::{Pace, line, parse};
 
-/// The argument that makes this program that server; the socket's path is the next.
+/// The argument that makes this program the bare server. The socket's path is the next argument.
 pub(crate) const ROLE: &str = "--as-bare-server";
-/// The path that gives a stream.
+/// The path of the event stream.
 pub(crate) const EVENTS: &str = "/events";
-/// Below this path, a prompt as the stamping agent takes it, with a `+` for the space.
+/// The path that starts the events. A prompt for the stamping agent follows, with a `+` for the space.
 pub(crate) const GO: &str = "/go/";
-/// More frames than any flood has: nobody is left behind.
-const ROOM: usize = 1 << 17;
+/// More frames than any flood has, so that no reader is dropped.
+const CHANNEL_FRAMES: usize = 1 << 17;
 
 /// Serves until it is killed.
 pub(crate) fn serve(socket: &str) {
@@ -32,38 +32,38 @@ pub(crate) fn serve(socket: &str) {
     runtime.block_on(async {
         let listener = UnixListener::bind(Path::new(socket)).expect("the socket is free");
         println!("listening on unix:{socket}");
-        let frames = broadcast::Sender::new(ROOM);
+        let frames = broadcast::Sender::new(CHANNEL_FRAMES);
         while let Ok((stream, _)) = listener.accept().await {
             let frames = frames.clone();
-            let service = service_fn(move |request| answer(frames.clone(), request));
-            // Each ends with its client, all of them with the process.
+            let service = service_fn(move |request| respond(frames.clone(), request));
+            // Each task ends with its client, and all of them with the process.
             tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
         }
     });
 }
 
-async fn answer(
+async fn respond(
     frames: Sender<Bytes>,
     request: Request<hyper::body::Incoming>,
-) -> Result<Response<Feed>, Infallible> {
+) -> Result<Response<FrameBody>, Infallible> {
     if let Some(prompt) = request.uri().path().strip_prefix(GO) {
         let (count, every) = parse(&prompt.replace('+', " "));
         tokio::spawn(async move {
             let mut pace = Pace::new(every);
             for seq in 0..count {
                 pace.wait().await;
-                // Nobody who listens is nobody who waits.
-                let _readers = frames.send(frame(seq));
+                // Sending fails only if there are no readers.
+                let _result = frames.send(frame(seq));
                 tokio::task::coop::consume_budget().await;
             }
         });
-        return Ok(Response::new(Feed { first: Some(Bytes::from_static(b"{}")), wait: None }));
+        return Ok(Response::new(FrameBody { first: Some(Bytes::from_static(b"{}")), wait: None }));
     }
     let first = Some(Bytes::from_static(b": ready\n\n"));
-    Ok(Response::new(Feed { first, wait: Some(wait(frames.subscribe())) }))
+    Ok(Response::new(FrameBody { first, wait: Some(wait(frames.subscribe())) }))
 }
 
-/// As long as one of ours, and with the same fields.
+/// A frame as long as one of ours, with the same fields.
 fn frame(seq: usize) -> Bytes {
     let text = line();
     Bytes::from(format!(
@@ -82,13 +82,13 @@ fn wait(mut frames: Receiver<Bytes>) -> Wait {
     })
 }
 
-/// A body of frames.
-struct Feed {
+/// A response body of frames.
+struct FrameBody {
     first: Option<Bytes>,
     wait: Option<Wait>,
 }
 
-impl Body for Feed {
+impl Body for FrameBody {
     type Data = Bytes;
     type Error = Infallible;
 

@@ -1,5 +1,5 @@
-//! Durable events per second: 64 `script` sessions through everything the daemon has, the journal alone with 64
-//! appenders, and the raw log on the same disk. All three in turns, so that a disk in a bad mood is one for all.
+//! Durable events per second: 64 `script` sessions through the whole daemon, the journal alone with 64 appenders, and a
+//! raw log on the same disk. All three alternate, so that a slow phase of the disk affects all of them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use serde_json::Value;
 
 const SESSIONS: usize = 64;
 const ROUNDS: usize = 3;
-/// What an event's data takes.
+/// The size of an event's data.
 const DATA: usize = 300;
-/// What a raw record has before it: seq, time, session.
+/// The size of a raw record's header: seq, time, session.
 const HEADER: usize = 24;
-/// Steps of one script: as many as keep its prompt below the size from which it would be a file.
+/// Steps of one script. More would make the prompt so large that it becomes a file.
 const STEPS: usize = 3000;
 const TIME: Duration = Duration::from_secs(2);
 
@@ -38,14 +38,15 @@ pub(crate) async fn measure() -> BenchmarkTable {
     }
     let metrics = daemon.client().get("/metrics").await;
     let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
-    let together =
+    let events_per_commit =
         sum(&metrics, "quarterdeck_events_total") / sum(&metrics, "quarterdeck_commits_total").max(1.0);
     let mut table = BenchmarkTable::new(format!(
-        "Durable events of {DATA} bytes, {SESSIONS} at once, best of {ROUNDS} (daemon: {together:.0} events per commit)"
+        "Durable events of {DATA} bytes, {SESSIONS} at once, best of {ROUNDS} \
+         (daemon: {events_per_commit:.0} events per commit)"
     ));
-    let is = "raw preallocated log, fdatasync, group commit";
-    table.add_rate("the whole daemon, 64 `script` sessions", best_daemon, best_raw, ">= 45 %", is);
-    table.add_rate("the journal alone, 64 appenders of one event", best_journal, best_raw, ">= 45 %", is);
+    let limit = "raw preallocated log, fdatasync, group commit";
+    table.add_rate("the whole daemon, 64 `script` sessions", best_daemon, best_raw, ">= 45 %", limit);
+    table.add_rate("the journal alone, 64 appenders of one event", best_journal, best_raw, ">= 45 %", limit);
     table
 }
 
@@ -54,14 +55,14 @@ fn sum(metrics: &str, name: &str) -> f64 {
     metrics.lines().filter_map(value).sum()
 }
 
-/// Seqs over time, from when the last of the runs has started to when the first has ended: all of them speak then.
+/// Events per second between the start of the last run and the end of the first, while all of them produce events.
 async fn whole_daemon(daemon: &TestDaemon, sessions: &[TestSession]) -> f64 {
     let content = "x".repeat(
         DATA - r#"{"message_id":"msg_a_run_0123456789abcdef","entries":[{"content":"","status":"x"}]}"#.len(),
     );
     let script: Vec<Value> = (0..STEPS).map(|_| plan(&content, "x")).collect();
     let prompt = steps(&script);
-    let mut news =
+    let mut stream =
         daemon.client().stream("/v1/events?kinds=run.started,run.finished").await.wait_until_ready().await;
     let prompts: Vec<_> = sessions
         .iter()
@@ -72,8 +73,10 @@ async fn whole_daemon(daemon: &TestDaemon, sessions: &[TestSession]) -> f64 {
         .collect();
     let (mut started, mut ended, mut from, mut rate) = (0, 0, (0, Instant::now()), 0.0);
     while ended < sessions.len() {
-        let event =
-            within("the runs", news.try_next()).await.expect("the stream lives").expect("and goes on");
+        let event = within("the runs", stream.try_next())
+            .await
+            .expect("the stream is readable")
+            .expect("the stream goes on");
         if event.kind == "run.started" {
             started += 1;
             from = (event.seq, Instant::now());
@@ -93,16 +96,16 @@ async fn whole_daemon(daemon: &TestDaemon, sessions: &[TestSession]) -> f64 {
 
 async fn journal_alone(home: &Path) -> f64 {
     let journal = Journal::open(home, JournalOptions::default()).expect("a fresh journal opens");
-    let begun = Instant::now();
+    let started = Instant::now();
     let tasks: Vec<_> = (1..=SESSIONS)
         .map(|session| {
             let journal = journal.clone();
             tokio::spawn(async move {
                 let scope = scope(session);
                 let mut number = 0;
-                while begun.elapsed() < TIME {
+                while started.elapsed() < TIME {
                     number += 1;
-                    journal.append(event(&scope, number)).await.expect("the journal takes events");
+                    journal.append(event(&scope, number)).await.expect("the journal accepts events");
                 }
                 number
             })
@@ -112,7 +115,7 @@ async fn journal_alone(home: &Path) -> f64 {
     for task in tasks {
         events += task.await.expect("an appender does not panic");
     }
-    let rate = events as f64 / begun.elapsed().as_secs_f64();
+    let rate = events as f64 / started.elapsed().as_secs_f64();
     journal.close().await;
     rate
 }

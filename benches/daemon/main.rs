@@ -1,6 +1,6 @@
-//! The whole daemon from outside, each figure beside its limit in the same run: durable events, accepted prompts, and
-//! streams to many readers. Takes names of parts (`durable`, `accept`, `readers`, `latency`) to do only those. The
-//! same file is, by its first argument, the two servers that it measures in processes of their own, and a worker.
+//! Measures the whole daemon from outside, each figure next to its limit in the same run: durable events, accepted
+//! prompts, and streams to many readers. Arguments (`durable`, `accept`, `readers`, `latency`) select parts. With other
+//! first arguments, this program is one of the two servers that it measures, or a worker.
 #![expect(clippy::print_stdout, reason = "a benchmark's table is its output")]
 
 mod accept;
@@ -22,19 +22,19 @@ fn main() {
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.expect("a runtime starts");
-    let named = |part: &str| args.iter().any(|arg| arg == part);
-    let all = !["durable", "accept", "readers", "latency"].iter().any(|part| named(part));
+    let is_selected = |part: &str| args.iter().any(|arg| arg == part);
+    let run_all = !["durable", "accept", "readers", "latency"].iter().any(|part| is_selected(part));
     let show = |table: BenchmarkTable| println!("{table}");
-    if all || named("durable") {
+    if run_all || is_selected("durable") {
         show(runtime.block_on(durable::measure()));
     }
-    if all || named("accept") {
+    if run_all || is_selected("accept") {
         show(runtime.block_on(accept::measure()));
     }
-    if all || named("readers") {
+    if run_all || is_selected("readers") {
         show(runtime.block_on(streams::to_many_readers()));
     }
-    if all || named("latency") {
+    if run_all || is_selected("latency") {
         show(runtime.block_on(streams::agent_to_client()));
     }
 }

@@ -1,5 +1,5 @@
-//! Many readers of one stream in one process, as cheap as a reader can be: bytes are counted or searched where they
-//! lie. They read the same way from whichever server they are given.
+//! Many readers of one stream in one process, as cheap as possible: bytes are counted or searched in place. They read
+//! in the same way from either server.
 
 use std::path::Path;
 
@@ -9,10 +9,10 @@ use tokio::task::JoinHandle;
 
 use crate::stamp::{now, stamps};
 
-/// What one read takes at most.
+/// The maximum size of one read.
 const BUFFER: usize = 64 << 10;
 
-/// Opens so many streams and waits until each is attached.
+/// Opens this many streams and waits until each is attached.
 pub(crate) async fn open(socket: &Path, path: &str, count: usize) -> Vec<Reader> {
     let mut readers = Vec::with_capacity(count);
     for _ in 0..count {
@@ -26,15 +26,15 @@ pub(crate) fn count(readers: Vec<Reader>, frames: usize) -> Vec<JoinHandle<()>> 
     readers.into_iter().map(|reader| tokio::spawn(reader.count(frames))).collect()
 }
 
-/// Lets every reader note how old each of so many frames is, in nanoseconds: one list for each reader.
+/// Lets every reader record the ages of this many frames. Returns one list per reader.
 pub(crate) fn ages(readers: Vec<Reader>, frames: usize) -> Vec<JoinHandle<Vec<Age>>> {
     readers.into_iter().map(|reader| tokio::spawn(reader.ages(frames))).collect()
 }
 
-/// When something was said, and how long it took to get here, in nanoseconds.
+/// When a frame was sent, and how long it took to arrive, in nanoseconds.
 pub(crate) type Age = (u64, u64);
 
-/// One stream.
+/// One open stream.
 pub(crate) struct Reader {
     stream: UnixStream,
 }
@@ -44,15 +44,15 @@ impl Reader {
         let mut stream = UnixStream::connect(socket).await.expect("the server takes connections");
         let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
         stream.write_all(request.as_bytes()).await.expect("the server reads");
-        let mut seen = Vec::new();
-        while !seen.windows(9).any(|nine| nine == b": ready\n\n") {
-            let n = stream.read_buf(&mut seen).await.expect("the server answers");
-            assert!(n > 0, "{path} ended: {}", String::from_utf8_lossy(&seen));
+        let mut received = Vec::new();
+        while !received.windows(9).any(|window| window == b": ready\n\n") {
+            let n = stream.read_buf(&mut received).await.expect("the server answers");
+            assert!(n > 0, "{path} ended: {}", String::from_utf8_lossy(&received));
         }
         Self { stream }
     }
 
-    /// Frames end with an empty line, and nothing else in the answer has one of this form.
+    /// Counts empty lines, which end a frame and appear nowhere else in the response.
     async fn count(mut self, frames: usize) {
         let (mut buffer, mut seen, mut last) = (vec![0; BUFFER], 0, 0);
         while seen < frames {
@@ -66,15 +66,15 @@ impl Reader {
     }
 
     async fn ages(mut self, frames: usize) -> Vec<Age> {
-        let (mut ages, mut seen) = (Vec::with_capacity(frames), Vec::new());
+        let (mut ages, mut received) = (Vec::with_capacity(frames), Vec::new());
         while ages.len() < frames {
-            let n = self.stream.read_buf(&mut seen).await.expect("the server writes");
+            let n = self.stream.read_buf(&mut received).await.expect("the server writes");
             assert!(n > 0, "the stream ended after {} of {frames} frames", ages.len());
-            let here = now();
-            let Some(end) = seen.windows(2).rposition(|two| two == b"\n\n") else { continue };
-            let text = String::from_utf8_lossy(&seen[..end]);
-            ages.extend(stamps(&text).map(|said| (said, here.saturating_sub(said))));
-            seen.drain(..end);
+            let arrived = now();
+            let Some(end) = received.windows(2).rposition(|window| window == b"\n\n") else { continue };
+            let text = String::from_utf8_lossy(&received[..end]);
+            ages.extend(stamps(&text).map(|sent| (sent, arrived.saturating_sub(sent))));
+            received.drain(..end);
         }
         ages
     }

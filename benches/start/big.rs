@@ -1,5 +1,6 @@
-//! A journal with a long past, made fast: the machine itself plays one short run in each session, and what it decides
-//! goes straight into the journal, many sessions to an append. No daemon is needed for it, and none would be told apart.
+//! Builds a long journal quickly: the session machine itself plays one short run per session, and its events go
+//! straight into the journal, many sessions per append. No daemon is needed, and the result is the same as if one had
+//! written it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,47 +20,47 @@ use qd_protocol::{LongText, Millis, RunId, Seq, SessionId, WorkspaceId};
 use qd_testkit::TestHome;
 use serde::Serialize;
 
-/// How many sessions there are.
 const SESSIONS: u32 = 100_000;
-/// Things that each agent said; with what else a run makes, a session then has ten events.
-const SAID: u64 = 3;
-/// Sessions in one append.
-const TOGETHER: u32 = 100;
+/// Texts that each agent sends. With the other events of a run, a session then has ten events.
+const TEXTS: u64 = 3;
+/// Sessions per append.
+const SESSIONS_PER_APPEND: u32 = 100;
 
-/// What there is.
-pub(crate) struct Built {
+/// The size of the journal that was built.
+pub(crate) struct BuiltJournal {
     pub(crate) sessions: u32,
     pub(crate) events: u64,
 }
 
 /// Fills the journal of a home that no daemon has used.
-pub(crate) fn build(home: &TestHome) -> Built {
+pub(crate) fn build(home: &TestHome) -> BuiltJournal {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     runtime.expect("a runtime starts").block_on(async {
         let journal = Journal::open(&home.path(), JournalOptions::default()).expect("a fresh journal opens");
-        let place = Place { key: journal.new_workspace_key(), id: WorkspaceId::from_random(&[1; 16]) };
+        let workspace =
+            BenchWorkspace { key: journal.new_workspace_key(), id: WorkspaceId::from_random(&[1; 16]) };
         let path = home.project_dir().to_string_lossy().into_owned();
-        journal.append(place.born(path)).await.expect("the journal takes a workspace");
-        for batch in 0..SESSIONS / TOGETHER {
+        journal.append(workspace.creation(path)).await.expect("the journal accepts a workspace");
+        for batch in 0..SESSIONS / SESSIONS_PER_APPEND {
             let mut append = AppendRequest::default();
-            for session in batch * TOGETHER..(batch + 1) * TOGETHER {
-                play(&journal, &place, session, &mut append);
+            for session in batch * SESSIONS_PER_APPEND..(batch + 1) * SESSIONS_PER_APPEND {
+                play(&journal, &workspace, session, &mut append);
             }
-            journal.append(append).await.expect("the journal takes sessions");
+            journal.append(append).await.expect("the journal accepts sessions");
         }
         let events = journal.head().0;
         journal.close().await;
-        Built { sessions: SESSIONS, events }
+        BuiltJournal { sessions: SESSIONS, events }
     })
 }
 
-struct Place {
+struct BenchWorkspace {
     key: WorkspaceKey,
     id: WorkspaceId,
 }
 
-impl Place {
-    fn born(&self, path: String) -> AppendRequest {
+impl BenchWorkspace {
+    fn creation(&self, path: String) -> AppendRequest {
         let now = Millis::now();
         let body =
             EventBody::WorkspaceCreated(WorkspaceCreated { path: path.clone(), name: "work".to_owned() });
@@ -94,19 +95,19 @@ impl Place {
 }
 
 /// Plays one session from its creation to the end of its only run.
-fn play(journal: &Journal, place: &Place, session: u32, append: &mut AppendRequest) {
+fn play(journal: &Journal, workspace: &BenchWorkspace, session: u32, append: &mut AppendRequest) {
     let random = session.to_le_bytes().map(|byte| [byte, byte / 32]).concat();
     let (id, run) = (SessionId::from_random(&random), RunId::from_random(&random));
     let key = journal.new_session_key();
     let scope = Arc::new(EventScope {
-        workspace: Some((place.key, place.id.clone())),
+        workspace: Some((workspace.key, workspace.id.clone())),
         session: Some((key, id.clone())),
         fleet: None,
     });
     let now = Millis::now();
     let created = SessionCreated { agent: "echo".to_owned(), ..SessionCreated::default() };
     let body = EventBody::SessionCreated(created.clone());
-    let mut state = SessionState::new(id.clone(), place.id.clone(), created, now);
+    let mut state = SessionState::new(id.clone(), workspace.id.clone(), created, now);
     let first = append.events.len();
     append.events.push(NewEvent {
         scope: Arc::clone(&scope),
@@ -118,16 +119,16 @@ fn play(journal: &Journal, place: &Place, session: u32, append: &mut AppendReque
         update_number: None,
     });
     let mut rows: HashMap<RunId, UpdatedRow> = HashMap::new();
-    let world = SessionContext {
+    let context = SessionContext {
         now,
         halted: false,
         over_budget: false,
         slot_available: true,
         agent: AgentAvailability::Ready { steerable: false },
     };
-    let (mut accepted, mut asked) = (None, None);
+    let (mut accepted, mut prompt_text) = (None, None);
     for input in inputs(&run) {
-        let SessionStep { events, rows: changed, .. } = step(&mut state, input, &world);
+        let SessionStep { events, rows: changed, .. } = step(&mut state, input, &context);
         for event in events {
             if matches!(event.body, EventBody::RunAccepted(_)) {
                 accepted = Some(append.events.len());
@@ -144,7 +145,7 @@ fn play(journal: &Journal, place: &Place, session: u32, append: &mut AppendReque
         }
         for row in changed {
             if let UpdatedRow::Run { id, prompt, .. } = &row {
-                asked = asked.or(prompt.clone());
+                prompt_text = prompt_text.or(prompt.clone());
                 rows.insert(id.clone(), row);
             }
         }
@@ -156,7 +157,7 @@ fn play(journal: &Journal, place: &Place, session: u32, append: &mut AppendReque
     append.rows.push(RowChange::Session(SessionRow {
         key,
         id,
-        workspace: place.key,
+        workspace: workspace.key,
         parent: None,
         title: None,
         closed_at: None,
@@ -172,34 +173,35 @@ fn play(journal: &Journal, place: &Place, session: u32, append: &mut AppendReque
         append.rows.push(RowChange::Run(RunRow {
             id,
             session: key,
-            workspace: place.key,
+            workspace: workspace.key,
             accepted_event: accepted,
             seq: Seq(0),
             finished: true,
             fingerprint,
-            prompt: asked.as_ref().map(json),
+            prompt: prompt_text.as_ref().map(json),
             doc: json(&doc),
         }));
     }
     append.rows.push(RowChange::Snapshot { session: key, number: state.number, state: json(&state) });
 }
 
-/// A prompt, an agent that is ready, some words, the end.
+/// A prompt, an agent that becomes ready, some text, and the end of the turn.
 fn inputs(run: &RunId) -> impl Iterator<Item = SessionInput> {
     let prompt = LongText { head: "what is the meaning of this?".to_owned(), blob: None };
     let accept =
         PromptSubmission { run: run.clone(), prompt, attachments: Vec::new(), fingerprint: "f".repeat(64) };
     let ready = AgentUpdate::Ready { agent_session_id: None, steers: false };
-    let run_of = run.clone();
-    let said = (0..SAID).map(move |_| {
+    let text_run = run.clone();
+    let texts = (0..TEXTS).map(move |_| {
         let text = "a line of an answer that says something and then goes on ".to_owned();
-        AgentUpdate::Turn { run: run_of.clone(), update: TurnUpdate::Text { text } }
+        AgentUpdate::Turn { run: text_run.clone(), update: TurnUpdate::Text { text } }
     });
     let outcome = TurnOutcome::of(TurnStopReason::EndTurn);
     let end = AgentUpdate::Terminal { run: run.clone(), outcome };
-    let heard = std::iter::once(ready).chain(said).chain([end]);
-    let heard = (1..).zip(heard).map(|(number, up)| SessionInput::LinkMessage(UpdateNumber(number), up));
-    std::iter::once(SessionInput::Command(SessionCommand::AcceptPrompt(accept))).chain(heard)
+    let updates = std::iter::once(ready).chain(texts).chain([end]);
+    let updates =
+        (1..).zip(updates).map(|(number, update)| SessionInput::LinkMessage(UpdateNumber(number), update));
+    std::iter::once(SessionInput::Command(SessionCommand::AcceptPrompt(accept))).chain(updates)
 }
 
 fn json(value: &impl Serialize) -> Vec<u8> {

@@ -1,5 +1,5 @@
-//! Starting: the command line and the daemon in a fresh home, and both with 100,000 sessions and a million events
-//! behind them. Everything is the real binary, timed from outside by a process that has nothing else to do.
+//! Start times of the command line and the daemon, in a fresh home and in a home with 100,000 sessions and a million
+//! events. Everything is the real binary, timed from outside by an otherwise idle process.
 #![expect(clippy::print_stdout, reason = "a benchmark's table is its output")]
 
 mod big;
@@ -15,9 +15,9 @@ use rustix::process::Signal;
 
 /// How often a command is started.
 const TIMES: usize = 50;
-/// How often a daemon is.
+/// How often a daemon is started.
 const STARTS: usize = 10;
-/// The same with a long journal.
+/// How often a daemon with a long journal is started.
 const RESTARTS: usize = 5;
 
 fn main() {
@@ -28,72 +28,72 @@ fn main() {
 fn small() -> BenchmarkTable {
     let mut table =
         BenchmarkTable::new(format!("Starting, in a small home (p50 of {TIMES}, of the daemon {STARTS})"));
-    let mut empty = Vec::new();
+    let mut fresh = Vec::new();
     let home = TestHome::new();
     for _ in 0..STARTS {
         let home = TestHome::new();
-        empty.push(Serving::start(&home).after);
+        fresh.push(RunningDaemon::start(&home).start_time);
     }
-    let mut again = Vec::new();
+    let mut used = Vec::new();
     for _ in 0..STARTS {
-        again.push(Serving::start(&home).after);
+        used.push(RunningDaemon::start(&home).start_time);
     }
-    let _serving = Serving::start(&home);
-    let (ps, nothing) = command_and_true(&home);
-    let is = "/bin/true";
-    table.add_time("`qd ps`, start to exit", ps, nothing, "< 10 ms", is);
+    let _daemon = RunningDaemon::start(&home);
+    let (ps, baseline) = command_and_true(&home);
+    let limit = "/bin/true";
+    table.add_time("`qd ps`, start to exit", ps, baseline, "< 10 ms", limit);
     table.add_time(
         "daemon in a fresh home, start to `listening on`",
-        percentile(&mut empty, 50),
-        nothing,
+        percentile(&mut fresh, 50),
+        baseline,
         "-",
-        is,
+        limit,
     );
     table.add_time(
         "daemon in a used home, start to `listening on`",
-        percentile(&mut again, 50),
-        nothing,
+        percentile(&mut used, 50),
+        baseline,
         "< 30 ms",
-        is,
+        limit,
     );
     table
 }
 
 fn large() -> BenchmarkTable {
     let home = TestHome::new();
-    let begun = Instant::now();
+    let started = Instant::now();
     let built = big::build(&home);
     let title = format!(
         "With {} events and {} sessions (built in {})",
         built.events,
         built.sessions,
-        format_duration(begun.elapsed())
+        format_duration(started.elapsed())
     );
     let mut table = BenchmarkTable::new(title);
     let (mut listening, mut listed) = (Vec::new(), Vec::new());
     for _ in 0..RESTARTS {
-        let begun = Instant::now();
-        let serving = Serving::start(&home);
-        let mut wire = BlockingConnection::open(&home.socket());
-        let page = wire.request_ok("GET", "/v1/sessions", "");
-        listed.push(begun.elapsed());
+        let started = Instant::now();
+        let daemon = RunningDaemon::start(&home);
+        let mut connection = BlockingConnection::open(&home.socket());
+        let page = connection.request_ok("GET", "/v1/sessions", "");
+        listed.push(started.elapsed());
         assert_eq!(page.as_array().map(Vec::len), Some(1000));
-        listening.push(serving.after);
+        listening.push(daemon.start_time);
     }
     let killed = {
-        Serving::start(&home).kill();
-        Serving::start(&home).after
+        RunningDaemon::start(&home).kill();
+        RunningDaemon::start(&home).start_time
     };
-    let _serving = Serving::start(&home);
+    let _daemon = RunningDaemon::start(&home);
     let mut pages = Vec::new();
-    let mut wire = BlockingConnection::open(&home.socket());
+    let mut connection = BlockingConnection::open(&home.socket());
     for _ in 0..TIMES {
-        let begun = Instant::now();
-        let (status, _) = wire.request("GET", "/v1/sessions?open=true&limit=1000", "");
-        pages.push(begun.elapsed());
+        let started = Instant::now();
+        let (status, _) = connection.request("GET", "/v1/sessions?open=true&limit=1000", "");
+        pages.push(started.elapsed());
         assert_eq!(status, 200);
     }
-    let (ps, nothing) = command_and_true(&home);
+    let (ps, baseline) = command_and_true(&home);
     table.add_plain(
         "start to `listening on`, p50",
         &format_duration(percentile(&mut listening, 50)),
@@ -110,29 +110,29 @@ fn large() -> BenchmarkTable {
         &format_duration(percentile(&mut pages, 50)),
         "-",
     );
-    table.add_time("`qd ps`, start to exit, p50", ps, nothing, "-", "/bin/true");
+    table.add_time("`qd ps`, start to exit, p50", ps, baseline, "-", "/bin/true");
     table
 }
 
-/// The medians of `qd ps` and of `/bin/true`, in turns.
+/// The medians of `qd ps` and of `/bin/true`, measured alternately.
 fn command_and_true(home: &TestHome) -> (Duration, Duration) {
-    let (mut ps, mut nothing) = (Vec::new(), Vec::new());
+    let (mut ps, mut baseline) = (Vec::new(), Vec::new());
     for _ in 0..TIMES {
         ps.push(timed(command(home, binary()).arg("ps")));
-        nothing.push(timed(&mut command(home, "/bin/true".into())));
+        baseline.push(timed(&mut command(home, "/bin/true".into())));
     }
-    (percentile(&mut ps, 50), percentile(&mut nothing, 50))
+    (percentile(&mut ps, 50), percentile(&mut baseline, 50))
 }
 
 fn timed(command: &mut Command) -> Duration {
-    let begun = Instant::now();
+    let started = Instant::now();
     let status = command.stdout(Stdio::null()).status().expect("the command starts");
-    let took = begun.elapsed();
+    let elapsed = started.elapsed();
     assert!(status.success(), "{command:?} ended with {status}");
-    took
+    elapsed
 }
 
-/// A program with the home's environment and nothing else.
+/// A program with only the home's environment.
 fn command(home: &TestHome, program: std::path::PathBuf) -> Command {
     let mut command = Command::new(program);
     command
@@ -144,31 +144,31 @@ fn command(home: &TestHome, program: std::path::PathBuf) -> Command {
     command
 }
 
-/// A daemon, and how long it took to listen. It is ended with its value.
-struct Serving {
+/// A daemon and the time until it listened. It is stopped when this value is dropped.
+struct RunningDaemon {
     child: Child,
-    after: Duration,
+    start_time: Duration,
 }
 
-impl Serving {
+impl RunningDaemon {
     fn start(home: &TestHome) -> Self {
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut command = command(home, binary());
         let mut child = command.arg("serve").stdout(Stdio::piped()).spawn().expect("the daemon starts");
         let mut line = String::new();
         let stdout = child.stdout.as_mut().expect("its stdout is piped");
         BufReader::new(stdout).read_line(&mut line).expect("a pipe can be read");
         assert!(line.starts_with("listening on "), "{line:?}");
-        Self { child, after: begun.elapsed() }
+        Self { child, start_time: started.elapsed() }
     }
 
     fn kill(&mut self) {
-        self.child.kill().expect("it lives");
+        self.child.kill().expect("the daemon is running");
         self.child.wait().expect("a child can be waited for");
     }
 }
 
-impl Drop for Serving {
+impl Drop for RunningDaemon {
     fn drop(&mut self) {
         if let Ok(None) = self.child.try_wait() {
             signal(self.child.id(), Signal::TERM);

@@ -1,7 +1,7 @@
-//! The journal against the disk itself, in the same run: durable appends of 64 producers and of one, reading back,
-//! and opening a long journal. The two sides take turns, so that what else the machine does hits both. Prints a table;
-//! a number as argument is how many rounds, a word (`many`, `one`, `read`) which part. Touches nothing but a temporary
-//! directory below `$BENCH_DIR`, else below the target directory.
+//! Compares the journal with a raw log on the same disk in the same run: durable appends by 64 producers and by one,
+//! reading back, and opening a long journal. The two sides alternate, so that other load on the machine affects both.
+//! Prints a table. A number as argument sets the rounds; `many`, `one` or `read` selects a part. Uses only a temporary
+//! directory below `$BENCH_DIR`, or below the target directory.
 #![expect(clippy::print_stdout, reason = "a benchmark's table is its output")]
 #![expect(clippy::unwrap_used, reason = "a benchmark that fails should stop where it does")]
 
@@ -21,33 +21,33 @@ use tokio::sync::oneshot;
 
 const PRODUCERS: usize = 64;
 const ROUND: Duration = Duration::from_millis(500);
-/// What an event's data takes, and so a record of the raw log after its header.
+/// The size of an event's data, and of a raw log record after its header.
 const DATA: usize = 300;
 const HEADER: usize = 24;
 const RAW_BYTES: u64 = 256 << 20;
 
 fn main() {
     let rounds = std::env::args().filter_map(|arg| arg.parse().ok()).next().unwrap_or(9);
-    let below = std::env::var("BENCH_DIR").unwrap_or_else(|_| env!("CARGO_TARGET_TMPDIR").to_owned());
-    let dir = tempfile::tempdir_in(below).unwrap();
+    let parent_dir = std::env::var("BENCH_DIR").unwrap_or_else(|_| env!("CARGO_TARGET_TMPDIR").to_owned());
+    let dir = tempfile::tempdir_in(parent_dir).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let raw_file = preallocated(&dir.path().join("raw.log"));
     println!("{:<46}{:>14}{:>14}{:>9}", "", "raw log", "journal", "ratio");
     let parts = ["many", "one", "read"];
-    let some = std::env::args().any(|arg| parts.contains(&arg.as_str()));
-    let wanted = |part: &str| !some || std::env::args().any(|arg| arg == part);
-    if wanted("many") {
+    let parts_given = std::env::args().any(|arg| parts.contains(&arg.as_str()));
+    let is_selected = |part: &str| !parts_given || std::env::args().any(|arg| arg == part);
+    if is_selected("many") {
         runtime.block_on(many(dir.path(), &raw_file, rounds));
     }
-    if wanted("one") {
+    if is_selected("one") {
         runtime.block_on(one(dir.path(), &raw_file, rounds));
     }
-    if wanted("read") {
+    if is_selected("read") {
         runtime.block_on(read(dir.path()));
     }
 }
 
-/// 64 producers, each waiting for one event to be durable before it makes the next.
+/// 64 producers. Each waits until an event is durable before it appends the next.
 async fn many(dir: &Path, raw_file: &Arc<File>, rounds: usize) {
     let journal = Journal::open(&dir.join("many"), JournalOptions::default()).unwrap();
     let mut numbers = vec![0; PRODUCERS];
@@ -81,7 +81,7 @@ async fn raw_round(file: &Arc<File>) -> f64 {
     let log = RawLog::start(file.clone());
     let stop = Arc::new(AtomicBool::new(false));
     let done = Arc::new(AtomicU64::new(0));
-    let begun = Instant::now();
+    let started = Instant::now();
     let tasks: Vec<_> = (0..PRODUCERS)
         .map(|_| {
             let (log, stop, done) = (log.clone(), stop.clone(), done.clone());
@@ -94,7 +94,7 @@ async fn raw_round(file: &Arc<File>) -> f64 {
         })
         .collect();
     finish(tasks, &stop).await;
-    let rate = done.load(Relaxed) as f64 / begun.elapsed().as_secs_f64();
+    let rate = done.load(Relaxed) as f64 / started.elapsed().as_secs_f64();
     log.stop();
     rate
 }
@@ -102,7 +102,7 @@ async fn raw_round(file: &Arc<File>) -> f64 {
 async fn journal_round(journal: &Journal, numbers: &mut [u64]) -> f64 {
     let stop = Arc::new(AtomicBool::new(false));
     let before: u64 = numbers.iter().sum();
-    let begun = Instant::now();
+    let started = Instant::now();
     let tasks: Vec<_> = numbers
         .iter()
         .enumerate()
@@ -121,7 +121,7 @@ async fn journal_round(journal: &Journal, numbers: &mut [u64]) -> f64 {
     for (number, last) in numbers.iter_mut().zip(finish(tasks, &stop).await) {
         *number = last;
     }
-    (numbers.iter().sum::<u64>() - before) as f64 / begun.elapsed().as_secs_f64()
+    (numbers.iter().sum::<u64>() - before) as f64 / started.elapsed().as_secs_f64()
 }
 
 async fn finish<T>(tasks: Vec<tokio::task::JoinHandle<T>>, stop: &AtomicBool) -> Vec<T> {
@@ -134,7 +134,7 @@ async fn finish<T>(tasks: Vec<tokio::task::JoinHandle<T>>, stop: &AtomicBool) ->
     results
 }
 
-/// One producer: how long until an event is durable, against one write and fdatasync.
+/// One producer: the time until an event is durable, compared with one write and fdatasync.
 async fn one(dir: &Path, raw_file: &Arc<File>, rounds: usize) {
     let journal = Journal::open(&dir.join("one"), JournalOptions::default()).unwrap();
     let scope = scope(1);
@@ -145,10 +145,10 @@ async fn one(dir: &Path, raw_file: &Arc<File>, rounds: usize) {
             tokio::task::spawn_blocking(move || {
                 let record = vec![b'y'; HEADER + DATA];
                 let times = (0..400).map(|at| {
-                    let begun = Instant::now();
+                    let started = Instant::now();
                     file.write_all_at(&record, (round * 400 + at) as u64 * record.len() as u64).unwrap();
                     file.sync_data().unwrap();
-                    begun.elapsed()
+                    started.elapsed()
                 });
                 times.collect::<Vec<_>>()
             })
@@ -157,58 +157,58 @@ async fn one(dir: &Path, raw_file: &Arc<File>, rounds: usize) {
         );
         for _ in 0..400 {
             number += 1;
-            let begun = Instant::now();
+            let started = Instant::now();
             journal.append(event(&scope, number)).await.unwrap();
-            ours.push(begun.elapsed());
+            ours.push(started.elapsed());
         }
     }
-    for (name, part) in [("p50", 50), ("p99", 99)] {
-        let at = |times: &mut Vec<Duration>| {
+    for (name, percent) in [("p50", 50), ("p99", 99)] {
+        let percentile = |times: &mut Vec<Duration>| {
             times.sort();
-            times[(times.len() - 1) * part / 100].as_secs_f64() * 1e6
+            times[(times.len() - 1) * percent / 100].as_secs_f64() * 1e6
         };
-        let (raw, ours) = (at(&mut raw), at(&mut ours));
+        let (raw, ours) = (percentile(&mut raw), percentile(&mut ours));
         let name = format!("1 producer, {name} until durable, us");
         println!("{name:<46}{raw:>14.0}{ours:>14.0}{:>8.2}x", ours / raw);
     }
     journal.close().await;
 }
 
-/// A million events: how fast they are read, and how long it takes to open them.
+/// A million events: how fast they are read, and how long it takes to open the journal.
 async fn read(dir: &Path) {
     const EVENTS: u64 = 1_000_000;
     const SESSIONS: u64 = 100;
-    const TOGETHER: u64 = 500;
+    const PER_APPEND: u64 = 500;
     let home = dir.join("many-events");
     let journal = Journal::open(&home, JournalOptions::default()).unwrap();
-    let begun = Instant::now();
-    for batch in 0..EVENTS / TOGETHER {
+    let started = Instant::now();
+    for batch in 0..EVENTS / PER_APPEND {
         let scope = scope((batch % SESSIONS) as i64 + 1);
-        let first = batch / SESSIONS * TOGETHER;
-        let events = (1..=TOGETHER).flat_map(|n| event(&scope, first + n).events).collect();
+        let first = batch / SESSIONS * PER_APPEND;
+        let events = (1..=PER_APPEND).flat_map(|n| event(&scope, first + n).events).collect();
         journal.append(AppendRequest { events, ..AppendRequest::default() }).await.unwrap();
     }
-    let rate = EVENTS as f64 / begun.elapsed().as_secs_f64();
+    let rate = EVENTS as f64 / started.elapsed().as_secs_f64();
     println!("{:<46}{:>14}{rate:>14.0}", "1 M events in appends of 500, events/s", "");
     for (name, topic) in
         [("everything", EventTopic::All), ("one session of 100", EventTopic::Session(SessionKey(7)))]
     {
-        let begun = Instant::now();
+        let started = Instant::now();
         let (mut after, mut seen, mut end) = (Seq(0), 0, false);
         while !end {
             let page = journal.page(&EventFilter::of(topic), after, 1000).await.unwrap();
             seen += page.events.len();
             (after, end) = (page.scanned, page.end);
         }
-        let rate = seen as f64 / begun.elapsed().as_secs_f64();
+        let rate = seen as f64 / started.elapsed().as_secs_f64();
         let name = format!("page of 1000, {name}, events/s");
         println!("{name:<46}{:>14}{rate:>14.0}", "");
     }
     journal.close().await;
     drop(journal);
-    let begun = Instant::now();
+    let started = Instant::now();
     let journal = Journal::open(&home, JournalOptions::default()).unwrap();
-    let opened = begun.elapsed().as_secs_f64() * 1e3;
+    let opened = started.elapsed().as_secs_f64() * 1e3;
     println!("{:<46}{:>14}{opened:>14.1}", "open with 1 M events, ms", "");
     journal.close().await;
 }
@@ -235,7 +235,7 @@ fn event(scope: &Arc<EventScope>, number: u64) -> AppendRequest {
     AppendRequest { events: vec![event], ..AppendRequest::default() }
 }
 
-/// A file whose blocks are all there and written, so that a sync has only data to move.
+/// A file whose blocks are all allocated and written, so that a sync only writes data.
 fn preallocated(path: &Path) -> Arc<File> {
     let file = OpenOptions::new().create_new(true).read(true).write(true).open(path).unwrap();
     let zeros = vec![0; 1 << 20];
@@ -246,9 +246,9 @@ fn preallocated(path: &Path) -> Arc<File> {
     Arc::new(file)
 }
 
-/// The least that group commit can be: take all records that wait, write them, sync, answer.
+/// The minimal group commit: take all waiting records, write them, sync, answer.
 struct RawLog {
-    /// The records that wait, and whether no more will come.
+    /// The waiting records, and whether the log is stopped.
     waiting: Mutex<(Vec<Record>, bool)>,
     filled: Condvar,
 }
@@ -264,10 +264,10 @@ impl RawLog {
     }
 
     async fn append(&self, record: Vec<u8>) {
-        let (answer, answered) = oneshot::channel();
-        self.waiting.lock().unwrap().0.push((record, answer));
+        let (reply, synced) = oneshot::channel();
+        self.waiting.lock().unwrap().0.push((record, reply));
         self.filled.notify_one();
-        answered.await.unwrap();
+        synced.await.unwrap();
     }
 
     fn stop(&self) {
@@ -298,8 +298,8 @@ impl RawLog {
             file.write_all_at(&bytes, at).unwrap();
             file.sync_data().unwrap();
             at += bytes.len() as u64;
-            for (_, answer) in batch {
-                let _ = answer.send(());
+            for (_, reply) in batch {
+                let _ = reply.send(());
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Texts and files too large for an event, each a file below `blobs/` named by the hash of its content. A file is
-//! whole and synced before its name exists, so whoever can name it can read it.
+//! Texts and files too large for an event. Each is a file in `blobs/`, named by the SHA-256 of its content. A file is
+//! complete and synced before it gets its name, so every name that is known can be read.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -17,12 +17,12 @@ use tokio::sync::Semaphore;
 
 use crate::error::{BlobError, JournalOpenError};
 
-/// Files that are written or read at once.
+/// Files that are written or read at the same time.
 const CONCURRENT_MAX: usize = 4;
-/// What a file is called until it is whole.
+/// The prefix of a file's name until the file is complete.
 const UNFINISHED: &str = ".unfinished-";
 
-/// The files beside the journal.
+/// The store for large texts and files.
 #[derive(Debug, Clone)]
 pub struct BlobStore {
     dir: Arc<Path>,
@@ -30,20 +30,19 @@ pub struct BlobStore {
     permits: Arc<Semaphore>,
 }
 
-/// A file beside the journal.
+/// A stored file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlobFile {
-    /// Its name and size.
     pub blob: BlobRef,
-    /// When it was last put. An event that names it may still be on its way a moment after.
+    /// When the file was last put. The event that refers to it may be appended only a moment later.
     pub put_at: Millis,
 }
 
 impl BlobStore {
-    /// Makes the directory and removes what a crash has left half-written.
+    /// Creates the directory and removes files that a crash left incomplete.
     pub(crate) fn open(home: &Path) -> Result<Self, JournalOpenError> {
         let dir = home.join("blobs");
-        let doing = "make the directory of large texts";
+        let doing = "create the directory for large texts";
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -58,25 +57,24 @@ impl BlobStore {
         Ok(Self { dir: dir.into(), next: Arc::default(), permits: Arc::new(Semaphore::new(CONCURRENT_MAX)) })
     }
 
-    /// Keeps some bytes; they are on the disk when this returns. The same bytes are kept once.
+    /// Stores some bytes. They are synced when this returns. The same bytes are stored only once.
     pub async fn put(&self, bytes: impl Into<Bytes>) -> Result<BlobRef, BlobError> {
         let (bytes, blobs) = (bytes.into(), self.clone());
         self.run_blocking(move || blobs.put_blocking(&bytes)).await
     }
 
-    /// What was kept under a hash, if anything was.
+    /// Reads the content stored under a hash.
     pub async fn get(&self, sha256: &str) -> Result<Option<Vec<u8>>, BlobError> {
         let Some(path) = self.path(sha256) else { return Ok(None) };
         self.run_blocking(move || absent_is_none(fs::read(path))).await
     }
 
-    /// All that are kept.
     pub async fn list(&self) -> Result<Vec<BlobFile>, BlobError> {
         let dir = self.dir.clone();
         self.run_blocking(move || list(&dir)).await
     }
 
-    /// Removes one; says whether it was there.
+    /// Removes a file. Returns whether it existed.
     pub async fn remove(&self, sha256: &str) -> Result<bool, BlobError> {
         let Some(path) = self.path(sha256) else { return Ok(false) };
         self.run_blocking(move || Ok(absent_is_none(fs::remove_file(path))?.is_some())).await
@@ -98,7 +96,7 @@ impl BlobStore {
         }
     }
 
-    /// Only a hash is a name here: nothing else can reach out of the directory.
+    /// The path of a blob. Only a hash is a valid name, so no name can leave the directory.
     fn path(&self, sha256: &str) -> Option<PathBuf> {
         is_hash(sha256.as_bytes()).then(|| self.dir.join(sha256))
     }
@@ -107,11 +105,11 @@ impl BlobStore {
         let sha256 = hex(&Sha256::digest(bytes));
         let path = self.dir.join(&sha256);
         let blob = BlobRef { sha256, size: bytes.len() as u64 };
-        if let Some(known) = absent_is_none(File::open(&path))?
-            && known.metadata()?.len() == blob.size
+        if let Some(existing) = absent_is_none(File::open(&path))?
+            && existing.metadata()?.len() == blob.size
         {
-            // Young again, so that a sweep that is under way leaves it to us.
-            known.set_modified(SystemTime::now())?;
+            // Make the file young again, so that a running garbage collection does not remove it.
+            existing.set_modified(SystemTime::now())?;
             return Ok(blob);
         }
         let unfinished = self.dir.join(format!("{UNFINISHED}{}", self.next.fetch_add(1, Ordering::Relaxed)));
@@ -130,7 +128,7 @@ impl BlobStore {
     }
 }
 
-/// Whether it is the lower-case hexadecimal SHA-256 of something.
+/// Whether this is a lower-case hexadecimal SHA-256.
 pub(crate) fn is_hash(text: &[u8]) -> bool {
     text.len() == 64 && text.iter().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
@@ -143,10 +141,10 @@ fn list(dir: &Path) -> io::Result<Vec<BlobFile>> {
         if !is_hash(sha256.as_bytes()) {
             continue;
         }
-        let Some(known) = absent_is_none(entry.metadata())? else { continue };
-        let since = known.modified()?.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let put_at = Millis(u64::try_from(since.as_millis()).unwrap_or(u64::MAX));
-        files.push(BlobFile { blob: BlobRef { sha256, size: known.len() }, put_at });
+        let Some(metadata) = absent_is_none(entry.metadata())? else { continue };
+        let modified = metadata.modified()?.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let put_at = Millis(u64::try_from(modified.as_millis()).unwrap_or(u64::MAX));
+        files.push(BlobFile { blob: BlobRef { sha256, size: metadata.len() }, put_at });
     }
     files.sort_by(|a, b| a.blob.sha256.cmp(&b.blob.sha256));
     Ok(files)
@@ -176,18 +174,18 @@ mod tests {
     async fn a_large_text_is_kept_once_privately_and_under_its_hash() {
         let home = tempfile::tempdir().unwrap();
         let blobs = BlobStore::open(home.path()).unwrap();
-        let one = blobs.put(&b"abc"[..]).await.unwrap();
-        assert_eq!(one.sha256, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-        assert_eq!(one.size, 3);
-        assert_eq!(blobs.put(b"abc".to_vec()).await.unwrap(), one);
-        let kept = blobs.list().await.unwrap();
-        assert_eq!(kept.iter().map(|file| &file.blob).collect::<Vec<_>>(), [&one]);
-        let mode = home.path().join("blobs").join(&one.sha256).metadata().unwrap().permissions().mode();
+        let blob = blobs.put(&b"abc"[..]).await.unwrap();
+        assert_eq!(blob.sha256, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        assert_eq!(blob.size, 3);
+        assert_eq!(blobs.put(b"abc".to_vec()).await.unwrap(), blob);
+        let files = blobs.list().await.unwrap();
+        assert_eq!(files.iter().map(|file| &file.blob).collect::<Vec<_>>(), [&blob]);
+        let mode = home.path().join("blobs").join(&blob.sha256).metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        assert_eq!(blobs.get(&one.sha256).await.unwrap().as_deref(), Some(&b"abc"[..]));
-        assert!(blobs.remove(&one.sha256).await.unwrap());
-        assert!(!blobs.remove(&one.sha256).await.unwrap());
-        assert_eq!(blobs.get(&one.sha256).await.unwrap(), None);
+        assert_eq!(blobs.get(&blob.sha256).await.unwrap().as_deref(), Some(&b"abc"[..]));
+        assert!(blobs.remove(&blob.sha256).await.unwrap());
+        assert!(!blobs.remove(&blob.sha256).await.unwrap());
+        assert_eq!(blobs.get(&blob.sha256).await.unwrap(), None);
     }
 
     #[tokio::test]

@@ -1,6 +1,6 @@
-//! Moves SQLite's log into the database file on a thread of its own, so that no append waits for it. It sleeps while
-//! nothing is written. Only the last step, the few pages that came while it worked, is left to the writer, because
-//! only between two of its transactions can the log be complete and begun anew.
+//! Moves SQLite's log into the database file on a thread of its own, so that no append waits for it. The thread sleeps
+//! while nothing is written. The writer does only the last step, for the few pages that were added meanwhile: the log
+//! can be fully moved and restarted only between two of the writer's transactions.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -12,20 +12,20 @@ use crate::lock_ignoring_poison;
 use crate::schema::LOG_SIZE_LIMIT;
 use crate::stats::JournalStats;
 
-/// How long after a commit the log is looked at.
+/// The delay between a commit and the next checkpoint.
 const CHECKPOINT_DELAY: Duration = Duration::from_millis(200);
-/// The log's page and what goes before each.
+/// The size of a page in the log, with its frame header.
 const LOG_FRAME_BYTES: u64 = 4096 + 24;
-/// A log longer than this is to be begun anew even while appends keep coming.
+/// When the log is longer than this, the writer is asked to finish the checkpoint even while appends keep coming.
 const LOG_RESTART_BYTES: u64 = LOG_SIZE_LIMIT / 2;
 
-/// What the thread and the writer say to each other.
+/// The state shared by the checkpoint thread and the writer.
 #[derive(Debug, Default)]
 pub(crate) struct Checkpointer {
     state: Mutex<CheckpointState>,
     changed: Condvar,
-    /// Whether something was committed since the thread last looked. Apart from the lock, so that a commit costs no
-    /// system call but the first after a pause.
+    /// Whether anything was committed since the last checkpoint began. It is outside the lock, so that a commit needs a
+    /// system call only if the thread is asleep.
     dirty: AtomicBool,
     writer_needed: AtomicBool,
 }
@@ -36,7 +36,7 @@ struct CheckpointState {
 }
 
 impl Checkpointer {
-    /// Something was committed.
+    /// Records that something was committed, and wakes the thread.
     pub(crate) fn mark_dirty(&self) {
         if !self.dirty.swap(true, Ordering::AcqRel) {
             let _state = lock_ignoring_poison(&self.state);
@@ -44,12 +44,12 @@ impl Checkpointer {
         }
     }
 
-    /// Whether the writer is to call [`finish`](Self::finish) between two transactions.
+    /// Whether the writer must call [`finish_checkpoint`](Self::finish_checkpoint) between two transactions.
     pub(crate) fn needs_writer(&self) -> bool {
         self.writer_needed.load(Ordering::Acquire)
     }
 
-    /// Moves what is left, so that the next transaction can begin the log anew.
+    /// Moves the rest of the log, so that the next transaction can restart it.
     pub(crate) fn finish_checkpoint(&self, db: &Connection) {
         self.writer_needed.store(false, Ordering::Release);
         if let Err(error) = checkpoint(db, "PASSIVE") {
@@ -57,13 +57,13 @@ impl Checkpointer {
         }
     }
 
-    /// Ends the thread.
+    /// Asks the thread to stop.
     pub(crate) fn stop(&self) {
         lock_ignoring_poison(&self.state).stopped = true;
         self.changed.notify_one();
     }
 
-    /// The thread.
+    /// The body of the checkpoint thread.
     pub(crate) fn run(&self, db: &Connection, stats: &Arc<JournalStats>) {
         loop {
             {
@@ -87,18 +87,18 @@ impl Checkpointer {
                     if logged * LOG_FRAME_BYTES > LOG_RESTART_BYTES {
                         self.writer_needed.store(true, Ordering::Release);
                     } else if moved < logged {
-                        // A reader was in the way; look again even if nothing more is written.
+                        // A reader held back the checkpoint. Try again even if nothing more is written.
                         self.dirty.store(true, Ordering::Release);
                     }
                 }
-                // On a full disk this fails until there is room; the log keeps everything meanwhile.
+                // On a full disk this fails until space is free. Nothing is lost: the log keeps everything meanwhile.
                 Err(error) => tracing::debug!(%error, "a checkpoint failed"),
             }
         }
     }
 }
 
-/// Pages in the log, and how many of them are in the file as well.
+/// Runs a checkpoint. Returns the pages in the log, and how many of them are also in the database file.
 pub(crate) fn checkpoint(db: &Connection, mode: &str) -> rusqlite::Result<(u64, u64)> {
     db.prepare_cached(&format!("PRAGMA wal_checkpoint({mode})"))?.query_row([], |row| {
         let (logged, moved): (i64, i64) = (row.get(1)?, row.get(2)?);

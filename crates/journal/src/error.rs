@@ -1,5 +1,5 @@
-//! Everything that can go wrong in the journal, as errors with a stable code and a word on whether trying again can
-//! help. SQLite's own errors are read here and nowhere else.
+//! The journal's errors. Each has a stable code and says whether a retry can help. SQLite's own errors are interpreted
+//! here and nowhere else.
 
 use std::io;
 
@@ -8,46 +8,42 @@ use rusqlite::ErrorCode;
 /// Why a journal could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalOpenError {
-    /// Another daemon owns this home.
-    #[error("the home is held by another daemon{}; stop it or choose another home", holder(*pid))]
+    #[error("another daemon{} is using this home; stop it or choose another home", holder(*pid))]
     HomeLocked {
-        /// The process that holds it, if it has said so yet.
+        /// The pid of the process that holds the lock, if it has already written it.
         pid: Option<u32>,
     },
-    /// The file was written by a newer version.
-    #[error("the journal has schema {found}, but this version knows only up to {known}; use a newer qd")]
+    /// The database was written by a newer version.
+    #[error(
+        "the journal has schema version {found}, but this qd supports only up to {known}; use a newer qd"
+    )]
     TooNew {
-        /// What the file says.
+        /// The version stored in the file.
         found: i64,
-        /// What we can read.
+        /// The newest version that this build can read.
         known: i64,
     },
-    /// The file is a database, but somebody else's.
-    #[error("journal.db in the home is not a journal of Quarterdeck; move it away")]
+    /// `journal.db` is a database of another application.
+    #[error("journal.db in the home is not a Quarterdeck journal; move it elsewhere")]
     Foreign,
-    /// There is no room for the reserve that keeps cancels and ends possible on a full disk.
-    #[error("the disk is too full: {needed} bytes must be free to be held in reserve")]
-    DiskFull {
-        /// How many.
-        needed: u64,
-    },
-    /// The database does not do what was asked of it.
-    #[error("the journal's database refused `{0}`; this build of SQLite cannot be trusted with it")]
+    /// There is no disk space for the reserve, which keeps cancels and run ends possible on a full disk.
+    #[error("the disk is too full: qd needs {needed} free bytes to hold in reserve")]
+    DiskFull { needed: u64 },
+    /// SQLite did not accept a setting that durability depends on.
+    #[error("SQLite refused `{0}`, which the journal needs for durability; use another build of SQLite")]
     Refused(&'static str),
     /// The file system failed.
     #[error("could not {doing}: {source}")]
     Io {
-        /// What was tried.
+        /// The attempted action; fits after "could not".
         doing: &'static str,
-        /// What it said.
         source: io::Error,
     },
     /// The database failed.
     #[error("could not {doing}: {source}")]
     Database {
-        /// What was tried.
+        /// The attempted action; fits after "could not".
         doing: &'static str,
-        /// What it said.
         source: rusqlite::Error,
     },
 }
@@ -66,28 +62,27 @@ fn holder(pid: Option<u32>) -> String {
     pid.map(|pid| format!(" (process {pid})")).unwrap_or_default()
 }
 
-/// Why an append was not made. Nothing of it is in the journal.
+/// Why an append failed. The journal contains no part of it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AppendError {
-    /// No room, or only the reserve is left and this append may not use it.
-    #[error("the disk is full; nothing was written, try again when there is room")]
+    /// The disk is full, or only the reserve is left and this append may not use it.
+    #[error("the disk is full and nothing was written; free some disk space and try again")]
     Full,
-    /// The file system does not take writes.
+    /// The file system or the database is read-only.
     #[error("the journal is read-only; nothing was written")]
     ReadOnly,
-    /// The storage failed; a later append may work.
+    /// The storage failed. A later append may succeed.
     #[error("the storage failed and nothing was written: {0}")]
     Io(String),
-    /// This append contradicts the journal. Trying it again cannot help.
+    /// The append contradicts what is in the journal. A retry cannot help.
     #[error("the append contradicts the journal: {0}")]
     Violation(String),
-    /// The journal is closed.
     #[error("the journal is closed")]
     Stopped,
 }
 
 impl AppendError {
-    /// A stable word for it.
+    /// A stable code for clients and metrics.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Full => "storage_full",
@@ -98,13 +93,13 @@ impl AppendError {
         }
     }
 
-    /// Whether the same append may work later.
+    /// Whether the same append may succeed later.
     pub fn retryable(&self) -> bool {
         matches!(self, Self::Full | Self::ReadOnly | Self::Io(_))
     }
 }
 
-/// A failed I/O while the shared-memory index of the log was made larger: in truth, a full disk.
+/// SQLite could not enlarge the shared-memory index of the log. The cause is a full disk.
 const IOERR_SHMSIZE: i32 = rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
 
 impl From<rusqlite::Error> for AppendError {
@@ -122,22 +117,21 @@ impl From<rusqlite::Error> for AppendError {
     }
 }
 
-/// Why something could not be read.
+/// Why a read failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JournalReadError {
-    /// The journal is closed.
     #[error("the journal is closed")]
     Stopped,
-    /// A list was to go on after something that is not there.
-    #[error("there is no {0} to go on after")]
+    /// A list was to continue after an id that does not exist.
+    #[error("there is no {0} to continue after")]
     Cursor(String),
-    /// The storage failed; a later read may work.
+    /// The storage failed. A later read may succeed.
     #[error("the journal could not be read: {0}")]
     Io(String),
 }
 
 impl JournalReadError {
-    /// A stable word for it.
+    /// A stable code for clients and metrics.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Stopped => "stopped",
@@ -146,7 +140,7 @@ impl JournalReadError {
         }
     }
 
-    /// Whether the same read may work later.
+    /// Whether the same read may succeed later.
     pub fn retryable(&self) -> bool {
         matches!(self, Self::Io(_))
     }
@@ -158,19 +152,17 @@ impl From<rusqlite::Error> for JournalReadError {
     }
 }
 
-/// Why a file beside the journal was not written or read.
+/// Why a blob could not be written or read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BlobError {
-    /// No room.
     #[error("the disk is full; the file was not written")]
     Full,
-    /// The storage failed.
-    #[error("the file could not be kept beside the journal: {0}")]
+    #[error("a file in `blobs` could not be written or read: {0}")]
     Io(String),
 }
 
 impl BlobError {
-    /// A stable word for it.
+    /// A stable code for clients and metrics.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Full => "storage_full",
@@ -178,7 +170,7 @@ impl BlobError {
         }
     }
 
-    /// Always: both are the storage's fault, not the caller's.
+    /// Always true: both errors are failures of the storage, not mistakes of the caller.
     pub fn retryable(&self) -> bool {
         true
     }

@@ -1,6 +1,6 @@
-//! An event on its way in, on its way out, and as it lies in the table. The frame that clients see is made by the
-//! appender but for its seq, which the writer fills in: so it is rendered once, off the writer's thread, and the
-//! same code renders what is read back.
+//! An event as it is appended, stored and published. The caller of an append renders the SSE frame that clients see,
+//! all but its seq, and the writer fills in the seq. So rendering stays off the writer's thread, and the same code
+//! renders events that are read back.
 
 use std::borrow::Cow;
 use std::io::Write;
@@ -10,94 +10,84 @@ use bytes::{Buf, Bytes};
 use qd_protocol::link::UpdateNumber;
 use qd_protocol::{EventBody, EventNumber, FleetId, Millis, RunId, Seq, SessionId, WorkspaceId};
 
-/// A session or a fleet inside this journal: compact, and given out in the order of creation.
+/// A session's or fleet's key inside this journal: compact, and allocated in the order of creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionKey(pub i64);
 
-/// A workspace inside this journal.
+/// A workspace's key inside this journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkspaceKey(pub i64);
 
-/// Whom an event belongs to. Shared by all events of a session.
+/// The workspace and the session or fleet that an event belongs to. Shared by all events of a session.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct EventScope {
-    /// Whose project.
     pub workspace: Option<(WorkspaceKey, WorkspaceId)>,
-    /// Whose conversation.
     pub session: Option<(SessionKey, SessionId)>,
-    /// Or whose fleet. It has a key like a session, and its events are numbered like one's.
+    /// Set instead of `session` for an event of a fleet. A fleet has a session key, and its events are numbered like a
+    /// session's.
     pub fleet: Option<(SessionKey, FleetId)>,
 }
 
 impl EventScope {
-    /// The session or fleet whose events are numbered.
+    /// The session or fleet that numbers this event.
     pub(crate) fn stream(&self) -> Option<(SessionKey, &str)> {
         let session = self.session.as_ref().map(|(key, id)| (*key, id.as_str()));
         session.or_else(|| self.fleet.as_ref().map(|(key, id)| (*key, id.as_str())))
     }
 }
 
-/// An event to be appended.
 #[derive(Debug, Clone)]
 pub struct NewEvent {
-    /// Whose it is.
     pub scope: Arc<EventScope>,
-    /// Its number in its session; an event of a session has one and no other event has.
+    /// The event's position in its session or fleet. Present exactly if the scope has one of them.
     pub number: Option<EventNumber>,
-    /// When it was decided.
+    /// When the event was decided.
     pub ts: Millis,
-    /// Whose run.
     pub run: Option<RunId>,
-    /// What happened.
     pub kind: &'static str,
-    /// The particulars: a JSON object on one line.
+    /// A JSON object on one line.
     pub data: Vec<u8>,
-    /// What the agent's side had said when this was made of it.
+    /// The number of the agent's update that caused this event.
     pub update_number: Option<UpdateNumber>,
 }
 
-/// An event as it lies in the table.
+/// An event as it is stored in the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredEvent {
-    /// Position in the journal.
+    /// The position in the whole journal.
     pub seq: Seq,
-    /// Position in its session.
+    /// The position in its session or fleet.
     pub number: Option<EventNumber>,
-    /// When it was decided.
+    /// When the event was decided.
     pub ts: Millis,
-    /// Whose it is.
     pub scope: Arc<EventScope>,
-    /// Whose run.
     pub run: Option<RunId>,
-    /// What happened; perhaps a kind that only a newer version knows.
+    /// Can be a kind that only a newer version knows.
     pub kind: Cow<'static, str>,
-    /// The particulars: a JSON object on one line.
+    /// A JSON object on one line.
     pub data: Vec<u8>,
-    /// What the agent's side had said when this was made of it.
+    /// The number of the agent's update that caused this event.
     pub update_number: Option<UpdateNumber>,
 }
 
-/// An event that is in the journal, ready for any number of readers.
+/// A committed event, rendered once for any number of readers.
 #[derive(Debug, Clone)]
 pub struct PublishedEvent {
-    /// Position in the journal.
     pub seq: Seq,
-    /// When it was decided.
+    /// When the event was decided.
     pub ts: Millis,
-    /// Whose project.
     pub workspace: Option<WorkspaceKey>,
-    /// Whose conversation.
+    /// The session or fleet.
     pub session: Option<SessionKey>,
-    /// What happened.
     pub kind: Cow<'static, str>,
     /// The whole SSE frame, shared by all readers.
     pub frame: Bytes,
-    /// Where the JSON begins in the frame.
+    /// The offset of the JSON in the frame.
     json_at: usize,
 }
 
 impl PublishedEvent {
-    /// The event as JSON: a part of the frame, not a copy.
+    /// The event as JSON, sharing the frame's memory.
     pub fn json(&self) -> Bytes {
         self.frame.slice(self.json_at..self.frame.len() - FRAME_END.len())
     }
@@ -105,10 +95,10 @@ impl PublishedEvent {
 
 const FRAME_END: &[u8] = b"\n\n";
 const EVENT_END: &[u8] = b"}\n\n";
-/// The most digits that a seq can have.
+/// The number of digits in `u64::MAX`.
 const SEQ_DIGITS_MAX: usize = 20;
 
-/// A frame that lacks nothing but its seq.
+/// A frame that is complete except for its seq.
 #[derive(Debug)]
 pub(crate) struct EventDraft {
     pub(crate) scope: Arc<EventScope>,
@@ -117,7 +107,7 @@ pub(crate) struct EventDraft {
     pub(crate) run: Option<RunId>,
     pub(crate) kind: Cow<'static, str>,
     pub(crate) update_number: Option<UpdateNumber>,
-    /// A hole for everything up to the seq, which is written right-aligned into it, then the rest.
+    /// Starts with `header_space` reserved bytes. The SSE header and the seq are later written right-aligned into them.
     frame: Vec<u8>,
     header_space: usize,
     data_at: usize,
@@ -125,8 +115,8 @@ pub(crate) struct EventDraft {
 
 impl From<NewEvent> for EventDraft {
     fn from(event: NewEvent) -> Self {
-        let NewEvent { scope, number, ts, run, kind, data, update_number: up } = event;
-        Self::new(scope, number, ts, run, Cow::Borrowed(kind), &data, up)
+        let NewEvent { scope, number, ts, run, kind, data, update_number } = event;
+        Self::new(scope, number, ts, run, Cow::Borrowed(kind), &data, update_number)
     }
 }
 
@@ -149,11 +139,12 @@ impl EventDraft {
         let time = "2026-11-15T20:30:45.123Z".len();
         let ids = id_len(workspace) + id_len(session) + id_len(run_id);
         let head = header_space + names + time + ids + kind.len();
-        // Exact where it can be: a vector without slack becomes `Bytes` without another allocation.
+        // The capacity is exact where possible, because a vector without slack becomes `Bytes` without another
+        // allocation.
         let mut frame = Vec::with_capacity(head + data.len() + EVENT_END.len());
         frame.resize(header_space, 0);
         frame.extend_from_slice(br#","ts":""#);
-        write!(frame, "{ts}").expect("a vector takes what it is given");
+        write!(frame, "{ts}").expect("writing to a vector cannot fail");
         frame.extend_from_slice(br#"","workspace_id":"#);
         push_id(&mut frame, workspace);
         frame.extend_from_slice(br#","session_id":"#);
@@ -169,33 +160,32 @@ impl EventDraft {
         Self { scope, number, ts, run, kind, update_number, frame, header_space, data_at }
     }
 
-    /// The particulars alone.
     pub(crate) fn data(&self) -> &[u8] {
         &self.frame[self.data_at..self.frame.len() - EVENT_END.len()]
     }
 
-    /// How much it weighs in a queue.
+    /// The size that counts towards the limits of the writer's queue.
     pub(crate) fn weight(&self) -> usize {
         self.frame.len()
     }
 
-    /// The finished event.
+    /// Fills in the seq and finishes the frame.
     pub(crate) fn publish(mut self, seq: Seq) -> PublishedEvent {
         let mut digits = [0; SEQ_DIGITS_MAX];
         let digits = decimal(seq.0, &mut digits);
         let mut at = self.header_space;
-        let mut before = |text: &[u8]| {
+        let mut prepend = |text: &[u8]| {
             at -= text.len();
             self.frame[at..at + text.len()].copy_from_slice(text);
             at
         };
-        before(digits);
-        let json_at = before(br#"{"seq":"#);
-        before(b"\ndata: ");
-        before(self.kind.as_bytes());
-        before(b"\nevent: ");
-        before(digits);
-        let start = before(b"id: ");
+        prepend(digits);
+        let json_at = prepend(br#"{"seq":"#);
+        prepend(b"\ndata: ");
+        prepend(self.kind.as_bytes());
+        prepend(b"\nevent: ");
+        prepend(digits);
+        let start = prepend(b"id: ");
         let mut frame = Bytes::from(self.frame);
         frame.advance(start);
         PublishedEvent {
@@ -210,7 +200,7 @@ impl EventDraft {
     }
 }
 
-/// Ids have no character that JSON would escape.
+/// Appends an id as a JSON string. Ids contain no character that JSON would escape.
 fn push_id(frame: &mut Vec<u8>, id: Option<&str>) {
     match id {
         Some(id) => {
@@ -226,7 +216,7 @@ fn decimal(mut value: u64, digits: &mut [u8; SEQ_DIGITS_MAX]) -> &[u8] {
     let mut at = SEQ_DIGITS_MAX;
     loop {
         at -= 1;
-        digits[at] = b'0' + u8::try_from(value % 10).expect("a digit is under ten");
+        digits[at] = b'0' + u8::try_from(value % 10).expect("a decimal digit is below ten");
         value /= 10;
         if value == 0 {
             return &digits[at..];
@@ -234,7 +224,7 @@ fn decimal(mut value: u64, digits: &mut [u8; SEQ_DIGITS_MAX]) -> &[u8] {
     }
 }
 
-/// The kind as it was read, without an allocation if this version knows it.
+/// The kind as a static string if this version knows it, which avoids an allocation.
 pub(crate) fn intern_kind(text: &str) -> Cow<'static, str> {
     match EventBody::KINDS.iter().find(|kind| **kind == text) {
         Some(kind) => Cow::Borrowed(kind),

@@ -1,62 +1,63 @@
-//! The seam through which tests make the storage fail, watch the writer's steps, and have the process die at one of
-//! them. Nothing is here unless [`Options::faults`](crate::Options) is set, which no daemon does by itself.
+//! Fault injection for tests: makes the storage fail, observes the writer's steps, or crashes the process at one of
+//! them. It is inactive unless [`JournalOptions::faults`](crate::JournalOptions) is set, which the daemon never does on
+//! its own.
 
 use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 
-/// A step of the writer, in the order in which they come for one batch.
+/// A step of the writer, in the order in which they happen for a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriterStep {
     /// Everything is written but not committed.
     Committing,
     /// The sync has returned.
     Committed,
-    /// Readers have it.
+    /// The events are published to readers.
     Published,
-    /// The callers know.
+    /// The callers have their answers.
     Answered,
 }
 
 type StepWatcher = Box<dyn Fn(WriterStep) + Send>;
 
-/// Where the whole process is to die, as by `kill -9`.
+/// Where the whole process crashes, as by `kill -9`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InjectedCrash {
-    /// At which append, counted from 1.
+    /// The append at which it happens, counted from 1.
     pub append: u64,
-    /// Just after it is kept, before anybody knows; else just before.
+    /// Crash just after the commit, before anything is published, instead of just before it.
     pub after_commit: bool,
 }
 
-/// Failures to come.
+/// Faults to inject into the writer.
 #[derive(Default)]
 pub struct FaultInjector {
-    /// The journal may not have more pages than this; 0: as many as it likes. A spent reserve adds its own.
+    /// The maximum number of pages of the database; 0 for no limit. A spent reserve adds its own pages.
     pub page_limit: AtomicU32,
-    /// Whether writes are refused as on a read-only file system.
+    /// Refuses writes as on a read-only file system.
     pub read_only: AtomicBool,
-    /// So many commits fail as if the disk had.
+    /// This many of the next commits fail as if the disk had failed.
     pub failing_commits: AtomicU32,
     crash: Option<InjectedCrash>,
-    /// How many appends were tried.
+    /// The number of appends attempted so far.
     appends: AtomicU64,
     watch: Mutex<Option<StepWatcher>>,
 }
 
 impl fmt::Debug for FaultInjector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Faults").finish_non_exhaustive()
+        f.debug_struct("FaultInjector").finish_non_exhaustive()
     }
 }
 
 impl FaultInjector {
-    /// Nothing fails but all of it, at one append.
-    pub fn crashing_at(death: InjectedCrash) -> Self {
-        Self { crash: Some(death), ..Self::default() }
+    /// Injects nothing but a crash of the process.
+    pub fn crashing_at(crash: InjectedCrash) -> Self {
+        Self { crash: Some(crash), ..Self::default() }
     }
 
-    /// Calls `watch` on the writer's thread at every step, which waits for it.
+    /// Calls `watch` on the writer's thread at every step. The writer waits for it.
     pub fn on_step(&self, watch: impl Fn(WriterStep) + Send + 'static) {
         *crate::lock_ignoring_poison(&self.watch) = Some(Box::new(watch));
     }
@@ -67,23 +68,23 @@ impl FaultInjector {
         }
     }
 
-    /// So many appends are about to be kept.
+    /// Called when this many appends are about to be committed.
     pub(crate) fn before_commit(&self, appends: usize) {
         self.appends.fetch_add(appends as u64, SeqCst);
         self.report_step(WriterStep::Committing);
-        self.crash_if(|death| !death.after_commit);
+        self.crash_if(|crash| !crash.after_commit);
     }
 
-    /// They are.
+    /// Called when the appends are committed.
     pub(crate) fn after_commit(&self) {
         self.report_step(WriterStep::Committed);
-        self.crash_if(|death| death.after_commit);
+        self.crash_if(|crash| crash.after_commit);
     }
 
-    fn crash_if(&self, here: impl Fn(&InjectedCrash) -> bool) {
-        let due = |death: &InjectedCrash| self.appends.load(SeqCst) >= death.append;
-        if self.crash.as_ref().is_some_and(|death| here(death) && due(death)) {
-            let _no_answer =
+    fn crash_if(&self, applies: impl Fn(&InjectedCrash) -> bool) {
+        let due = |crash: &InjectedCrash| self.appends.load(SeqCst) >= crash.append;
+        if self.crash.as_ref().is_some_and(|crash| applies(crash) && due(crash)) {
+            let _result =
                 rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
             loop {
                 std::thread::park();

@@ -1,5 +1,5 @@
-//! What the home holds and what could go: sizes, sessions that are closed for long, files that nothing names, and the
-//! check of the database's own health. Only counts and finds; what is deleted is deleted through an append.
+//! Finds what could be deleted: disk usage, sessions closed long ago, blobs that nothing refers to; and checks the
+//! database for damage. This module only reads. Sessions are deleted by an append, blobs by the blob store.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -13,33 +13,31 @@ use crate::read::blob_column;
 use crate::rows::{from_sql_int, to_sql_int};
 use crate::schema::{DATABASE_FILE, INDEXED_THROUGH_SQL, LOG_FILE};
 
-/// Events that are searched for names of files in one read.
+/// Events searched for blob hashes in one read.
 pub(crate) const SEARCH_EVENTS: usize = 8192;
 
-/// Bytes below the home.
+/// Disk usage of the home, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct JournalSizes {
-    /// The database.
+    /// The database file.
     pub journal: u64,
-    /// Its log.
+    /// SQLite's log.
     pub log: u64,
-    /// Inside the database, given back by a vacuum.
+    /// Free space inside the database file, which a vacuum returns to the file system.
     pub free: u64,
-    /// Texts and files beside it.
     pub blobs: u64,
 }
 
-/// What sessions that are closed for long hold.
+/// Sessions that were closed long ago.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ClosedSessions {
-    /// The sessions.
     pub sessions: Vec<SessionKey>,
-    /// Their events.
+    /// The number of their events.
     pub events: u64,
 }
 
 pub(crate) fn sizes(db: &Connection, home: &Path) -> Result<JournalSizes, JournalReadError> {
-    let length = |file: &str| home.join(file).metadata().map_or(0, |known| known.len());
+    let length = |file: &str| home.join(file).metadata().map_or(0, |metadata| metadata.len());
     let pragma = |sql: &str| -> Result<u64, JournalReadError> {
         Ok(from_sql_int(db.prepare_cached(sql)?.query_row([], |row| row.get(0))?))
     };
@@ -47,7 +45,7 @@ pub(crate) fn sizes(db: &Connection, home: &Path) -> Result<JournalSizes, Journa
     Ok(JournalSizes { journal: length(DATABASE_FILE), log: length(LOG_FILE), free, blobs: 0 })
 }
 
-/// Sessions that were closed before `before`, the longest closed first.
+/// Sessions closed before `before`, the longest closed first.
 pub(crate) fn closed_sessions(
     db: &Connection,
     before: Millis,
@@ -70,7 +68,7 @@ pub(crate) fn closed_sessions(
     Ok(found)
 }
 
-/// Adds every hash that some events name to `found`; gives the seq to go on after, or nothing at the end.
+/// Adds the hashes in a batch of events to `found`. Returns the seq to continue after, or nothing at the end.
 pub(crate) fn hashes_in_events(
     db: &Connection,
     after: Seq,
@@ -92,7 +90,7 @@ pub(crate) fn hashes_in_events(
     Ok(last)
 }
 
-/// The same for everything else that the caller may have put a name into.
+/// Adds the hashes in rows, snapshots, meta values and stored responses to `found`.
 pub(crate) fn hashes_in_rows(
     db: &Connection,
     without: &HashSet<SessionKey>,
@@ -121,15 +119,15 @@ pub(crate) fn hashes_in_rows(
     Ok(())
 }
 
-/// What SQLite finds wrong with the file; nothing if it is sound.
+/// Runs SQLite's quick check; empty if the file is sound.
 pub(crate) fn quick_check(db: &Connection) -> Result<Vec<String>, JournalReadError> {
     let mut statement = db.prepare("PRAGMA quick_check")?;
     let lines = statement.query_map([], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?;
     Ok(if lines == ["ok"] { Vec::new() } else { lines })
 }
 
-/// Every run of exactly 64 hexadecimal digits. More than there are names, perhaps, but never fewer: a file that is
-/// kept for nothing costs less than one that is missed.
+/// Collects every run of exactly 64 hexadecimal digits. This may find more than real hashes but never fewer: an
+/// unneeded file that is kept costs less than a needed one that is removed.
 fn collect_hashes(bytes: &[u8], found: &mut HashSet<String>) {
     let is_digit = |b: &u8| matches!(b, b'0'..=b'9' | b'a'..=b'f');
     for run in bytes.split(|b| !is_digit(b)) {
@@ -147,10 +145,11 @@ mod tests {
 
     #[test]
     fn every_name_of_a_file_is_found_in_a_document() {
-        let (one, two) = ("a".repeat(64), "0123456789abcdef".repeat(4));
-        let text = format!(r#"{{"blob":{{"sha256":"{one}","size":3}},"x":["{two}","{}"]}}"#, "b".repeat(65));
+        let (first, second) = ("a".repeat(64), "0123456789abcdef".repeat(4));
+        let text =
+            format!(r#"{{"blob":{{"sha256":"{first}","size":3}},"x":["{second}","{}"]}}"#, "b".repeat(65));
         let mut found = HashSet::new();
         collect_hashes(text.as_bytes(), &mut found);
-        assert_eq!(found, HashSet::from([one, two]));
+        assert_eq!(found, HashSet::from([first, second]));
     }
 }

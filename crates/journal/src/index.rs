@@ -1,5 +1,6 @@
-//! Which events a session has: checked when one is appended, written down in one go after every few thousand. Belongs
-//! to the writer alone; readers see only the table, and look themselves at what is not in it yet.
+//! The index from sessions to their events. Each append's numbers are checked here at once, but the `session_events`
+//! table is updated only every few thousand events. This state belongs to the writer; readers see only the table, and
+//! scan the events that are not in it yet.
 
 use std::collections::HashMap;
 
@@ -11,47 +12,47 @@ use crate::event::SessionKey;
 use crate::rows::{from_sql_int, to_sql_int};
 use crate::schema::INDEXED_THROUGH_SQL;
 
-/// So many events may be missing from the table before it is caught up. What readers have to look at one by one,
-/// against how many pages an event costs the writer.
+/// How many events may be missing from the table before it is updated. More means more events that readers must scan;
+/// fewer means more pages that the writer touches per event.
 const CATCH_UP_EVENTS: u64 = 2048;
-/// Sessions whose last number is remembered beyond that.
+/// How many sessions' last numbers are cached. A larger cache is cleared when the table is updated.
 const KNOWN_MAX: usize = 16 << 10;
 
-/// The last number of every session that has events which are not in the table yet, and of some others.
+/// The last number of every session with events that are not in the table yet, and of some others as a cache.
 #[derive(Debug)]
 pub(crate) struct SessionIndex {
     last_numbers: HashMap<SessionKey, Option<EventNumber>>,
-    /// What to put back if the transaction, or one append in it, is undone.
+    /// The previous numbers, to restore if the transaction or one append in it is rolled back.
     undo_log: Vec<(SessionKey, Option<EventNumber>)>,
     /// The last event in the table.
     indexed_through: Seq,
-    /// Where the table is to be caught up.
+    /// The table is updated once the journal reaches this seq.
     catch_up_at: Seq,
 }
 
 impl SessionIndex {
-    /// Finds out what is not in the table.
+    /// Loads the last numbers of the sessions with events that are not in the table.
     pub(crate) fn read(db: &Connection) -> rusqlite::Result<Self> {
-        let through =
+        let indexed_through =
             Seq(from_sql_int(db.query_row(&format!("SELECT {INDEXED_THROUGH_SQL}"), [], |row| row.get(0))?));
-        let mut last = HashMap::new();
+        let mut last_numbers = HashMap::new();
         let mut newest = db.prepare(
             "SELECT session, max(number) FROM events WHERE gid > ?1 AND session IS NOT NULL GROUP BY session",
         )?;
-        let mut rows = newest.query([to_sql_int(through.0)])?;
+        let mut rows = newest.query([to_sql_int(indexed_through.0)])?;
         while let Some(row) = rows.next()? {
-            last.insert(SessionKey(row.get(0)?), Some(EventNumber(from_sql_int(row.get(1)?))));
+            last_numbers.insert(SessionKey(row.get(0)?), Some(EventNumber(from_sql_int(row.get(1)?))));
         }
         Ok(Self {
-            last_numbers: last,
+            last_numbers,
             undo_log: Vec::new(),
-            indexed_through: through,
-            catch_up_at: Seq(through.0 + CATCH_UP_EVENTS),
+            indexed_through,
+            catch_up_at: Seq(indexed_through.0 + CATCH_UP_EVENTS),
         })
     }
 
-    /// Takes the next number of a session. One that is not higher than the last is a violation: nobody may write a
-    /// session's history twice.
+    /// Claims the next number of a session. A number that is not higher than the last is a violation, because a
+    /// session's history must not be written twice.
     pub(crate) fn claim_number(
         &mut self,
         db: &Connection,
@@ -75,7 +76,7 @@ impl SessionIndex {
         {
             let (number, last) = (number.0, last.0);
             return Err(AppendError::Violation(format!(
-                "event {number} of a session that is at {last} already"
+                "event {number} of a session whose last event is {last}"
             )));
         }
         self.undo_log.push((session, last));
@@ -83,40 +84,40 @@ impl SessionIndex {
         Ok(())
     }
 
-    /// A mark to come back to.
+    /// A point to roll back to.
     pub(crate) fn savepoint(&self) -> usize {
         self.undo_log.len()
     }
 
-    /// Undoes what was taken since a mark.
-    pub(crate) fn roll_back_to(&mut self, mark: usize) {
-        for (session, last) in self.undo_log.drain(mark..).rev() {
+    /// Undoes the claims made since a savepoint.
+    pub(crate) fn roll_back_to(&mut self, savepoint: usize) {
+        for (session, last) in self.undo_log.drain(savepoint..).rev() {
             self.last_numbers.insert(session, last);
         }
     }
 
-    /// What was taken is committed.
+    /// The claims are committed and cannot be undone any more.
     pub(crate) fn commit(&mut self) {
         self.undo_log.clear();
     }
 
-    /// The session and all its events are gone.
+    /// Forgets a session that was purged.
     pub(crate) fn forget_session(&mut self, session: SessionKey) {
         self.last_numbers.remove(&session);
     }
 
-    /// Whether the table should be caught up now.
+    /// Whether the table should be updated now.
     pub(crate) fn is_due(&self, head: Seq) -> bool {
         head >= self.catch_up_at
     }
 
-    /// Whether the table lacks anything.
+    /// Whether any events are missing from the table.
     pub(crate) fn is_behind(&self, head: Seq) -> bool {
         head > self.indexed_through
     }
 
-    /// Writes down what is missing, in a transaction of its own and in the order of the table, so that a session's
-    /// events share their pages. If it fails, nothing is lost: it is tried again some events later.
+    /// Adds the missing events to the table, in a transaction of its own and in the order of the table, so that the
+    /// events of a session share pages. If it fails, nothing is lost and it is tried again some events later.
     pub(crate) fn catch_up(&mut self, db: &Connection, head: Seq) -> rusqlite::Result<()> {
         self.catch_up_at = Seq(head.0 + CATCH_UP_EVENTS / 4);
         let transaction = db.unchecked_transaction()?;
@@ -131,7 +132,7 @@ impl SessionIndex {
     }
 }
 
-/// Writes down the events between two seqs.
+/// Adds the events after `after` up to `through` to the table.
 pub(crate) fn index_events(db: &Connection, after: Seq, through: Seq) -> rusqlite::Result<()> {
     db.prepare_cached(
         "INSERT INTO session_events(session, number, gid) SELECT session, number, gid FROM events

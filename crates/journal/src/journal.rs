@@ -1,5 +1,5 @@
-//! The journal as others hold it: opening, appending, reading, closing. Everything here is a short call into the room
-//! that does it; the threads and the home's lock are owned here and end with the last handle.
+//! The public handle of the journal: open, append, read, subscribe, close. Every method is a short call into the module
+//! that does the work. This file owns the threads and the home's lock, which end with the last handle.
 
 use std::collections::HashSet;
 use std::fs;
@@ -41,12 +41,11 @@ use crate::stats::JournalStats;
 use crate::subscription::Subscription;
 use crate::writer::JournalWriter;
 
-/// How a journal is opened.
 #[derive(Debug, Clone)]
 pub struct JournalOptions {
-    /// How long after a failed attempt to have the reserve back the next may be made.
+    /// How long to wait after a failed attempt to recreate the disk reserve before the next attempt.
     pub reserve_retry: Duration,
-    /// Failures to inject; for tests.
+    /// Faults to inject, for tests.
     pub faults: Option<Arc<FaultInjector>>,
 }
 
@@ -56,21 +55,21 @@ impl Default for JournalOptions {
     }
 }
 
-/// What is written together or not at all.
+/// Events and rows that are written together or not at all.
 #[derive(Debug, Default)]
 pub struct AppendRequest {
-    /// Events, in order.
+    /// In the order in which they get their seqs.
     pub events: Vec<NewEvent>,
     /// Row changes, applied in order after the events.
     pub rows: Vec<RowChange>,
-    /// An answer to be given again under its `Idempotency-Key`. A key that is taken is a violation.
+    /// A response to store under its `Idempotency-Key`. A key that is already in use makes the append a violation.
     pub idempotency: Option<IdempotencyRecord>,
-    /// Whether it may use the reserve: cancels and ends.
+    /// Whether the append may use the disk reserve. Only cancels and the ends of runs may.
     pub may_use_reserve: bool,
 }
 
-/// A handle; clones are the same journal. The home is free again after [`close`](Self::close), or when the last
-/// handle is gone.
+/// A handle to the journal of one home. Clones share the same journal. The home's lock is released by
+/// [`close`](Self::close), or when the last handle is dropped.
 #[derive(Debug, Clone)]
 pub struct Journal {
     inner: Arc<JournalInner>,
@@ -87,7 +86,7 @@ struct JournalInner {
     blobs: BlobStore,
     next_session: AtomicI64,
     next_workspace: AtomicI64,
-    /// Gone once the journal is closed.
+    /// Absent once the journal is closed.
     running: Mutex<Option<JournalThreads>>,
 }
 
@@ -95,18 +94,19 @@ struct JournalInner {
 struct JournalThreads {
     writer: JoinHandle<()>,
     checkpointer: JoinHandle<()>,
-    /// Last, so that the home is free only when nobody touches it any more.
+    /// Declared last, because the lock is released only after nothing touches the home any more.
     lock: HomeLock,
 }
 
 impl Journal {
-    /// Takes the home's lock, brings the file to the newest schema and starts the threads. Makes what is missing.
+    /// Takes the home's lock, migrates the database to the newest schema and starts the threads. Creates missing
+    /// directories and files.
     pub fn open(home: &Path, options: JournalOptions) -> Result<Self, JournalOpenError> {
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(home)
-            .map_err(JournalOpenError::io("make the home"))?;
+            .map_err(JournalOpenError::io("create the home"))?;
         let lock = HomeLock::acquire(home)?;
         let reserve = DiskReserve::open(home, options.reserve_retry)?;
         let db = schema::open_writer(home)?;
@@ -116,12 +116,12 @@ impl Journal {
         let index =
             SessionIndex::read(&db).map_err(JournalOpenError::database("read where the journal ends"))?;
         let blobs = BlobStore::open(home)?;
-        let (queue, board) = (Arc::new(WriterQueue::default()), Arc::new(EventHub::new(highest.seq)));
+        let (queue, hub) = (Arc::new(WriterQueue::default()), Arc::new(EventHub::new(highest.seq)));
         let (stats, checkpoints) = (Arc::new(JournalStats::default()), Arc::new(Checkpointer::default()));
         let writer = JournalWriter {
             home: home.to_owned(),
             queue: queue.clone(),
-            hub: board.clone(),
+            hub: hub.clone(),
             stats: stats.clone(),
             checkpoints: checkpoints.clone(),
             reserve,
@@ -130,14 +130,15 @@ impl Journal {
             index,
             queued_at_commit: 0,
         };
-        let (points, numbers) = (checkpoints.clone(), stats.clone());
-        let checkpointer = spawn_thread("qd-checkpoint", move || points.run(&checkpoint_db, &numbers))?;
+        let (checkpointer, counters) = (checkpoints.clone(), stats.clone());
+        let checkpointer =
+            spawn_thread("qd-checkpoint", move || checkpointer.run(&checkpoint_db, &counters))?;
         let writer =
             spawn_thread("qd-journal", move || writer.run(db)).inspect_err(|_| checkpoints.stop())?;
         let inner = JournalInner {
             home: home.to_owned(),
             queue,
-            hub: board,
+            hub,
             pool: Arc::new(ReaderPool::new(home)),
             stats,
             checkpoints,
@@ -149,55 +150,49 @@ impl Journal {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Appends; it is synced and visible to readers when this returns. If the future is dropped the append may
-    /// still be made.
+    /// Appends events and rows. When this returns, they are synced and visible to readers. If the future is dropped,
+    /// the append may still happen.
     pub async fn append(&self, append: AppendRequest) -> Result<AppendReceipt, AppendError> {
-        let AppendRequest { events, rows, idempotency: remember, may_use_reserve: reserve } = append;
+        let AppendRequest { events, rows, idempotency, may_use_reserve } = append;
         for event in &events {
             check_event(event)?;
         }
         let events = events.into_iter().map(EventDraft::from).collect();
-        let (answer, answered) = oneshot::channel();
+        let (reply, receipt) = oneshot::channel();
         self.inner
             .queue
-            .put(WriterTask::Append(AppendJob {
-                events,
-                rows,
-                idempotency: remember,
-                may_use_reserve: reserve,
-                answer,
-            }))
+            .put(WriterTask::Append(AppendJob { events, rows, idempotency, may_use_reserve, answer: reply }))
             .await?;
-        answered.await.unwrap_or(Err(AppendError::Stopped))
+        receipt.await.unwrap_or(Err(AppendError::Stopped))
     }
 
-    /// The last event that readers can see.
+    /// The seq of the last published event.
     pub fn head(&self) -> Seq {
         self.inner.hub.head()
     }
 
-    /// A key that no session has had.
+    /// Allocates a key that no session or fleet has ever had.
     pub fn new_session_key(&self) -> SessionKey {
         SessionKey(self.inner.next_session.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A key that no workspace has had.
+    /// Allocates a key that no workspace has ever had.
     pub fn new_workspace_key(&self) -> WorkspaceKey {
         WorkspaceKey(self.inner.next_workspace.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// What a session's machine is rebuilt from.
+    /// The snapshot and events from which a session's machine is rebuilt.
     pub async fn load(&self, session: SessionKey) -> Result<SessionHistory, JournalReadError> {
         self.read(move |db| read::load_session(db, session)).await
     }
 
-    /// One workspace, also if it was removed.
+    /// Finds a workspace by its id, including removed ones.
     pub async fn workspace(&self, id: &WorkspaceId) -> Result<Option<WorkspaceRow>, JournalReadError> {
         let id = id.clone();
         self.read(move |db| lists::workspace(db, id.as_str())).await
     }
 
-    /// One workspace, also if it was removed.
+    /// Finds a workspace by its key, including removed ones.
     pub async fn workspace_by_key(
         &self,
         key: WorkspaceKey,
@@ -205,35 +200,31 @@ impl Journal {
         self.read(move |db| lists::workspace_by_key(db, key)).await
     }
 
-    /// The workspace of a path, unless it was removed.
+    /// Finds the workspace at a path, unless it was removed.
     pub async fn workspace_by_path(&self, path: &str) -> Result<Option<WorkspaceRow>, JournalReadError> {
         let path = path.to_owned();
         self.read(move |db| lists::workspace_by_path(db, &path)).await
     }
 
-    /// One session.
     pub async fn session(&self, id: &SessionId) -> Result<Option<SessionRow>, JournalReadError> {
         let id = id.clone();
         self.read(move |db| lists::session(db, id.as_str())).await
     }
 
-    /// One session.
     pub async fn session_by_key(&self, key: SessionKey) -> Result<Option<SessionRow>, JournalReadError> {
         self.read(move |db| lists::session_by_key(db, key)).await
     }
 
-    /// The fleet of this id.
     pub async fn fleet(&self, id: &FleetId) -> Result<Option<FleetRow>, JournalReadError> {
         let id = id.clone();
         self.read(move |db| lists::fleet(db, &id)).await
     }
 
-    /// The fleet of this key.
     pub async fn fleet_by_key(&self, key: SessionKey) -> Result<Option<FleetRow>, JournalReadError> {
         self.read(move |db| lists::fleet_by_key(db, key)).await
     }
 
-    /// Fleets, in the order of creation.
+    /// Lists fleets in the order of creation.
     pub async fn fleets(
         &self,
         filter: FleetFilter,
@@ -244,25 +235,23 @@ impl Journal {
         self.read(move |db| lists::fleets(db, filter, after.as_ref(), limit)).await
     }
 
-    /// One run.
     pub async fn run(&self, id: &RunId) -> Result<Option<RunRow>, JournalReadError> {
         let id = id.clone();
         self.read(move |db| lists::run(db, id.as_str())).await
     }
 
-    /// One ask.
     pub async fn ask(&self, id: &AskId) -> Result<Option<AskRow>, JournalReadError> {
         let id = id.clone();
         self.read(move |db| lists::ask(db, id.as_str())).await
     }
 
-    /// One message; of one in a purged mailbox, its id alone.
+    /// Finds a message. If its mailbox was purged, only id and fingerprint are left.
     pub async fn mail(&self, id: &MailId) -> Result<Option<MailRow>, JournalReadError> {
         let id = id.clone();
         self.read(move |db| lists::mail(db, id.as_str())).await
     }
 
-    /// Messages, in the order of arrival.
+    /// Lists messages in the order of arrival.
     pub async fn mails(
         &self,
         filter: MailFilter,
@@ -273,7 +262,7 @@ impl Journal {
         self.read(move |db| lists::mails(db, filter, after.as_ref(), limit)).await
     }
 
-    /// Workspaces that are not removed, in the order of creation.
+    /// Lists the workspaces that are not removed, in the order of creation.
     pub async fn workspaces(
         &self,
         after: Option<&WorkspaceId>,
@@ -283,7 +272,7 @@ impl Journal {
         self.read(move |db| lists::workspaces(db, after.as_ref(), limit)).await
     }
 
-    /// Sessions, in the order of creation.
+    /// Lists sessions in the order of creation.
     pub async fn sessions(
         &self,
         filter: SessionFilter,
@@ -294,7 +283,7 @@ impl Journal {
         self.read(move |db| lists::sessions(db, filter, after.as_ref(), limit)).await
     }
 
-    /// Runs, in the order of acceptance.
+    /// Lists runs in the order of acceptance.
     pub async fn runs(
         &self,
         filter: RunFilter,
@@ -305,7 +294,7 @@ impl Journal {
         self.read(move |db| lists::runs(db, filter, after.as_ref(), limit)).await
     }
 
-    /// Asks, the oldest first unless the filter says otherwise.
+    /// Lists asks, the oldest first unless the filter says otherwise.
     pub async fn asks(
         &self,
         filter: AskFilter,
@@ -316,45 +305,45 @@ impl Journal {
         self.read(move |db| lists::asks(db, filter, after.as_ref(), limit)).await
     }
 
-    /// What a session and all below it have cost.
+    /// The cost in USD of a session and all sessions below it.
     pub async fn tree_cost(&self, root: SessionKey) -> Result<f64, JournalReadError> {
         self.read(move |db| lists::tree_cost(db, root)).await
     }
 
-    /// How many sessions of a tree are open, its root included.
+    /// The number of open sessions in a tree, including its root.
     pub async fn tree_size(&self, root: SessionKey) -> Result<usize, JournalReadError> {
         self.read(move |db| lists::tree_size(db, root)).await
     }
 
-    /// A session and those above it, the nearest first.
+    /// A session and its ancestors, the session itself first.
     pub async fn lineage(&self, session: SessionKey) -> Result<Vec<SessionRow>, JournalReadError> {
         self.read(move |db| lists::lineage(db, session)).await
     }
 
-    /// What a text may mean: an id, a title, or the beginning of an id. If something is called exactly so, only that.
+    /// Resolves a reference typed by a user: an id, a session's title, or the beginning of an id. If an id or title
+    /// matches exactly, only exact matches are returned.
     pub async fn resolve(&self, text: &str, limit: usize) -> Result<Vec<ReferenceMatch>, JournalReadError> {
         let text = text.to_owned();
         self.read(move |db| lists::resolve(db, &text, limit)).await
     }
 
-    /// The fingerprint and the answer under an `Idempotency-Key`, while it is remembered.
+    /// The request fingerprint and the response stored under an `Idempotency-Key`, unless it has expired.
     pub async fn idempotent_response(&self, key: &str) -> Result<Option<StoredResponse>, JournalReadError> {
         let key = key.to_owned();
         self.read(move |db| lists::idempotent_response(db, &key, Millis::now())).await
     }
 
-    /// Something of the whole daemon.
+    /// A value that belongs to the daemon as a whole. See [`RowChange::Meta`].
     pub async fn meta(&self, key: &'static str) -> Result<Option<Vec<u8>>, JournalReadError> {
         self.read(move |db| lists::meta(db, key)).await
     }
 
-    /// How much there is of what matters now.
+    /// Counts of open sessions, live sessions, unfinished runs and pending asks.
     pub async fn counts(&self) -> Result<JournalCounts, JournalReadError> {
         self.read(lists::counts).await
     }
 
-    /// A page of events after a cursor, as they were published. It may be empty and not the end: then the next one
-    /// goes on at `scanned`.
+    /// A page of published events after a cursor. A page can be empty without being the end; continue at `scanned`.
     pub async fn page(
         &self,
         filter: &EventFilter,
@@ -365,8 +354,8 @@ impl Journal {
         self.read(move |db| read::page(db, &filter, after, head, limit, PAGE_BYTES)).await
     }
 
-    /// Events of a session after a number: of one run, if given, and of some kinds, if any are. It may be empty and
-    /// not the end: then the next one goes on at `scanned`.
+    /// A page of a session's events after a number, limited to one run and to some kinds if given (no kinds means all).
+    /// A page can be empty without being the end; continue at `scanned`.
     pub async fn session_events(
         &self,
         session: SessionKey,
@@ -380,28 +369,29 @@ impl Journal {
         self.read(move |db| read::session_events(db, session, run.as_ref(), &kinds, after, limit)).await
     }
 
-    /// Watches from a cursor on, or from now. Whatever is published after this returns is seen.
+    /// Subscribes to events after a cursor, or from now on if there is none. Every event published after this returns
+    /// is delivered.
     pub fn subscribe(&self, filter: EventFilter, after: Option<Seq>) -> Subscription {
-        let JournalInner { hub: board, pool, stats, .. } = &*self.inner;
-        Subscription::new(board.clone(), pool.clone(), stats.clone(), filter, after)
+        let JournalInner { hub, pool, stats, .. } = &*self.inner;
+        Subscription::new(hub.clone(), pool.clone(), stats.clone(), filter, after)
     }
 
-    /// Texts and files too large for an event.
+    /// The store for texts and files too large for an event.
     pub fn blobs(&self) -> &BlobStore {
         &self.inner.blobs
     }
 
-    /// Numbers for an operator.
+    /// Counters for operators.
     pub fn stats(&self) -> &JournalStats {
         &self.inner.stats
     }
 
-    /// What SQLite finds wrong with the file; nothing if it is sound.
+    /// Runs SQLite's quick check and returns the problems found; empty if the file is sound.
     pub async fn quick_check(&self) -> Result<Vec<String>, JournalReadError> {
         self.read(gc::quick_check).await
     }
 
-    /// What the journal takes on the disk.
+    /// The disk space used by the journal and its blobs.
     pub async fn sizes(&self) -> Result<JournalSizes, JournalReadError> {
         let home = self.inner.home.clone();
         let mut sizes = self.read(move |db| gc::sizes(db, &home)).await?;
@@ -410,8 +400,8 @@ impl Journal {
         Ok(sizes)
     }
 
-    /// Sessions that were closed before `before`, the longest closed first, and how many events they have. They are
-    /// deleted by [`RowChange::Purge`].
+    /// Sessions closed before `before`, the longest closed first, and how many events they have. [`RowChange::Purge`]
+    /// deletes them.
     pub async fn closed_before(
         &self,
         before: Millis,
@@ -420,50 +410,50 @@ impl Journal {
         self.read(move |db| gc::closed_sessions(db, before, limit)).await
     }
 
-    /// Files that were put before `before` and that nothing names once the sessions `without` are purged.
+    /// Blobs last put before `before` that nothing refers to any more, assuming the sessions in `without` are purged.
     pub async fn loose_blobs(
         &self,
         before: Millis,
         without: &[SessionKey],
     ) -> Result<Vec<BlobFile>, JournalReadError> {
-        // Listed first: a file that is put and named after this is not among them, or is too young.
+        // List the files first: a file that is put and referred to after this is either not listed or too young.
         let files = self.blobs().list().await.map_err(|error| JournalReadError::Io(error.to_string()))?;
         let mut old: Vec<BlobFile> = files.into_iter().filter(|file| file.put_at < before).collect();
         if old.is_empty() {
             return Ok(old);
         }
         let without: Arc<HashSet<SessionKey>> = Arc::new(without.iter().copied().collect());
-        let mut named = HashSet::new();
+        let mut referenced = HashSet::new();
         let mut after = Some(Seq(0));
         while let Some(seq) = after {
             let without = without.clone();
-            (after, named) = self
+            (after, referenced) = self
                 .read(move |db| {
-                    let next = gc::hashes_in_events(db, seq, &without, &mut named)?;
-                    Ok((next, named))
+                    let next = gc::hashes_in_events(db, seq, &without, &mut referenced)?;
+                    Ok((next, referenced))
                 })
                 .await?;
         }
-        let named = self
+        let referenced = self
             .read(move |db| {
-                gc::hashes_in_rows(db, &without, &mut named)?;
-                Ok(named)
+                gc::hashes_in_rows(db, &without, &mut referenced)?;
+                Ok(referenced)
             })
             .await?;
-        old.retain(|file| !named.contains(&file.blob.sha256));
+        old.retain(|file| !referenced.contains(&file.blob.sha256));
         Ok(old)
     }
 
-    /// Gives at most so many free pages back to the file system, and says how many were. The writer does it between
-    /// two batches, so ask for few at a time.
+    /// Returns at most this many free pages to the file system, and reports how many it returned. The writer does this
+    /// between two batches, so request few pages at a time.
     pub async fn vacuum(&self, pages: u32) -> Result<u64, AppendError> {
-        let (answer, answered) = oneshot::channel();
-        self.inner.queue.put(WriterTask::Vacuum { pages, answer }).await?;
-        answered.await.unwrap_or(Err(AppendError::Stopped))
+        let (reply, freed) = oneshot::channel();
+        self.inner.queue.put(WriterTask::Vacuum { pages, answer: reply }).await?;
+        freed.await.unwrap_or(Err(AppendError::Stopped))
     }
 
-    /// Writes what waits, moves the log into the file, ends the threads and lets go of the home. Subscriptions get
-    /// what they have not seen as far as it is in memory, and end.
+    /// Writes everything queued, checkpoints the log, ends the threads and releases the home. Subscriptions get the
+    /// events that are still in memory, and then end.
     pub async fn close(&self) {
         let running = lock_ignoring_poison(&self.inner.running).take();
         let Some(running) = running else { return };
@@ -475,19 +465,19 @@ impl Journal {
         inner.hub.close();
         inner.pool.close().await;
         let home = inner.home.clone();
-        let last = tokio::task::spawn_blocking(move || {
+        let final_checkpoint = tokio::task::spawn_blocking(move || {
             match schema::open_checkpointer(&home) {
                 Ok(db) => {
                     if let Err(error) = checkpoint(&db, "TRUNCATE") {
-                        tracing::warn!(%error, "the journal's log could not be moved at the end; it is read at the next start");
+                        tracing::warn!(%error, "the journal's log could not be checkpointed at shutdown; the next start reads it");
                     }
                 }
-                Err(error) => tracing::warn!(%error, "the journal's log could not be opened at the end"),
+                Err(error) => tracing::warn!(%error, "the journal's log could not be opened at shutdown"),
             }
             drop(lock);
         });
-        if last.await.is_err() {
-            tracing::error!("the journal's end broke off");
+        if final_checkpoint.await.is_err() {
+            tracing::error!("the final checkpoint of the journal panicked");
         }
     }
 
@@ -500,11 +490,11 @@ impl Journal {
 }
 
 impl JournalThreads {
-    /// Waits for the threads, which have been told to end.
+    /// Waits for the threads, which have already been asked to stop.
     fn join(self) -> HomeLock {
         for thread in [self.writer, self.checkpointer] {
             if thread.join().is_err() {
-                tracing::error!("a thread of the journal had panicked");
+                tracing::error!("a thread of the journal panicked");
             }
         }
         self.lock
@@ -523,18 +513,19 @@ impl Drop for JournalInner {
     }
 }
 
-/// What must hold of an event for its frame to be one and for its session to be readable by number.
+/// Checks what the SSE frame and reading by number rely on: a number exactly if the event belongs to a session or
+/// fleet, and data that is a JSON object on one line.
 fn check_event(event: &NewEvent) -> Result<(), AppendError> {
     let NewEvent { scope, number, kind, data, .. } = event;
-    let refuse = |why: &str| Err(AppendError::Violation(format!("{kind}: {why}")));
+    let refuse = |reason: &str| Err(AppendError::Violation(format!("{kind}: {reason}")));
     if scope.stream().is_some() != number.is_some() {
-        return refuse("an event has a number in its session, and one without a session has none");
+        return refuse("an event of a session or fleet must have a number, and no other event may have one");
     }
     if number.is_some_and(|number| number.0 == 0) {
-        return refuse("the first event of a session has the number 1");
+        return refuse("the numbers of a session's events start at 1");
     }
     if data.len() > EVENT_MAX {
-        return refuse("the data is larger than an event may be");
+        return refuse("the data exceeds the size limit of an event");
     }
     if data.first() != Some(&b'{')
         || data.last() != Some(&b'}')
@@ -552,7 +543,7 @@ fn spawn_thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinH
         .map_err(JournalOpenError::io("start the journal's threads"))
 }
 
-/// The highest numbers that were ever given out.
+/// The highest seq and keys ever allocated. Numbers of purged rows count, because they must never be reused.
 struct HighestKeys {
     seq: Seq,
     session: i64,

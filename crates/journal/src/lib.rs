@@ -1,17 +1,17 @@
-//! The durable truth of Quarterdeck: events and rows on SQLite, one writer, cursors for readers. It stores what it is
-//! given in one transaction, and shows or acknowledges nothing that is not synced; what an event means it does not
-//! know.
+//! Quarterdeck's durable store: events and rows in SQLite, written by one thread and read through cursors. Each append
+//! is one transaction, and nothing is published or acknowledged before it is synced. The journal does not know what an
+//! event means.
 //!
 //! Layout, in reading order:
-//! - [`event`]: an event on its way in, out, and as it is stored; the frame that clients see.
-//! - [`rows`]: the rows that lists are made of, and what changes them.
-//! - `queue` and `writer`: how appends become transactions. `index`: how a session's events are found. `reserve`: how
-//!   some still fit on a full disk. `checkpoint`: how SQLite's log becomes the file.
-//! - `ring` and [`tail`]: how events reach those who watch.
-//! - [`read`] and [`lists`]: how everything is read back.
-//! - [`blobs`]: texts too large for an event. [`gc`]: what could go.
-//! - `schema`, `lock`, [`rebuild`](mod@rebuild), [`stats`], [`error`], [`faults`]: the tables, one daemon per home,
-//!   rows anew, numbers, refusals, and the seam for tests.
+//! - [`event`]: an event as it is appended, stored and published, and the SSE frame that clients see.
+//! - [`rows`]: the rows that lists are built from, and the changes to them.
+//! - `queue` and `writer`: how appends become transactions. `index`: how a session's events are found. `reserve`: the
+//!   disk space held back for a full disk. `checkpoint`: how SQLite's log is moved into the database file.
+//! - `ring` and [`subscription`]: how events reach subscribers.
+//! - [`read`] and [`lists`]: how events and rows are read back.
+//! - [`blobs`]: texts and files too large for an event. [`gc`]: finds what could be deleted.
+//! - `schema`: the tables. `lock`: one daemon per home. [`rebuild`](mod@rebuild): recreates the rows from the events.
+//! - [`stats`]: counters for operators. [`error`]: all errors. [`faults`]: fault injection for tests.
 
 pub mod blobs;
 mod checkpoint;
@@ -51,7 +51,7 @@ pub use rows::{AskRow, FleetRow, MailRow, RowChange, RunRow, SessionRow, Workspa
 pub use stats::JournalStats;
 pub use subscription::Subscription;
 
-/// Locks, also after a panic elsewhere: nothing under our locks can be left half-changed.
+/// Locks a mutex, also after a panic on another thread: no code under our locks can leave its data half-changed.
 fn lock_ignoring_poison<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,5 @@
-//! Reading rows: one by its id, lists in order, trees of sessions, and what a shortened id may mean. Each list names
-//! the index it walks, so that it stays fast whatever SQLite's planner believes about the data.
+//! Queries for rows: by id, filtered lists, trees of sessions, and resolving shortened ids. Each list names the index
+//! it uses, so its speed does not depend on what SQLite's planner estimates.
 
 use qd_protocol::api::{ReferenceKind, ReferenceMatch};
 use qd_protocol::limits::{DEPTH_MAX, IDEMPOTENCY_S};
@@ -12,73 +12,60 @@ use crate::event::{SessionKey, WorkspaceKey};
 use crate::read::{damage_error, text_column};
 use crate::rows::{AskRow, FleetRow, MailRow, RunRow, SessionRow, WorkspaceRow, from_sql_int, to_sql_int};
 
-/// Which sessions a list has.
+/// Selects the sessions of a list. All conditions must hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SessionFilter {
-    /// Of this project.
     pub workspace: Option<WorkspaceKey>,
-    /// Not the closed ones.
+    /// Skips closed sessions.
     pub open_only: bool,
-    /// Those with unfinished runs.
+    /// Only sessions with unfinished runs.
     pub live_only: bool,
-    /// Those that owe something to another.
+    /// Only sessions with pending work; see [`SessionRow::has_obligations`].
     pub obligations_only: bool,
-    /// Those right below this one.
+    /// Only direct children of this session or fleet.
     pub parent: Option<SessionKey>,
 }
 
-/// Which fleets a list has.
+/// Selects the fleets of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FleetFilter {
-    /// Of this project.
     pub workspace: Option<WorkspaceKey>,
-    /// Those that have not ended.
+    /// Only fleets that have not ended.
     pub live_only: bool,
 }
 
-/// Which runs a list has.
+/// Selects the runs of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RunFilter {
-    /// Of this project.
     pub workspace: Option<WorkspaceKey>,
-    /// Of this conversation.
     pub session: Option<SessionKey>,
-    /// Not those that have ended.
     pub unfinished_only: bool,
 }
 
-/// Which asks a list has.
+/// Selects the asks of a list and their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AskFilter {
-    /// Of this project.
     pub workspace: Option<WorkspaceKey>,
-    /// Of this conversation.
     pub session: Option<SessionKey>,
-    /// Not those that are resolved.
     pub pending_only: bool,
-    /// The newest first.
     pub newest_first: bool,
 }
 
-/// Which messages a list has. Those of purged sessions are in none.
+/// Selects the messages of a list. Messages of purged sessions are in no list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MailFilter {
-    /// In this mailbox.
+    /// The session whose mailbox is listed.
     pub session: Option<SessionKey>,
-    /// Not those that nothing becomes of any more.
+    /// Only messages that are not settled yet.
     pub open_only: bool,
 }
 
-/// How much there is of everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct JournalCounts {
-    /// Sessions that are not closed.
     pub open_sessions: u64,
     /// Sessions with unfinished runs.
     pub live_sessions: u64,
-    /// Runs that have not ended.
     pub unfinished_runs: u64,
-    /// Asks that nobody has answered.
     pub pending_asks: u64,
 }
 
@@ -152,7 +139,7 @@ pub(crate) fn session_by_key(
     query_one(db, &format!("SELECT {SESSION} FROM sessions WHERE key = ?1"), key.0, session_row)
 }
 
-/// Those that are not removed, in the order of creation.
+/// Workspaces that are not removed, in the order of creation.
 pub(crate) fn workspaces(
     db: &Connection,
     after: Option<&WorkspaceId>,
@@ -238,7 +225,7 @@ pub(crate) fn runs(
     list.fetch(db, limit, run_row)
 }
 
-/// An ask is a session's or a fleet's.
+/// SQL for the workspace of an ask, which belongs to a session or to a fleet.
 const ASK_WORKSPACE: &str = "coalesce((SELECT workspace FROM sessions WHERE key = session),
     (SELECT workspace FROM fleets WHERE key = session))";
 
@@ -262,9 +249,9 @@ pub(crate) fn asks(
     list.fetch(db, limit, ask_row)
 }
 
-/// What a session and all below it have cost.
+/// The cost in USD of a session and all sessions below it.
 pub(crate) fn tree_cost(db: &Connection, root: SessionKey) -> Result<f64, JournalReadError> {
-    // UNION, not UNION ALL: a circle of parents, which nobody should make, would otherwise never end.
+    // UNION instead of UNION ALL, so that a cycle of parents, which should never exist, cannot loop for ever.
     let cost = db
         .prepare_cached(
             "WITH RECURSIVE tree(key) AS (VALUES(?1) UNION SELECT sessions.key FROM tree JOIN sessions INDEXED BY
@@ -275,7 +262,7 @@ pub(crate) fn tree_cost(db: &Connection, root: SessionKey) -> Result<f64, Journa
     Ok(cost)
 }
 
-/// How many sessions of a tree are open, its root included.
+/// The number of open sessions in a tree, including its root.
 pub(crate) fn tree_size(db: &Connection, root: SessionKey) -> Result<usize, JournalReadError> {
     let open: u64 = from_sql_int(
         db.prepare_cached(
@@ -288,18 +275,18 @@ pub(crate) fn tree_size(db: &Connection, root: SessionKey) -> Result<usize, Jour
     Ok(usize::try_from(open).unwrap_or(usize::MAX))
 }
 
-/// A session and those above it, the nearest first.
+/// A session and its ancestors, the session itself first.
 pub(crate) fn lineage(db: &Connection, session: SessionKey) -> Result<Vec<SessionRow>, JournalReadError> {
-    let mut line = Vec::new();
+    let mut lineage = Vec::new();
     let mut next = Some(session);
     while let Some(key) = next
-        && line.len() <= DEPTH_MAX
+        && lineage.len() <= DEPTH_MAX
     {
         let Some(row) = session_by_key(db, key)? else { break };
         next = row.parent;
-        line.push(row);
+        lineage.push(row);
     }
-    Ok(line)
+    Ok(lineage)
 }
 
 pub(crate) fn counts(db: &Connection) -> Result<JournalCounts, JournalReadError> {
@@ -316,10 +303,10 @@ pub(crate) fn counts(db: &Connection) -> Result<JournalCounts, JournalReadError>
     })
 }
 
-/// What tells the request apart, and the answer it got.
+/// The fingerprint of the request and the response it got.
 pub type StoredResponse = ([u8; 32], Vec<u8>);
 
-/// An answer under an `Idempotency-Key`, while it is remembered.
+/// The response stored under an `Idempotency-Key`, unless it has expired.
 pub(crate) fn idempotent_response(
     db: &Connection,
     key: &str,
@@ -332,7 +319,7 @@ pub(crate) fn idempotent_response(
     Ok(found)
 }
 
-/// What was remembered before this is forgotten.
+/// Idempotency keys stored before this time (in milliseconds) have expired.
 pub(crate) fn idempotency_cutoff(now: Millis) -> i64 {
     to_sql_int(now.0.saturating_sub(IDEMPOTENCY_S * 1000))
 }
@@ -344,7 +331,8 @@ pub(crate) fn meta(db: &Connection, key: &str) -> Result<Option<Vec<u8>>, Journa
         .optional()?)
 }
 
-/// The five tables that a reference can point into: what they hold, how their ids begin, and what a match says.
+/// The tables that a reference can point into: the kind, the prefix of its ids, and the query that finds a match's id,
+/// workspace and session.
 const REFERENCE_TABLES: [(ReferenceKind, &str, &str); 5] = [
     (
         ReferenceKind::Session,
@@ -376,15 +364,15 @@ const REFERENCE_TABLES: [(ReferenceKind, &str, &str); 5] = [
     ),
 ];
 
-/// What a text may mean: an id, a session's title, or the beginning of an id with or without its prefix. Whatever it
-/// is exactly comes first.
+/// Resolves a reference: an id, a session's title, or the beginning of an id with or without its prefix. If an id or
+/// title matches exactly, only exact matches are returned.
 pub(crate) fn resolve(
     db: &Connection,
     reference: &str,
     limit: usize,
 ) -> Result<Vec<ReferenceMatch>, JournalReadError> {
     let mut found: Vec<ReferenceMatch> = Vec::new();
-    // Adds what a query finds, and says how much there is by then.
+    // Adds the matches of a query and returns the number of matches so far.
     let mut add =
         |kind: ReferenceKind, sql: &str, low: &str, high: &str| -> Result<usize, JournalReadError> {
             if found.len() >= limit {
@@ -410,8 +398,8 @@ pub(crate) fn resolve(
     let (kind, _, select) = REFERENCE_TABLES[0];
     let by_title = format!("{select} AND s.title = ?1 AND ?2 = '' ORDER BY s.key DESC LIMIT ?3");
     let exact = add(kind, &by_title, reference, "")?;
-    // Whoever says the whole of something means it, whatever else begins like that.
-    // Ids are of these characters, all of which sort before DEL; so a prefix is a range.
+    // An exact match wins over anything that merely starts the same. All characters of an id sort before DEL, so a
+    // prefix search is a range.
     if exact > 0
         || reference.is_empty()
         || !reference.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.:-".contains(&b))
@@ -438,13 +426,12 @@ fn query_one<T>(
     rows.next()?.map(read).transpose()
 }
 
-/// A list that is being put together.
+/// A list query under construction.
 struct RowQuery {
     table: &'static str,
     columns: &'static str,
     order: &'static str,
     index: &'static str,
-    /// Whether the last comes first.
     descending: bool,
     clauses: Vec<String>,
     values: Vec<Value>,
@@ -455,17 +442,17 @@ impl RowQuery {
         Self { table, columns, order, index: "", descending: false, clauses: Vec::new(), values: Vec::new() }
     }
 
-    /// Goes on after the row of this id.
+    /// Continues after the row with this id.
     fn after(&mut self, db: &Connection, id: Option<&str>) -> Result<(), JournalReadError> {
         let Some(id) = id else { return Ok(()) };
         let (table, order) = (self.table, self.order);
-        let place: Option<i64> = db
+        let position: Option<i64> = db
             .prepare_cached(&format!("SELECT {order} FROM {table} WHERE id = ?1"))?
             .query_row([id], |row| row.get(0))
             .optional()?;
-        let place = place.ok_or_else(|| JournalReadError::Cursor(id.to_owned()))?;
+        let position = position.ok_or_else(|| JournalReadError::Cursor(id.to_owned()))?;
         self.clauses.push(format!("{order} {} ?", if self.descending { "<" } else { ">" }));
-        self.values.push(place.into());
+        self.values.push(position.into());
         Ok(())
     }
 
@@ -476,8 +463,8 @@ impl RowQuery {
         }
     }
 
-    fn filter_if(&mut self, only: bool, clause: &str) {
-        if only {
+    fn filter_if(&mut self, condition: bool, clause: &str) {
+        if condition {
             self.clauses.push(clause.to_owned());
         }
     }
@@ -488,12 +475,13 @@ impl RowQuery {
         limit: usize,
         read: fn(&Row<'_>) -> Result<T, JournalReadError>,
     ) -> Result<Vec<T>, JournalReadError> {
-        let Self { table, columns, order, index, descending: descends, ref clauses, .. } = self;
-        let way = if descends { " DESC" } else { "" };
+        let Self { table, columns, order, index, descending, ref clauses, .. } = self;
+        let direction = if descending { " DESC" } else { "" };
         let indexed = if index.is_empty() { String::new() } else { format!(" INDEXED BY {index}") };
         let filter =
             if clauses.is_empty() { String::new() } else { format!(" WHERE {}", clauses.join(" AND ")) };
-        let sql = format!("SELECT {columns} FROM {table}{indexed}{filter} ORDER BY {order}{way} LIMIT ?");
+        let sql =
+            format!("SELECT {columns} FROM {table}{indexed}{filter} ORDER BY {order}{direction} LIMIT ?");
         self.values.push(i64::try_from(limit).unwrap_or(i64::MAX).into());
         let mut statement = db.prepare_cached(&sql)?;
         let mut rows = statement.query(params_from_iter(self.values))?;

@@ -1,6 +1,6 @@
-//! One daemon owns a home: an exclusive lock on the file `lock` in it, which also names the holder. The kernel lets
-//! go of it when the process dies, so there is nothing to clean up and nothing to guess. A child that a dead holder was
-//! just about to start has it until it becomes another program: that is waited for.
+//! Ensures that one daemon owns a home, by an exclusive lock on the file `lock`, which also contains the owner's pid.
+//! The kernel releases the lock when the process dies, so no stale lock needs cleaning up. A child that a dead daemon
+//! had just forked still holds the lock until it calls exec; `acquire` waits for that.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -13,10 +13,10 @@ use rustix::process::{Pid, test_kill_process};
 
 use crate::error::JournalOpenError;
 
-/// How long a lock may outlive its holder: a child becomes another program in far less, also on a busy machine.
+/// How long a lock may outlive its dead holder. A forked child calls exec in far less, even on a busy machine.
 const DEAD_HOLDER_WAIT: Duration = Duration::from_secs(2);
 
-/// Held as long as it lives.
+/// The lock is held as long as this lives.
 #[derive(Debug)]
 pub(crate) struct HomeLock(File);
 
@@ -30,14 +30,14 @@ impl HomeLock {
             .mode(0o600)
             .open(home.join("lock"))
             .map_err(JournalOpenError::io("open the home's lock"))?;
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => break,
                 Err(rustix::io::Errno::WOULDBLOCK) => {
                     let pid = holder(&mut file);
-                    // One without a name is about to write it, or to let go.
-                    if pid.is_some_and(|pid| !is_dead(pid)) || begun.elapsed() > DEAD_HOLDER_WAIT {
+                    // A holder without a pid is about to write it or to release the lock.
+                    if pid.is_some_and(|pid| !is_dead(pid)) || started.elapsed() > DEAD_HOLDER_WAIT {
                         return Err(JournalOpenError::HomeLocked { pid });
                     }
                     std::thread::sleep(Duration::from_millis(5));
@@ -45,13 +45,13 @@ impl HomeLock {
                 Err(error) => return Err(JournalOpenError::io("lock the home")(error.into())),
             }
         }
-        // The lock is what counts. On a full disk it is held by somebody unnamed.
-        let named = file
+        // Only the lock matters. On a full disk the pid cannot be written, and the holder stays unnamed.
+        let pid_written = file
             .set_len(0)
             .and_then(|()| file.rewind())
             .and_then(|()| writeln!(file, "{}", std::process::id()));
-        if let Err(error) = named {
-            tracing::warn!(%error, "the pid could not be written into the home's lock");
+        if let Err(error) = pid_written {
+            tracing::warn!(%error, "the daemon's pid could not be written to the lock file of its home");
         }
         Ok(Self(file))
     }
@@ -59,12 +59,12 @@ impl HomeLock {
 
 impl Drop for HomeLock {
     fn drop(&mut self) {
-        // A pid that no longer holds anything should not be shown to anyone.
+        // Clear the pid, because this process no longer holds the lock.
         let _ = self.0.set_len(0);
     }
 }
 
-/// Who holds it. A holder that has not written its pid yet, or not all of it, stays unnamed.
+/// The pid of the holder. Absent if it has not been written completely yet.
 fn holder(file: &mut File) -> Option<u32> {
     let mut text = String::new();
     file.rewind().and_then(|()| file.read_to_string(&mut text)).ok()?;
@@ -84,9 +84,9 @@ mod tests {
     fn a_lock_that_outlives_its_holder_for_a_moment_is_waited_for() {
         let home = tempfile::tempdir().unwrap();
         let first = HomeLock::acquire(home.path()).unwrap();
-        let mut gone = std::process::Command::new("true").spawn().unwrap();
-        gone.wait().unwrap();
-        std::fs::write(home.path().join("lock"), format!("{}\n", gone.id())).unwrap();
+        let mut dead = std::process::Command::new("true").spawn().unwrap();
+        dead.wait().unwrap();
+        std::fs::write(home.path().join("lock"), format!("{}\n", dead.id())).unwrap();
         let home = home.path().to_owned();
         let second = std::thread::spawn(move || HomeLock::acquire(&home));
         std::thread::sleep(Duration::from_millis(20));

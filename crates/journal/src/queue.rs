@@ -1,5 +1,6 @@
-//! Where appends wait for the writer. Callers put one in under a short lock; the writer takes all there are, up to a
-//! batch, in one. The queue is bounded in number and bytes, and a caller that finds it full waits without a thread.
+//! The queue between callers and the writer. Callers add an append under a short lock; the writer takes everything up
+//! to the size of a batch at once. The queue is bounded in entries and bytes, and a caller that finds it full waits
+//! without blocking a thread.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -13,30 +14,28 @@ use crate::event::EventDraft;
 use crate::lock_ignoring_poison;
 use crate::rows::RowChange;
 
-/// Appends that may wait.
+/// Appends that may wait in the queue.
 pub(crate) const QUEUE_MAX: usize = 4096;
-/// Bytes that may wait; one append always may.
+/// Bytes that may wait in the queue. An empty queue accepts an append of any size.
 pub(crate) const QUEUE_BYTES: usize = 32 << 20;
-/// Events and row changes of one transaction, unless a single append has more.
+/// Events and row changes per transaction, unless a single append has more.
 pub(crate) const BATCH_MAX: usize = 1024;
-/// Bytes of one transaction, unless a single append has more.
+/// Bytes per transaction, unless a single append has more.
 pub(crate) const BATCH_BYTES: usize = 1 << 20;
-/// How long the writer waits at most for callers that are likely to come: about what a sync takes on a fast disk, so
-/// that it is never a bad bargain.
+/// The maximum time that the writer waits for callers that are likely to come. It is about as long as a sync on a fast
+/// disk, so sharing a sync always pays for the wait.
 const BATCH_WAIT: Duration = Duration::from_micros(200);
 
-/// What is asked of the writer.
 #[derive(Debug)]
 pub(crate) enum WriterTask {
     Append(AppendJob),
-    /// Give so many free pages back to the file system, and say how many were.
+    /// Returns up to this many free pages to the file system and answers with how many it returned.
     Vacuum {
         pages: u32,
         answer: oneshot::Sender<Result<u64, AppendError>>,
     },
 }
 
-/// One append.
 #[derive(Debug)]
 pub(crate) struct AppendJob {
     pub(crate) events: Vec<EventDraft>,
@@ -46,29 +45,28 @@ pub(crate) struct AppendJob {
     pub(crate) answer: oneshot::Sender<Result<AppendReceipt, AppendError>>,
 }
 
-/// An answer to be given again to whoever asks with the same `Idempotency-Key`, written with what it answers.
+/// A response that is written in the same transaction as the append it answers, and sent again for every later request
+/// with the same `Idempotency-Key`.
 pub struct IdempotencyRecord {
-    /// The key, already made unique to its route by the caller if that is wanted.
+    /// The key. The caller includes the route in it if keys are to be separate per route.
     pub key: String,
-    /// What tells the request apart from another under the same key.
+    /// Tells the request from another one under the same key.
     pub fingerprint: [u8; 32],
-    /// Makes the answer out of the first seq of the append, or of the journal's head if it has no events. Called
-    /// again if the append has to be made again at another seq.
+    /// Renders the response from the first seq of the append, or from the journal's head if it has no events. It is
+    /// called again if the append is retried at another seq.
     pub make_response: Box<dyn FnMut(Seq) -> Vec<u8> + Send>,
 }
 
 impl std::fmt::Debug for IdempotencyRecord {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Remember").field("key", &self.key).finish_non_exhaustive()
+        f.debug_struct("IdempotencyRecord").field("key", &self.key).finish_non_exhaustive()
     }
 }
 
-/// Where an append is; both are the journal's head if it had no events.
+/// The seqs of an append. Both are the journal's head if it had no events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AppendReceipt {
-    /// Its first event.
     pub first: Seq,
-    /// Its last event.
     pub last: Seq,
 }
 
@@ -85,7 +83,6 @@ impl WriterTask {
     }
 }
 
-/// The queue between callers and the writer.
 #[derive(Debug, Default)]
 pub(crate) struct WriterQueue {
     state: Mutex<WriterQueueState>,
@@ -95,108 +92,110 @@ pub(crate) struct WriterQueue {
 
 #[derive(Debug, Default)]
 struct WriterQueueState {
-    /// Each with its size, so that it is weighed once and by its caller.
+    /// Each task with its number of items and bytes, which the caller has computed once.
     tasks: VecDeque<(WriterTask, usize, usize)>,
     items: usize,
     bytes: usize,
-    /// Whether somebody waits for room.
+    /// Whether a caller waits for space.
     has_blocked_callers: bool,
-    /// How much the writer waits for, if it waits: only then does putting some in need a system call.
+    /// The queue length that the writer waits for; 0 if it is not waiting. Only when the length is reached do callers
+    /// need a system call to wake it.
     wakeup_len: usize,
     closed: bool,
 }
 
 impl WriterQueue {
-    /// Puts work in, waiting for room first if there is none. What was put in is done even if nobody waits for it.
-    pub(crate) async fn put(&self, work: WriterTask) -> Result<(), AppendError> {
-        let (items, bytes) = work.size();
-        let mut work = Some((work, items, bytes));
+    /// Adds a task, waiting for space first if the queue is full. A task in the queue is carried out even if its caller
+    /// has gone away.
+    pub(crate) async fn put(&self, task: WriterTask) -> Result<(), AppendError> {
+        let (items, bytes) = task.size();
+        let mut task = Some((task, items, bytes));
         loop {
-            let room = self.space_freed.notified();
-            tokio::pin!(room);
+            let space = self.space_freed.notified();
+            tokio::pin!(space);
             {
-                let mut waiting = lock_ignoring_poison(&self.state);
-                if waiting.closed {
+                let mut state = lock_ignoring_poison(&self.state);
+                if state.closed {
                     return Err(AppendError::Stopped);
                 }
-                let fits = waiting.tasks.len() < QUEUE_MAX && waiting.bytes + bytes <= QUEUE_BYTES;
-                if fits || waiting.tasks.is_empty() {
-                    waiting.items += items;
-                    waiting.bytes += bytes;
-                    waiting.tasks.extend(work.take());
-                    if waiting.wakeup_len > 0 && waiting.tasks.len() >= waiting.wakeup_len {
-                        waiting.wakeup_len = 0;
-                        drop(waiting);
+                let fits = state.tasks.len() < QUEUE_MAX && state.bytes + bytes <= QUEUE_BYTES;
+                if fits || state.tasks.is_empty() {
+                    state.items += items;
+                    state.bytes += bytes;
+                    state.tasks.extend(task.take());
+                    if state.wakeup_len > 0 && state.tasks.len() >= state.wakeup_len {
+                        state.wakeup_len = 0;
+                        drop(state);
                         self.filled.notify_one();
                     }
                     return Ok(());
                 }
-                waiting.has_blocked_callers = true;
-                // Still under the lock: the writer cannot make room before we listen.
-                room.as_mut().enable();
+                state.has_blocked_callers = true;
+                // Registered while still holding the lock, so that the writer cannot free space before we listen.
+                space.as_mut().enable();
             }
-            room.await;
+            space.await;
         }
     }
 
-    /// How many wait.
+    /// The number of queued tasks.
     pub(crate) fn len(&self) -> usize {
         lock_ignoring_poison(&self.state).tasks.len()
     }
 
-    /// Takes a batch, waiting for the first of it. False when the queue is closed and empty. If as many as `company`
-    /// are likely to be there in a moment, waits for them a little, so that they share a sync.
-    pub(crate) fn take(&self, batch: &mut Vec<WriterTask>, company: usize) -> bool {
-        let mut waiting = lock_ignoring_poison(&self.state);
-        let mut patience = None;
+    /// Takes a batch, waiting for its first task. Returns false when the queue is closed and empty. If `expected`
+    /// callers are likely to come in a moment, waits for them up to `BATCH_WAIT`, so that they share a sync.
+    pub(crate) fn take(&self, batch: &mut Vec<WriterTask>, expected: usize) -> bool {
+        let mut state = lock_ignoring_poison(&self.state);
+        let mut deadline = None;
         loop {
-            let there = waiting.tasks.len();
-            if waiting.closed && there == 0 {
+            let queued = state.tasks.len();
+            if state.closed && queued == 0 {
                 return false;
             }
-            if waiting.closed || there >= company.max(1) {
+            if state.closed || queued >= expected.max(1) {
                 break;
             }
-            if there == 0 {
-                waiting.wakeup_len = 1;
-                waiting = self.filled.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+            if queued == 0 {
+                state.wakeup_len = 1;
+                state = self.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
-            let until = *patience.get_or_insert_with(|| Instant::now() + BATCH_WAIT);
+            let until = *deadline.get_or_insert_with(|| Instant::now() + BATCH_WAIT);
             let Some(left) = until.checked_duration_since(Instant::now()) else { break };
-            waiting.wakeup_len = company;
-            waiting = self.filled.wait_timeout(waiting, left).unwrap_or_else(PoisonError::into_inner).0;
+            state.wakeup_len = expected;
+            state = self.filled.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        waiting.wakeup_len = 0;
+        state.wakeup_len = 0;
         let (mut items, mut bytes) = (0, 0);
-        while let Some((_, next_items, next_bytes)) = waiting.tasks.front() {
+        while let Some((_, next_items, next_bytes)) = state.tasks.front() {
             let over = items + next_items > BATCH_MAX || bytes + next_bytes > BATCH_BYTES;
             if over && !batch.is_empty() {
                 break;
             }
             items += next_items;
             bytes += next_bytes;
-            let next = waiting.tasks.pop_front().expect("it was at the front");
+            let next = state.tasks.pop_front().expect("the task was at the front");
             batch.push(next.0);
         }
-        waiting.items -= items;
-        waiting.bytes -= bytes;
-        let crowded = std::mem::take(&mut waiting.has_blocked_callers);
-        drop(waiting);
-        if crowded {
+        state.items -= items;
+        state.bytes -= bytes;
+        let has_blocked_callers = std::mem::take(&mut state.has_blocked_callers);
+        drop(state);
+        if has_blocked_callers {
             self.space_freed.notify_waiters();
         }
         true
     }
 
-    /// Lets nothing more in. The writer still does what is there.
+    /// Refuses new tasks. The writer still carries out the queued ones.
     pub(crate) fn close(&self) {
         lock_ignoring_poison(&self.state).closed = true;
         self.filled.notify_one();
         self.space_freed.notify_waiters();
     }
 
-    /// Closes, and drops what is there, so that everyone who waits learns that nothing was done.
+    /// Closes the queue and drops the queued tasks, so that their callers learn that nothing was done.
     pub(crate) fn abandon(&self) {
         self.close();
         let dropped = std::mem::take(&mut lock_ignoring_poison(&self.state).tasks);

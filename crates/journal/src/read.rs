@@ -1,5 +1,5 @@
-//! Reading events back: the pool of connections that cannot write, pages of a topic, and a session's own events.
-//! Every read is short, because a long one would keep SQLite's log from being begun anew.
+//! Reads events back: the pool of read-only connections, pages of a topic, and one session's events. Every read is
+//! short, because a long one would keep SQLite from restarting its log.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -20,45 +20,43 @@ use crate::ring::{EventFilter, EventTopic};
 use crate::rows::{from_sql_int, to_sql_int};
 use crate::schema::{self, INDEXED_THROUGH_SQL};
 
-/// Connections that read at once.
+/// Connections that can read at the same time.
 pub(crate) const READERS: usize = 4;
-/// Events that one read looks at before it gives what it has found.
+/// Events that one read scans before it returns what it has found.
 const SCAN_MAX: usize = 16 << 10;
-/// Bytes of events that one page has at most, unless a single one is larger.
+/// The maximum size of a page's events, unless a single event is larger.
 pub const PAGE_BYTES: usize = 4 << 20;
 
-/// A piece of a topic.
+/// A page of a topic's events.
 #[derive(Debug)]
 pub struct JournalPage {
-    /// In order.
     pub events: Vec<Arc<PublishedEvent>>,
-    /// Everything up to here has been looked at: where the next page goes on.
+    /// Everything up to here has been scanned; the next page continues after it.
     pub scanned: Seq,
-    /// Whether there was nothing more when this was read.
+    /// Whether there were no more events when the page was read.
     pub end: bool,
 }
 
-/// A piece of a session.
+/// A page of a session's events.
 #[derive(Debug)]
 pub struct SessionEventPage {
-    /// In order.
     pub events: Vec<StoredEvent>,
-    /// Everything up to here has been looked at: where the next page goes on.
+    /// Everything up to here has been scanned; the next page continues after it.
     pub scanned: EventNumber,
-    /// Whether there was nothing more when this was read.
+    /// Whether there were no more events when the page was read.
     pub end: bool,
 }
 
-/// What a session's machine is rebuilt from.
+/// The data from which a session's machine is rebuilt.
 #[derive(Debug)]
 pub struct SessionHistory {
-    /// Its last snapshot, with the number of the last event in it.
+    /// The last snapshot, with the number of the last event included in it.
     pub snapshot: Option<(EventNumber, Vec<u8>)>,
-    /// All events after that, in order.
+    /// All events after the snapshot, in order.
     pub events: Vec<StoredEvent>,
 }
 
-/// Connections for reading. One is taken for each read, on a thread where blocking is allowed.
+/// The read-only connections. Each read takes one, on a thread of tokio's blocking pool.
 #[derive(Debug)]
 pub(crate) struct ReaderPool {
     home: PathBuf,
@@ -71,7 +69,8 @@ impl ReaderPool {
         Self { home: home.to_owned(), idle: Mutex::default(), permits: Arc::new(Semaphore::new(READERS)) }
     }
 
-    /// Runs a read. If the caller goes away it ends by itself, and its place is taken until it has.
+    /// Runs a read in one transaction. If the caller drops the future, the read still runs to its end and holds its
+    /// permit until then.
     pub(crate) async fn read<T: Send + 'static>(
         self: &Arc<Self>,
         read: impl FnOnce(&Connection) -> Result<T, JournalReadError> + Send + 'static,
@@ -85,7 +84,7 @@ impl ReaderPool {
                 Some(db) => db,
                 None => schema::open_reader(&pool.home)?,
             };
-            // One transaction, so that all its statements see the same journal.
+            // One transaction, so that all statements see the same state of the journal.
             db.prepare_cached("BEGIN DEFERRED")?.execute([])?;
             let result = read(&db);
             if db.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([])).is_ok() {
@@ -95,11 +94,11 @@ impl ReaderPool {
         };
         match tokio::task::spawn_blocking(work).await {
             Ok(result) => result,
-            Err(failure) => Err(JournalReadError::Io(format!("a read broke off: {failure}"))),
+            Err(failure) => Err(JournalReadError::Io(format!("a read failed to finish: {failure}"))),
         }
     }
 
-    /// Waits for the reads that are under way and lets no more begin.
+    /// Waits for the running reads and refuses new ones.
     pub(crate) async fn close(&self) {
         let all = u32::try_from(READERS).expect("there are few readers");
         let permits = self.permits.acquire_many(all).await;
@@ -108,7 +107,7 @@ impl ReaderPool {
         lock_ignoring_poison(&self.idle).clear();
     }
 
-    /// The same without waiting, for a journal that is dropped.
+    /// Like [`close`](Self::close) but without waiting, for a journal that is dropped.
     pub(crate) fn abandon(&self) {
         self.permits.close();
         lock_ignoring_poison(&self.idle).clear();
@@ -117,7 +116,7 @@ impl ReaderPool {
 
 const COLUMNS: &str = "e.gid, e.session, e.number, e.workspace, e.ts, e.kind, e.run, e.up, e.data";
 
-/// A page of a topic: what is after `after` and not after `head`, which is the last published event.
+/// A page of a topic: the events after `after`, up to and including `head`, the last published event.
 pub(crate) fn page(
     db: &Connection,
     filter: &EventFilter,
@@ -131,86 +130,87 @@ pub(crate) fn page(
         page.end = after >= head;
         return Ok(page);
     }
-    let mut names = ScopeCache::new(db);
-    let (mut looked_at, mut taken) = (0, 0);
-    // Breaks off with whether there may be more.
-    let look = |row: &Row<'_>| -> Result<ControlFlow<bool>, JournalReadError> {
+    let mut scopes = ScopeCache::new(db);
+    let (mut scanned, mut taken) = (0, 0);
+    // Breaks with `true` if there may be more events.
+    let visit = |row: &Row<'_>| -> Result<ControlFlow<bool>, JournalReadError> {
         let seq = Seq(from_sql_int(row.get(0)?));
         if seq > head {
             return Ok(ControlFlow::Break(false));
         }
-        let wanted = match filter.topic {
+        let in_topic = match filter.topic {
             EventTopic::Workspace(WorkspaceKey(key)) => row.get::<_, Option<i64>>(3)? == Some(key),
             EventTopic::All | EventTopic::Session(_) => true,
         };
-        if wanted && filter.matches_kind(text_column(row, 5)?) {
+        if in_topic && filter.matches_kind(text_column(row, 5)?) {
             let size = blob_column(row, 8)?.len();
             if page.events.len() == limit || (taken + size > bytes && !page.events.is_empty()) {
                 return Ok(ControlFlow::Break(true));
             }
             taken += size;
-            page.events.push(Arc::new(event_draft(row, &mut names)?.publish(seq)));
+            page.events.push(Arc::new(event_draft(row, &mut scopes)?.publish(seq)));
         }
         page.scanned = seq;
-        looked_at += 1;
-        Ok(if looked_at == SCAN_MAX { ControlFlow::Break(true) } else { ControlFlow::Continue(()) })
+        scanned += 1;
+        Ok(if scanned == SCAN_MAX { ControlFlow::Break(true) } else { ControlFlow::Continue(()) })
     };
-    let left = match filter.topic {
+    let outcome = match filter.topic {
         EventTopic::Session(session) => match first_number_after(db, session, after)? {
-            Some(number) => visit_session_events(db, session, number, look)?,
+            Some(number) => visit_session_events(db, session, number, visit)?,
             None => ControlFlow::Continue(()),
         },
         EventTopic::All | EventTopic::Workspace(_) => {
             let sql = format!("SELECT {COLUMNS} FROM events e WHERE e.gid > ?1 ORDER BY e.gid");
-            visit_rows(db, &sql, params![to_sql_int(after.0)], look)?
+            visit_rows(db, &sql, params![to_sql_int(after.0)], visit)?
         }
     };
-    page.end = left != ControlFlow::Break(true);
+    page.end = outcome != ControlFlow::Break(true);
     if page.end {
         page.scanned = head;
     }
     Ok(page)
 }
 
-/// Gives rows to `look` until it breaks off.
+/// Passes rows to `visit` until it breaks.
 fn visit_rows<B>(
     db: &Connection,
     sql: &str,
     values: impl Params,
-    mut look: impl FnMut(&Row<'_>) -> Result<ControlFlow<B>, JournalReadError>,
+    mut visit: impl FnMut(&Row<'_>) -> Result<ControlFlow<B>, JournalReadError>,
 ) -> Result<ControlFlow<B>, JournalReadError> {
     let mut statement = db.prepare_cached(sql)?;
     let mut rows = statement.query(values)?;
     while let Some(row) = rows.next()? {
-        if let broken @ ControlFlow::Break(_) = look(row)? {
+        if let broken @ ControlFlow::Break(_) = visit(row)? {
             return Ok(broken);
         }
     }
     Ok(ControlFlow::Continue(()))
 }
 
-/// Gives a session's events from a number on to `look`: first those that are indexed, then the few that are not yet.
+/// Passes a session's events from a number on to `visit`: first the indexed ones, then the few that are not indexed
+/// yet.
 fn visit_session_events<B>(
     db: &Connection,
     session: SessionKey,
     from: i64,
-    mut look: impl FnMut(&Row<'_>) -> Result<ControlFlow<B>, JournalReadError>,
+    mut visit: impl FnMut(&Row<'_>) -> Result<ControlFlow<B>, JournalReadError>,
 ) -> Result<ControlFlow<B>, JournalReadError> {
     let indexed = format!(
         "SELECT {COLUMNS} FROM session_events i CROSS JOIN events e ON e.gid = i.gid
          WHERE i.session = ?1 AND i.number >= ?2 ORDER BY i.number"
     );
-    if let broken @ ControlFlow::Break(_) = visit_rows(db, &indexed, params![session.0, from], &mut look)? {
+    if let broken @ ControlFlow::Break(_) = visit_rows(db, &indexed, params![session.0, from], &mut visit)? {
         return Ok(broken);
     }
     let newest = format!(
         "SELECT {COLUMNS} FROM events e WHERE e.gid > {INDEXED_THROUGH_SQL} AND e.session = ?1 AND e.number >= ?2 ORDER BY e.gid"
     );
-    visit_rows(db, &newest, params![session.0, from], look)
+    visit_rows(db, &newest, params![session.0, from], visit)
 }
 
-/// The number of a session's first event after a seq. Within a session the seqs ascend with the numbers, so the
-/// place is found by halving, and no index by seq is needed.
+/// The number of a session's first event after a seq. Within a session the seqs ascend with the numbers, so a binary
+/// search finds it and no index by seq is needed.
 pub(crate) fn first_number_after(
     db: &Connection,
     session: SessionKey,
@@ -227,15 +227,15 @@ pub(crate) fn first_number_after(
         && gid > after.0
         && let Some((mut low, _)) = edge("ASC")?
     {
-        // The answer is in low..=end.
+        // The result is in low..=end.
         let mut end: i64 = high;
-        let mut at = db.prepare_cached(
+        let mut seek = db.prepare_cached(
             "SELECT number, gid FROM session_events WHERE session = ?1 AND number >= ?2 ORDER BY number LIMIT 1",
         )?;
         while low < end {
             let middle = low + (end - low) / 2;
             let (number, gid): (i64, i64) =
-                at.query_row([session.0, middle], |row| Ok((row.get(0)?, row.get(1)?)))?;
+                seek.query_row([session.0, middle], |row| Ok((row.get(0)?, row.get(1)?)))?;
             if from_sql_int(gid) > after.0 {
                 end = middle;
             } else {
@@ -251,23 +251,23 @@ pub(crate) fn first_number_after(
     Ok(statement.query_row([session.0, to_sql_int(after.0)], |row| row.get(0)).optional()?)
 }
 
-/// A session's events after its snapshot.
+/// A session's last snapshot and the events after it.
 pub(crate) fn load_session(db: &Connection, session: SessionKey) -> Result<SessionHistory, JournalReadError> {
     let snapshot = db
         .prepare_cached("SELECT number, state FROM snapshots WHERE session = ?1")?
         .query_row([session.0], |row| Ok((EventNumber(from_sql_int(row.get(0)?)), row.get(1)?)))
         .optional()?;
     let from = snapshot.as_ref().map_or(0, |(number, _)| to_sql_int(number.0) + 1);
-    let mut names = ScopeCache::new(db);
+    let mut scopes = ScopeCache::new(db);
     let mut events = Vec::new();
     let _: ControlFlow<()> = visit_session_events(db, session, from, |row| {
-        events.push(stored_event(row, &mut names)?);
+        events.push(stored_event(row, &mut scopes)?);
         Ok(ControlFlow::Continue(()))
     })?;
     Ok(SessionHistory { snapshot, events })
 }
 
-/// Some of a session's events. With a run, what came before the run was accepted is not even looked at.
+/// A page of a session's events. With a run, the scan starts at the event that accepted the run.
 pub(crate) fn session_events(
     db: &Connection,
     session: SessionKey,
@@ -287,11 +287,11 @@ pub(crate) fn session_events(
             from = from.max(first.unwrap_or(0));
         }
     }
-    let mut names = ScopeCache::new(db);
+    let mut scopes = ScopeCache::new(db);
     let mut page =
         SessionEventPage { events: Vec::new(), scanned: EventNumber(from_sql_int(from - 1)), end: true };
-    let (mut looked_at, mut taken) = (0, 0);
-    let left = visit_session_events(db, session, from, |row| {
+    let (mut scanned, mut taken) = (0, 0);
+    let outcome = visit_session_events(db, session, from, |row| {
         let kind = text_column(row, 5)?;
         let of_kind = kinds.is_empty() || kinds.iter().any(|wanted| wanted == kind);
         if of_kind && run.is_none_or(|run| text_column(row, 6).is_ok_and(|id| id == run.as_str())) {
@@ -300,34 +300,34 @@ pub(crate) fn session_events(
                 return Ok(ControlFlow::Break(()));
             }
             taken += size;
-            page.events.push(stored_event(row, &mut names)?);
+            page.events.push(stored_event(row, &mut scopes)?);
         }
         page.scanned = EventNumber(from_sql_int(row.get(2)?));
-        looked_at += 1;
-        Ok(if looked_at == SCAN_MAX { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        scanned += 1;
+        Ok(if scanned == SCAN_MAX { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     })?;
-    page.end = left.is_continue();
+    page.end = outcome.is_continue();
     Ok(page)
 }
 
-/// Gives every event to `each`, in order.
+/// Passes every event in the journal to `visit`, in order.
 pub(crate) fn for_each_event<E: From<JournalReadError>>(
     db: &Connection,
-    mut each: impl FnMut(StoredEvent) -> Result<(), E>,
+    mut visit: impl FnMut(StoredEvent) -> Result<(), E>,
 ) -> Result<(), E> {
     let sql = format!("SELECT {COLUMNS} FROM events e ORDER BY e.gid");
     let mut statement = db.prepare_cached(&sql).map_err(JournalReadError::from)?;
     let mut rows = statement.query([]).map_err(JournalReadError::from)?;
-    let mut names = ScopeCache::new(db);
+    let mut scopes = ScopeCache::new(db);
     while let Some(row) = rows.next().map_err(JournalReadError::from)? {
-        each(stored_event(row, &mut names)?)?;
+        visit(stored_event(row, &mut scopes)?)?;
     }
     Ok(())
 }
 
-fn event_draft(row: &Row<'_>, names: &mut ScopeCache<'_>) -> Result<EventDraft, JournalReadError> {
+fn event_draft(row: &Row<'_>, scopes: &mut ScopeCache<'_>) -> Result<EventDraft, JournalReadError> {
     Ok(EventDraft::new(
-        names.scope(row)?,
+        scopes.scope(row)?,
         number_column(row)?,
         Millis(from_sql_int(row.get(4)?)),
         run_column(row)?,
@@ -337,12 +337,12 @@ fn event_draft(row: &Row<'_>, names: &mut ScopeCache<'_>) -> Result<EventDraft, 
     ))
 }
 
-fn stored_event(row: &Row<'_>, names: &mut ScopeCache<'_>) -> Result<StoredEvent, JournalReadError> {
+fn stored_event(row: &Row<'_>, scopes: &mut ScopeCache<'_>) -> Result<StoredEvent, JournalReadError> {
     Ok(StoredEvent {
         seq: Seq(from_sql_int(row.get(0)?)),
         number: number_column(row)?,
         ts: Millis(from_sql_int(row.get(4)?)),
-        scope: names.scope(row)?,
+        scope: scopes.scope(row)?,
         run: run_column(row)?,
         kind: intern_kind(text_column(row, 5)?),
         data: blob_column(row, 8)?.to_vec(),
@@ -366,22 +366,22 @@ fn run_column(row: &Row<'_>) -> Result<Option<RunId>, JournalReadError> {
     }
 }
 
-/// Text of a row that is not copied.
+/// A text column, borrowed from the row.
 pub(crate) fn text_column<'r>(row: &'r Row<'_>, column: usize) -> Result<&'r str, JournalReadError> {
     row.get_ref(column)?.as_str().map_err(damage_error)
 }
 
-/// Bytes of a row that are not copied.
+/// A blob column, borrowed from the row.
 pub(crate) fn blob_column<'r>(row: &'r Row<'_>, column: usize) -> Result<&'r [u8], JournalReadError> {
     row.get_ref(column)?.as_blob().map_err(damage_error)
 }
 
-/// What we wrote is not what we read.
-pub(crate) fn damage_error(what: impl std::fmt::Display) -> JournalReadError {
-    JournalReadError::Io(format!("the journal is damaged: {what}"))
+/// An error for stored data that we could not have written.
+pub(crate) fn damage_error(detail: impl std::fmt::Display) -> JournalReadError {
+    JournalReadError::Io(format!("the journal is damaged: {detail}"))
 }
 
-/// The ids that the keys of events stand for, looked up once per read.
+/// A cache of the scopes that events' keys stand for, for the duration of one read.
 struct ScopeCache<'c> {
     db: &'c Connection,
     scopes: HashMap<(Option<i64>, Option<i64>), Arc<EventScope>>,
@@ -412,7 +412,7 @@ impl<'c> ScopeCache<'c> {
     fn stream(&self, key: i64) -> Result<EventScope, JournalReadError> {
         let id = self.lookup("SELECT id FROM session_names WHERE key = ?1", key)?;
         let key = SessionKey(key);
-        // Ids of both kinds are ours, so their beginnings tell them apart.
+        // Session and fleet ids have different prefixes.
         Ok(match id.starts_with(FleetId::PREFIX) {
             true => EventScope {
                 fleet: Some((key, FleetId::parse(&id).map_err(damage_error)?)),
@@ -430,6 +430,6 @@ impl<'c> ScopeCache<'c> {
             .prepare_cached(sql)?
             .query_row([key], |row| row.get(0))
             .optional()?
-            .ok_or_else(|| damage_error(format_args!("nothing has the key {key}")))
+            .ok_or_else(|| damage_error(format_args!("no id is recorded for the key {key}")))
     }
 }

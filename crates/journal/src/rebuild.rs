@@ -1,5 +1,5 @@
-//! Makes the rows anew out of the events, for when they are doubted. Offline, under the home's lock, and in one
-//! transaction: either all rows are new or none is.
+//! Recreates the rows from the events, in case they are damaged or in doubt. It runs offline under the home's lock, in
+//! one transaction: either all rows are replaced or none.
 
 use std::path::Path;
 
@@ -11,27 +11,23 @@ use crate::lock::HomeLock;
 use crate::rows::RowChange;
 use crate::{index, read, schema};
 
-/// Why the rows were not rebuilt. They are as they were.
+/// Why a rebuild failed. The rows are unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum RebuildError {
-    /// The journal could not be opened.
     #[error(transparent)]
     Open(#[from] JournalOpenError),
-    /// The events could not be read.
     #[error(transparent)]
     Read(#[from] JournalReadError),
-    /// The rows could not be written.
     #[error("could not write the rows of event {seq}: {error}")]
     Write {
-        /// At which event.
+        /// The event whose rows could not be written.
         seq: Seq,
-        /// Why.
         error: AppendError,
     },
 }
 
-/// Empties the rows and refills them with what `fold` makes of each event, in order; gives the number of events.
-/// A run's `accepted` is then the index 0: each event stands alone.
+/// Empties the rows and refills them with the changes that `fold` makes of each event, in order. Returns the number of
+/// events. Each event is an append of its own here, so a run's `accepted_event` must be 0.
 pub fn rebuild(
     home: &Path,
     mut fold: impl FnMut(&StoredEvent) -> Vec<RowChange>,
@@ -39,7 +35,7 @@ pub fn rebuild(
     let _lock = HomeLock::acquire(home)?;
     let db = schema::open_writer(home)?;
     let failed = |seq| move |error: rusqlite::Error| RebuildError::Write { seq, error: error.into() };
-    // Dropped without a commit it rolls back.
+    // Rolls back if it is dropped without a commit.
     let transaction = db.unchecked_transaction().map_err(failed(Seq(0)))?;
     transaction.execute_batch(schema::EMPTY_ROWS).map_err(failed(Seq(0)))?;
     transaction.execute_batch(schema::EMPTY_INDEX).map_err(failed(Seq(0)))?;

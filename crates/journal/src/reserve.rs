@@ -1,5 +1,6 @@
-//! Sixteen mebibytes held back as a file, so that cancels and ends still fit when the disk is full. Giving it up is
-//! deleting the file; getting it back is tried now and then, and until then ordinary appends are refused.
+//! 16 MiB of disk space held back as a file, so that cancels and run ends can still be written when the disk is full.
+//! The reserve is spent by deleting the file. The writer tries to recreate it from time to time and refuses ordinary
+//! appends until it succeeds.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -12,33 +13,32 @@ use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::error::JournalOpenError;
 
-/// The space held back.
 #[derive(Debug)]
 pub(crate) struct DiskReserve {
     path: PathBuf,
-    /// How long after a failed attempt the next may be made.
+    /// How long to wait after a failed attempt to recreate the file before the next attempt.
     retry: Duration,
-    /// Since when it is spent, or was last tried to be had back.
+    /// When the reserve was spent, or when the last attempt to recreate it failed. Absent while it is held.
     spent_since: Option<Instant>,
 }
 
 impl DiskReserve {
-    /// Finds or makes the file.
+    /// Finds or creates the file.
     pub(crate) fn open(home: &Path, retry: Duration) -> Result<Self, JournalOpenError> {
         let path = home.join("reserve");
         match create_reserve(&path) {
             Ok(()) => Ok(Self { path, retry, spent_since: None }),
             Err(error) if is_full(&error) => Err(JournalOpenError::DiskFull { needed: RESERVE_BYTES }),
-            Err(error) => Err(JournalOpenError::io("make the reserve")(error)),
+            Err(error) => Err(JournalOpenError::io("create the disk reserve")(error)),
         }
     }
 
-    /// Whether it has been given up and could not be had back yet.
+    /// Whether the reserve was spent and not recreated yet.
     pub(crate) fn is_spent(&self) -> bool {
         self.spent_since.is_some()
     }
 
-    /// Gives the space to whoever writes next. False if there is none to give.
+    /// Deletes the file, so that the next write has space. Returns false if there was no reserve to spend.
     pub(crate) fn spend(&mut self) -> bool {
         if self.spent_since.is_some() {
             return false;
@@ -47,7 +47,7 @@ impl DiskReserve {
         std::fs::remove_file(&self.path).is_ok()
     }
 
-    /// Tries to have it back, if it is time to. True if it is held afterwards.
+    /// Tries to recreate the reserve, if enough time has passed. Returns whether it is held now.
     pub(crate) fn regain(&mut self) -> bool {
         let Some(since) = self.spent_since else { return true };
         if since.elapsed() < self.retry {
@@ -68,17 +68,17 @@ fn is_full(error: &io::Error) -> bool {
 
 fn create_reserve(path: &Path) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
-    let made = allocate_reserve(&mut file);
-    if made.is_err() {
-        // Half a reserve would only be space that nobody can use.
+    let allocated = allocate_reserve(&mut file);
+    if allocated.is_err() {
+        // Half a reserve would only waste disk space.
         let _ = std::fs::remove_file(path);
     }
-    made
+    allocated
 }
 
 fn allocate_reserve(file: &mut File) -> io::Result<()> {
-    let known = file.metadata()?;
-    if known.len() == RESERVE_BYTES && known.blocks() * 512 >= RESERVE_BYTES {
+    let metadata = file.metadata()?;
+    if metadata.len() == RESERVE_BYTES && metadata.blocks() * 512 >= RESERVE_BYTES {
         return Ok(());
     }
     match fallocate(&*file, FallocateFlags::empty(), 0, RESERVE_BYTES) {

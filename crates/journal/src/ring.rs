@@ -1,6 +1,6 @@
-//! The last events, in memory, and who is waiting for the next. There is one ring for everything and one for each
-//! workspace or session that somebody watches, so that nobody is woken for what is not theirs and an event that
-//! nobody watches costs one push. Nothing here reads the journal; a reader that has fallen behind a ring does.
+//! The newest events, in memory, and the signal that wakes their readers. There is one ring for all events and one for
+//! each workspace or session that has a reader, so no reader wakes for events of another topic, and an event without
+//! readers costs one push. Nothing here reads the journal; a reader that has fallen behind its ring does.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,37 +12,34 @@ use tokio::sync::watch;
 use crate::event::{PublishedEvent, SessionKey, WorkspaceKey};
 use crate::lock_ignoring_poison;
 
-/// Events that the ring of everything holds.
+/// Events in the ring of all events.
 pub(crate) const RING_EVENTS: usize = 4096;
-/// Their bytes.
+/// Bytes in the ring of all events.
 pub(crate) const RING_BYTES: usize = 8 << 20;
-/// Events that the ring of one workspace or session holds.
+/// Events in the ring of one workspace or session.
 pub(crate) const TOPIC_EVENTS: usize = 512;
-/// Their bytes.
+/// Bytes in the ring of one workspace or session.
 pub(crate) const TOPIC_BYTES: usize = 1 << 20;
 
-/// What a reader wants to hear of.
+/// The scope of a subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EventTopic {
-    /// Everything.
     All,
-    /// One project.
     Workspace(WorkspaceKey),
-    /// One conversation.
+    /// One session or fleet.
     Session(SessionKey),
 }
 
-/// Which events a reader wants.
+/// Selects the events of a subscription or page.
 #[derive(Debug, Clone)]
 pub struct EventFilter {
-    /// Whose.
     pub topic: EventTopic,
-    /// Of which kinds; absent: all.
+    /// Absent: all kinds.
     pub kinds: Option<Arc<[String]>>,
 }
 
 impl EventFilter {
-    /// Everything of a topic.
+    /// All events of a topic.
     pub fn of(topic: EventTopic) -> Self {
         Self { topic, kinds: None }
     }
@@ -52,7 +49,7 @@ impl EventFilter {
     }
 }
 
-/// The newest events of one topic. Every event of the topic after `floor` is in it.
+/// The newest events of one topic. It holds every event of the topic after `evicted_through`.
 #[derive(Debug)]
 pub(crate) struct EventRing {
     evicted_through: Seq,
@@ -62,12 +59,12 @@ pub(crate) struct EventRing {
     max_bytes: usize,
 }
 
-/// What a reader found.
+/// The result of reading a ring.
 #[derive(Debug)]
 pub(crate) enum RingRead {
-    /// These; everything up to the cursor has been looked at, and there was nothing more if `end`.
+    /// The matching events. Everything up to `cursor` has been scanned; `end` is true if the ring has no more.
     Events { events: Vec<Arc<PublishedEvent>>, cursor: Seq, end: bool },
-    /// Some of what it wants is no longer in the ring.
+    /// Some of the requested events are no longer in the ring.
     Overrun,
 }
 
@@ -107,14 +104,14 @@ impl EventRing {
     }
 }
 
-/// What those who wait are told.
+/// The value that wakes a channel's readers.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ChannelSignal {
-    /// No more will come.
+    /// No more events will come.
     pub(crate) closed: bool,
 }
 
-/// A ring and those who wait for its next event.
+/// A ring and the signal for its readers.
 #[derive(Debug)]
 pub(crate) struct TopicChannel {
     ring: RwLock<EventRing>,
@@ -145,19 +142,19 @@ impl TopicChannel {
     }
 }
 
-/// A reader's place at the board.
+/// What a new reader of a topic gets.
 #[derive(Debug)]
 pub(crate) struct TopicReader {
     pub(crate) channel: Arc<TopicChannel>,
     pub(crate) signal: watch::Receiver<ChannelSignal>,
-    /// The last event published when the reader came.
+    /// The last event published when the reader subscribed.
     pub(crate) head: Seq,
-    /// Something up to here was purged: an event that is not newer must come from the journal, which has forgotten
-    /// it, and not from a ring, which has not.
+    /// A purge happened up to this seq. Events up to it must be read from the journal, because a ring may still hold
+    /// purged ones.
     pub(crate) purged: Seq,
 }
 
-/// All rings.
+/// The rings of all topics. The writer publishes here.
 #[derive(Debug)]
 pub(crate) struct EventHub {
     head: AtomicU64,
@@ -167,7 +164,7 @@ pub(crate) struct EventHub {
 
 #[derive(Debug, Default)]
 struct TopicChannels {
-    /// With how many readers each has; one that has none is not here.
+    /// Each channel with its number of readers. A topic without readers is not in the map.
     channels: HashMap<EventTopic, (Arc<TopicChannel>, usize)>,
     purged: Seq,
     closed: bool,
@@ -182,12 +179,13 @@ impl EventHub {
         }
     }
 
-    /// The last event that readers can see.
+    /// The seq of the last published event.
     pub(crate) fn head(&self) -> Seq {
         Seq(self.head.load(Ordering::Acquire))
     }
 
-    /// Takes a place. Whatever is published after this call returns is in the channel or makes it say `Gone`.
+    /// Subscribes to a topic. Every event published after this returns is in the channel, or makes a read return
+    /// [`RingRead::Overrun`].
     pub(crate) fn subscribe(&self, topic: EventTopic) -> TopicReader {
         let mut topics = lock_ignoring_poison(&self.topics);
         let head = self.head();
@@ -201,11 +199,11 @@ impl EventHub {
             *readers += 1;
             channel.clone()
         };
-        let news = channel.signal.subscribe();
-        TopicReader { channel, signal: news, head, purged: topics.purged }
+        let signal = channel.signal.subscribe();
+        TopicReader { channel, signal, head, purged: topics.purged }
     }
 
-    /// Gives the place up.
+    /// Removes a reader of a topic.
     pub(crate) fn unsubscribe(&self, topic: EventTopic) {
         let mut topics = lock_ignoring_poison(&self.topics);
         if let Some((_, readers)) = topics.channels.get_mut(&topic) {
@@ -216,7 +214,7 @@ impl EventHub {
         }
     }
 
-    /// Shows a committed batch, in order, and wakes those it concerns.
+    /// Publishes a committed batch in order and wakes the readers of its topics.
     pub(crate) fn publish(&self, events: Vec<Arc<PublishedEvent>>, purge: bool) {
         let mut touched: Vec<Arc<TopicChannel>> = Vec::new();
         {
@@ -253,13 +251,13 @@ impl EventHub {
         }
     }
 
-    /// Tells everyone who waits that no more will come.
+    /// Wakes all readers and tells them that no more events will come.
     pub(crate) fn close(&self) {
         let mut topics = lock_ignoring_poison(&self.topics);
         topics.closed = true;
-        self.all.signal.send_modify(|news| news.closed = true);
+        self.all.signal.send_modify(|signal| signal.closed = true);
         for (channel, _) in topics.channels.values() {
-            channel.signal.send_modify(|news| news.closed = true);
+            channel.signal.send_modify(|signal| signal.closed = true);
         }
     }
 
@@ -286,10 +284,10 @@ mod tests {
         Arc::new(draft.publish(Seq(seq)))
     }
 
-    fn seqs(found: RingRead) -> Vec<u64> {
-        match found {
+    fn seqs(read: RingRead) -> Vec<u64> {
+        match read {
             RingRead::Events { events, .. } => events.iter().map(|event| event.seq.0).collect(),
-            RingRead::Overrun => panic!("gone"),
+            RingRead::Overrun => panic!("overrun"),
         }
     }
 
@@ -309,29 +307,29 @@ mod tests {
 
     #[test]
     fn a_reader_of_one_session_is_not_woken_by_another() {
-        let board = EventHub::new(Seq(0));
-        let mut one = board.subscribe(EventTopic::Session(SessionKey(1)));
-        let mut two = board.subscribe(EventTopic::Session(SessionKey(2)));
-        one.signal.borrow_and_update();
-        two.signal.borrow_and_update();
-        board.publish(vec![event(1, 1), event(2, 3)], false);
-        assert!(one.signal.has_changed().unwrap());
-        assert!(!two.signal.has_changed().unwrap());
-        assert_eq!(board.head(), Seq(2));
-        board.unsubscribe(EventTopic::Session(SessionKey(1)));
-        board.unsubscribe(EventTopic::Session(SessionKey(2)));
-        assert_eq!(board.topic_count(), 0);
+        let hub = EventHub::new(Seq(0));
+        let mut first = hub.subscribe(EventTopic::Session(SessionKey(1)));
+        let mut second = hub.subscribe(EventTopic::Session(SessionKey(2)));
+        first.signal.borrow_and_update();
+        second.signal.borrow_and_update();
+        hub.publish(vec![event(1, 1), event(2, 3)], false);
+        assert!(first.signal.has_changed().unwrap());
+        assert!(!second.signal.has_changed().unwrap());
+        assert_eq!(hub.head(), Seq(2));
+        hub.unsubscribe(EventTopic::Session(SessionKey(1)));
+        hub.unsubscribe(EventTopic::Session(SessionKey(2)));
+        assert_eq!(hub.topic_count(), 0);
     }
 
     #[test]
     fn a_quiet_sessions_reader_stays_inside_its_ring_however_much_others_say() {
-        let board = EventHub::new(Seq(0));
+        let hub = EventHub::new(Seq(0));
         let filter = EventFilter::of(EventTopic::Session(SessionKey(1)));
-        let seat = board.subscribe(filter.topic);
+        let reader = hub.subscribe(filter.topic);
         for seq in 1..=10_000 {
-            board.publish(vec![event(seq, 2)], false);
+            hub.publish(vec![event(seq, 2)], false);
         }
-        board.publish(vec![event(10_001, 1)], false);
-        assert_eq!(seqs(seat.channel.after(Seq(0), &filter, 9, 9999)), [10_001]);
+        hub.publish(vec![event(10_001, 1)], false);
+        assert_eq!(seqs(reader.channel.after(Seq(0), &filter, 9, 9999)), [10_001]);
     }
 }

@@ -1,5 +1,5 @@
-//! The rows that lists are made of, and the SQL that changes them. A change is applied in the transaction of the
-//! events that caused it; what the documents in the rows say is the caller's business.
+//! The rows that lists are built from, and the SQL that changes them. A change is applied in the transaction of the
+//! events that caused it. The content of the `doc` columns is up to the caller.
 
 use qd_protocol::{AskId, EventNumber, FleetId, MailId, Millis, RunId, Seq, SessionId, WorkspaceId};
 use rusqlite::{Connection, params};
@@ -11,167 +11,145 @@ use crate::schema::INDEXED_THROUGH_SQL;
 /// A project directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkspaceRow {
-    /// Inside this journal.
     pub key: WorkspaceKey,
-    /// Outside.
     pub id: WorkspaceId,
-    /// Resolved. Of the workspaces that are not removed, no two have the same.
+    /// The resolved path. No two workspaces have the same one, except removed ones.
     pub path: String,
-    /// For people.
+    /// A display name.
     pub name: Option<String>,
-    /// Whether it was forgotten.
     pub removed: bool,
-    /// Since when.
     pub created_at: Millis,
-    /// The rest, as the caller likes it.
+    /// All other data, in the caller's format.
     pub doc: Vec<u8>,
 }
 
-/// A conversation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SessionRow {
-    /// Inside this journal.
     pub key: SessionKey,
-    /// Outside.
     pub id: SessionId,
-    /// Its project.
     pub workspace: WorkspaceKey,
-    /// The session above, or the fleet that it belongs to.
+    /// The parent session, or the fleet that the session belongs to.
     pub parent: Option<SessionKey>,
-    /// For people.
     pub title: Option<String>,
-    /// When it was closed, if it is.
     pub closed_at: Option<Millis>,
-    /// Whether it has runs that have not finished.
+    /// Whether the session has unfinished runs.
     pub live: bool,
-    /// Whether it owes something to another session.
+    /// Whether the session needs an actor after a restart even without unfinished runs: it has a worker, is closing,
+    /// must cancel child sessions, or has a mail claim that will expire.
     pub has_obligations: bool,
-    /// What its own runs have cost.
+    /// The cost of the session's own runs.
     pub cost_usd: f64,
-    /// What it and those below may cost.
+    /// The budget for this session and all sessions below it.
     pub budget_usd: Option<f64>,
-    /// The last change.
     pub updated_at: Millis,
-    /// The rest, as the caller likes it.
+    /// All other data, in the caller's format.
     pub doc: Vec<u8>,
 }
 
-/// Several sessions that work together. They are right below its key.
+/// A group of sessions that work together. Their `parent` is the fleet's key.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FleetRow {
-    /// Inside this journal.
     pub key: SessionKey,
-    /// Outside.
     pub id: FleetId,
-    /// Its project.
     pub workspace: WorkspaceKey,
-    /// Whether it has not ended.
+    /// Whether the fleet has not ended yet.
     pub live: bool,
-    /// What all of its sessions may cost together.
+    /// The budget for all of its sessions together.
     pub budget_usd: Option<f64>,
-    /// What it was made with, which may be much: given once, left out by later changes, always there when it is read.
+    /// What the fleet was created with, which can be large. It is written once: later changes leave it absent, and it
+    /// is always present in a row that is read.
     pub created_with: Option<Vec<u8>>,
-    /// The rest, as the caller likes it.
+    /// All other data, in the caller's format.
     pub doc: Vec<u8>,
 }
 
-/// An accepted prompt.
+/// An accepted prompt and its outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunRow {
-    /// The run.
     pub id: RunId,
-    /// Whose.
     pub session: SessionKey,
-    /// Where.
     pub workspace: WorkspaceKey,
-    /// Which of the append's events accepts it; absent in a change of a run that is already known.
+    /// The index of the append's event that accepts the run. Absent when a known run is changed.
     pub accepted_event: Option<usize>,
-    /// The seq of that event. Written by the journal and only there when the row is read.
+    /// The seq of the accepting event. The journal sets it; a caller's value is ignored.
     pub seq: Seq,
-    /// Whether it has ended.
     pub finished: bool,
-    /// What tells it apart from another prompt under the same id.
+    /// Tells this prompt from another one sent under the same run id.
     pub fingerprint: String,
-    /// What was asked, as the caller likes it. It never changes, so a change of a run need not bring it again.
+    /// The prompt, in the caller's format. It never changes, so later changes can omit it.
     pub prompt: Option<Vec<u8>>,
-    /// The rest, as the caller likes it.
+    /// All other data, in the caller's format.
     pub doc: Vec<u8>,
 }
 
-/// Something an agent waits for, or waited.
+/// A permission request or question of an agent, pending or resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AskRow {
-    /// The ask.
     pub id: AskId,
-    /// Whose.
+    /// The session or fleet that asks.
     pub session: SessionKey,
-    /// Whether nobody has answered yet.
     pub pending: bool,
-    /// The rest, as the caller likes it.
+    /// All other data, in the caller's format.
     pub doc: Vec<u8>,
 }
 
-/// A message between sessions.
+/// A message in a session's mailbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MailRow {
-    /// The message.
     pub id: MailId,
-    /// Whose mailbox; absent only where that was purged, of which nothing but the id is known.
+    /// The session that owns the mailbox. Absent if that session was purged; then only id and fingerprint are left.
     pub session: Option<SessionKey>,
-    /// Which of the append's events sends it; absent in a change of one that is already known.
+    /// The index of the append's event that sends the message. Absent when a known message is changed.
     pub sent_event: Option<usize>,
-    /// The seq of that event. Written by the journal and only there when the row is read.
+    /// The seq of the sending event. The journal sets it; a caller's value is ignored.
     pub seq: Seq,
-    /// Whether something may still become of it.
+    /// Whether the message is not settled yet.
     pub open: bool,
-    /// What tells it apart from another message under the same id. It never changes.
+    /// Tells this message from another one sent under the same id. It never changes.
     pub fingerprint: String,
-    /// What was sent, as the caller likes it. It never changes, so a change need not bring it again.
+    /// The message as sent, in the caller's format. It never changes, so later changes can omit it.
     pub sent: Option<Vec<u8>>,
-    /// The rest, as the caller likes it.
+    /// All other data, in the caller's format.
     pub doc: Vec<u8>,
 }
 
-/// One change of a row.
+/// A change to one row.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RowChange {
-    /// A new one, or a change of the one with its key.
+    /// Inserts the workspace, or updates the row with its key.
     Workspace(WorkspaceRow),
-    /// A new one, or a change of the one with its key.
+    /// Inserts the session, or updates the row with its key.
     Session(SessionRow),
-    /// A new one, or a change of the one with its key.
+    /// Inserts the fleet if `created_with` is present, else updates the row with its key.
     Fleet(FleetRow),
-    /// A new one if it is being accepted, else a change of the one with its id.
+    /// Inserts the run if `accepted_event` is present, else updates the row with its id.
     Run(RunRow),
-    /// A new one, or a change of the one with its id.
+    /// Inserts the ask, or updates the row with its id.
     Ask(AskRow),
-    /// A new one if it is being sent, else a change of the one with its id.
+    /// Inserts the message if `sent_event` is present, else updates the row with its id.
     Mail(MailRow),
-    /// The machine's state after the event of that number; the session's earlier one is forgotten.
+    /// Stores the state of a session's machine after the event of that number, and replaces the previous snapshot.
     Snapshot {
-        /// Whose.
         session: SessionKey,
-        /// The last event in it.
+        /// The last event included in the snapshot.
         number: EventNumber,
-        /// As the caller likes it.
+        /// In the caller's format.
         state: Vec<u8>,
     },
-    /// Something of the whole daemon. What begins with `keep.` survives a rebuild, the rest is made anew by it.
+    /// Sets a value that belongs to the daemon as a whole. Keys that begin with `keep.` survive a rebuild; the others
+    /// are rebuilt from events.
     Meta {
-        /// Its name.
         key: &'static str,
-        /// What it is now; absent: nothing.
+        /// Absent: deletes the key.
         value: Option<Vec<u8>>,
     },
-    /// Deletes a session with all its events, runs, asks, mail and its snapshot; of its mail the ids stay.
-    Purge {
-        /// Which.
-        session: SessionKey,
-    },
+    /// Deletes a session or fleet with all its events, runs, asks, mail and its snapshot. Only the ids and fingerprints
+    /// of its mail remain.
+    Purge { session: SessionKey },
 }
 
 impl RowChange {
-    /// How much it weighs in a queue.
+    /// The size that counts towards the limits of the writer's queue.
     pub(crate) fn weight(&self) -> usize {
         const FIXED: usize = 128;
         FIXED
@@ -188,7 +166,8 @@ impl RowChange {
             }
     }
 
-    /// Makes the change. `first` and `events` are the seqs of the append it belongs to, `head` the last seq given out.
+    /// Applies the change. `first` is the first seq of the append it belongs to, `events` the number of its events, and
+    /// `head` the last seq given out.
     pub(crate) fn apply(
         &self,
         db: &Connection,
@@ -224,25 +203,25 @@ impl RowChange {
     }
 }
 
-/// SQLite's integers are signed; nothing we count comes near the sign.
+/// Converts to SQLite's signed integers. No number here comes near the limit.
 pub(crate) fn to_sql_int(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-/// The way back. What we wrote is never negative.
+/// Converts back. We never write negative numbers.
 pub(crate) fn from_sql_int(value: i64) -> u64 {
     u64::try_from(value).unwrap_or(0)
 }
 
-/// Remembers which id a key stands for: events carry keys, and their frames need the id even after the rows were
-/// emptied for a rebuild.
+/// Records which id a key stands for. Events carry only keys, and their frames need the id even after a rebuild has
+/// emptied the rows.
 pub(crate) fn record_session_id(db: &Connection, key: SessionKey, id: &str) -> Result<(), AppendError> {
     db.prepare_cached("INSERT OR IGNORE INTO session_names(key, id) VALUES (?1, ?2)")?
         .execute(params![key.0, id])?;
     Ok(())
 }
 
-/// The same for a workspace.
+/// Like [`record_session_id`], for a workspace.
 pub(crate) fn record_workspace_id(
     db: &Connection,
     key: WorkspaceKey,
@@ -264,7 +243,7 @@ fn put_workspace(db: &Connection, row: &WorkspaceRow) -> Result<(), AppendError>
 }
 
 fn put_session(db: &Connection, row: &SessionRow) -> Result<(), AppendError> {
-    // Most changes are of a row that is there, and only what differs touches an index.
+    // Try an UPDATE first: most changes are to existing rows, and SQLite then touches only the indexes that differ.
     let changed = db
         .prepare_cached(
             "UPDATE sessions SET workspace = ?2, parent = ?3, title = ?4, closed_at = ?5, live = ?6, owes = ?7,
@@ -308,8 +287,8 @@ fn put_session(db: &Connection, row: &SessionRow) -> Result<(), AppendError> {
 }
 
 fn put_fleet(db: &Connection, row: &FleetRow) -> Result<(), AppendError> {
-    let FleetRow { key, id, workspace, live, budget_usd, created_with: born, doc } = row;
-    let Some(born) = born else {
+    let FleetRow { key, id, workspace, live, budget_usd, created_with, doc } = row;
+    let Some(created_with) = created_with else {
         let mut change =
             db.prepare_cached("UPDATE fleets SET live = ?2, budget_usd = ?3, doc = ?4 WHERE key = ?1")?;
         change.execute(params![key.0, live, budget_usd, doc])?;
@@ -318,28 +297,18 @@ fn put_fleet(db: &Connection, row: &FleetRow) -> Result<(), AppendError> {
     db.prepare_cached(
         "INSERT INTO fleets(key, id, workspace, live, budget_usd, born, doc) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
     )?
-    .execute(params![key.0, id.as_str(), workspace.0, live, budget_usd, born, doc])?;
+    .execute(params![key.0, id.as_str(), workspace.0, live, budget_usd, created_with, doc])?;
     record_session_id(db, *key, id.as_str())
 }
 
-/// A run id is one run of the whole daemon: two sessions that accept the same one at once meet here, and the second
-/// is refused. Two changes of a run in the append that accepts it are one.
+/// Run ids are unique in the whole daemon. If two sessions accept the same id at the same time, the second append is
+/// refused here. A second change to a run in the append that accepts it becomes an update.
 fn put_run(db: &Connection, row: &RunRow, first: Seq, events: usize) -> Result<(), AppendError> {
-    let RunRow {
-        id,
-        session,
-        workspace,
-        accepted_event: accepted,
-        seq: _,
-        finished,
-        fingerprint,
-        prompt,
-        doc,
-    } = row;
-    let changed = match accepted {
+    let RunRow { id, session, workspace, accepted_event, seq: _, finished, fingerprint, prompt, doc } = row;
+    let changed = match accepted_event {
         Some(index) if *index >= events => {
             return Err(AppendError::Violation(format!(
-                "run {id} is accepted by an event that is not there"
+                "run {id} refers to an accepting event that its append does not have"
             )));
         }
         Some(index) => {
@@ -364,9 +333,9 @@ fn put_run(db: &Connection, row: &RunRow, first: Seq, events: usize) -> Result<(
             .prepare_cached("UPDATE runs SET finished = ?2, fingerprint = ?3, doc = ?4 WHERE id = ?1")?
             .execute(params![id.as_str(), finished, fingerprint, doc])?,
     };
-    match (changed, accepted) {
-        (0, Some(_)) => Err(AppendError::Violation(format!("there is a run {id} already"))),
-        (0, None) => Err(AppendError::Violation(format!("there is no run {id} to change"))),
+    match (changed, accepted_event) {
+        (0, Some(_)) => Err(AppendError::Violation(format!("run {id} already exists"))),
+        (0, None) => Err(AppendError::Violation(format!("run {id} does not exist"))),
         _ => Ok(()),
     }
 }
@@ -381,51 +350,52 @@ fn put_ask(db: &Connection, row: &AskRow) -> Result<(), AppendError> {
     Ok(())
 }
 
-/// A mail id is one message of the whole daemon, like a run's.
+/// Mail ids are unique in the whole daemon, like run ids.
 fn put_mail(db: &Connection, row: &MailRow, first: Seq, events: usize) -> Result<(), AppendError> {
-    let MailRow { id, session, sent_event: sent_by, seq: _, open, fingerprint, sent, doc } = row;
-    let changed = match sent_by {
-        Some(index) if *index >= events => {
-            return Err(AppendError::Violation(format!("mail {id} is sent by an event that is not there")));
-        }
-        Some(index) => {
-            let seq = to_sql_int(first.0) + i64::try_from(*index).unwrap_or(i64::MAX);
-            db.prepare_cached(
-                "INSERT INTO mail(seq, id, session, open, fingerprint, sent, doc)
+    let MailRow { id, session, sent_event, seq: _, open, fingerprint, sent, doc } = row;
+    let changed =
+        match sent_event {
+            Some(index) if *index >= events => {
+                return Err(AppendError::Violation(format!(
+                    "mail {id} refers to a sending event that its append does not have"
+                )));
+            }
+            Some(index) => {
+                let seq = to_sql_int(first.0) + i64::try_from(*index).unwrap_or(i64::MAX);
+                db.prepare_cached(
+                    "INSERT INTO mail(seq, id, session, open, fingerprint, sent, doc)
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
                  ON CONFLICT(id) DO UPDATE SET open = ?4, doc = ?7 WHERE mail.seq = ?1",
-            )?
-            .execute(params![
-                seq,
-                id.as_str(),
-                session.map(|session| session.0),
-                open,
-                fingerprint,
-                sent,
-                doc
-            ])?
-        }
-        None => db.prepare_cached("UPDATE mail SET open = ?2, doc = ?3 WHERE id = ?1")?.execute(params![
-            id.as_str(),
-            open,
-            doc
-        ])?,
-    };
-    match (changed, sent_by) {
-        (0, Some(_)) => Err(AppendError::Violation(format!("there is mail {id} already"))),
-        (0, None) => Err(AppendError::Violation(format!("there is no mail {id} to change"))),
+                )?
+                .execute(params![
+                    seq,
+                    id.as_str(),
+                    session.map(|session| session.0),
+                    open,
+                    fingerprint,
+                    sent,
+                    doc
+                ])?
+            }
+            None => db
+                .prepare_cached("UPDATE mail SET open = ?2, doc = ?3 WHERE id = ?1")?
+                .execute(params![id.as_str(), open, doc])?,
+        };
+    match (changed, sent_event) {
+        (0, Some(_)) => Err(AppendError::Violation(format!("mail {id} already exists"))),
+        (0, None) => Err(AppendError::Violation(format!("mail {id} does not exist"))),
         _ => Ok(()),
     }
 }
 
 fn purge(db: &Connection, session: SessionKey, head: Seq) -> Result<(), AppendError> {
-    // The highest numbers may be about to vanish from the tables; they must not be given out again.
-    let mut floor = db.prepare_cached(
+    // The highest seq and key may be about to disappear from the tables. They must not be allocated again.
+    let mut raise_counter = db.prepare_cached(
         "INSERT INTO counters(name, value) VALUES (?1, ?2)
          ON CONFLICT(name) DO UPDATE SET value = max(value, ?2)",
     )?;
-    floor.execute(params![SEQ_COUNTER, to_sql_int(head.0)])?;
-    floor.execute(params![SESSION_COUNTER, session.0])?;
+    raise_counter.execute(params![SEQ_COUNTER, to_sql_int(head.0)])?;
+    raise_counter.execute(params![SESSION_COUNTER, session.0])?;
     let newest = format!("DELETE FROM events WHERE gid > {INDEXED_THROUGH_SQL} AND session = ?1");
     for sql in [
         "DELETE FROM events WHERE gid IN (SELECT gid FROM session_events WHERE session = ?1)",
@@ -444,7 +414,7 @@ fn purge(db: &Connection, session: SessionKey, head: Seq) -> Result<(), AppendEr
     Ok(())
 }
 
-/// The highest seq at the last purge.
+/// The counter of the highest seq at the last purge.
 pub(crate) const SEQ_COUNTER: &str = "seq";
-/// The highest session key that was purged.
+/// The counter of the highest purged session key.
 pub(crate) const SESSION_COUNTER: &str = "session";

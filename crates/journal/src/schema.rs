@@ -1,5 +1,5 @@
-//! The tables, their version, and how an older file becomes a newer one; also how every connection is set up. What
-//! the rows mean to clients is not known here: their documents are bytes.
+//! The tables, their version and migrations, and the settings of every connection. The meaning of the rows' documents
+//! is not known here: they are bytes.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
@@ -10,32 +10,32 @@ use rusqlite::{Connection, OpenFlags};
 
 use crate::error::JournalOpenError;
 
-/// The journal's file in its home.
+/// The database file in the home.
 pub(crate) const DATABASE_FILE: &str = "journal.db";
-/// SQLite's log beside it.
+/// SQLite's write-ahead log.
 pub(crate) const LOG_FILE: &str = "journal.db-wal";
 
-/// "qdjl", so that a foreign database is told from ours.
+/// "qdjl". Tells our databases from those of other applications.
 const APPLICATION_ID: i64 = 0x7164_6a6c;
-/// The log is cut down to this when it is begun anew. Below it the file is written over in place, which costs the
-/// file system less at every sync than a file that grows.
+/// The log file is truncated to this size when the log restarts. Up to this size it is overwritten in place, which
+/// makes a sync cheaper for the file system than a growing file.
 pub(crate) const LOG_SIZE_LIMIT: u64 = 16 << 20;
-/// Pages that the writer keeps in memory, in KiB: the tails of the table and of the busiest sessions' index.
+/// The writer's page cache in KiB. It holds the end of the events table and the index pages of the busiest sessions.
 const WRITER_CACHE_KIB: i64 = 32 << 10;
-/// The same for each reader.
+/// The page cache of each reader in KiB.
 const READER_CACHE_KIB: i64 = 4 << 10;
-/// Statements that a connection keeps prepared.
+/// Prepared statements cached per connection.
 const STATEMENT_CACHE_SIZE: usize = 64;
-/// How long a connection waits for another one's lock. Only the moment in which a log is begun anew needs it.
+/// How long a connection waits for another one's lock. Connections only compete while the log restarts.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Each brings the schema one version further; the version is how many have been applied.
+/// Each entry migrates the schema by one version. The version is the number of applied migrations.
 const MIGRATIONS: &[&str] = &[INITIAL_SCHEMA, FLEETS, MAIL];
 
-/// `events` and the names are the truth; `counters` never go back; `remembered` is its own truth; the rest can be
-/// rebuilt from the events. A session's events are found through `session_events`, which is not an index of SQLite's
-/// because that would touch a page per session in every commit, half of all that a commit costs: it is caught up in
-/// one go after every few thousand events, and what came since is found by looking at those few.
+/// `events` and the `*_names` tables are the source of truth, `counters` never decrease, and `remembered` (responses by
+/// idempotency key) stands on its own; everything else can be rebuilt from the events. `session_events` finds a
+/// session's events. It is not an SQLite index, because that would touch one page per session in every commit, half of
+/// a commit's cost. Instead it is updated in bulk every few thousand events, and readers scan the few newer ones.
 const INITIAL_SCHEMA: &str = "
 CREATE TABLE events(
     gid INTEGER PRIMARY KEY,
@@ -123,7 +123,7 @@ CREATE TABLE snapshots(session INTEGER PRIMARY KEY, number INTEGER NOT NULL, sta
 CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT, WITHOUT ROWID;
 ";
 
-/// A fleet has a key like a session, since its events are numbered like one's and its sessions are below it.
+/// A fleet has a session key, because its events are numbered like a session's and its sessions have it as parent.
 const FLEETS: &str = "
 CREATE TABLE fleets(
     key INTEGER PRIMARY KEY,
@@ -138,8 +138,9 @@ CREATE INDEX fleets_by_workspace ON fleets(workspace);
 CREATE INDEX fleets_live ON fleets(key) WHERE live = 1;
 ";
 
-/// Messages between sessions, in the order of arrival. An id is one message for ever, so of a purged session its messages'
-/// ids stay, without session and content: such a row is the truth, and no rebuild empties it.
+/// Messages between sessions, in the order of arrival. A message's id stays used for ever, so when a session is purged
+/// its messages keep id and fingerprint but lose session and content. Such rows cannot be rebuilt from events and
+/// survive a rebuild.
 const MAIL: &str = "
 CREATE TABLE mail(
     seq INTEGER PRIMARY KEY,
@@ -154,7 +155,7 @@ CREATE INDEX mail_by_session ON mail(session) WHERE session IS NOT NULL;
 CREATE INDEX mail_open ON mail(seq) WHERE open = 1;
 ";
 
-/// What a rebuild empties before it refills it. Names, counters, remembered answers and `keep.` keys stay.
+/// Empties what a rebuild refills. Names, counters, stored responses and `keep.` keys stay.
 pub(crate) const EMPTY_ROWS: &str = "
 DELETE FROM workspaces;
 DELETE FROM sessions;
@@ -166,43 +167,43 @@ DELETE FROM snapshots;
 DELETE FROM meta WHERE key NOT GLOB 'keep.*';
 ";
 
-/// Makes `session_events` anew; part of a rebuild.
+/// Empties `session_events`, which a rebuild refills.
 pub(crate) const EMPTY_INDEX: &str = "
 DELETE FROM session_events;
 DELETE FROM counters WHERE name = 'indexed';
 ";
 
-/// The last event that `session_events` has.
+/// The seq of the last event in `session_events`.
 pub(crate) const INDEXED_THROUGH_SQL: &str =
     "coalesce((SELECT value FROM counters WHERE name = 'indexed'), 0)";
 
-/// The one connection that writes, on a file that has the newest schema and syncs every commit.
+/// Opens the only writing connection: migrates the file to the newest schema and makes every commit sync.
 pub(crate) fn open_writer(home: &Path) -> Result<Connection, JournalOpenError> {
     let file = home.join(DATABASE_FILE);
-    // Made here, so that it and what SQLite puts beside it are readable by the owner alone whatever the umask.
+    // Create the file here, so that it and SQLite's files next to it are private to the owner whatever the umask is.
     OpenOptions::new()
         .write(true)
         .create(true)
         .truncate(false)
         .mode(0o600)
         .open(&file)
-        .map_err(JournalOpenError::io("make journal.db"))?;
+        .map_err(JournalOpenError::io("create journal.db"))?;
     let mut writer = connect(&file, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     set_up_writer(&writer)?;
     migrate(&mut writer)?;
     Ok(writer)
 }
 
-/// A connection that moves the log into the file, on its own thread.
+/// Opens the connection of the checkpoint thread.
 pub(crate) fn open_checkpointer(home: &Path) -> Result<Connection, JournalOpenError> {
     let connection = connect(&home.join(DATABASE_FILE), OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     connection
         .execute_batch("PRAGMA wal_autocheckpoint = 0; PRAGMA synchronous = FULL; PRAGMA cache_size = -256;")
-        .map_err(JournalOpenError::database("set up the checkpoints"))?;
+        .map_err(JournalOpenError::database("set up the connection for checkpoints"))?;
     Ok(connection)
 }
 
-/// A connection that cannot write.
+/// Opens a read-only connection.
 pub(crate) fn open_reader(home: &Path) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(home.join(DATABASE_FILE), flags)?;
@@ -221,7 +222,8 @@ fn connect(file: &Path, flags: OpenFlags) -> Result<Connection, JournalOpenError
     Ok(connection)
 }
 
-/// Asks for what durability needs and reads back that it was granted: SQLite ignores what it does not know.
+/// Applies the settings that durability needs and reads them back, because SQLite silently ignores what it does not
+/// know.
 fn set_up_writer(writer: &Connection) -> Result<(), JournalOpenError> {
     let doing = "set up journal.db";
     writer
@@ -258,30 +260,30 @@ fn set_up_writer(writer: &Connection) -> Result<(), JournalOpenError> {
 }
 
 fn migrate(writer: &mut Connection) -> Result<(), JournalOpenError> {
-    let doing = "bring journal.db to the newest schema";
-    let known = i64::try_from(MIGRATIONS.len()).expect("there are few migrations");
-    let number = |pragma: &str, connection: &Connection| {
+    let doing = "migrate journal.db to the newest schema";
+    let supported = i64::try_from(MIGRATIONS.len()).expect("there are few migrations");
+    let read_pragma = |pragma: &str, connection: &Connection| {
         connection
             .query_row(&format!("PRAGMA {pragma}"), [], |row| row.get::<_, i64>(0))
             .map_err(JournalOpenError::database(doing))
     };
-    let found = number("user_version", writer)?;
-    let application = number("application_id", writer)?;
+    let version = read_pragma("user_version", writer)?;
+    let application = read_pragma("application_id", writer)?;
     let tables: i64 = writer
         .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
         .map_err(JournalOpenError::database(doing))?;
     if application != APPLICATION_ID && (application != 0 || tables != 0) {
         return Err(JournalOpenError::Foreign);
     }
-    if found > known {
-        return Err(JournalOpenError::TooNew { found, known });
+    if version > supported {
+        return Err(JournalOpenError::TooNew { found: version, known: supported });
     }
-    for (done, step) in (0i64..).zip(MIGRATIONS).skip(usize::try_from(found).unwrap_or(0)) {
+    for (applied, migration) in (0i64..).zip(MIGRATIONS).skip(usize::try_from(version).unwrap_or(0)) {
         let transaction = writer.transaction().map_err(JournalOpenError::database(doing))?;
         transaction
-            .execute_batch(step)
+            .execute_batch(migration)
             .and_then(|()| transaction.pragma_update(None, "application_id", APPLICATION_ID))
-            .and_then(|()| transaction.pragma_update(None, "user_version", done + 1))
+            .and_then(|()| transaction.pragma_update(None, "user_version", applied + 1))
             .map_err(JournalOpenError::database(doing))?;
         transaction.commit().map_err(JournalOpenError::database(doing))?;
     }

@@ -1,35 +1,33 @@
-//! What an operator wants to know of the journal, counted without locks. Everything counts from the start of the
-//! process; nothing here is read by the journal itself to decide anything.
+//! Counters for operators, kept without locks. Everything counts from the start of the process. The journal never reads
+//! them to decide anything.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Upper bounds of the commit latency's buckets, in microseconds.
+/// Upper bounds of the commit latency buckets, in microseconds.
 pub const COMMIT_US_BOUNDS: [u64; 12] =
     [100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 500_000, 1_000_000];
-/// Upper bounds of the batches' buckets, in events.
+/// Upper bounds of the batch size buckets, in events.
 pub const BATCH_EVENTS_BOUNDS: [u64; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
 
-/// Counters of one journal.
 #[derive(Debug)]
 pub struct JournalStats {
-    /// Events appended.
     pub events: AtomicU64,
-    /// Transactions committed; each is one sync.
+    /// Committed transactions. Each is one sync.
     pub commits: AtomicU64,
     /// Transactions that failed and were rolled back.
     pub failed_commits: AtomicU64,
     /// Appends refused because they contradict the journal.
     pub violations: AtomicU64,
-    /// From the beginning of a transaction to the end of its sync, in microseconds.
+    /// Time from the start of a transaction to the end of its sync, in microseconds.
     pub commit_us: Histogram<12>,
-    /// Events in one transaction.
+    /// Events per transaction.
     pub batch_events: Histogram<11>,
-    /// Bytes of SQLite's log that were in use when it was last looked at.
+    /// Bytes used in SQLite's log at the last checkpoint.
     pub log_bytes: AtomicU64,
-    /// Subscriptions that are open.
+    /// Open subscriptions.
     pub subscriptions: AtomicUsize,
-    /// 1 while the reserve is spent.
+    /// 1 while the disk reserve is spent, else 0.
     pub reserve_spent: AtomicUsize,
 }
 
@@ -50,15 +48,15 @@ impl Default for JournalStats {
 }
 
 impl JournalStats {
-    pub(crate) fn record_commit(&self, events: u64, took: Duration) {
+    pub(crate) fn record_commit(&self, events: u64, elapsed: Duration) {
         self.events.fetch_add(events, Relaxed);
         self.commits.fetch_add(1, Relaxed);
-        self.commit_us.add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+        self.commit_us.add(u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX));
         self.batch_events.add(events);
     }
 }
 
-/// How often a value fell into each of some fixed buckets.
+/// Counts of values in fixed buckets.
 #[derive(Debug)]
 pub struct Histogram<const N: usize> {
     bounds: &'static [u64; N],
@@ -83,7 +81,7 @@ impl<const N: usize> Histogram<N> {
         self.sum.fetch_add(value, Relaxed);
     }
 
-    /// For every bound, how many values were at most that: as Prometheus wants it.
+    /// For every bound, the number of values up to and including it, as Prometheus expects.
     pub fn cumulative(&self) -> Vec<(u64, u64)> {
         let mut total = 0;
         self.bounds
@@ -96,12 +94,11 @@ impl<const N: usize> Histogram<N> {
             .collect()
     }
 
-    /// How many values there were.
+    /// The number of values.
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(|bucket| bucket.load(Relaxed)).sum::<u64>() + self.above.load(Relaxed)
     }
 
-    /// All values together.
     pub fn sum(&self) -> u64 {
         self.sum.load(Relaxed)
     }

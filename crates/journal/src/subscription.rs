@@ -1,5 +1,5 @@
-//! A subscription: a cursor that is fed from a ring while it keeps up and from the journal when it does not. It owns
-//! nothing that the writer or another reader could wait for, and dropping it is all it takes to end it.
+//! A subscription: a cursor that reads from a ring while it keeps up and from the journal when it does not. The writer
+//! and other readers never wait for it. Dropping it ends it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,19 +13,19 @@ use crate::read::{self, ReaderPool};
 use crate::ring::{ChannelSignal, EventFilter, EventHub, RingRead, TopicChannel};
 use crate::stats::JournalStats;
 
-/// Events that one call gives at most.
+/// The maximum number of events that one call returns.
 pub const BATCH_EVENTS: usize = 256;
-/// Bytes that one call gives at most, unless a single event is larger.
+/// The maximum number of bytes that one call returns, unless a single event is larger.
 pub const BATCH_BYTES: usize = 256 << 10;
 
-/// A reader that misses nothing, sees nothing twice, and is waited for by nobody.
+/// A reader that misses no event and sees none twice.
 #[derive(Debug)]
 pub struct Subscription {
     filter: EventFilter,
     cursor: Seq,
     channel: Arc<TopicChannel>,
     signal: watch::Receiver<ChannelSignal>,
-    /// What is not newer than this comes from the journal; see [`Seat`](crate::ring::Seat).
+    /// Events up to this seq are read from the journal; see [`TopicReader::purged`](crate::ring::TopicReader::purged).
     purged: Seq,
     hub: Arc<EventHub>,
     pool: Arc<ReaderPool>,
@@ -33,7 +33,7 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// `after` absent: from now. A cursor ahead of the journal counts as now.
+    /// Starts after `after`, or at the journal's head if it is absent or beyond the head.
     pub(crate) fn new(
         hub: Arc<EventHub>,
         pool: Arc<ReaderPool>,
@@ -41,38 +41,38 @@ impl Subscription {
         filter: EventFilter,
         after: Option<Seq>,
     ) -> Self {
-        let seat = hub.subscribe(filter.topic);
+        let reader = hub.subscribe(filter.topic);
         stats.subscriptions.fetch_add(1, Relaxed);
-        let cursor = after.map_or(seat.head, |after| after.min(seat.head));
+        let cursor = after.map_or(reader.head, |after| after.min(reader.head));
         Self {
             filter,
             cursor,
-            channel: seat.channel,
-            signal: seat.signal,
-            purged: seat.purged,
+            channel: reader.channel,
+            signal: reader.signal,
+            purged: reader.purged,
             hub,
             pool,
             stats,
         }
     }
 
-    /// Everything wanted up to here has been given.
+    /// Every matching event up to here has been returned.
     pub fn cursor(&self) -> Seq {
         self.cursor
     }
 
-    /// The next events in order, at least one; waits until there is one. Nothing is lost if the future is dropped.
-    /// After the journal was closed it gives what the ring still has and then [`ReadError::Stopped`].
+    /// The next events in order, at least one; waits until there is one. No event is lost if the future is dropped.
+    /// After the journal is closed, returns what is still in the ring and then [`JournalReadError::Stopped`].
     pub async fn next(&mut self) -> Result<Vec<Arc<PublishedEvent>>, JournalReadError> {
         loop {
-            // Marked as seen before looking: what is published from here on wakes us.
+            // Marked as seen before the ring is read, so that anything published from here on wakes us.
             let closed = self.signal.borrow_and_update().closed;
-            let found = if self.cursor < self.purged {
+            let ring_read = if self.cursor < self.purged {
                 RingRead::Overrun
             } else {
                 self.channel.after(self.cursor, &self.filter, BATCH_EVENTS, BATCH_BYTES)
             };
-            match found {
+            match ring_read {
                 RingRead::Events { events, cursor, end } => {
                     self.cursor = cursor;
                     if !events.is_empty() {

@@ -1,6 +1,6 @@
-//! The only thread that writes. It takes all appends that wait, makes them one transaction with one sync, shows the
-//! events to readers, and only then answers. One caller's mistake is undone alone; a failure of the storage undoes
-//! the batch and is told to everyone in it.
+//! The only thread that writes. It takes all queued appends, commits them in one transaction with one sync, publishes
+//! the events, and only then answers the callers. An invalid append is rolled back alone; a storage failure rolls back
+//! the whole batch and is reported to every caller in it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::rows::{RowChange, record_session_id, record_workspace_id, to_sql_int}
 use crate::schema;
 use crate::stats::JournalStats;
 
-/// What the writer's thread owns.
+/// The state that the writer's thread owns.
 pub(crate) struct JournalWriter {
     pub(crate) home: PathBuf,
     pub(crate) queue: Arc<WriterQueue>,
@@ -33,31 +33,31 @@ pub(crate) struct JournalWriter {
     pub(crate) checkpoints: Arc<Checkpointer>,
     pub(crate) reserve: DiskReserve,
     pub(crate) faults: Option<Arc<FaultInjector>>,
-    /// The last seq given out.
+    /// The last seq allocated.
     pub(crate) last: Seq,
     pub(crate) index: SessionIndex,
-    /// How many were waiting when the last sync returned.
+    /// The length of the queue when the last commit returned.
     pub(crate) queued_at_commit: usize,
 }
 
-/// Why serving on one connection ended.
+/// Why [`JournalWriter::serve`] returned.
 enum ServeEnd {
     /// The queue is closed and empty.
     QueueClosed,
-    /// The storage failed: the connection may be in any state and is made anew.
+    /// The storage failed. The connection may be in any state and is replaced.
     StorageFailed,
 }
 
 impl JournalWriter {
-    /// Serves until the queue is closed and empty.
+    /// Runs until the queue is closed and empty.
     pub(crate) fn run(mut self, db: Connection) {
-        // However this thread ends, nobody may go on waiting for it.
+        // However this thread ends, no caller may keep waiting for it.
         let _guard = AbandonOnDrop(self.queue.clone());
         let mut db = Some(db);
         loop {
-            let served = match &db {
+            let end = match &db {
                 Some(db) => self.serve(db).unwrap_or_else(|error| {
-                    tracing::error!(%error, "the journal's writer could not prepare its statements");
+                    tracing::error!(%error, "the journal's writer could not prepare its SQL statements");
                     self.refuse_batch(&error.into())
                 }),
                 None => match schema::open_writer(&self.home) {
@@ -68,21 +68,21 @@ impl JournalWriter {
                     Err(error) => self.refuse_batch(&AppendError::Io(error.to_string())),
                 },
             };
-            match served {
+            match end {
                 ServeEnd::QueueClosed => return,
                 ServeEnd::StorageFailed => db = None,
             }
         }
     }
 
-    /// Tells a batch that the storage is not there.
+    /// Answers the next batch with an error, because there is no usable connection.
     fn refuse_batch(&mut self, error: &AppendError) -> ServeEnd {
         let mut batch = Vec::new();
         if !self.queue.take(&mut batch, 0) {
             return ServeEnd::QueueClosed;
         }
-        for work in batch {
-            match work {
+        for task in batch {
+            match task {
                 WriterTask::Append(job) => drop(job.answer.send(Err(error.clone()))),
                 WriterTask::Vacuum { answer, .. } => drop(answer.send(Err(error.clone()))),
             }
@@ -91,7 +91,7 @@ impl JournalWriter {
     }
 
     fn serve(&mut self, db: &Connection) -> rusqlite::Result<ServeEnd> {
-        let mut hand = WriterStatements::new(db)?;
+        let mut statements = WriterStatements::new(db)?;
         let mut batch = Vec::new();
         let mut jobs = Vec::new();
         let mut answered = 0;
@@ -100,8 +100,8 @@ impl JournalWriter {
             if self.checkpoints.needs_writer() {
                 self.checkpoints.finish_checkpoint(db);
             }
-            for work in batch.drain(..) {
-                match work {
+            for task in batch.drain(..) {
+                match task {
                     WriterTask::Append(job) => jobs.push(job),
                     WriterTask::Vacuum { pages, answer } => {
                         let freed = vacuum(db, pages);
@@ -110,69 +110,70 @@ impl JournalWriter {
                     }
                 }
             }
-            if !jobs.is_empty() && !self.commit_batch(&mut hand, std::mem::take(&mut jobs)) {
+            if !jobs.is_empty() && !self.commit_batch(&mut statements, std::mem::take(&mut jobs)) {
                 return Ok(ServeEnd::StorageFailed);
             }
             if self.index.is_due(self.last) {
                 self.catch_up_index(db);
             }
         }
-        // So that the next start has nothing to look at.
+        // Catch up now, so that the next start has no unindexed events to scan.
         if self.index.is_behind(self.last) {
             self.catch_up_index(db);
         }
         Ok(ServeEnd::QueueClosed)
     }
 
-    /// How many callers are likely to share the next commit: those that were just answered, who tend to come back at
-    /// once, and those that came while the last one was under way. A few may be late without everyone waiting.
+    /// How many callers are likely to share the next commit: those just answered, because they tend to return at once,
+    /// and those that queued during the last commit. One in sixteen may be late without making the others wait.
     fn expected_batch_len(&self, answered: usize) -> usize {
-        let likely = answered + self.queued_at_commit;
-        likely - likely / 16
+        let expected = answered + self.queued_at_commit;
+        expected - expected / 16
     }
 
     fn catch_up_index(&mut self, db: &Connection) {
         if let Err(error) = self.index.catch_up(db, self.last) {
-            tracing::warn!(%error, "the index of sessions could not be caught up; it is tried again later");
+            tracing::warn!(%error, "the session index could not be updated; the journal will try again later");
         }
-        // On the same occasion, as it must happen now and then and costs nothing if there is nothing to do.
-        let oldest = idempotency_cutoff(Millis::now());
-        let forgotten = db
+        // Expired idempotency keys are deleted here too: it must happen now and then, and is free if there are none.
+        let cutoff = idempotency_cutoff(Millis::now());
+        let deleted = db
             .prepare_cached("DELETE FROM remembered WHERE at < ?1")
-            .and_then(|mut statement| statement.execute([oldest]));
-        if let Err(error) = forgotten {
-            tracing::warn!(%error, "old idempotency keys could not be forgotten; it is tried again later");
+            .and_then(|mut statement| statement.execute([cutoff]));
+        if let Err(error) = deleted {
+            tracing::warn!(%error, "expired idempotency keys could not be deleted; the journal will try again later");
         }
     }
 
-    /// Makes a batch. False if the storage failed in a way after which the connection is not to be trusted.
-    fn commit_batch(&mut self, hand: &mut WriterStatements<'_>, mut jobs: Vec<AppendJob>) -> bool {
+    /// Commits a batch and answers its callers. Returns false if the storage failed so that the connection cannot be
+    /// trusted any more.
+    fn commit_batch(&mut self, statements: &mut WriterStatements<'_>, mut jobs: Vec<AppendJob>) -> bool {
         if let Some(faults) = &self.faults {
-            hand.inject_faults(faults, self.reserve.is_spent());
+            statements.inject_faults(faults, self.reserve.is_spent());
         }
         if self.reserve.is_spent() {
             let held = self.reserve.regain();
             self.stats.reserve_spent.store(usize::from(!held), Relaxed);
             if !held {
-                // What is left of the reserve is for cancels and ends alone.
+                // What is left of the reserve is only for cancels and run ends.
                 jobs = refuse_jobs(jobs, &AppendError::Full, |job| job.may_use_reserve);
                 if jobs.is_empty() {
                     return true;
                 }
             }
         }
-        let mut outcome = self.attempt_batch(hand, &mut jobs);
+        let mut outcome = self.attempt_batch(statements, &mut jobs);
         if outcome == Err(AppendError::Full)
             && jobs.iter().any(|job| job.may_use_reserve)
             && self.reserve.spend()
         {
-            tracing::warn!("the disk is full: the journal spends its reserve on what must still be written");
+            tracing::warn!("the disk is full: the journal uses its reserve for cancels and run ends");
             self.stats.reserve_spent.store(1, Relaxed);
             jobs = refuse_jobs(jobs, &AppendError::Full, |job| job.may_use_reserve);
             if let Some(faults) = &self.faults {
-                hand.inject_faults(faults, true);
+                statements.inject_faults(faults, true);
             }
-            outcome = self.attempt_batch(hand, &mut jobs);
+            outcome = self.attempt_batch(statements, &mut jobs);
         }
         self.queued_at_commit = self.queue.len();
         match outcome {
@@ -181,7 +182,7 @@ impl JournalWriter {
                 true
             }
             Err(error) => {
-                tracing::error!(%error, "a commit of the journal failed; nothing of it was acknowledged");
+                tracing::error!(%error, "a journal commit failed; none of its appends was acknowledged");
                 self.stats.failed_commits.fetch_add(1, Relaxed);
                 refuse_jobs(jobs, &error, |_| false);
                 !matches!(error, AppendError::Io(_))
@@ -189,28 +190,28 @@ impl JournalWriter {
         }
     }
 
-    /// One transaction. Plainly first, as nearly all batches have nothing wrong with them; if one has, again with
-    /// a savepoint for each append.
+    /// Commits one transaction. The first attempt uses no savepoints, because nearly every batch is valid. If an append
+    /// is a violation, the second attempt gives each append its own savepoint.
     fn attempt_batch(
         &mut self,
-        hand: &mut WriterStatements<'_>,
+        statements: &mut WriterStatements<'_>,
         jobs: &mut [AppendJob],
     ) -> Result<BatchResult, AppendError> {
-        let begun = Instant::now();
-        match self.run_transaction(hand, jobs, false) {
-            Err(AppendError::Violation(_)) => self.run_transaction(hand, jobs, true),
-            other => other,
+        let started = Instant::now();
+        match self.run_transaction(statements, jobs, false) {
+            Err(AppendError::Violation(_)) => self.run_transaction(statements, jobs, true),
+            result => result,
         }
-        .map(|batch| BatchResult { elapsed: begun.elapsed(), ..batch })
+        .map(|batch| BatchResult { elapsed: started.elapsed(), ..batch })
     }
 
     fn run_transaction(
         &mut self,
-        hand: &mut WriterStatements<'_>,
+        statements: &mut WriterStatements<'_>,
         jobs: &mut [AppendJob],
-        apart: bool,
+        use_savepoints: bool,
     ) -> Result<BatchResult, AppendError> {
-        let written = self.write_appends(hand, jobs, apart);
+        let written = self.write_appends(statements, jobs, use_savepoints);
         let committed = written.and_then(|batch| {
             if let Some(faults) = &self.faults {
                 faults.before_commit(jobs.len());
@@ -218,11 +219,11 @@ impl JournalWriter {
                     return Err(AppendError::Io("injected".to_owned()));
                 }
             }
-            hand.commit.execute([])?;
+            statements.commit.execute([])?;
             Ok(batch)
         });
         if committed.is_err() {
-            hand.roll_back();
+            statements.roll_back();
             self.index.roll_back_to(0);
         }
         committed
@@ -230,34 +231,34 @@ impl JournalWriter {
 
     fn write_appends(
         &mut self,
-        hand: &mut WriterStatements<'_>,
+        statements: &mut WriterStatements<'_>,
         jobs: &mut [AppendJob],
-        apart: bool,
+        use_savepoints: bool,
     ) -> Result<BatchResult, AppendError> {
-        hand.begin.execute([])?;
+        statements.begin.execute([])?;
         let mut batch = BatchResult { last: self.last, refused: Vec::new(), elapsed: Duration::ZERO };
         for (index, job) in jobs.iter_mut().enumerate() {
-            if !apart {
-                batch.last = hand.append(job, batch.last, &mut self.index)?;
+            if !use_savepoints {
+                batch.last = statements.append(job, batch.last, &mut self.index)?;
                 continue;
             }
-            hand.db.prepare_cached("SAVEPOINT append")?.execute([])?;
-            let mark = self.index.savepoint();
-            match hand.append(job, batch.last, &mut self.index) {
+            statements.db.prepare_cached("SAVEPOINT append")?.execute([])?;
+            let savepoint = self.index.savepoint();
+            match statements.append(job, batch.last, &mut self.index) {
                 Ok(last) => batch.last = last,
                 Err(error @ AppendError::Violation(_)) => {
-                    hand.db.prepare_cached("ROLLBACK TO append")?.execute([])?;
-                    self.index.roll_back_to(mark);
+                    statements.db.prepare_cached("ROLLBACK TO append")?.execute([])?;
+                    self.index.roll_back_to(savepoint);
                     batch.refused.push((index, error));
                 }
                 Err(error) => return Err(error),
             }
-            hand.db.prepare_cached("RELEASE append")?.execute([])?;
+            statements.db.prepare_cached("RELEASE append")?.execute([])?;
         }
         Ok(batch)
     }
 
-    /// Shows what is committed and answers those who asked for it, in this order.
+    /// Publishes the committed events, then answers the callers, in this order.
     fn publish_batch(&mut self, jobs: Vec<AppendJob>, batch: BatchResult) {
         self.checkpoints.mark_dirty();
         self.index.commit();
@@ -265,19 +266,19 @@ impl JournalWriter {
             faults.after_commit();
         }
         let mut refused = batch.refused.into_iter().peekable();
-        let mut answers = Vec::with_capacity(jobs.len());
-        let mut shown = Vec::with_capacity(usize::try_from(batch.last.0 - self.last.0).unwrap_or(0));
+        let mut replies = Vec::with_capacity(jobs.len());
+        let mut published = Vec::with_capacity(usize::try_from(batch.last.0 - self.last.0).unwrap_or(0));
         let mut purge = false;
         for (index, job) in jobs.into_iter().enumerate() {
             if let Some((_, error)) = refused.next_if(|(at, _)| *at == index) {
                 self.stats.violations.fetch_add(1, Relaxed);
-                answers.push((job.answer, Err(error)));
+                replies.push((job.answer, Err(error)));
                 continue;
             }
             let first = if job.events.is_empty() { self.last } else { Seq(self.last.0 + 1) };
             for draft in job.events {
                 self.last.0 += 1;
-                shown.push(Arc::<PublishedEvent>::new(draft.publish(self.last)));
+                published.push(Arc::<PublishedEvent>::new(draft.publish(self.last)));
             }
             for row in job.rows {
                 if let RowChange::Purge { session } = row {
@@ -285,14 +286,14 @@ impl JournalWriter {
                     purge = true;
                 }
             }
-            answers.push((job.answer, Ok(AppendReceipt { first, last: self.last })));
+            replies.push((job.answer, Ok(AppendReceipt { first, last: self.last })));
         }
-        self.stats.record_commit(shown.len() as u64, batch.elapsed);
-        self.hub.publish(shown, purge);
+        self.stats.record_commit(published.len() as u64, batch.elapsed);
+        self.hub.publish(published, purge);
         self.report_step(WriterStep::Published);
-        for (caller, answer) in answers {
-            // A caller that has gone away does not want to know.
-            let _ = caller.send(answer);
+        for (caller, reply) in replies {
+            // A caller that has gone away needs no answer.
+            let _ = caller.send(reply);
         }
         self.report_step(WriterStep::Answered);
     }
@@ -304,31 +305,31 @@ impl JournalWriter {
     }
 }
 
-/// What a transaction came to.
+/// The outcome of a transaction.
 #[derive(Debug, PartialEq)]
 struct BatchResult {
-    /// The last seq it gave out.
+    /// The last seq it allocated.
     last: Seq,
-    /// The appends that were undone, by their place in the batch.
+    /// The appends that were rolled back, by their index in the batch.
     refused: Vec<(usize, AppendError)>,
     elapsed: Duration,
 }
 
-/// Answers the jobs that are not to be kept, and gives back those that are.
+/// Answers the jobs that `keep` rejects with an error, and returns the others.
 fn refuse_jobs(
     jobs: Vec<AppendJob>,
     error: &AppendError,
     keep: impl Fn(&AppendJob) -> bool,
 ) -> Vec<AppendJob> {
-    let (kept, refused) = jobs.into_iter().partition(keep);
+    let (accepted, refused) = jobs.into_iter().partition(keep);
     let refused: Vec<AppendJob> = refused;
     for job in refused {
         let _ = job.answer.send(Err(error.clone()));
     }
-    kept
+    accepted
 }
 
-/// Gives free pages back, and says how many were.
+/// Returns free pages to the file system and reports how many.
 fn vacuum(db: &Connection, pages: u32) -> rusqlite::Result<u64> {
     let free = || db.query_row("PRAGMA freelist_count", [], |row| row.get::<_, i64>(0));
     let before = free()?;
@@ -338,7 +339,7 @@ fn vacuum(db: &Connection, pages: u32) -> rusqlite::Result<u64> {
     Ok(u64::try_from(before - free()?).unwrap_or(0))
 }
 
-/// The statements that every batch needs, prepared once.
+/// The statements that every batch needs, prepared once per connection.
 struct WriterStatements<'c> {
     db: &'c Connection,
     begin: Statement<'c>,
@@ -362,15 +363,15 @@ impl<'c> WriterStatements<'c> {
     }
 
     fn roll_back(&mut self) {
-        // Some failures have rolled back already.
+        // After some failures SQLite has already rolled back.
         if !self.db.is_autocommit()
             && let Err(error) = self.rollback.execute([])
         {
-            tracing::error!(%error, "a failed transaction of the journal could not be rolled back");
+            tracing::error!(%error, "a failed journal transaction could not be rolled back");
         }
     }
 
-    /// Writes one append after `last` and says which seq is the last then.
+    /// Writes one append after the seq `last` and returns the new last seq.
     fn append(
         &mut self,
         job: &mut AppendJob,
@@ -395,11 +396,11 @@ impl<'c> WriterStatements<'c> {
                 to_sql_int(draft.ts.0),
                 draft.kind,
                 draft.run.as_ref().map(|run| run.as_str()),
-                draft.update_number.map(|up| to_sql_int(up.0)),
+                draft.update_number.map(|number| to_sql_int(number.0)),
                 draft.data(),
             ])?;
-            // A session's first event and those of no session name whom they speak of; all others can be sure that
-            // it has been done.
+            // The ids behind the keys are recorded with a session's first event, and with every event that has no
+            // session. All later events of a session can rely on that.
             if draft.number.is_none_or(|number| number.0 == 1) {
                 if let Some((key, id)) = stream {
                     record_session_id(self.db, key, id)?;
@@ -413,14 +414,14 @@ impl<'c> WriterStatements<'c> {
         for row in &job.rows {
             row.apply(self.db, first, job.events.len(), seq)?;
         }
-        if let Some(remember) = &mut job.idempotency {
-            self.record_response(remember, first)?;
+        if let Some(record) = &mut job.idempotency {
+            self.record_response(record, first)?;
         }
         Ok(seq)
     }
 
-    /// A key that is too old to be remembered is as good as none.
-    fn record_response(&mut self, remember: &mut IdempotencyRecord, first: Seq) -> Result<(), AppendError> {
+    /// Stores a response under its idempotency key. An expired key may be used again.
+    fn record_response(&mut self, record: &mut IdempotencyRecord, first: Seq) -> Result<(), AppendError> {
         let now = Millis::now();
         let written = self
             .db
@@ -429,22 +430,22 @@ impl<'c> WriterStatements<'c> {
                  ON CONFLICT(key) DO UPDATE SET fingerprint = ?2, answer = ?3, at = ?4 WHERE at < ?5",
             )?
             .execute(params![
-                remember.key,
-                remember.fingerprint,
-                (remember.make_response)(first),
+                record.key,
+                record.fingerprint,
+                (record.make_response)(first),
                 to_sql_int(now.0),
                 idempotency_cutoff(now),
             ])?;
         if written == 0 {
-            return Err(AppendError::Violation("the idempotency key has been used".to_owned()));
+            return Err(AppendError::Violation("the idempotency key is already in use".to_owned()));
         }
         Ok(())
     }
 
-    /// Makes the connection behave as the faults say.
+    /// Applies the injected faults to the connection.
     fn inject_faults(&self, faults: &FaultInjector, reserve_spent: bool) {
-        let page = 4096;
-        let extra = if reserve_spent { u32::try_from(RESERVE_BYTES / page).unwrap_or(0) } else { 0 };
+        let page_bytes = 4096;
+        let extra = if reserve_spent { u32::try_from(RESERVE_BYTES / page_bytes).unwrap_or(0) } else { 0 };
         let limit = match faults.page_limit.load(SeqCst) {
             0 => u32::MAX - 1,
             limit => limit + extra,
@@ -452,12 +453,12 @@ impl<'c> WriterStatements<'c> {
         let read_only = u8::from(faults.read_only.load(SeqCst));
         let set = format!("PRAGMA max_page_count = {limit}; PRAGMA query_only = {read_only};");
         if let Err(error) = self.db.execute_batch(&set) {
-            tracing::error!(%error, "a fault could not be injected");
+            tracing::error!(%error, "an injected fault could not be applied");
         }
     }
 }
 
-/// Ends the queue with the thread that serves it.
+/// Abandons the queue when the writer's thread ends, however it ends.
 struct AbandonOnDrop(Arc<WriterQueue>);
 
 impl Drop for AbandonOnDrop {

@@ -1,6 +1,6 @@
-//! How processes are ended, whoever looks for them: asked and given time, then frozen so that none can fork away, then
-//! killed, then looked for again until none is left or the kernel will not let go. It signals what it is shown, and
-//! never waits itself: it says for what and how long to wait.
+//! How processes are ended, whoever scans for them: they get SIGTERM and a grace period, are then frozen so that none
+//! can fork away, then killed; and the scan repeats until none is left or the kernel does not let them die. This module
+//! signals the processes it is shown, and never waits itself: it returns what to wait for and how long.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -13,51 +13,52 @@ use rustix::process::Signal;
 use crate::procfs::{self, ProcessIdentity};
 use crate::wire::SweepResult;
 
-/// How often we look in one step. In a storm some slip through every look, and are met on the next step.
+/// Scans per step. In a fork storm every scan misses some processes; the next step meets them.
 const SCANS_PER_STEP: usize = 256;
-/// How many processes are frozen in one look before we look again. In a storm the rest of what we saw is old by then.
+/// Processes frozen in one scan before the next scan. In a fork storm the rest of the scan is outdated by then.
 const FREEZE_BATCH: usize = 32;
-/// After how many looks those that were frozen are killed although there are still new ones. In a storm the frozen would
-/// only be in our way.
+/// After this many scans the frozen processes are killed even if new ones keep appearing. In a fork storm the frozen
+/// ones would only slow the scans down.
 const SCANS_BEFORE_KILL: usize = 8;
-/// How many calm looks must find nobody before we believe it. One could have missed a process that moved, by a fork and
-/// an exit, from where we had not looked yet to where we had.
+/// Calm scans that must find nothing before we believe it. A single one can miss a process that moved, by a fork and an
+/// exit, from a part of the tree not scanned yet to one already scanned.
 const CALM_SCANS: usize = 2;
-/// How many dead a look should pass before it is begun anew. In a storm they come faster than they are reaped, and who
-/// is alive is younger.
+/// Dead processes that a scan passes before it starts over. In a fork storm they appear faster than they are reaped,
+/// and the living ones are younger.
 pub(crate) const DEAD_MAX: usize = 512;
-/// How long to wait for one that was killed before we look for others again.
+/// How long to wait for a killed process before scanning for others again.
 const RESCAN_DELAY: Duration = Duration::from_millis(20);
 
-/// What is shown each process that is to end, at the moment that it is found, and may end the look.
+/// Called for each target at the moment it is found. It can end the scan.
 pub(crate) type ProcessVisitor<'a> = &'a mut dyn FnMut(&ProcessIdentity) -> ControlFlow<()>;
 
-/// One climb from the polite signal to the last.
+/// One escalation, from SIGTERM to SIGKILL.
 #[derive(Debug)]
 pub(crate) struct KillEscalation {
     stage: EscalationStage,
-    /// All that were ever found.
+    /// All targets ever found.
     found: BTreeSet<ProcessIdentity>,
-    /// Those that were struck on this rung: asked, or frozen.
+    /// Targets that were signalled in this stage, by SIGTERM or SIGSTOP.
     signalled: BTreeSet<ProcessIdentity>,
-    /// Those that were killed.
     killed: BTreeSet<ProcessIdentity>,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum EscalationStage {
-    /// They may go by themselves until then.
+    /// The targets have until then to exit on their own.
     Terminating { until: Instant },
-    /// They are killed, and the kernel has until then to let them go.
+    /// The targets are killed, and the kernel has until then to let them die.
     Killing { until: Instant },
 }
 
-/// What comes next.
+/// The next action of the caller.
 #[derive(Debug)]
 pub(crate) enum EscalationStep {
-    /// Step again when this process has ended, or at this time.
-    Wait { watch: ProcessIdentity, until: Instant },
-    /// It is over.
+    /// Step again when this process has exited, or at this time.
+    Wait {
+        watch: ProcessIdentity,
+        until: Instant,
+    },
     Over(SweepResult),
 }
 
@@ -67,19 +68,19 @@ impl KillEscalation {
         Self { stage, found: BTreeSet::new(), signalled: BTreeSet::new(), killed: BTreeSet::new() }
     }
 
-    /// Those that were asked have at most until then.
+    /// Ends the grace period at `limit`, unless it already ends earlier.
     pub(crate) fn shorten_grace(&mut self, limit: Instant) {
         if let EscalationStage::Terminating { until } = &mut self.stage {
             *until = limit.min(*until);
         }
     }
 
-    /// Looks for the processes that are to end and does what their time has come for. `look` shows each of them and
-    /// says whether it was calm, see [`proc::walk`].
+    /// Scans for the targets and does what is due. `scan` visits each of them and returns whether the scan was calm,
+    /// see [`procfs::walk_descendants`].
     pub(crate) fn step(
         &mut self,
         now: Instant,
-        look: impl FnMut(ProcessVisitor<'_>) -> bool,
+        scan: impl FnMut(ProcessVisitor<'_>) -> bool,
     ) -> EscalationStep {
         if let EscalationStage::Terminating { until } = self.stage
             && until <= now
@@ -87,7 +88,7 @@ impl KillEscalation {
             self.stage = EscalationStage::Killing { until: now + Duration::from_secs(KILL_S) };
             self.signalled.clear();
         }
-        let targets = self.signal_all(look);
+        let targets = self.signal_all(scan);
         let Some(watch) = targets.last().cloned() else {
             return EscalationStep::Over(self.sweep_result(targets));
         };
@@ -101,32 +102,32 @@ impl KillEscalation {
         }
     }
 
-    /// Strikes everybody who is found, and looks again for as long as one could have forked away meanwhile. Gives those
-    /// that are there, or nobody if that is certain enough.
-    fn signal_all(&mut self, mut look: impl FnMut(ProcessVisitor<'_>) -> bool) -> Vec<ProcessIdentity> {
+    /// Signals every target found, and scans again as long as one could have forked away meanwhile. Returns the living
+    /// targets; empty only if it is certain enough that none is left.
+    fn signal_all(&mut self, mut scan: impl FnMut(ProcessVisitor<'_>) -> bool) -> Vec<ProcessIdentity> {
         let mut targets = Vec::new();
-        let mut calm = 0;
-        for turn in 1..=SCANS_PER_STEP {
+        let mut calm_scans = 0;
+        for scans in 1..=SCANS_PER_STEP {
             targets.clear();
             let mut frozen = 0;
-            let is_calm = look(&mut |process| {
+            let is_calm = scan(&mut |process| {
                 targets.push(process.clone());
                 frozen += usize::from(self.terminate_or_freeze(process));
                 if frozen < FREEZE_BATCH { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
             });
-            calm += usize::from(is_calm && targets.is_empty());
-            if calm >= CALM_SCANS || (frozen == 0 && !targets.is_empty()) {
+            calm_scans += usize::from(is_calm && targets.is_empty());
+            if calm_scans >= CALM_SCANS || (frozen == 0 && !targets.is_empty()) {
                 break;
             }
-            if turn % SCANS_BEFORE_KILL == 0 {
+            if scans % SCANS_BEFORE_KILL == 0 {
                 self.kill_frozen();
             }
         }
         targets
     }
 
-    /// Asks or freezes one that was not; true if it was frozen. Killing it at once would let its parent, who may be one
-    /// that starts the dead again, do so.
+    /// Terminates or freezes a target that has not been signalled in this stage. Returns true if it was frozen. It is
+    /// not killed at once, because its parent might be a supervisor that restarts what dies.
     fn terminate_or_freeze(&mut self, process: &ProcessIdentity) -> bool {
         if !self.signalled.insert(process.clone()) {
             return false;
@@ -135,7 +136,7 @@ impl KillEscalation {
         match self.stage {
             EscalationStage::Terminating { .. } => {
                 procfs::send_signal(process, Signal::TERM);
-                // One that is stopped could not hear it.
+                // A stopped process could not handle SIGTERM.
                 procfs::send_signal(process, Signal::CONT);
                 false
             }
@@ -146,7 +147,7 @@ impl KillEscalation {
         }
     }
 
-    /// Kills the frozen.
+    /// Kills the frozen processes.
     fn kill_frozen(&mut self) {
         if matches!(self.stage, EscalationStage::Terminating { .. }) {
             return;
@@ -164,30 +165,30 @@ impl KillEscalation {
     }
 }
 
-/// Climbs to the end and blocks meanwhile.
+/// Runs the whole escalation, blocking the thread.
 pub(crate) fn escalate_blocking(
     grace: Duration,
-    mut look: impl FnMut(ProcessVisitor<'_>) -> bool,
+    mut scan: impl FnMut(ProcessVisitor<'_>) -> bool,
 ) -> SweepResult {
-    let mut ladder = KillEscalation::new(Instant::now(), grace);
+    let mut escalation = KillEscalation::new(Instant::now(), grace);
     loop {
-        match ladder.step(Instant::now(), &mut look) {
-            EscalationStep::Over(swept) => return swept,
+        match escalation.step(Instant::now(), &mut scan) {
+            EscalationStep::Over(result) => return result,
             EscalationStep::Wait { watch, until } => {
-                if let Some(ended) = procfs::open_pidfd(&watch) {
-                    poll_until(&mut [PollFd::new(&ended, PollFlags::IN)], Some(until));
+                if let Some(pidfd) = procfs::open_pidfd(&watch) {
+                    poll_until(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(until));
                 }
             }
         }
     }
 }
 
-/// Waits until something is ready or the time has come. An interruption counts as nothing ready.
+/// Waits until a descriptor is ready or the time has come. An interruption counts as nothing ready.
 pub(crate) fn poll_until(descriptors: &mut [PollFd<'_>], until: Option<Instant>) {
-    let patience = until.map(|until| until.saturating_duration_since(Instant::now()));
-    let patience =
-        patience.map(|patience| Timespec::try_from(patience).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 }));
-    if rustix::event::poll(descriptors, patience.as_ref()).is_err() {
+    let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
+    let timeout =
+        timeout.map(|timeout| Timespec::try_from(timeout).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 }));
+    if rustix::event::poll(descriptors, timeout.as_ref()).is_err() {
         for descriptor in descriptors {
             descriptor.clear_revents();
         }
@@ -198,13 +199,13 @@ pub(crate) fn poll_until(descriptors: &mut [PollFd<'_>], until: Option<Instant>)
 mod tests {
     use super::*;
 
-    /// One that no signal reaches.
+    /// A process that no signal reaches.
     fn immortal() -> ProcessIdentity {
         ProcessIdentity { pid: u32::MAX, start_ticks: 1, name: "immortal".to_owned() }
     }
 
-    fn visit_immortal(seen: ProcessVisitor<'_>) -> bool {
-        let _ = seen(&immortal());
+    fn visit_immortal(visit: ProcessVisitor<'_>) -> bool {
+        let _ = visit(&immortal());
         true
     }
 
@@ -212,55 +213,55 @@ mod tests {
     fn expect_wait(step: EscalationStep) -> Instant {
         match step {
             EscalationStep::Wait { until, .. } => until,
-            EscalationStep::Over(swept) => panic!("it is over: {swept:?}"),
+            EscalationStep::Over(result) => panic!("it is over: {result:?}"),
         }
     }
 
     #[track_caller]
     fn expect_over(step: EscalationStep) -> SweepResult {
         match step {
-            EscalationStep::Over(swept) => swept,
+            EscalationStep::Over(result) => result,
             EscalationStep::Wait { .. } => panic!("it goes on"),
         }
     }
 
     #[test]
     fn one_that_the_kernel_will_not_let_die_is_named_after_its_time() {
-        let begun = Instant::now();
-        let mut ladder = KillEscalation::new(begun, Duration::from_secs(5));
-        let killed = expect_wait(ladder.step(begun, visit_immortal));
-        assert_eq!(killed, begun + Duration::from_secs(5));
-        assert_eq!(expect_wait(ladder.step(killed, visit_immortal)), killed + RESCAN_DELAY);
+        let started = Instant::now();
+        let mut escalation = KillEscalation::new(started, Duration::from_secs(5));
+        let killed = expect_wait(escalation.step(started, visit_immortal));
+        assert_eq!(killed, started + Duration::from_secs(5));
+        assert_eq!(expect_wait(escalation.step(killed, visit_immortal)), killed + RESCAN_DELAY);
         let limit = killed + Duration::from_secs(KILL_S);
         let before = limit - Duration::from_millis(1);
-        assert_eq!(expect_wait(ladder.step(before, visit_immortal)), limit);
-        let swept = expect_over(ladder.step(limit, visit_immortal));
-        assert_eq!(swept, SweepResult { killed: 0, survivors: vec![immortal()] });
+        assert_eq!(expect_wait(escalation.step(before, visit_immortal)), limit);
+        let result = expect_over(escalation.step(limit, visit_immortal));
+        assert_eq!(result, SweepResult { killed: 0, survivors: vec![immortal()] });
     }
 
     #[test]
     fn haste_shortens_the_grace_and_never_lengthens_it() {
-        let begun = Instant::now();
-        let mut ladder = KillEscalation::new(begun, Duration::from_secs(5));
-        ladder.shorten_grace(begun + Duration::from_secs(9));
-        assert_eq!(expect_wait(ladder.step(begun, visit_immortal)), begun + Duration::from_secs(5));
-        ladder.shorten_grace(begun + Duration::from_secs(1));
-        assert_eq!(expect_wait(ladder.step(begun, visit_immortal)), begun + Duration::from_secs(1));
+        let started = Instant::now();
+        let mut escalation = KillEscalation::new(started, Duration::from_secs(5));
+        escalation.shorten_grace(started + Duration::from_secs(9));
+        assert_eq!(expect_wait(escalation.step(started, visit_immortal)), started + Duration::from_secs(5));
+        escalation.shorten_grace(started + Duration::from_secs(1));
+        assert_eq!(expect_wait(escalation.step(started, visit_immortal)), started + Duration::from_secs(1));
     }
 
     #[test]
-    fn nobody_is_believed_to_be_gone_after_a_look_that_was_not_calm() {
-        let begun = Instant::now();
-        let mut ladder = KillEscalation::new(begun, Duration::ZERO);
-        let mut looks = 0;
-        let step = ladder.step(begun, |seen| {
-            looks += 1;
-            if looks > 3 { visit_immortal(seen) } else { looks == 2 }
+    fn an_empty_scan_that_was_not_calm_proves_nothing() {
+        let started = Instant::now();
+        let mut escalation = KillEscalation::new(started, Duration::ZERO);
+        let mut scans = 0;
+        let step = escalation.step(started, |visit| {
+            scans += 1;
+            if scans > 3 { visit_immortal(visit) } else { scans == 2 }
         });
         expect_wait(step);
-        // It was found on the fourth look and frozen, and there was nobody new on the fifth.
-        assert_eq!(looks, 5);
-        let swept = expect_over(ladder.step(begun, |_| true));
-        assert_eq!(swept, SweepResult { killed: 1, survivors: Vec::new() });
+        // The target was found in the fourth scan and frozen, and the fifth found no new one.
+        assert_eq!(scans, 5);
+        let result = expect_over(escalation.step(started, |_| true));
+        assert_eq!(result, SweepResult { killed: 1, survivors: Vec::new() });
     }
 }

@@ -1,5 +1,5 @@
-//! The worker's side of a keeper: starts it, tells it what to do, and hears what came of it. One task owns the socket
-//! and all that waits for an answer; everybody else has a queue to it. It looks at no process itself.
+//! The worker's side of a keeper: starts it, sends it commands and receives the replies. One task owns the socket and
+//! the pending replies; callers reach it through a queue. Nothing here inspects processes itself.
 
 use std::collections::HashMap;
 use std::io::{self, IoSlice};
@@ -28,46 +28,44 @@ use crate::wire::{
 
 /// Requests that may wait to be sent.
 const REQUEST_QUEUE_MAX: usize = 16;
-/// How much is read at once.
+/// Bytes read at once.
 const READ_BYTES: usize = 16 << 10;
 
-/// Why a keeper did not do what it was told.
+/// Why a keeper did not carry out a command.
 #[derive(Debug, thiserror::Error)]
 pub enum KeeperError {
-    /// There is no keeper to tell.
     #[error("the keeper could not be started: {0}")]
     NotStarted(#[source] io::Error),
-    /// It has died, or is about to, and everything below it with it.
+    /// The keeper has died or is about to, and everything below it is ended too.
     #[error("the keeper is gone")]
     Lost,
-    /// There is no such program.
+    /// The program does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// There is one, and it could not be started.
+    /// The program exists but could not be started.
     #[error("{0}")]
     Refused(String),
-    /// The pipes to a child could not be made.
-    #[error("no pipe to a child could be opened: {0}")]
+    #[error("the pipes to a child process could not be opened: {0}")]
     NoPipe(#[source] io::Error),
 }
 
-/// A keeper process. When this is dropped, the keeper ends everything below it and then itself.
+/// A running keeper. When this is dropped, the keeper ends everything below it and then exits.
 #[derive(Debug)]
 pub struct KeeperHandle {
     requests: mpsc::Sender<KeeperRequest>,
     pid: u32,
     mark: String,
-    /// Ends when the keeper process is dead and reaped; it needs no other end, since a keeper dies when nobody speaks to
-    /// it any more.
+    /// Ends when the keeper process is dead and reaped. It needs no other way to end, because a keeper exits once its
+    /// socket is closed.
     task: JoinHandle<()>,
 }
 
 impl KeeperHandle {
-    /// Starts `exe __keeper`. Everything that it is told to start bears the mark. `exe` is best `/proc/self/exe`, which
-    /// stays the same program when an upgrade has replaced the file.
+    /// Starts `exe __keeper`. Everything that it starts carries the mark. `exe` should be `/proc/self/exe`, which stays
+    /// the same program after an upgrade has replaced the file.
     pub async fn start(exe: &Path, mark: &str) -> Result<Self, KeeperError> {
         let (ours, theirs) = StdStream::pair().map_err(KeeperError::NotStarted)?;
-        // Its environment is empty: it needs none, and what lies in a worker's may be secret.
+        // The environment is empty: the keeper needs none, and the worker's may contain secrets.
         let child = std::process::Command::new(exe)
             .arg0(PROGRAM_NAME)
             .arg("__keeper")
@@ -78,47 +76,46 @@ impl KeeperHandle {
             .map_err(KeeperError::NotStarted)?;
         let pid = child.id();
         let (requests, queue) = mpsc::channel(REQUEST_QUEUE_MAX);
-        let conversation = KeeperConnection::new(child, ours, queue).map_err(KeeperError::NotStarted)?;
-        let task = tokio::spawn(conversation.run());
+        let connection = KeeperConnection::new(child, ours, queue).map_err(KeeperError::NotStarted)?;
+        let task = tokio::spawn(connection.run());
         Ok(Self { requests, pid, mark: mark.to_owned(), task })
     }
 
-    /// The keeper's own process.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Starts the agent, or another program that no turn owns.
+    /// Starts the agent, or another program that does not belong to a turn.
     pub async fn spawn(&self, launch: LaunchSpec) -> Result<KeeperChild, KeeperError> {
         self.spawn_as(launch, false).await
     }
 
-    /// Starts a program that is a process of the turn like those that the agent starts. It is for terminals, which are
-    /// served to agents that would rather have their client run commands.
+    /// Starts a program that belongs to the turn, like the processes the agent itself starts. This is for the terminals
+    /// of agents that let their client run commands.
     pub async fn spawn_in_turn(&self, launch: LaunchSpec) -> Result<KeeperChild, KeeperError> {
         self.spawn_as(launch, true).await
     }
 
-    /// The processes that come from now on are the turn's.
+    /// Begins a turn: every process that appears from now on belongs to it.
     pub async fn begin_turn(&self) -> Result<(), KeeperError> {
         send_command(&self.requests, KeeperCommand::BeginTurn).await.map(drop)
     }
 
-    /// The turn is over; what it has started and not ended was left on purpose.
+    /// Ends the turn. Processes that it has left running stay on purpose.
     pub async fn end_turn(&self) -> Result<(), KeeperError> {
         send_command(&self.requests, KeeperCommand::EndTurn).await.map(drop)
     }
 
-    /// Ends processes, and comes back when they are gone. A second sweep of the same, or of everything, shortens the
-    /// time that an earlier one gives.
+    /// Ends processes, and returns when they are gone. A second sweep of the same scope, or of everything, can shorten
+    /// the grace period of a running one.
     pub async fn sweep(&self, sweep: SweepRequest) -> Result<SweepResult, KeeperError> {
         match send_command(&self.requests, KeeperCommand::Sweep(sweep)).await? {
-            KeeperReply::Swept(swept) => Ok(swept),
+            KeeperReply::Swept(result) => Ok(result),
             _ => Err(KeeperError::Lost),
         }
     }
 
-    /// What finished turns have left running.
+    /// Lists what finished turns have left running.
     pub async fn list_leftovers(&self) -> Result<Vec<ProcessIdentity>, KeeperError> {
         match send_command(&self.requests, KeeperCommand::ListLeftovers).await? {
             KeeperReply::Leftovers(processes) => Ok(processes),
@@ -126,24 +123,24 @@ impl KeeperHandle {
         }
     }
 
-    /// Waits until the keeper's process is dead and reaped. What was below it has then fallen to this process, if it
-    /// is a subreaper.
+    /// Waits until the keeper process is dead and reaped. Its children have then been adopted by this process, if it is
+    /// a subreaper.
     pub async fn wait_until_lost(&self) {
         self.requests.closed().await;
     }
 
-    /// Lets the keeper end everything and waits until it is dead itself.
+    /// Lets the keeper end everything, and waits until it is dead itself.
     pub async fn close(self) {
         let Self { requests, task, .. } = self;
         drop(requests);
-        // It ends with the keeper, and a panic in it has ended the keeper as well.
+        // The task ends with the keeper. If it panicked, its socket is closed and the keeper exits too.
         let _ = task.await;
     }
 
     async fn spawn_as(&self, mut launch: LaunchSpec, in_turn: bool) -> Result<KeeperChild, KeeperError> {
         if launch.cwd.to_str().is_none() {
-            let folder = launch.cwd.display();
-            return Err(KeeperError::Refused(format!("the name of the folder {folder} is not UTF-8")));
+            let directory = launch.cwd.display();
+            return Err(KeeperError::Refused(format!("the path of the directory {directory} is not UTF-8")));
         }
         launch.env.insert(MARK_VARIABLE.to_owned(), self.mark.clone());
         let ChildPipes { ours: [stdin, stdout, stderr], theirs } =
@@ -165,40 +162,35 @@ impl KeeperHandle {
     }
 }
 
-/// A child that a keeper started and keeps.
+/// A child process that a keeper started and supervises.
 #[derive(Debug)]
 pub struct KeeperChild {
-    /// Its pid.
     pub pid: u32,
-    /// What it reads.
     pub stdin: pipe::Sender,
-    /// What it says.
     pub stdout: pipe::Receiver,
-    /// What it complains about.
     pub stderr: pipe::Receiver,
-    /// Its end.
     pub exit: ExitWatch,
 }
 
-/// The end of a child, for as many as want to wait for it.
+/// The exit of a child, for any number of waiters.
 #[derive(Debug, Clone)]
 pub struct ExitWatch(watch::Receiver<Option<ChildExit>>);
 
 impl ExitWatch {
-    /// Waits until the child has ended, or its keeper: then nobody can say how.
+    /// Waits until the child has exited. If its keeper dies first, the exit status is unknown.
     pub async fn wait(&self) -> ChildExit {
-        let mut ended = self.0.clone();
-        let exit = ended.wait_for(Option::is_some).await.ok().and_then(|exit| *exit);
+        let mut receiver = self.0.clone();
+        let exit = receiver.wait_for(Option::is_some).await.ok().and_then(|exit| *exit);
         exit.unwrap_or_default()
     }
 
-    /// How the child has ended, if it has.
+    /// How the child exited, if it has.
     pub fn current(&self) -> Option<ChildExit> {
         *self.0.borrow()
     }
 }
 
-/// Something to be done, and who waits for it.
+/// A command and the channel for its reply.
 #[derive(Debug)]
 struct KeeperRequest {
     command: KeeperCommand,
@@ -206,7 +198,7 @@ struct KeeperRequest {
     reply: oneshot::Sender<KeeperReply>,
 }
 
-/// What comes with a command to start something.
+/// What accompanies a command to start a child.
 #[derive(Debug)]
 struct ChildStart {
     descriptors: [OwnedFd; DESCRIPTORS],
@@ -220,18 +212,18 @@ async fn send_command(
     send_request(requests, command, None).await
 }
 
-/// Has something done, with what comes with it.
+/// Sends a command with its descriptors, if any, and waits for the reply.
 async fn send_request(
     requests: &mpsc::Sender<KeeperRequest>,
     command: KeeperCommand,
     start: Option<ChildStart>,
 ) -> Result<KeeperReply, KeeperError> {
-    let (answer, answered) = oneshot::channel();
-    requests.send(KeeperRequest { command, start, reply: answer }).await.map_err(|_| KeeperError::Lost)?;
-    answered.await.map_err(|_| KeeperError::Lost)
+    let (reply, replied) = oneshot::channel();
+    requests.send(KeeperRequest { command, start, reply }).await.map_err(|_| KeeperError::Lost)?;
+    replied.await.map_err(|_| KeeperError::Lost)
 }
 
-/// A child's standard input, output and error, from both sides.
+/// Both ends of a child's standard input, output and error.
 #[derive(Debug)]
 struct ChildPipes {
     ours: [OwnedFd; DESCRIPTORS],
@@ -250,22 +242,21 @@ impl ChildPipes {
     }
 }
 
-/// The task that speaks with the keeper.
+/// The task that owns the connection to the keeper.
 #[derive(Debug)]
 struct KeeperConnection {
     socket: UnixStream,
     queue: mpsc::Receiver<KeeperRequest>,
     lines: KeeperLineBuffer,
-    /// The number of the last request.
     last_id: u64,
-    /// Who waits for an answer.
+    /// The requests that wait for a reply, by id.
     pending_replies: HashMap<u64, oneshot::Sender<KeeperReply>>,
-    /// Who wants to know the end of a child.
+    /// The channels that report a child's exit, by the id of the request that started it.
     exit_senders: HashMap<u64, watch::Sender<Option<ChildExit>>>,
     keeper: Child,
 }
 
-/// The keeper does not hear or cannot be understood any more.
+/// The keeper has closed the connection or sent an unreadable line, or no handle is left that could send a request.
 #[derive(Debug)]
 struct KeeperConnectionBroken;
 
@@ -283,18 +274,19 @@ impl KeeperConnection {
         })
     }
 
-    /// Speaks until nobody has anything more to say, then waits until the keeper is dead. Only its death, and not the
-    /// end of the conversation, lets its children fall to us; so who waits is told nothing before.
+    /// Exchanges messages until every handle is dropped or the connection breaks, then waits until the keeper is dead.
+    /// Its children are adopted by us only at its death, not when the connection ends; so `wait_until_lost` returns
+    /// only after that.
     async fn run(mut self) {
         while self.exchange().await.is_ok() {}
         let Self { socket, queue, mut keeper, .. } = self;
         drop(socket);
-        // It fails only when the runtime ends, and this task with it.
+        // This fails only when the runtime ends, and this task with it.
         let _ = tokio::task::spawn_blocking(move || keeper.wait()).await;
         drop(queue);
     }
 
-    /// Sends one request or takes in what was answered.
+    /// Sends one request or receives replies.
     async fn exchange(&mut self) -> Result<(), KeeperConnectionBroken> {
         tokio::select! {
             request = self.queue.recv() => match request {
@@ -310,11 +302,11 @@ impl KeeperConnection {
 
     async fn forward_request(
         &mut self,
-        KeeperRequest { command, start, reply: answer }: KeeperRequest,
+        KeeperRequest { command, start, reply }: KeeperRequest,
     ) -> Result<(), KeeperConnectionBroken> {
         self.last_id += 1;
         let id = self.last_id;
-        self.pending_replies.insert(id, answer);
+        self.pending_replies.insert(id, reply);
         let descriptors = start.map(|ChildStart { descriptors, exited }| {
             self.exit_senders.insert(id, exited);
             descriptors
@@ -330,7 +322,7 @@ impl KeeperConnection {
         Ok(())
     }
 
-    /// Takes in what has come, if it has.
+    /// Reads what has arrived, without waiting.
     fn read(&mut self) -> Result<(), KeeperConnectionBroken> {
         let mut bytes = [0; READ_BYTES];
         match self.socket.try_read(&mut bytes) {
@@ -344,19 +336,19 @@ impl KeeperConnection {
         }
     }
 
-    async fn deliver_reply(&mut self, id: u64, answer: KeeperReply) -> Result<(), KeeperConnectionBroken> {
-        if let KeeperReply::Exited(exit) = answer {
+    async fn deliver_reply(&mut self, id: u64, reply: KeeperReply) -> Result<(), KeeperConnectionBroken> {
+        if let KeeperReply::Exited(exit) = reply {
             if let Some(exited) = self.exit_senders.remove(&id) {
                 exited.send_replace(Some(exit));
             }
             return Ok(());
         }
-        if matches!(answer, KeeperReply::Failed { .. }) {
+        if matches!(reply, KeeperReply::Failed { .. }) {
             self.exit_senders.remove(&id);
         }
-        let Some(waits) = self.pending_replies.remove(&id) else { return Ok(()) };
-        if let Err(KeeperReply::Started { .. }) = waits.send(answer) {
-            // Whoever wanted it has gone, and nobody else will ever end it.
+        let Some(waiter) = self.pending_replies.remove(&id) else { return Ok(()) };
+        if let Err(KeeperReply::Started { .. }) = waiter.send(reply) {
+            // The caller has gone away, and no one else would ever end this child.
             self.last_id += 1;
             let kill = KeeperCommand::Signal { child: id, signal: Signal::KILL.as_raw() };
             self.send(&NumberedLine { id: self.last_id, body: kill }.to_line(), None).await?;
@@ -364,37 +356,37 @@ impl KeeperConnection {
         Ok(())
     }
 
-    /// Sends a line, and the descriptors beside its first byte.
+    /// Sends a line. The descriptors travel with its first byte.
     async fn send(
         &self,
         line: &[u8],
         descriptors: Option<&[OwnedFd; DESCRIPTORS]>,
     ) -> Result<(), KeeperConnectionBroken> {
         let mut rest = line;
-        let mut beside = descriptors;
+        let mut unsent_descriptors = descriptors;
         while !rest.is_empty() {
-            let write = || send_some(&self.socket, rest, beside);
+            let write = || send_some(&self.socket, rest, unsent_descriptors);
             let sent =
                 self.socket.async_io(Interest::WRITABLE, write).await.map_err(|_| KeeperConnectionBroken)?;
-            beside = None;
+            unsent_descriptors = None;
             rest = rest.get(sent..).unwrap_or_default();
         }
         Ok(())
     }
 }
 
-/// Sends what the socket takes at once.
+/// Sends as much as the socket accepts without blocking.
 fn send_some(
     socket: &UnixStream,
     bytes: &[u8],
-    beside: Option<&[OwnedFd; DESCRIPTORS]>,
+    descriptors: Option<&[OwnedFd; DESCRIPTORS]>,
 ) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let borrowed = beside.map(|descriptors| descriptors.each_ref().map(|descriptor| descriptor.as_fd()));
+    let borrowed = descriptors.map(|descriptors| descriptors.each_ref().map(|descriptor| descriptor.as_fd()));
     if let Some(borrowed) = &borrowed {
         let fits = control.push(SendAncillaryMessage::ScmRights(borrowed));
-        debug_assert!(fits, "the space is for just as many");
+        debug_assert!(fits, "the space was sized for these descriptors");
     }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?)

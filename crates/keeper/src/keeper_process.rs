@@ -1,6 +1,6 @@
-//! The keeper process: what `qd __keeper` runs. One thread around `poll`, which starts children, reaps whatever dies
-//! below it, and ends it all when it is told to or when its worker is gone. It never blocks on anything else, and
-//! touches no file but `/proc`.
+//! The keeper process, which `qd __keeper` runs. It is one thread around `poll` that starts children, reaps everything
+//! that dies below it, and ends it all on request or when its worker is gone. It never blocks on anything else and
+//! touches no files except `/proc`.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut, Read};
@@ -31,15 +31,15 @@ use crate::wire::{
     SweepScope,
 };
 
-/// How long everything has after SIGTERM once the worker is gone.
+/// The grace period after SIGTERM once the worker is gone.
 const CLOSE_GRACE: Duration = Duration::from_millis(500);
-/// How many are reaped before something else has its turn. In a storm they could die as fast as we reap.
+/// How many processes are reaped before other work is done. In a fork storm they could die as fast as we reap.
 const REAP_BATCH: usize = 512;
-/// How much is read at once.
+/// Bytes read at once.
 const READ_BYTES: usize = 64 << 10;
 
-/// Keeps whatever the worker at the other end of standard input has started, until that end is closed and nothing is
-/// left. To be called before anything else of the program has begun: it wants to be the only thread.
+/// Supervises everything that the worker at the other end of standard input starts, until that end is closed and
+/// nothing is left. Must be called before the program does anything else, because the keeper must be the only thread.
 pub fn main() -> ExitCode {
     set_process_name(c"qd-keeper");
     match KeeperProcess::become_keeper() {
@@ -52,49 +52,48 @@ pub fn main() -> ExitCode {
 }
 
 struct KeeperProcess {
-    /// To the worker.
+    /// The connection to the worker.
     socket: OwnedFd,
-    /// Readable when a child has died.
+    /// Becomes readable when a child has died.
     deaths: UnixStream,
-    /// What came of the commands.
+    /// Commands received so far, up to an incomplete line.
     lines: KeeperLineBuffer,
-    /// The descriptors that came with them.
+    /// Descriptors received with the commands and not used yet.
     descriptors: VecDeque<OwnedFd>,
-    /// What the worker has not taken yet. Bounded by what it asked.
+    /// Replies that the worker has not read yet. Bounded by the number of its requests.
     unsent: Vec<u8>,
     ledger: ProcessLedger,
     sweeps: Vec<ActiveSweep>,
-    /// Whether the worker is gone.
     is_worker_gone: bool,
 }
 
-/// A sweep on its way.
+/// A sweep in progress.
 struct ActiveSweep {
-    /// The request that waits for it; none if it is our own.
+    /// The request that waits for the sweep. Absent for the sweep that we begin ourselves when the worker is gone.
     id: Option<u64>,
     sweep: SweepRequest,
     escalation: KillEscalation,
-    /// What its next step waits for; none if it is due.
+    /// What the next step waits for. Absent if it is due.
     wait: Option<SweepWait>,
 }
 
 struct SweepWait {
-    /// Readable when a certain process has ended.
+    /// Becomes readable when the watched process has exited.
     pidfd: OwnedFd,
     until: Instant,
 }
 
 impl KeeperProcess {
-    /// Makes this process a keeper.
+    /// Turns this process into a keeper.
     fn become_keeper() -> io::Result<Self> {
         detach_from_worker()?;
-        // A handler each, since what is merely ignored would be ignored by every child as well.
+        // Install a handler for each signal: an ignored signal would stay ignored in every child.
         for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
             signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
         }
-        let (deaths, told) = UnixStream::pair()?;
+        let (deaths, death_signal) = UnixStream::pair()?;
         deaths.set_nonblocking(true)?;
-        signal_hook::low_level::pipe::register(SIGCHLD, told)?;
+        signal_hook::low_level::pipe::register(SIGCHLD, death_signal)?;
         crate::become_subreaper()?;
         Ok(Self {
             socket: io::stdin().as_fd().try_clone_to_owned()?,
@@ -122,19 +121,20 @@ impl KeeperProcess {
         }
     }
 
-    /// Waits until there is something to do, or just looks if there is. True if it may be the worker.
+    /// Waits until there is something to do, or only polls if `is_idle` is false. Returns whether the worker may have
+    /// sent something.
     fn poll_events(&mut self, is_idle: bool) -> bool {
         let writes = if self.unsent.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
         let mut descriptors = vec![PollFd::new(&self.deaths, PollFlags::IN)];
         let mut until: Option<Instant> = None;
-        for wait in self.sweeps.iter().filter_map(|sweeping| sweeping.wait.as_ref()) {
+        for wait in self.sweeps.iter().filter_map(|active| active.wait.as_ref()) {
             descriptors.push(PollFd::new(&wait.pidfd, PollFlags::IN));
             until = Some(until.map_or(wait.until, |until| until.min(wait.until)));
         }
-        if !is_idle || self.sweeps.iter().any(|sweeping| sweeping.wait.is_none()) {
+        if !is_idle || self.sweeps.iter().any(|active| active.wait.is_none()) {
             until = Some(Instant::now());
         }
-        // A closed socket is always ready, and has nothing more to say.
+        // A closed socket is always ready, and delivers nothing more.
         if !self.is_worker_gone {
             descriptors.push(PollFd::new(&self.socket, PollFlags::IN | writes));
         }
@@ -148,29 +148,30 @@ impl KeeperProcess {
             drain_deaths(&self.deaths);
         }
         let now = Instant::now();
-        for sweeping in &mut self.sweeps {
+        for active in &mut self.sweeps {
             let due = |wait: &SweepWait| ready.next() == Some(true) || wait.until <= now;
-            if sweeping.wait.as_ref().is_some_and(due) {
-                sweeping.wait = None;
+            if active.wait.as_ref().is_some_and(due) {
+                active.wait = None;
             }
         }
         ready.next() == Some(true)
     }
 
-    /// Takes in and does what the worker wants. Its end is the last thing that it wants.
+    /// Receives and applies the worker's commands. A closed connection means that the worker is gone.
     fn receive_commands(&mut self) {
         let mut bytes = [0; READ_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         loop {
-            let mut beside = RecvAncillaryBuffer::new(&mut space);
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
             let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-            let read = match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut beside, flags) {
+            let read = match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags)
+            {
                 Ok(message) => message.bytes,
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR) => continue,
                 Err(_) => 0,
             };
-            for message in beside.drain() {
+            for message in ancillary.drain() {
                 if let RecvAncillaryMessage::ScmRights(descriptors) = message {
                     self.descriptors.extend(descriptors);
                 }
@@ -192,12 +193,12 @@ impl KeeperProcess {
     fn apply_command(&mut self, NumberedLine { id, body }: NumberedLine<KeeperCommand>) {
         match body {
             KeeperCommand::Start { launch, in_turn } => {
-                let answer =
+                let reply =
                     self.start_child(id, &launch, in_turn).unwrap_or_else(|error| KeeperReply::Failed {
                         message: error.to_string(),
                         not_found: matches!(error, LaunchError::NotFound(_)),
                     });
-                self.queue_reply(id, answer);
+                self.queue_reply(id, reply);
             }
             KeeperCommand::Signal { child, signal } => {
                 if let (Some(process), Some(signal)) =
@@ -217,8 +218,8 @@ impl KeeperProcess {
             }
             KeeperCommand::Sweep(sweep) => self.begin_sweep(Some(id), sweep),
             KeeperCommand::ListLeftovers => {
-                let left = self.ledger.leftovers(&self.process_tree());
-                self.queue_reply(id, KeeperReply::Leftovers(left));
+                let leftovers = self.ledger.leftovers(&self.process_tree());
+                self.queue_reply(id, KeeperReply::Leftovers(leftovers));
             }
         }
     }
@@ -226,7 +227,7 @@ impl KeeperProcess {
     fn start_child(
         &mut self,
         id: u64,
-        what: &crate::LaunchSpec,
+        spec: &crate::LaunchSpec,
         in_turn: bool,
     ) -> Result<KeeperReply, LaunchError> {
         let descriptors: Vec<OwnedFd> =
@@ -235,15 +236,15 @@ impl KeeperProcess {
         if !in_turn {
             self.ledger.prepare_agent_start(&self.process_tree());
         }
-        let pid = launch(what, descriptors)?;
-        // It cannot vanish before we have reaped it, and a zombie has a start time as well.
+        let pid = launch(spec, descriptors)?;
+        // The child cannot disappear before we reap it, and even a zombie has a start time.
         let start_ticks = procfs::start_ticks(pid).unwrap_or_default();
         let name = procfs::name(pid).unwrap_or_default();
         self.ledger.record_start(id, ProcessIdentity { pid, start_ticks, name }, in_turn);
         Ok(KeeperReply::Started { pid })
     }
 
-    /// Begins a sweep. One on its way that ends no more than this one gets no more time than it.
+    /// Begins a sweep. Running sweeps whose scope it includes get no more time than this one.
     fn begin_sweep(&mut self, id: Option<u64>, sweep: SweepRequest) {
         let now = Instant::now();
         for earlier in &mut self.sweeps {
@@ -252,53 +253,52 @@ impl KeeperProcess {
                 earlier.wait = None;
             }
         }
-        let ladder = KillEscalation::new(now, sweep.grace);
-        self.sweeps.push(ActiveSweep { id, sweep, escalation: ladder, wait: None });
+        let escalation = KillEscalation::new(now, sweep.grace);
+        self.sweeps.push(ActiveSweep { id, sweep, escalation, wait: None });
     }
 
     /// Takes the next step of every sweep that is due.
     fn step_sweeps(&mut self) {
-        let mut over = Vec::new();
-        for mut sweeping in std::mem::take(&mut self.sweeps) {
-            if sweeping.wait.is_none() {
-                let ActiveSweep { sweep, escalation: ladder, .. } = &mut sweeping;
-                match ladder.step(Instant::now(), |seen| self.visit_targets(sweep, seen)) {
-                    EscalationStep::Over(swept) => {
-                        over.push((sweeping.id, swept));
+        let mut finished = Vec::new();
+        for mut active in std::mem::take(&mut self.sweeps) {
+            if active.wait.is_none() {
+                let ActiveSweep { sweep, escalation, .. } = &mut active;
+                match escalation.step(Instant::now(), |visit| self.visit_targets(sweep, visit)) {
+                    EscalationStep::Over(result) => {
+                        finished.push((active.id, result));
                         continue;
                     }
-                    // One that has ended meanwhile leaves the sweep due.
+                    // If the watched process has exited meanwhile, the sweep stays due.
                     EscalationStep::Wait { watch, until } => {
-                        sweeping.wait =
-                            procfs::open_pidfd(&watch).map(|ended| SweepWait { pidfd: ended, until });
+                        active.wait = procfs::open_pidfd(&watch).map(|pidfd| SweepWait { pidfd, until });
                     }
                 }
             }
-            self.sweeps.push(sweeping);
+            self.sweeps.push(active);
         }
-        // The dead are reaped and told of before the sweep that ended them.
-        while !over.is_empty() && !self.reap() {}
-        for (id, swept) in over {
+        // Reap and report the dead before reporting the sweep that ended them.
+        while !finished.is_empty() && !self.reap() {}
+        for (id, result) in finished {
             if let Some(id) = id {
-                self.queue_reply(id, KeeperReply::Swept(swept));
+                self.queue_reply(id, KeeperReply::Swept(result));
             }
         }
     }
 
-    /// Shows those that a sweep is to end. See [`proc::walk`].
+    /// Visits the targets of a sweep. Returns whether the scan was calm, see [`procfs::walk_descendants`].
     fn visit_targets(
         &mut self,
-        SweepRequest { scope: what, spare, .. }: &SweepRequest,
-        seen: ProcessVisitor<'_>,
+        SweepRequest { scope, spare, .. }: &SweepRequest,
+        visit: ProcessVisitor<'_>,
     ) -> bool {
         self.reap();
-        let mut judge = self.ledger.target_selector(*what, |process| procfs::is_named(process, spare));
+        let mut selector = self.ledger.target_selector(*scope, |process| procfs::is_named(process, spare));
         procfs::walk_descendants(std::process::id(), DEAD_MAX, |node| {
-            if judge.is_target(&node) { seen(&node.process) } else { ControlFlow::Continue(()) }
+            if selector.is_target(&node) { visit(&node.process) } else { ControlFlow::Continue(()) }
         })
     }
 
-    /// Reaps what has died, and tells of those that were started on request. False if there may be more.
+    /// Reaps the dead, and reports those that were started on request. Returns false if there may be more.
     fn reap(&mut self) -> bool {
         for _ in 0..REAP_BATCH {
             let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) else { return true };
@@ -318,12 +318,12 @@ impl KeeperProcess {
         self.unsent.extend(NumberedLine { id, body }.to_line());
     }
 
-    /// Sends as much as the worker takes.
+    /// Sends as much as the worker's socket accepts.
     fn send_replies(&mut self) {
         while !self.is_worker_gone && !self.unsent.is_empty() {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            let nothing = &mut SendAncillaryBuffer::default();
-            match sendmsg(&self.socket, &[IoSlice::new(&self.unsent)], nothing, flags) {
+            let no_descriptors = &mut SendAncillaryBuffer::default();
+            match sendmsg(&self.socket, &[IoSlice::new(&self.unsent)], no_descriptors, flags) {
                 Ok(sent) => drop(self.unsent.drain(..sent)),
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR) => {}
@@ -332,7 +332,7 @@ impl KeeperProcess {
         }
     }
 
-    /// The worker is gone: so is everything else, soon.
+    /// The worker is gone: end everything else.
     fn on_worker_gone(&mut self) {
         if !self.is_worker_gone {
             self.is_worker_gone = true;
@@ -344,15 +344,15 @@ impl KeeperProcess {
     }
 }
 
-/// Leaves the worker's session, its folder, and every descriptor that it may have left open in us.
+/// Leaves the worker's session and directory, and closes descriptors inherited from it.
 fn detach_from_worker() -> io::Result<()> {
-    // It fails only for a leader of its group, who has nobody to leave.
+    // This fails only if we already lead a process group; then there is nothing to leave.
     let _ = rustix::process::setsid();
     std::env::set_current_dir("/")?;
     close_inherited_descriptors()
 }
 
-/// Forgets how often it was told of a death: one look reaps all.
+/// Discards the notifications of deaths: one call of `reap` handles all of them.
 fn drain_deaths(mut deaths: &UnixStream) {
     let mut bytes = [0; 256];
     while deaths.read(&mut bytes).is_ok_and(|read| read == bytes.len()) {}

@@ -1,5 +1,5 @@
-//! How a keeper starts a child: by `posix_spawn`, with exactly the descriptors, environment and folder it was given. It
-//! knows nothing of turns, and of no child once it runs.
+//! Starts a child of the keeper by `posix_spawn`, with exactly the given descriptors, environment and directory. It
+//! knows nothing about turns, and nothing about a child once it runs.
 
 use std::ffi::OsStr;
 use std::io;
@@ -11,25 +11,24 @@ use std::process::{Command, Stdio};
 
 use crate::wire::{DESCRIPTORS, LaunchSpec};
 
-/// Where a program is looked for if its environment has no `PATH`.
+/// The search path if the child's environment has no `PATH`.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
-/// Why a program could not be started.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LaunchError {
-    #[error("there is nothing to start: the command is empty")]
+    #[error("the command is empty; there is no program to start")]
     Empty,
-    #[error("its standard input, output and error did not come with it")]
+    #[error("the command came without descriptors for standard input, output and error")]
     NoDescriptors,
     #[error("{0} was not found")]
     NotFound(String),
-    #[error("the folder {0} does not exist")]
+    #[error("the directory {0} does not exist")]
     NoFolder(PathBuf),
     #[error("{0} could not be started: {1}")]
     Refused(String, io::Error),
 }
 
-/// Starts a program and gives its pid.
+/// Starts a program and returns its pid.
 pub(crate) fn launch(launch: &LaunchSpec, descriptors: [OwnedFd; DESCRIPTORS]) -> Result<u32, LaunchError> {
     let (name, arguments) = launch.argv.split_first().ok_or(LaunchError::Empty)?;
     if !launch.cwd.is_dir() {
@@ -38,7 +37,8 @@ pub(crate) fn launch(launch: &LaunchSpec, descriptors: [OwnedFd; DESCRIPTORS]) -
     let path = launch.env.get("PATH").map_or(DEFAULT_PATH, String::as_str);
     let program = find_program(name, path, &launch.cwd).ok_or_else(|| LaunchError::NotFound(name.clone()))?;
     let [stdin, stdout, stderr] = descriptors.map(Stdio::from);
-    // The program by its whole path: a search in a changed `PATH` would cost us the fast way to start it.
+    // The program is given by its full path: with a changed `PATH`, `Command` would have to fork instead of using the
+    // faster `posix_spawn`.
     let child = Command::new(program)
         .arg0(launch.arg0.as_ref().unwrap_or(name))
         .args(arguments)
@@ -48,25 +48,25 @@ pub(crate) fn launch(launch: &LaunchSpec, descriptors: [OwnedFd; DESCRIPTORS]) -
         .stdin(stdin)
         .stdout(stdout)
         .stderr(stderr)
-        // Else a child that signals its own group would hit its keeper.
+        // A group of its own, or a child that signals its group would hit the keeper.
         .process_group(0)
         .spawn()
         .map_err(|error| LaunchError::Refused(name.clone(), error))?;
     Ok(child.id())
 }
 
-/// A program as a shell would find it, but that names and places are seen from the child's folder.
+/// Finds a program like a shell, but resolves relative paths from the child's directory.
 fn find_program(name: &str, path: &str, cwd: &Path) -> Option<PathBuf> {
     let is_program = |file: &PathBuf| {
-        file.metadata().is_ok_and(|about| about.is_file() && about.permissions().mode() & 0o111 != 0)
+        file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
     };
     if name.contains('/') {
         let file = cwd.join(name);
-        // What is there and no program is an error with a better text.
+        // A file that exists but is not executable fails later, with a better error message.
         return file.exists().then_some(file);
     }
-    let folders = std::env::split_paths(OsStr::new(path));
-    folders.map(|folder| cwd.join(folder).join(name)).find(is_program)
+    let directories = std::env::split_paths(OsStr::new(path));
+    directories.map(|directory| cwd.join(directory).join(name)).find(is_program)
 }
 
 #[cfg(test)]
@@ -77,17 +77,17 @@ mod tests {
 
     #[test]
     fn a_program_is_found_on_the_childs_path_from_the_childs_folder() {
-        let folder = tempfile::tempdir().unwrap();
-        let bin = folder.path().join("bin");
+        let directory = tempfile::tempdir().unwrap();
+        let bin = directory.path().join("bin");
         fs::create_dir(&bin).unwrap();
         let program = bin.join("agent");
         fs::write(&program, "").unwrap();
-        assert_eq!(find_program("agent", "bin", folder.path()), None, "it is not executable yet");
+        assert_eq!(find_program("agent", "bin", directory.path()), None, "not executable yet");
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        assert_eq!(find_program("agent", "none:bin", folder.path()), Some(program.clone()));
-        assert_eq!(find_program("bin/agent", "", folder.path()), Some(program.clone()));
+        assert_eq!(find_program("agent", "none:bin", directory.path()), Some(program.clone()));
+        assert_eq!(find_program("bin/agent", "", directory.path()), Some(program.clone()));
         assert_eq!(find_program(program.to_str().unwrap(), "", Path::new("/")), Some(program));
-        assert_eq!(find_program("bin", "", folder.path()), None, "a folder is no program");
-        assert_eq!(find_program("./nobody", "bin", folder.path()), None);
+        assert_eq!(find_program("bin", "", directory.path()), None, "a directory is not a program");
+        assert_eq!(find_program("./nobody", "bin", directory.path()), None);
     }
 }

@@ -1,36 +1,36 @@
-//! Which of the processes below a keeper belong to the agent, to its turn, or were left by an earlier one. It is told
-//! of every child and turn, is shown the tree as it stands, parents before their children, and judges by identity. It
-//! reads nothing and ends nobody.
+//! Decides which processes below a keeper belong to the agent, to its turn, or were left running by an earlier turn. It
+//! is told about every child and turn, gets the process tree (parents before their children), and judges by process
+//! identity. It reads nothing and ends nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use crate::procfs::{ProcessIdentity, ProcessNode};
 use crate::wire::SweepScope;
 
-/// What a keeper remembers of the processes below it.
+/// A keeper's records of the processes below it.
 #[derive(Debug, Default)]
 pub(crate) struct ProcessLedger {
-    /// The children that were started on request and have not been reaped, by the number of their request.
+    /// The children started on request and not reaped yet, by the id of their request.
     children: BTreeMap<u64, StartedChild>,
-    /// Those that were there when the open turn began; none between turns.
+    /// The processes that existed when the open turn began. Absent between turns.
     before_turn: Option<BTreeSet<ProcessIdentity>>,
-    /// Those that were there before the agent's first turn, whatever their parent is now.
+    /// The agent's processes that existed before its first turn, whatever their parent is now.
     before_first_turn: BTreeSet<ProcessIdentity>,
     /// Whether the agent has begun a turn since it was started.
     had_turn: bool,
-    /// Those that a finished turn left running, and those that came from them.
+    /// The processes that finished turns left running, and their descendants.
     leftovers: BTreeSet<ProcessIdentity>,
 }
 
 #[derive(Debug)]
 struct StartedChild {
     process: ProcessIdentity,
-    /// Whether it is a process of the turn like any other, and not the agent.
+    /// Whether the child belongs to the turn and is not the agent.
     in_turn: bool,
 }
 
 impl ProcessLedger {
-    /// An agent is about to be started. What is there already cannot be its own.
+    /// Called before an agent is started. Existing processes cannot belong to the new agent.
     pub(crate) fn prepare_agent_start(&mut self, tree: &[ProcessNode]) {
         if self.agents().is_empty() {
             self.leftovers.extend(tree.iter().map(|node| node.process.clone()));
@@ -38,24 +38,23 @@ impl ProcessLedger {
         }
     }
 
-    /// A child was started: the agent, or one that is a process of the turn like any other.
+    /// Records a started child: the agent, or a process that belongs to the turn.
     pub(crate) fn record_start(&mut self, id: u64, process: ProcessIdentity, in_turn: bool) {
         self.children.insert(id, StartedChild { process, in_turn });
     }
 
-    /// A child has been reaped. Gives its number if it was started on request.
+    /// Records that a child was reaped. Returns the id of its request if it was started on request.
     pub(crate) fn record_reaped(&mut self, pid: u32) -> Option<u64> {
         let id = self.children.iter().find(|(_, child)| child.process.pid == pid).map(|(id, _)| *id)?;
         self.children.remove(&id);
         Some(id)
     }
 
-    /// A started child that has not been reaped.
     pub(crate) fn child(&self, id: u64) -> Option<&ProcessIdentity> {
         self.children.get(&id).map(|child| &child.process)
     }
 
-    /// A turn begins, and so ends one that was not ended.
+    /// Begins a turn, and ends the previous one if it is still open.
     pub(crate) fn begin_turn(&mut self, tree: &[ProcessNode]) {
         self.end_turn(tree);
         if !self.had_turn {
@@ -65,52 +64,54 @@ impl ProcessLedger {
         self.before_turn = Some(tree.iter().map(|node| node.process.clone()).collect());
     }
 
-    /// The turn is over: what it started and has not ended stays on purpose.
+    /// Ends the turn. What it started and has not ended stays on purpose.
     pub(crate) fn end_turn(&mut self, tree: &[ProcessNode]) {
         let agents = self.agents();
-        let mut left = ProcessSubtrees::default();
-        let stays = |node: &&ProcessNode| {
+        let mut left_subtrees = ProcessSubtrees::default();
+        let is_left = |node: &&ProcessNode| {
             let process = &node.process;
             let is_new = self.before_turn.as_ref().is_some_and(|before| !before.contains(process));
-            left.includes(node, self.leftovers.contains(process) || (is_new && !agents.contains(process)))
+            left_subtrees
+                .includes(node, self.leftovers.contains(process) || (is_new && !agents.contains(process)))
         };
-        // What is gone is forgotten: this is all that is still there.
-        self.leftovers = tree.iter().filter(stays).map(|node| node.process.clone()).collect();
+        // Replacing the set forgets the processes that are gone.
+        self.leftovers = tree.iter().filter(is_left).map(|node| node.process.clone()).collect();
         self.before_turn = None;
     }
 
-    /// What finished turns have left running: all that outlives the agent, but for what the open turn started.
+    /// What finished turns have left running: everything that would outlive the agent, except what the open turn
+    /// started.
     pub(crate) fn leftovers(&self, tree: &[ProcessNode]) -> Vec<ProcessIdentity> {
-        let mut judge = self.target_selector(SweepScope::Agent, |_| false);
+        let mut selector = self.target_selector(SweepScope::Agent, |_| false);
         let was_there = |process: &ProcessIdentity| {
             self.before_turn.as_ref().is_none_or(|before| before.contains(process))
         };
-        let stays = |node: &&ProcessNode| !judge.is_target(node) && was_there(&node.process);
+        let stays = |node: &&ProcessNode| !selector.is_target(node) && was_there(&node.process);
         tree.iter().filter(stays).map(|node| node.process.clone()).collect()
     }
 
-    /// Somebody who says which processes a sweep is to end. `is_helper` knows the agent's helpers by name.
+    /// Selects the processes that a sweep must end. `is_helper` recognizes the agent's helpers by name.
     pub(crate) fn target_selector<F: Fn(&ProcessIdentity) -> bool>(
         &self,
-        what: SweepScope,
+        scope: SweepScope,
         is_helper: F,
     ) -> SweepTargetSelector<'_, F> {
-        let (left, own, helpers) = Default::default();
+        let (leftovers, agent_owned, helpers) = Default::default();
         SweepTargetSelector {
             ledger: self,
-            scope: what,
+            scope,
             is_helper,
             agents: self.agents(),
-            leftovers: left,
-            agent_owned: own,
+            leftovers,
+            agent_owned,
             helpers,
         }
     }
 
-    /// Those that go with the agent.
+    /// The processes that end with the agent.
     fn agent_owned(&self, tree: &[ProcessNode]) -> BTreeSet<ProcessIdentity> {
-        let mut judge = self.target_selector(SweepScope::Agent, |_| false);
-        tree.iter().filter(|node| judge.is_target(node)).map(|node| node.process.clone()).collect()
+        let mut selector = self.target_selector(SweepScope::Agent, |_| false);
+        tree.iter().filter(|node| selector.is_target(node)).map(|node| node.process.clone()).collect()
     }
 
     fn agents(&self) -> HashSet<&ProcessIdentity> {
@@ -118,7 +119,7 @@ impl ProcessLedger {
     }
 }
 
-/// Says of one process after the other, parents before their children, whether a sweep is to end it.
+/// Decides for each process whether a sweep must end it. Processes must be given parents before their children.
 #[derive(Debug)]
 pub(crate) struct SweepTargetSelector<'a, F> {
     ledger: &'a ProcessLedger,
@@ -139,38 +140,39 @@ impl<F: Fn(&ProcessIdentity) -> bool> SweepTargetSelector<'_, F> {
         }
     }
 
-    /// The agent itself, what was there before its first turn, and what is below them; but nothing that a turn left, nor
-    /// what is below that.
+    /// The agent itself, what existed before its first turn, and everything below them; except what a turn left running
+    /// and everything below that.
     fn belongs_to_agent(&mut self, node: &ProcessNode) -> bool {
         let ledger = self.ledger;
-        let is_left = self.leftovers.includes(node, ledger.leftovers.contains(&node.process));
+        let is_leftover = self.leftovers.includes(node, ledger.leftovers.contains(&node.process));
         let is_early = !ledger.had_turn || ledger.before_first_turn.contains(&node.process);
-        let is_own =
-            self.agent_owned.includes(node, self.agents.contains(&node.process) || (is_early && !is_left));
-        is_own && !is_left
+        let is_owned = self
+            .agent_owned
+            .includes(node, self.agents.contains(&node.process) || (is_early && !is_leftover));
+        is_owned && !is_leftover
     }
 
     fn belongs_to_turn(&mut self, node: &ProcessNode) -> bool {
         let Some(before) = &self.ledger.before_turn else { return false };
         let is_agent = self.agents.contains(&node.process);
-        // An agent that bears a helper's name (both are `node`) would spare everything.
+        // Otherwise an agent with the name of a helper (both can be `node`) would spare everything.
         let is_helper = self.helpers.includes(node, !is_agent && (self.is_helper)(&node.process));
         !is_agent && !is_helper && !before.contains(&node.process)
     }
 }
 
-/// Processes that were chosen, and all that is below them.
+/// Chosen processes and everything below them.
 #[derive(Debug, Default)]
 struct ProcessSubtrees(HashSet<u32>);
 
 impl ProcessSubtrees {
-    /// Whether this one is chosen or below one that was.
+    /// Whether this process is chosen or below a chosen one.
     fn includes(&mut self, node: &ProcessNode, is_chosen: bool) -> bool {
-        let takes = is_chosen || self.0.contains(&node.parent);
-        if takes {
+        let is_included = is_chosen || self.0.contains(&node.parent);
+        if is_included {
             self.0.insert(node.process.pid);
         }
-        takes
+        is_included
     }
 }
 
@@ -181,7 +183,7 @@ mod tests {
     const KEEPER: u32 = 1;
     const AGENT: u32 = 10;
 
-    /// A process with this pid below that one. All are named by their pid.
+    /// A process with this pid and parent. All processes are named by their pid.
     fn node(pid: u32, parent: u32) -> ProcessNode {
         ProcessNode { process: process(pid), parent }
     }
@@ -194,18 +196,18 @@ mod tests {
         processes.iter().map(|process| process.pid).collect()
     }
 
-    fn targets(ledger: &ProcessLedger, tree: &[ProcessNode], what: SweepScope) -> Vec<u32> {
-        targets_sparing(ledger, tree, what, &[])
+    fn targets(ledger: &ProcessLedger, tree: &[ProcessNode], scope: SweepScope) -> Vec<u32> {
+        targets_sparing(ledger, tree, scope, &[])
     }
 
     fn targets_sparing(
         ledger: &ProcessLedger,
         tree: &[ProcessNode],
-        what: SweepScope,
+        scope: SweepScope,
         helpers: &[u32],
     ) -> Vec<u32> {
-        let mut judge = ledger.target_selector(what, |process| helpers.contains(&process.pid));
-        tree.iter().filter(|node| judge.is_target(node)).map(|node| node.process.pid).collect()
+        let mut selector = ledger.target_selector(scope, |process| helpers.contains(&process.pid));
+        tree.iter().filter(|node| selector.is_target(node)).map(|node| node.process.pid).collect()
     }
 
     fn ledger_with_agent() -> ProcessLedger {
@@ -252,29 +254,29 @@ mod tests {
     }
 
     #[test]
-    fn a_resting_agent_takes_its_own_along_and_leaves_what_a_turn_left() {
+    fn an_idle_agent_takes_its_own_processes_along_and_leaves_what_a_turn_left() {
         let mut ledger = ledger_with_agent();
-        // 11 is a helper below the agent, 12 one that hangs on the keeper.
+        // 11 is a helper below the agent, 12 a helper that is a child of the keeper.
         let early = [node(AGENT, KEEPER), node(12, KEEPER), node(11, AGENT)];
         ledger.begin_turn(&early);
         let busy = [early.as_slice(), &[node(20, AGENT)]].concat();
         ledger.end_turn(&busy);
-        // The server has a child by now, and the agent one more helper.
-        let idle = [busy.as_slice(), &[node(21, 20), node(15, AGENT)]].concat();
-        assert_eq!(targets(&ledger, &idle, SweepScope::Agent), [AGENT, 12, 11, 15]);
-        assert_eq!(pids(&ledger.leftovers(&idle)), [20, 21]);
-        // A second turn remembers the server's child as well, and what the server becomes.
-        ledger.begin_turn(&idle);
-        ledger.end_turn(&idle);
+        // By now the server (20) has a child, and the agent has one more helper.
+        let between_turns = [busy.as_slice(), &[node(21, 20), node(15, AGENT)]].concat();
+        assert_eq!(targets(&ledger, &between_turns, SweepScope::Agent), [AGENT, 12, 11, 15]);
+        assert_eq!(pids(&ledger.leftovers(&between_turns)), [20, 21]);
+        // A second turn records the server's child as left running too.
+        ledger.begin_turn(&between_turns);
+        ledger.end_turn(&between_turns);
         ledger.record_reaped(AGENT);
-        let resting = [node(20, KEEPER), node(21, KEEPER)];
-        assert_eq!(targets(&ledger, &resting, SweepScope::Agent), [0; 0]);
-        assert_eq!(pids(&ledger.leftovers(&resting)), [20, 21]);
-        // Nor does the next agent take it for its own, nor what it became where nobody saw it.
-        let resting = [resting.as_slice(), &[node(22, KEEPER)]].concat();
-        ledger.prepare_agent_start(&resting);
+        let after_agent = [node(20, KEEPER), node(21, KEEPER)];
+        assert_eq!(targets(&ledger, &after_agent, SweepScope::Agent), [0; 0]);
+        assert_eq!(pids(&ledger.leftovers(&after_agent)), [20, 21]);
+        // The next agent does not own them either, nor a process that they started unobserved.
+        let after_agent = [after_agent.as_slice(), &[node(22, KEEPER)]].concat();
+        ledger.prepare_agent_start(&after_agent);
         ledger.record_start(2, process(30), false);
-        let again = [resting.as_slice(), &[node(30, KEEPER), node(31, 30)]].concat();
+        let again = [after_agent.as_slice(), &[node(30, KEEPER), node(31, 30)]].concat();
         assert_eq!(targets(&ledger, &again, SweepScope::Agent), [30, 31]);
         assert_eq!(targets(&ledger, &again, SweepScope::All), [20, 21, 22, 30, 31]);
     }

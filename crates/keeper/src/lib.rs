@@ -1,16 +1,16 @@
-//! The keeper: a small process between a worker and its agent, in whose hands is everything that the agent starts. A
-//! worker that is killed would lose its children to pid 1; the keeper outlives it for as long as it takes to end them.
-//! Nothing here knows an agent, a session or a protocol of theirs.
+//! The keeper: a small process between a worker and its agent that supervises everything the agent starts. If a worker
+//! is killed, its children would be adopted by pid 1; the keeper survives long enough to end them. Nothing here knows
+//! about particular agents, sessions or their protocols.
 //!
 //! Layout, in reading order:
-//! - `handle`: the worker's side, with which a keeper is started and told what to do.
-//! - `process`: the keeper itself, a single thread around `poll`.
-//! - `ledger`: which process belongs to the agent, to a turn, or was left by one; pure.
-//! - `ladder`: how processes are ended: asked, given time, frozen, killed, looked for again.
-//! - `orphans`: the same ladder where there is no keeper any more.
-//! - `proc`: what the kernel says about processes.
-//! - `launch`: how a child is started. `wire`: what worker and keeper say to each other. `own`: how our own processes
-//!   begin.
+//! - `handle`: the worker's side, which starts a keeper and sends it commands.
+//! - [`keeper_process`]: the keeper itself, a single thread around `poll`.
+//! - `ledger`: which process belongs to the agent, to a turn, or was left running by one; pure.
+//! - `escalation`: how processes are ended: SIGTERM, a grace period, SIGSTOP, SIGKILL, and another scan.
+//! - `orphans`: the same escalation when no keeper is left.
+//! - [`procfs`]: what the kernel reports about processes.
+//! - `launch`: how a child is started. `wire`: the messages between worker and keeper. [`process_setup`]: what our own
+//!   processes do first.
 
 mod escalation;
 mod handle;
@@ -28,6 +28,6 @@ pub use procfs::ProcessIdentity;
 pub use rustix::process::Signal;
 pub use wire::{ChildExit, LaunchSpec, SweepRequest, SweepResult, SweepScope};
 
-/// The variable in the environment of everything that an agent starts, by which it is found when worker and keeper are
+/// The environment variable that marks everything an agent starts, so that it can be found when worker and keeper are
 /// dead.
 pub const MARK_VARIABLE: &str = "QD_MARK";

@@ -1,5 +1,5 @@
-//! What is done where the keeper is dead: a worker ends what fell to it, and a daemon, whose worker is dead as well,
-//! ends what bears the mark. Both block their thread while they climb the ladder.
+//! What happens when the keeper is dead: its worker ends the processes that it adopted, and if the worker is dead too,
+//! the daemon ends everything that carries the mark. Both block their thread during the escalation.
 
 use std::collections::{BTreeSet, HashSet};
 use std::io;
@@ -12,57 +12,60 @@ use crate::escalation::{DEAD_MAX, ProcessVisitor, escalate_blocking};
 use crate::procfs::{self, ProcessIdentity};
 use crate::wire::SweepResult;
 
-/// Of how many looks one asks all that bear the mark for their families, and not only those that are new: what cast off
-/// the mark is found below who has it. To ask all of them every time would be too slow for a storm.
+/// In every eighth scan, the descendants of all marked processes are listed, not only those of new ones: a process that
+/// has removed the mark from its environment is found below one that still carries it. Listing all of them every time
+/// would be too slow in a fork storm.
 const FAMILY_SCAN_EVERY: usize = 8;
 
-/// From now on what a dead child of ours leaves behind falls to this process and not to the first of all.
+/// Makes this process a subreaper: from now on it, instead of pid 1, adopts what its dead children leave behind.
 pub fn become_subreaper() -> io::Result<()> {
     Ok(set_child_subreaper(Some(getpid()))?)
 }
 
-/// Ends and reaps all children of this process and what is below them, but for those with these pids and what is below
-/// those. To be called after [`crate::Keeper::lost`]: only then have a dead keeper's children fallen to us.
+/// Ends and reaps all children of this process and everything below them, except for the given pids and everything
+/// below those. Must be called after [`KeeperHandle::wait_until_lost`](crate::KeeperHandle::wait_until_lost), because
+/// only then have we adopted a dead keeper's children.
 pub async fn end_orphans(spare_pids: &[u32], grace: Duration) -> SweepResult {
-    let spared: HashSet<u32> = spare_pids.iter().copied().collect();
-    let climbed =
-        tokio::task::spawn_blocking(move || escalate_blocking(grace, |seen| visit_orphans(&spared, seen)));
-    climbed.await.expect("a climb does not panic, and a task that blocks is not aborted")
+    let spared_pids: HashSet<u32> = spare_pids.iter().copied().collect();
+    let task = tokio::task::spawn_blocking(move || {
+        escalate_blocking(grace, |visit| visit_orphans(&spared_pids, visit))
+    });
+    task.await.expect("the escalation does not panic, and a blocking task is not aborted")
 }
 
-/// Ends all that bears this mark and what is below it: the last net, for when worker and keeper are dead. Blocks for as
-/// long as that takes, at most the grace and [`qd_protocol::limits::KILL_S`] seconds. Neither this process nor one
-/// that it descends from is touched.
+/// Ends everything that carries this mark and everything below it. This is the last resort, for when worker and keeper
+/// are dead. It blocks for at most the grace period plus [`qd_protocol::limits::KILL_S`] seconds. It never touches this
+/// process or its ancestors.
 pub fn end_marked(mark: &str, grace: Duration) -> SweepResult {
-    let ours: HashSet<u32> = procfs::ancestry(std::process::id()).flatten().collect();
-    let mut known = procfs::MarkScanCache::default();
-    let mut looks = 0;
-    escalate_blocking(grace, |seen| {
-        looks += 1;
-        let asks_all = looks % FAMILY_SCAN_EVERY == 0;
+    let own_ancestry: HashSet<u32> = procfs::ancestry(std::process::id()).flatten().collect();
+    let mut cache = procfs::MarkScanCache::default();
+    let mut scans = 0;
+    escalate_blocking(grace, |visit| {
+        scans += 1;
+        let list_all = scans % FAMILY_SCAN_EVERY == 0;
         let mut found = BTreeSet::new();
-        let mut show = |process: ProcessIdentity| {
-            let is_new = !ours.contains(&process.pid) && found.insert(process.clone());
-            if is_new { seen(&process) } else { ControlFlow::Continue(()) }
+        let mut visit_new = |process: ProcessIdentity| {
+            let is_new = !own_ancestry.contains(&process.pid) && found.insert(process.clone());
+            if is_new { visit(&process) } else { ControlFlow::Continue(()) }
         };
-        procfs::walk_marked(mark, &mut known, |process, is_new| {
+        procfs::walk_marked(mark, &mut cache, |process, is_new| {
             let pid = process.pid;
-            show(process)?;
-            if !is_new && !asks_all {
+            visit_new(process)?;
+            if !is_new && !list_all {
                 return ControlFlow::Continue(());
             }
-            procfs::process_tree(pid).into_iter().try_for_each(|node| show(node.process))
+            procfs::process_tree(pid).into_iter().try_for_each(|node| visit_new(node.process))
         })
     })
 }
 
-/// Shows the living ones that fell to us. The dead among our children are reaped, one by one: a wait for any child would
-/// take away what others in this process wait for.
-fn visit_orphans(spared: &HashSet<u32>, seen: ProcessVisitor<'_>) -> bool {
+/// Visits the living processes that we adopted. Our dead children are reaped one by one, because waiting for any child
+/// would steal the exit status of children that other code in this process waits for.
+fn visit_orphans(spared: &HashSet<u32>, visit: ProcessVisitor<'_>) -> bool {
     let us = std::process::id();
     for pid in procfs::children(us).into_iter().filter(|pid| !spared.contains(pid)) {
         if let Some(child) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-            // It fails if somebody else has reaped it.
+            // This fails if other code has already reaped the child.
             let _ = waitpid(Some(child), WaitOptions::NOHANG);
         }
     }
@@ -73,6 +76,6 @@ fn visit_orphans(spared: &HashSet<u32>, seen: ProcessVisitor<'_>) -> bool {
             below_spared.insert(pid);
             return ControlFlow::Continue(());
         }
-        seen(&node.process)
+        visit(&node.process)
     })
 }

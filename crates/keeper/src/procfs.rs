@@ -1,5 +1,5 @@
-//! What the kernel says about processes, and signals to exactly the one that was meant. Every reading allows for a
-//! process that vanishes meanwhile. It reads `/proc` and sends signals; it decides nothing.
+//! What the kernel reports about processes, and signals to exactly the intended process. Every read expects that a
+//! process can vanish meanwhile. This module reads `/proc` and sends signals; it decides nothing.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{HashMap, HashSet};
@@ -16,24 +16,23 @@ use serde::{Deserialize, Serialize};
 use crate::MARK_VARIABLE;
 pub use crate::orphans::end_marked;
 
-/// How far [`ancestry`] looks. A chain of parents is short, and while it is read it may change.
+/// How many ancestors [`ancestry`] follows at most. Chains of parents are short, but can change while they are read.
 const ANCESTRY_MAX: usize = 4096;
-/// What the kernel keeps of a process's name.
+/// The length to which the kernel truncates a process's name.
 const NAME_MAX: usize = 15;
 
-/// A process that was seen. Two are the same if pid and start time are: a pid is used again, and a name may change.
+/// A process that was seen. Two are equal if pid and start time are equal: pids are reused, and a name may change.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ProcessIdentity {
-    /// Its pid.
     pub pid: u32,
-    /// When it started, in the kernel's ticks since boot.
+    /// The start time, in kernel ticks since boot.
     pub start_ticks: u64,
-    /// Its name, as the kernel keeps it: the first 15 bytes.
+    /// The first 15 bytes of the name, as the kernel keeps it.
     pub name: String,
 }
 
 impl ProcessIdentity {
-    /// The living process with this pid.
+    /// Finds the living process with this pid.
     pub fn find(pid: u32) -> Option<Self> {
         ProcStat::read(pid).filter(|stat| !stat.is_dead()).map(|stat| stat.into_process(pid))
     }
@@ -69,56 +68,56 @@ impl Hash for ProcessIdentity {
     }
 }
 
-/// When a process started, in the kernel's ticks since boot; with its pid that is who it is.
+/// The start time of a process, in kernel ticks since boot. Together with the pid it identifies the process.
 pub fn start_ticks(pid: u32) -> Option<u64> {
     ProcStat::read(pid).map(|stat| stat.start_ticks)
 }
 
-/// The parent of a process; none for the first of all, and for kernel threads.
+/// The parent of a process. Absent for pid 1 and for kernel threads.
 pub fn parent(pid: u32) -> Option<u32> {
     ProcStat::read(pid).map(|stat| stat.parent).filter(|parent| *parent > 0)
 }
 
-/// The name of a process, as the kernel keeps it: the first 15 bytes.
+/// The first 15 bytes of a process's name, as the kernel keeps it.
 pub fn name(pid: u32) -> Option<String> {
     ProcStat::read(pid).map(|stat| stat.name)
 }
 
-/// Whether this very process runs, or is stopped; a zombie is not alive.
+/// Whether exactly this process is running or stopped. A zombie is not alive.
 pub fn is_alive(process: &ProcessIdentity) -> bool {
-    ProcessIdentity::find(process.pid).is_some_and(|now| now == *process)
+    ProcessIdentity::find(process.pid).is_some_and(|found| found == *process)
 }
 
-/// The children of a process, zombies too.
+/// The children of a process, including zombies.
 pub fn children(pid: u32) -> Vec<u32> {
     ChildLookup::detect().children(pid)
 }
 
-/// Every living process below this one, parents before their children. Its order and completeness hold for a family
-/// that stands still; in one that forks and dies meanwhile some may be missed, and are found the next time.
+/// All living processes below this one, parents before their children. Order and completeness are guaranteed only if no
+/// process forks or dies meanwhile; otherwise some may be missed, and are found the next time.
 pub fn descendants(pid: u32) -> Vec<ProcessIdentity> {
     process_tree(pid).into_iter().map(|node| node.process).collect()
 }
 
-/// A process, its parent, that one's parent and so on, up to the first of all. `None` stands for an ancestor that could
-/// not be found: one that ended meanwhile, or that is too far away. Then nobody knows who comes after it.
+/// A process, its parent, that one's parent and so on, up to pid 1. `None` stands for an ancestor that could not be
+/// found, because it exited meanwhile or the chain is too long. Nothing is known about the ancestors beyond it.
 pub fn ancestry(pid: u32) -> impl Iterator<Item = Option<u32>> {
-    let next = |known: &Option<u32>| match known.and_then(ProcStat::read) {
+    let next = |current: &Option<u32>| match current.and_then(ProcStat::read) {
         Some(stat) => (stat.parent > 0).then_some(Some(stat.parent)),
-        None => known.map(|_| None),
+        None => current.map(|_| None),
     };
-    let depth = |(place, pid)| if place < ANCESTRY_MAX { pid } else { None };
-    std::iter::successors(Some(Some(pid)), next).enumerate().take(ANCESTRY_MAX + 1).map(depth)
+    let limited = |(depth, pid)| if depth < ANCESTRY_MAX { pid } else { None };
+    std::iter::successors(Some(Some(pid)), next).enumerate().take(ANCESTRY_MAX + 1).map(limited)
 }
 
-/// Whether a process was started as this part of ours: `qd PART`. Anybody may claim it, so it can cost rights and never
-/// give any.
+/// Whether a process was started as this part of our program: `qd PART`. Any process can claim that, so it may only
+/// ever take rights away, never grant any.
 pub fn is_started_as(pid: u32, part: &str) -> bool {
-    let Ok(words) = fs::read(format!("/proc/{pid}/cmdline")) else { return false };
-    words.split(|byte| *byte == 0).nth(1) == Some(part.as_bytes())
+    let Ok(arguments) = fs::read(format!("/proc/{pid}/cmdline")) else { return false };
+    arguments.split(|byte| *byte == 0).nth(1) == Some(part.as_bytes())
 }
 
-/// The living processes of our own user that carry this mark in the environment they were started with.
+/// The living processes of our own user that were started with this mark in their environment.
 pub fn find_marked(mark: &str) -> Vec<ProcessIdentity> {
     let mut found = Vec::new();
     walk_marked(mark, &mut MarkScanCache::default(), |process, _| {
@@ -134,14 +133,14 @@ pub fn mark_of(pid: u32) -> Option<String> {
     String::from_utf8(mark_in(&environment)?.to_vec()).ok()
 }
 
-/// A process and where it hangs.
+/// A process and its parent.
 #[derive(Debug, Clone)]
 pub(crate) struct ProcessNode {
     pub(crate) process: ProcessIdentity,
     pub(crate) parent: u32,
 }
 
-/// [`descendants`], each with its parent.
+/// Like [`descendants`], each with its parent.
 pub(crate) fn process_tree(root: u32) -> Vec<ProcessNode> {
     let mut nodes = Vec::new();
     walk_descendants(root, usize::MAX, |node| {
@@ -151,34 +150,35 @@ pub(crate) fn process_tree(root: u32) -> Vec<ProcessNode> {
     nodes
 }
 
-/// Shows every living process below this one as soon as it is found, parents before their children. Of several children
-/// the youngest comes first, and what is below it before its elders: in a storm those live longest. Ends early if it is
-/// told to, or after so many dead children of the root.
+/// Visits every living process below this one as soon as it is found, parents before their children. Of several
+/// children the youngest comes first, with everything below it: in a fork storm the youngest live longest. Stops early
+/// if `visit` breaks, or after `dead_max` dead children of the root.
 ///
-/// True if it saw everybody and none died meanwhile. One that did may have left a child where we had looked already, so finding nobody
-/// proves something only in such a calm. A zombie that its own parent keeps is no sign against it; one of the root is,
-/// if the root has reaped just before.
+/// Returns whether the walk was calm: it saw everything, and nothing died meanwhile. A process that dies may have moved
+/// a child to a part of the tree that was already scanned, so finding nothing proves something only in a calm walk. A
+/// zombie whose own parent has not reaped it does not disturb the calm. A zombie child of the root does, provided that
+/// the root has reaped just before.
 pub(crate) fn walk_descendants(
     root: u32,
     dead_max: usize,
     mut visit: impl FnMut(ProcessNode) -> ControlFlow<()>,
 ) -> bool {
-    let families = ChildLookup::detect();
+    let lookup = ChildLookup::detect();
     let mut is_calm = true;
     let mut dead = 0;
-    // Each with the parent that it was found at. The last is the next.
-    let mut ahead: Vec<(u32, u32)> = families.children(root).into_iter().map(|pid| (pid, root)).collect();
-    while let Some((pid, parent)) = ahead.pop() {
-        // Its parent may have died since, and it came to the root. Any other parent means that it died as well and that
-        // its pid is somebody else's.
-        let found = ProcStat::read(pid).filter(|stat| stat.parent == parent || stat.parent == root);
-        match found {
+    // Pids to visit, each with the parent that listed it. The last is visited next.
+    let mut pending: Vec<(u32, u32)> = lookup.children(root).into_iter().map(|pid| (pid, root)).collect();
+    while let Some((pid, parent)) = pending.pop() {
+        // The parent may have died since; then the root has adopted the process. Any other parent means that the
+        // process died too and its pid was reused.
+        let stat = ProcStat::read(pid).filter(|stat| stat.parent == parent || stat.parent == root);
+        match stat {
             Some(stat) if !stat.is_dead() => {
                 let (parent, threads) = (stat.parent, stat.threads);
                 if visit(ProcessNode { parent, process: stat.into_process(pid) }).is_break() {
                     return is_calm;
                 }
-                ahead.extend(families.children_of(pid, threads).into_iter().map(|child| (child, pid)));
+                pending.extend(lookup.children_of(pid, threads).into_iter().map(|child| (child, pid)));
             }
             Some(zombie) if zombie.parent == root => {
                 is_calm = false;
@@ -194,31 +194,31 @@ pub(crate) fn walk_descendants(
     is_calm
 }
 
-/// What looks for a mark have learnt and the next one need not ask again. In a storm a look must be quicker than a
-/// process lives, and most of what there is are strangers, zombies and those that were met before.
+/// What earlier scans for a mark have learned, so that the next one need not read it again. In a fork storm a scan must
+/// be faster than a process's lifetime, and most processes are unmarked, zombies or already known.
 #[derive(Debug, Default)]
 pub(crate) struct MarkScanCache {
     scans: usize,
-    /// Pids of those that do not bear the mark, or are dead.
+    /// Pids of processes that do not carry the mark or are dead.
     unmarked: HashSet<u32>,
-    /// Those that bear the mark, by pid.
+    /// Processes that carry the mark, by pid.
     marked: HashMap<u32, ProcessIdentity>,
-    /// Zombies, and those that showed no environment since they were just becoming another program.
+    /// Zombies, and processes that showed an empty environment because they were in the middle of an exec.
     seen_silent: HashSet<ProcessIdentity>,
 }
 
-/// What a process is to a look for a mark.
+/// The result of examining one process for a mark.
 enum MarkScanResult {
-    /// One that bears it, and whether it is met for the first time.
+    /// The process carries the mark. The flag says whether it was seen for the first time.
     Marked(ProcessIdentity, bool),
-    /// One that does not, or is known to be dead.
+    /// The process does not carry the mark, or is known to be dead.
     Unmarked,
-    /// One that died while we looked, or may have left something behind.
+    /// The process died during the scan, or may have left something behind.
     Inconclusive,
 }
 
 impl MarkScanCache {
-    /// After so many looks everybody is asked again: a pid may be another's by then.
+    /// After this many scans every process is examined again, because its pid may have been reused.
     const SCANS_PER_RESET: usize = 64;
 
     fn begin_scan(&mut self) {
@@ -228,13 +228,14 @@ impl MarkScanCache {
         self.scans += 1;
     }
 
-    fn examine(&mut self, pid: u32, mark: &str, us: u32) -> MarkScanResult {
+    fn examine(&mut self, pid: u32, mark: &str, uid: u32) -> MarkScanResult {
         let known = self.marked.get(&pid).cloned();
-        // Its owner and its environment before its state: a process that is there now was there when they were read.
+        // Owner and environment are read before the state: a process that still exists then existed while they were
+        // read.
         let environment = match &known {
             Some(_) => Ok(Vec::new()),
             None => match fs::metadata(format!("/proc/{pid}")) {
-                Ok(about) if about.uid() != us => return self.remember_unmarked(pid),
+                Ok(metadata) if metadata.uid() != uid => return self.remember_unmarked(pid),
                 _ => fs::read(format!("/proc/{pid}/environ")),
             },
         };
@@ -246,7 +247,7 @@ impl MarkScanCache {
         }
         self.marked.remove(&pid);
         match environment {
-            // One that we may not read is not one of ours.
+            // An environment that we may not read is not one of ours.
             Err(_) => self.remember_unmarked(pid),
             Ok(environment) if environment.is_empty() || is_dead => {
                 if is_dead {
@@ -272,23 +273,23 @@ impl MarkScanCache {
     }
 }
 
-/// Shows every living process of our own user with this mark as soon as it is found, and whether it is met for the first
-/// time; those come first, and the youngest of them before its elders. Ends early if it is told to.
+/// Visits every living process of our own user with this mark as soon as it is found, with a flag for those seen for
+/// the first time. Those come first, the youngest before the older ones. Stops early if `visit` breaks.
 ///
-/// True if it was calm, as with [`walk`]. Here a zombie, or one that shows no environment since it is just becoming
-/// another program, is a sign against it when it is seen for the first time.
+/// Returns whether the scan was calm, as in [`walk_descendants`]. Here a zombie, or a process that shows no environment
+/// because it is in the middle of an exec, disturbs the calm only when it is seen for the first time.
 pub(crate) fn walk_marked(
     mark: &str,
-    known: &mut MarkScanCache,
+    cache: &mut MarkScanCache,
     mut visit: impl FnMut(ProcessIdentity, bool) -> ControlFlow<()>,
 ) -> bool {
-    let us = rustix::process::geteuid().as_raw();
+    let uid = rustix::process::geteuid().as_raw();
     let mut is_calm = true;
-    known.begin_scan();
-    let mut pids: Vec<u32> = pids().filter(|pid| !known.unmarked.contains(pid)).collect();
-    pids.sort_unstable_by_key(|pid| (known.marked.contains_key(pid), Reverse(*pid)));
+    cache.begin_scan();
+    let mut pids: Vec<u32> = pids().filter(|pid| !cache.unmarked.contains(pid)).collect();
+    pids.sort_unstable_by_key(|pid| (cache.marked.contains_key(pid), Reverse(*pid)));
     for pid in pids {
-        match known.examine(pid, mark, us) {
+        match cache.examine(pid, mark, uid) {
             MarkScanResult::Marked(process, is_new) => {
                 if visit(process, is_new).is_break() {
                     break;
@@ -301,39 +302,39 @@ pub(crate) fn walk_marked(
     is_calm
 }
 
-/// Whether a process goes by one of these names: its own, that of its program, or that of the script which its program
-/// was given by path. Servers are often scripts, and the kernel then knows them as `node`.
+/// Whether a process has one of these names: its own, that of its program, or that of the script whose path its program
+/// was given. Servers are often scripts, which the kernel knows as `node`.
 pub(crate) fn is_named(process: &ProcessIdentity, names: &[String]) -> bool {
     if names.is_empty() {
         return false;
     }
     let command = fs::read(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();
-    let mut words = command.split(|byte| *byte == 0);
-    let program = words.next().unwrap_or_default();
-    let script = words.next().filter(|word| word.contains(&b'/')).unwrap_or_default();
-    let last = |path: &[u8]| path.rsplit(|byte| *byte == b'/').next().unwrap_or_default().to_vec();
-    let (program, script) = (last(program), last(script));
+    let mut arguments = command.split(|byte| *byte == 0);
+    let program = arguments.next().unwrap_or_default();
+    let script = arguments.next().filter(|argument| argument.contains(&b'/')).unwrap_or_default();
+    let file_name = |path: &[u8]| path.rsplit(|byte| *byte == b'/').next().unwrap_or_default().to_vec();
+    let (program, script) = (file_name(program), file_name(script));
     names.iter().map(String::as_bytes).any(|name| {
-        let kept = name.get(..NAME_MAX).unwrap_or(name);
-        !name.is_empty() && (process.name.as_bytes() == kept || program == name || script == name)
+        let truncated = name.get(..NAME_MAX).unwrap_or(name);
+        !name.is_empty() && (process.name.as_bytes() == truncated || program == name || script == name)
     })
 }
 
-/// Something that becomes readable when this very process has ended; none if it has.
+/// Opens a descriptor that becomes readable when exactly this process has exited. Absent if it has already exited.
 pub(crate) fn open_pidfd(process: &ProcessIdentity) -> Option<OwnedFd> {
     let pid = Pid::from_raw(i32::try_from(process.pid).ok()?)?;
     let descriptor = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-    // Asked after opening: from here on the descriptor means this process, whatever becomes of its pid.
+    // Compared after opening: from here on the descriptor refers to this process, even if its pid is reused.
     (start_ticks(process.pid)? == process.start_ticks).then_some(descriptor)
 }
 
-/// Sends a signal to this very process and never to another that has its pid now. False if it was gone, or may not
-/// be signalled.
+/// Sends a signal to exactly this process, and never to another one that has its pid now. Returns false if it is gone
+/// or may not be signalled.
 pub fn send_signal(process: &ProcessIdentity, signal: Signal) -> bool {
     open_pidfd(process).is_some_and(|descriptor| pidfd_send_signal(descriptor, signal).is_ok())
 }
 
-/// What `/proc/PID/stat` says, as far as we need it.
+/// The fields of `/proc/PID/stat` that we need.
 #[derive(Debug)]
 struct ProcStat {
     name: String,
@@ -349,11 +350,11 @@ impl ProcStat {
     }
 
     fn parse(stat: &[u8]) -> Option<Self> {
-        // The name stands in brackets and may itself hold anything, brackets and blanks too.
+        // The name is in parentheses and can contain anything, including parentheses and spaces.
         let open = stat.iter().position(|byte| *byte == b'(')?;
         let close = stat.iter().rposition(|byte| *byte == b')')?;
         let name = String::from_utf8_lossy(stat.get(open + 1..close)?).into_owned();
-        // proc(5) numbers the fields from 1; the first after the name is the third.
+        // proc(5) numbers the fields from 1; the first one after the name is the third.
         let mut fields = str::from_utf8(stat.get(close + 1..)?).ok()?.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;
         let parent = fields.next()?.parse().ok()?;
@@ -362,7 +363,7 @@ impl ProcStat {
         Some(Self { name, state, parent, threads, start_ticks })
     }
 
-    /// A process whose first thread has ended says `Z` too, while its other threads run on.
+    /// A process whose main thread has exited is also in state `Z` while its other threads keep running.
     fn is_dead(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x') && self.threads <= 1
     }
@@ -372,7 +373,8 @@ impl ProcStat {
     }
 }
 
-/// How children are found: the kernel's own lists, or, where it was built without them, all processes by their parent.
+/// How children are found: from the kernel's lists or, if the kernel was built without them, by scanning the parents of
+/// all processes.
 #[derive(Debug)]
 enum ChildLookup {
     Listed,
@@ -402,7 +404,7 @@ impl ChildLookup {
         self.children_of(pid, u32::MAX)
     }
 
-    /// The children of a process with so many threads. A child hangs on the thread that started it.
+    /// The children of a process with this many threads. The kernel lists a child under the thread that started it.
     fn children_of(&self, pid: u32, threads: u32) -> Vec<u32> {
         match self {
             Self::Scanned(by_parent) => by_parent.get(&pid).cloned().unwrap_or_default(),
@@ -420,20 +422,20 @@ fn listed_children(pid: u32, thread: u32) -> Vec<u32> {
     list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
-/// The mark in an environment as the kernel shows it.
+/// The value of the mark in an environment block.
 fn mark_in(environment: &[u8]) -> Option<&[u8]> {
     let mut variables = environment.split(|byte| *byte == 0);
     variables.find_map(|variable| variable.strip_prefix(MARK_VARIABLE.as_bytes())?.strip_prefix(b"="))
 }
 
-/// All processes there are.
+/// The pids of all processes.
 fn pids() -> impl Iterator<Item = u32> {
     numbers_in("/proc")
 }
 
-/// The entries of a folder that are numbers.
-fn numbers_in(folder: &str) -> impl Iterator<Item = u32> {
-    let entries = fs::read_dir(folder).into_iter().flatten();
+/// The entries of a directory that are numbers.
+fn numbers_in(directory: &str) -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir(directory).into_iter().flatten();
     entries.filter_map(|entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
@@ -443,7 +445,7 @@ mod tests {
 
     use super::*;
 
-    /// Something that waits until it is ended.
+    /// A process that runs until it is killed.
     fn spawn_sleeper() -> Child {
         Command::new("sleep")
             .arg("1000")
@@ -485,7 +487,7 @@ mod tests {
         assert!(children(us).contains(&pid));
         let process = ProcessIdentity::find(pid).unwrap();
         assert!(descendants(us).contains(&process) && is_alive(&process));
-        // Until it has become another program a child bears its parent's name, and for a moment then no mark.
+        // Until exec a child has its parent's name, and during exec it shows no environment for a moment.
         while mark_of(pid).as_deref() != Some("of-the-sleeper") {
             std::thread::yield_now();
         }
@@ -509,9 +511,9 @@ mod tests {
     fn a_zombie_is_told_from_the_living() {
         let mut child = spawn_sleeper();
         let process = ProcessIdentity::find(child.id()).unwrap();
-        let ended = open_pidfd(&process).unwrap();
+        let pidfd = open_pidfd(&process).unwrap();
         child.kill().unwrap();
-        rustix::event::poll(&mut [rustix::event::PollFd::new(&ended, rustix::event::PollFlags::IN)], None)
+        rustix::event::poll(&mut [rustix::event::PollFd::new(&pidfd, rustix::event::PollFlags::IN)], None)
             .unwrap();
         assert!(ProcStat::read(process.pid).unwrap().is_dead() && !is_alive(&process));
         assert!(children(std::process::id()).contains(&process.pid));
@@ -532,20 +534,20 @@ mod tests {
 
     #[test]
     fn a_name_fits_the_program_or_the_script_it_runs() {
-        let folder = tempfile::tempdir().unwrap();
-        let script = folder.path().join("some-language-server");
+        let directory = tempfile::tempdir().unwrap();
+        let script = directory.path().join("some-language-server");
         fs::write(&script, "sleep 1000").unwrap();
         let child = Command::new("sh").arg(&script).stdin(Stdio::null()).spawn().unwrap();
         let named = |name: &str| is_named(&ProcessIdentity::find(child.id()).unwrap(), &[name.to_owned()]);
-        // Until it has become another program a child bears its parent's name, and for a moment then no words.
+        // Until exec a child has its parent's name, and during exec it shows no arguments for a moment.
         while !named("some-language-server") {
             std::thread::yield_now();
         }
         assert!(named("sh"));
         assert!(!named("some-language-serve") && !named("") && !named("sleep"));
         assert!(!is_named(&ProcessIdentity::find(child.id()).unwrap(), &[]));
-        for below in descendants(child.id()) {
-            send_signal(&below, Signal::KILL);
+        for descendant in descendants(child.id()) {
+            send_signal(&descendant, Signal::KILL);
         }
         kill_and_reap(child);
     }

@@ -1,192 +1,159 @@
-//! Why something could not be done with a worktree. A message says what stands in the way and what to do about it; where
-//! git said something, its words are in it.
+//! Errors of worktree operations. A message says what prevents the operation and what to do about it, and includes
+//! git's own error text where there is one.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use qd_protocol::worktree::{MergeConflict, WorktreeStatus};
 
-/// What may go wrong.
 pub type WorktreeResult<T> = std::result::Result<T, WorktreeError>;
 
-/// Why something could not be done.
 #[derive(Debug, thiserror::Error)]
 pub enum WorktreeError {
-    /// There is no git.
-    #[error("git could not be started ({0}); install it, or put it on the PATH of the daemon")]
+    #[error("git could not be started ({0}); install it, or add it to the daemon's PATH")]
     NoGit(io::Error),
-    /// No repository holds this directory. None is made: that is not ours to decide.
+    /// The directory is in no repository. We do not create one: that is the user's decision.
     #[error(
-        "{0} is not in a git repository, so it has no worktrees; leave `worktree` out, or run `git init` there \
-         and commit something"
+        "{0} is not in a git repository, so sessions there cannot have worktrees; leave `worktree` out, or run \
+         `git init` there and commit something"
     )]
     NotARepository(PathBuf),
-    /// There is a repository, but no checkout.
-    #[error("{0} belongs to a git repository without a checkout; use a directory that is checked out")]
+    /// The directory belongs to a repository without a checkout.
+    #[error("{0} belongs to a bare git repository; use a directory of a checkout")]
     BareRepository(PathBuf),
-    /// Nothing was ever committed.
-    #[error("the repository at {0} has no commit to begin a worktree from; commit something first")]
+    /// The repository has no commits.
+    #[error("the repository at {0} has no commit to start a worktree from; commit something first")]
     NoCommit(PathBuf),
-    /// No branch has this name.
-    #[error("there is no branch `{name}` in {repository}; `git branch --list` shows those that are there")]
-    NoBranch {
-        /// The name.
-        name: String,
-        /// Where it was looked for.
-        repository: PathBuf,
-    },
-    /// A worktree began from no branch, so there is none to merge into.
-    #[error("the worktree began from no branch, so say which one to merge into")]
+    #[error("there is no branch `{name}` in {repository}; `git branch --list` shows the existing ones")]
+    NoBranch { name: String, repository: PathBuf },
+    /// The worktree did not start from a branch, so there is no default branch to merge into.
+    #[error("the worktree did not start from a branch; name the branch to merge into")]
     NoTarget,
-    /// A path that cannot be said in JSON or to git.
-    #[error("{0} has a name that cannot be used for a worktree; it is to be UTF-8 on one line")]
+    /// The path cannot be passed to git or written as JSON.
+    #[error("{0} cannot be the path of a worktree; it must be UTF-8 without line breaks")]
     BadPath(PathBuf),
-    /// Something else is where the worktree belongs.
-    #[error("{path} is in the way: {why}; look at it and move it away")]
+    /// Something else is at the path of the worktree.
+    #[error("{path} is in the way: {why}; check its content and move it away")]
     PathOccupied {
-        /// The place.
         path: PathBuf,
-        /// What it is.
+        /// What is there.
         why: String,
     },
-    /// The session's branch is checked out somewhere else.
-    #[error("the branch {branch} is checked out at {path}; check out another one there")]
+    /// The session's branch is checked out elsewhere.
+    #[error("the branch {branch} is checked out at {path}; check out another branch there")]
     BranchInUse {
-        /// The branch.
         branch: String,
-        /// Where.
+        /// The other checkout.
         path: PathBuf,
     },
-    /// There is no worktree there.
-    #[error("there is no worktree at {0}; it is made when its session's agent is first started")]
+    #[error("there is no worktree at {0}; it is created when the session's agent first starts")]
     NoWorktree(PathBuf),
-    /// Nobody to commit in the name of.
+    /// Git has no name or email address to commit with.
     #[error(
-        "git does not know in whose name to commit; say it with `git config --global user.name NAME` and \
+        "git has no identity to commit with; set it with `git config --global user.name NAME` and \
          `git config --global user.email ADDRESS`"
     )]
     NoIdentity,
-    /// A repository inside the worktree, whose files a commit would not hold.
+    /// The worktree contains another repository, whose files a commit would not include.
     #[error(
-        "{0} in the session's worktree is a git repository of its own, and a commit would not hold its files; \
+        "{0} in the session's worktree is a separate git repository, and a commit would not include its files; \
          remove its `.git`, or commit it as a submodule"
     )]
     EmbeddedRepository(String),
-    /// The worktree is in the middle of something.
-    #[error("{path} is in the middle of {what}; finish it there or abort it")]
+    /// A worktree or checkout has an unfinished operation, such as a merge.
+    #[error("{path} is in the middle of {what}; finish or abort it there")]
     Unfinished {
-        /// The worktree or checkout.
         path: PathBuf,
-        /// What.
+        /// The operation, such as "a rebase".
         what: &'static str,
     },
-    /// The branch is checked out where something is not committed.
+    /// The target branch is checked out with uncommitted changes.
     #[error(
-        "`{branch}` is checked out at {path}, where {count} files have changes that are not committed; commit or \
-         stash them, or merge into another branch"
+        "`{branch}` is checked out at {path}, which has uncommitted changes in {count} files; commit or stash \
+         them, or merge into another branch"
     )]
     CheckoutDirty {
-        /// The branch.
         branch: String,
-        /// Where.
         path: PathBuf,
-        /// How many.
+        /// The number of files with changes.
         count: usize,
     },
-    /// The branch moved while we worked.
-    #[error("`{branch}` has moved meanwhile, or cannot be moved: {said}; nothing was merged, try again")]
+    /// The branch moved during the merge, or git refused to move it.
+    #[error("`{branch}` was changed meanwhile or could not be moved: {said}; nothing was merged, try again")]
     BranchMoved {
-        /// The branch.
         branch: String,
-        /// In git's words.
+        /// Git's error text.
         said: String,
     },
-    /// Two sides changed the same.
+    /// The worktree and the branch changed the same lines.
     #[error("{}; nothing was changed", in_conflict(.into, .conflicts))]
-    Conflicts {
-        /// The branch.
-        into: String,
-        /// The files.
-        conflicts: Vec<MergeConflict>,
-    },
-    /// It holds work that is nowhere else.
+    Conflicts { into: String, conflicts: Vec<MergeConflict> },
+    /// The worktree contains work that is nowhere else.
     #[error("{}", unmerged(.path, *.state, *.changed_files, *.ahead))]
     Unmerged {
-        /// The worktree.
         path: PathBuf,
-        /// How it stands.
         state: WorktreeStatus,
-        /// Files that are not committed.
+        /// Files with uncommitted changes.
         changed_files: u64,
         /// Commits that are not merged.
         ahead: u64,
     },
-    /// A line of a project's file failed.
+    /// A hook of the project failed.
     #[error("`{line}` failed in {}: {said}", path.display())]
     HookFailed {
-        /// The line.
+        /// The hook's command line.
         line: String,
-        /// Where it ran.
+        /// The directory in which it ran.
         path: PathBuf,
-        /// How it ended, and its last words.
+        /// The exit status and the end of the output.
         said: String,
     },
-    /// A pattern of files to bring along cannot be used.
-    #[error("`{pattern}` cannot be brought along: {why}")]
-    BadPattern {
-        /// The pattern.
-        pattern: String,
-        /// Why not.
-        why: String,
-    },
-    /// It took too long.
-    #[error("`{what}` had not ended after {seconds} s and was stopped")]
+    /// A pattern of ignored files to copy is not valid.
+    #[error("the `bring` pattern `{pattern}` cannot be used: {why}")]
+    BadPattern { pattern: String, why: String },
+    #[error("`{what}` was stopped because it did not finish within {seconds} s")]
     TimedOut {
         /// The command.
         what: String,
-        /// The limit.
         seconds: u64,
     },
-    /// Whoever wanted it does not want it any more.
-    #[error("it was stopped before it was done")]
+    /// The caller cancelled the operation.
+    #[error("the operation was cancelled")]
     Stopped,
-    /// Git did not do it.
+    /// A git command failed.
     #[error("`git {what}` failed: {said}")]
     GitFailed {
-        /// The command's name and first words.
+        /// The subcommand and its first argument.
         what: String,
-        /// In git's words.
+        /// Git's error text.
         said: String,
     },
-    /// The disk said no.
     #[error("could not {action} {path}: {source}")]
     Io {
-        /// What was tried.
+        /// The attempted action; fits after "could not" and before the path.
         action: &'static str,
-        /// On what.
         path: PathBuf,
-        /// Why it failed.
         source: io::Error,
     },
 }
 
-/// What the disk said of a path.
+/// Converts an I/O error on a path.
 pub(crate) fn io_error_at(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> WorktreeError {
     move |source| WorktreeError::Io { action, path: path.to_owned(), source }
 }
 
 fn in_conflict(into: &str, conflicts: &[MergeConflict]) -> String {
-    let names: Vec<&str> = conflicts.iter().map(|one| one.path.as_str()).take(5).collect();
+    let names: Vec<&str> = conflicts.iter().map(|conflict| conflict.path.as_str()).take(5).collect();
     let more = conflicts.len().saturating_sub(names.len());
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-    format!("it conflicts with `{into}` in {}{more}", names.join(", "))
+    format!("the merge conflicts with `{into}` in {}{more}", names.join(", "))
 }
 
 fn unmerged(path: &Path, state: WorktreeStatus, changed: u64, ahead: u64) -> String {
     let path = path.display();
     match state {
-        WorktreeStatus::Dirty => format!("{path} has {changed} files with changes that are not committed"),
+        WorktreeStatus::Dirty => format!("{path} has uncommitted changes in {changed} files"),
         WorktreeStatus::Ahead => format!("{path} has {ahead} commits that are not merged"),
-        _ => format!("nobody can tell whether {path} holds work, because its repository does not answer"),
+        _ => format!("{path} may contain unmerged work: its repository is missing or does not respond"),
     }
 }

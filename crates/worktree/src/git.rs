@@ -1,5 +1,5 @@
-//! Git as a program. Every call names its directory, has no shell in between, no variable of the caller's git, no hook of
-//! the repository, no prompt, no pager, no colour and a limit of time; its words are in English.
+//! Git as a subprocess. Every call names its directory, uses no shell, ignores the caller's `GIT_*` variables and the
+//! repository's hooks, and has no prompt, pager or colour. It has a time limit, and its messages are in English.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,9 +10,9 @@ use qd_protocol::limits::GIT_S;
 use crate::error::{WorktreeError, WorktreeResult};
 use crate::process::{self, OutputLimit, StopFlag, SubprocessError, SubprocessOutput};
 
-/// Bytes of an answer that is not shown to anybody: names of files, of branches and of commits.
+/// The maximum output of commands that list files, branches or commits.
 const OUTPUT_MAX: usize = 64 << 20;
-/// What people may have set, and what would make a program of git wait, fetch, sign, or say the same otherwise.
+/// Overrides of users' settings that would make git wait, fetch, sign, or change the format of its output.
 const SETTINGS: &[&str] = &[
     "core.hooksPath=/dev/null",
     "core.fsmonitor=false",
@@ -34,7 +34,6 @@ const SETTINGS: &[&str] = &[
     "advice.detachedHead=false",
 ];
 
-/// Git in one directory.
 #[derive(Debug, Clone)]
 pub struct Git {
     dir: PathBuf,
@@ -43,37 +42,36 @@ pub struct Git {
 }
 
 impl Git {
-    /// In this directory, until it is stopped.
+    /// Git in this directory. `stop` ends its commands.
     pub fn at(dir: &Path, stop: &StopFlag) -> Self {
         Self { dir: dir.to_owned(), stop: stop.clone(), env: Vec::new() }
     }
 
-    /// The same with a variable of git's.
+    /// Adds an environment variable.
     #[must_use]
     pub fn with_env(mut self, name: &'static str, value: &str) -> Self {
         self.env.push((name, value.to_owned()));
         self
     }
 
-    /// The directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Runs a command, however it ends. Only that it could not run, took too long or was stopped is an error.
+    /// Runs a command, whatever its exit status. It is an error only if git could not start, timed out or was stopped.
     pub fn run(&self, args: &[&str]) -> WorktreeResult<SubprocessOutput> {
         self.run_with(args, None, OutputLimit::Head(OUTPUT_MAX))
     }
 
-    /// The same with something on its standard input, and a part of its output.
+    /// Like [`run`](Self::run), with standard input and a limit on the output.
     pub fn run_with(
         &self,
         args: &[&str],
         input: Option<Vec<u8>>,
-        keep: OutputLimit,
+        limit: OutputLimit,
     ) -> WorktreeResult<SubprocessOutput> {
-        let ended = process::run(self.command(args), input, Duration::from_secs(GIT_S), keep, &self.stop);
-        ended.map_err(|broken| match broken {
+        let output = process::run(self.command(args), input, Duration::from_secs(GIT_S), limit, &self.stop);
+        output.map_err(|error| match error {
             SubprocessError::NotStarted(error) => WorktreeError::NoGit(error),
             SubprocessError::Stopped => WorktreeError::Stopped,
             SubprocessError::TimedOut => {
@@ -82,32 +80,32 @@ impl Git {
         })
     }
 
-    /// Runs a command that has to do well, and gives its output.
+    /// Runs a command that must succeed, and returns its output.
     pub fn output(&self, args: &[&str]) -> WorktreeResult<Vec<u8>> {
-        let ended = self.run(args)?;
-        if ended.status.success() { Ok(ended.stdout) } else { Err(git_failed(args, &ended)) }
+        let output = self.run(args)?;
+        if output.status.success() { Ok(output.stdout) } else { Err(git_failed(args, &output)) }
     }
 
-    /// The same as text, without the last line's end.
+    /// Like [`output`](Self::output), as text without trailing line breaks.
     pub fn output_text(&self, args: &[&str]) -> WorktreeResult<String> {
-        let out = self.output(args)?;
-        Ok(String::from_utf8_lossy(&out).trim_end_matches('\n').to_owned())
+        let output = self.output(args)?;
+        Ok(String::from_utf8_lossy(&output).trim_end_matches('\n').to_owned())
     }
 
-    /// The same where there may be nothing to say.
+    /// The output of a command as text. Absent if the command fails or prints nothing.
     pub fn optional_text(&self, args: &[&str]) -> WorktreeResult<Option<String>> {
-        let ended = self.run(args)?;
-        let text = String::from_utf8_lossy(&ended.stdout).trim_end_matches('\n').to_owned();
-        Ok((ended.status.success() && !text.is_empty()).then_some(text))
+        let output = self.run(args)?;
+        let text = String::from_utf8_lossy(&output.stdout).trim_end_matches('\n').to_owned();
+        Ok((output.status.success() && !text.is_empty()).then_some(text))
     }
 
-    /// Whether a command that answers by its status says yes.
+    /// Runs a command that answers by its exit status: 0 is true, 1 is false, anything else is an error.
     pub fn exits_zero(&self, args: &[&str]) -> WorktreeResult<bool> {
-        let ended = self.run(args)?;
-        match ended.status.code() {
+        let output = self.run(args)?;
+        match output.status.code() {
             Some(0) => Ok(true),
             Some(1) => Ok(false),
-            _ => Err(git_failed(args, &ended)),
+            _ => Err(git_failed(args, &output)),
         }
     }
 
@@ -120,7 +118,7 @@ impl Git {
         }
         command.env("LC_ALL", "C").env("GIT_TERMINAL_PROMPT", "0").env("GIT_EDITOR", "true");
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
-        // Looking at a worktree must not lock its index: its agent may be at work.
+        // Without optional locks: inspecting a worktree must not lock its index, because the agent may be using it.
         command.arg("--no-pager").arg("--no-optional-locks").arg("-C").arg(&self.dir);
         for setting in SETTINGS {
             command.arg("-c").arg(setting);
@@ -130,27 +128,26 @@ impl Git {
     }
 }
 
-/// What git said when it did not do it.
-pub(crate) fn git_failed(args: &[&str], ended: &SubprocessOutput) -> WorktreeError {
-    WorktreeError::GitFailed { what: command_name(args), said: error_text(ended) }
+pub(crate) fn git_failed(args: &[&str], output: &SubprocessOutput) -> WorktreeError {
+    WorktreeError::GitFailed { what: command_name(args), said: error_text(output) }
 }
 
-/// Its own words, on one line.
-pub(crate) fn error_text(ended: &SubprocessOutput) -> String {
-    let words = if ended.stderr.iter().any(|byte| !byte.is_ascii_whitespace()) {
-        &ended.stderr
+/// Git's error message, on one line.
+pub(crate) fn error_text(output: &SubprocessOutput) -> String {
+    let text = if output.stderr.iter().any(|byte| !byte.is_ascii_whitespace()) {
+        &output.stderr
     } else {
-        &ended.stdout
+        &output.stdout
     };
-    let words = String::from_utf8_lossy(words);
-    let lines: Vec<&str> = words.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    // The reason stands at the end, after whatever it had to say of its progress.
+    let text = String::from_utf8_lossy(text);
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    // The reason is at the end, after any progress messages.
     let last = &lines[lines.len().saturating_sub(6)..];
-    if last.is_empty() { ended.describe_exit() } else { last.join("; ") }
+    if last.is_empty() { output.describe_exit() } else { last.join("; ") }
 }
 
-/// A command as it is named in an error: without what only programs want to know.
+/// A command's name for an error message: the subcommand and its first argument, without options.
 fn command_name(args: &[&str]) -> String {
-    let words = args.iter().filter(|word| !word.starts_with('-'));
-    words.take(2).copied().collect::<Vec<_>>().join(" ")
+    let arguments = args.iter().filter(|argument| !argument.starts_with('-'));
+    arguments.take(2).copied().collect::<Vec<_>>().join(" ")
 }

@@ -1,5 +1,5 @@
-//! What a project wants done in a new worktree, and before one goes: lines of shell, each within a limit. The first that
-//! fails ends it.
+//! Runs a project's hooks in a new worktree and before one is removed: shell command lines, each with a time limit. The
+//! first failure ends the sequence.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,16 +10,16 @@ use qd_protocol::limits::{HOOK_OUTPUT_MAX, HOOK_S};
 use crate::error::{WorktreeError, WorktreeResult};
 use crate::process::{self, OutputLimit, StopFlag, SubprocessError};
 
-/// What a line said.
+/// A hook that succeeded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HookOutput {
-    /// The line.
+    /// The command line.
     pub line: String,
-    /// The end of its output.
+    /// The end of its output, standard error included.
     pub output: String,
 }
 
-/// Runs the lines in a directory, with these variables besides our own.
+/// Runs the command lines in a directory, with these variables added to our environment.
 pub fn run(
     lines: &[String],
     dir: &Path,
@@ -31,7 +31,7 @@ pub fn run(
 
 fn run_line(line: &str, dir: &Path, env: &[(&str, &str)], stop: &StopFlag) -> WorktreeResult<HookOutput> {
     let mut command = Command::new("/bin/sh");
-    // What it says and where it fails is one story: both go into one pipe.
+    // Standard output and error go to the same pipe, so that their order is kept.
     command.args(["-c", "exec 2>&1; eval \"$1\"", "sh", line]).current_dir(dir);
     for (name, _) in std::env::vars_os() {
         if name.as_encoded_bytes().starts_with(b"GIT_") {
@@ -39,16 +39,19 @@ fn run_line(line: &str, dir: &Path, env: &[(&str, &str)], stop: &StopFlag) -> Wo
         }
     }
     command.envs(env.iter().copied());
-    let failed =
-        |said: String| WorktreeError::HookFailed { line: line.to_owned(), path: dir.to_owned(), said };
-    let keep = OutputLimit::Tail(HOOK_OUTPUT_MAX);
-    match process::run(command, None, Duration::from_secs(HOOK_S), keep, stop) {
-        Ok(ended) => {
-            let output = String::from_utf8_lossy(&ended.stdout).trim().to_owned();
-            match ended.status.success() {
+    let failed = |detail: String| WorktreeError::HookFailed {
+        line: line.to_owned(),
+        path: dir.to_owned(),
+        said: detail,
+    };
+    let output_limit = OutputLimit::Tail(HOOK_OUTPUT_MAX);
+    match process::run(command, None, Duration::from_secs(HOOK_S), output_limit, stop) {
+        Ok(result) => {
+            let output = String::from_utf8_lossy(&result.stdout).trim().to_owned();
+            match result.status.success() {
                 true => Ok(HookOutput { line: line.to_owned(), output }),
-                false if output.is_empty() => Err(failed(ended.describe_exit())),
-                false => Err(failed(format!("{}: {output}", ended.describe_exit()))),
+                false if output.is_empty() => Err(failed(result.describe_exit())),
+                false => Err(failed(format!("{}: {output}", result.describe_exit()))),
             }
         }
         Err(SubprocessError::Stopped) => Err(WorktreeError::Stopped),
@@ -71,9 +74,9 @@ mod tests {
     fn lines_run_in_order_in_their_directory_until_one_fails() {
         let dir = tempfile::tempdir().unwrap();
         let stop = StopFlag::default();
-        let told =
+        let outputs =
             run(&lines(&["echo $WHO > who", "cat who; echo aside >&2"]), dir.path(), &[("WHO", "me")], &stop);
-        assert_eq!(told.unwrap()[1].output, "me\naside");
+        assert_eq!(outputs.unwrap()[1].output, "me\naside");
         let error = run(&lines(&["echo no; exit 3", "touch never"]), dir.path(), &[], &stop).unwrap_err();
         assert!(error.to_string().contains("exit status 3: no"), "{error}");
         assert!(!dir.path().join("never").exists());

@@ -1,19 +1,20 @@
-//! Git worktrees of sessions: made, looked at, compared, merged and removed. Git is called as a program; everything
-//! here blocks, and callers that must not block put it on a thread of its own. Nothing here knows a daemon or a session:
-//! a worktree is a directory, a branch, and the commit that it began from.
+//! Git worktrees of sessions: creating, inspecting, comparing, merging and removing them. Git runs as a subprocess.
+//! Everything here blocks; async callers run it on a thread. Nothing here knows about the daemon or sessions: a
+//! worktree is a directory, a branch, and the commit it started from.
 //!
 //! Layout, in reading order:
-//! - [`process`]: a program run to its end, within a limit, or stopped.
-//! - [`git`]: git as that program, with nothing in its environment that could lead it astray.
-//! - [`repository`]: where a directory belongs, and what its names mean.
-//! - [`tree`]: a worktree made, made again, and found.
-//! - [`standing`]: what would be lost with it, and how large it is.
-//! - [`changes`]: what changed in it, down to the lines; [`overlap`]: where two changed the same.
-//! - [`merge`]: its work brought into a branch, or nothing at all.
-//! - [`remove`]: its end.
-//! - [`hooks`], [`bring`]: what a project wants done in a new one, and which files it misses there.
+//! - [`process`]: a subprocess with a time limit, which can be stopped.
+//! - [`git`]: git as such a subprocess, isolated from the caller's environment and settings.
+//! - [`repository`]: which repository a directory belongs to, and its branches and checkouts.
+//! - [`git_worktree`]: creating a worktree, finishing one after a crash, and opening one.
+//! - [`summary`]: the work that would be lost with a worktree, and its size.
+//! - [`changes`]: the changes in a worktree, down to lines. [`overlap`]: where two worktrees changed the same lines.
+//! - [`merge`]: merging a worktree's work into a branch, or changing nothing at all.
+//! - [`remove`]: removing a worktree.
+//! - [`hooks`]: a project's commands for new worktrees. [`ignored_files`]: ignored files to copy into them.
 //!
-//! The rule above all others: what is not merged is not removed, and what fails leaves everything as it was.
+//! The most important rule: work that is not merged is never removed, and an operation that fails leaves everything as
+//! it was.
 
 pub mod changes;
 mod error;

@@ -1,5 +1,5 @@
-//! Where two worktrees of one repository changed the same lines, as those were where the two parted. Said before either
-//! is merged: whoever comes second meets a conflict.
+//! Finds lines that two worktrees of one repository both changed, counted in their common base. It is reported before
+//! either is merged, because the second merge would conflict.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -10,61 +10,65 @@ use crate::changes::{ChangesByFile, FileChange, Hunk, merge_base};
 use crate::error::WorktreeResult;
 use crate::git_worktree::GitWorktree;
 
-/// Places of one file that are told; more of them say no more.
+/// The maximum number of ranges reported per file.
 const RANGES_MAX: usize = 100;
 
-/// Every two of these worktrees that changed the same lines, by their places in the list. They are of one repository.
+/// All pairs of these worktrees that changed the same lines, by their indexes in the list. All must belong to one
+/// repository.
 pub fn find_overlaps(trees: &[GitWorktree]) -> WorktreeResult<Vec<(usize, usize, Vec<OverlapFile>)>> {
-    let mut known: HashMap<(usize, String), Rc<ChangesByFile>> = HashMap::new();
+    let mut cache: HashMap<(usize, String), Rc<ChangesByFile>> = HashMap::new();
     let heads: Vec<String> = trees.iter().map(GitWorktree::head).collect::<WorktreeResult<_>>()?;
     let mut found = Vec::new();
-    for one in 0..trees.len() {
-        for other in one + 1..trees.len() {
-            let Some(base) = merge_base(&trees[one].repository_git(), &heads[one], &heads[other])? else {
+    for first in 0..trees.len() {
+        for second in first + 1..trees.len() {
+            let Some(base) = merge_base(&trees[first].repository_git(), &heads[first], &heads[second])?
+            else {
                 continue;
             };
-            let mut of = |at: usize| -> WorktreeResult<Rc<ChangesByFile>> {
-                if let Some(changes) = known.get(&(at, base.clone())) {
+            let mut changes_of = |index: usize| -> WorktreeResult<Rc<ChangesByFile>> {
+                if let Some(changes) = cache.get(&(index, base.clone())) {
                     return Ok(Rc::clone(changes));
                 }
-                let changes = Rc::new(trees[at].changes(&base)?);
-                known.insert((at, base.clone()), Rc::clone(&changes));
+                let changes = Rc::new(trees[index].changes(&base)?);
+                cache.insert((index, base.clone()), Rc::clone(&changes));
                 Ok(changes)
             };
-            let files = overlapping_files(&*of(one)?, &*of(other)?);
+            let files = overlapping_files(&*changes_of(first)?, &*changes_of(second)?);
             if !files.is_empty() {
-                found.push((one, other, files));
+                found.push((first, second, files));
             }
         }
     }
     Ok(found)
 }
 
-/// Where both changed something.
-pub fn overlapping_files(one: &ChangesByFile, other: &ChangesByFile) -> Vec<OverlapFile> {
-    let both = one.iter().filter_map(|(path, change)| Some((path, change, other.get(path)?)));
+/// The files in which both changed the same lines.
+pub fn overlapping_files(first: &ChangesByFile, second: &ChangesByFile) -> Vec<OverlapFile> {
+    let both = first.iter().filter_map(|(path, change)| Some((path, change, second.get(path)?)));
     both.filter_map(|(path, change, other)| {
         Some(OverlapFile { path: path.clone(), lines: overlapping_lines(change, other)? })
     })
     .collect()
 }
 
-/// The lines that both changed; none of them if the file as a whole; `None` if they keep clear of each other.
-fn overlapping_lines(one: &FileChange, other: &FileChange) -> Option<Vec<LineRange>> {
-    if one.hunks.is_empty() || other.hunks.is_empty() {
+/// The lines that both changed, or `None` if they do not overlap. The list is empty if either changed the file as a
+/// whole.
+fn overlapping_lines(first: &FileChange, second: &FileChange) -> Option<Vec<LineRange>> {
+    if first.hunks.is_empty() || second.hunks.is_empty() {
         return Some(Vec::new());
     }
-    let pairs = one.hunks.iter().flat_map(|hunk| other.hunks.iter().map(move |other| (hunk, other)));
+    let pairs = first.hunks.iter().flat_map(|hunk| second.hunks.iter().map(move |other| (hunk, other)));
     let lines: Vec<LineRange> =
         pairs.filter_map(|(hunk, other)| hunk_overlap(*hunk, *other)).take(RANGES_MAX).collect();
     (!lines.is_empty()).then_some(lines)
 }
 
-/// An insertion meets what changes a line beside it: git would not know which comes first.
+/// The lines that both hunks touch. An insertion overlaps a change to an adjacent line, because git could not know
+/// which comes first.
 fn hunk_overlap(one: Hunk, other: Hunk) -> Option<LineRange> {
     let last = |hunk: Hunk| if hunk.count == 0 { hunk.start } else { hunk.start + hunk.count - 1 };
-    let first = |hunk: Hunk, beside: Hunk| match (hunk.count, beside.count) {
-        // A place after line 4 lies at the beginning of a hunk that starts with line 5.
+    let first = |hunk: Hunk, other: Hunk| match (hunk.count, other.count) {
+        // An insertion after line 4 touches a hunk that starts at line 5.
         (1.., 0) => hunk.start.saturating_sub(1),
         _ => hunk.start,
     };
@@ -104,11 +108,11 @@ mod tests {
 
     #[test]
     fn a_file_that_is_not_text_overlaps_as_a_whole() {
-        let of =
+        let changes =
             |hunks: &[Hunk]| ChangesByFile::from([("f".to_owned(), FileChange { hunks: hunks.to_vec() })]);
-        let found = overlapping_files(&of(&[]), &of(&[hunk(9, 1)]));
+        let found = overlapping_files(&changes(&[]), &changes(&[hunk(9, 1)]));
         assert_eq!(found, [OverlapFile { path: "f".to_owned(), lines: Vec::new() }]);
-        assert_eq!(overlapping_files(&of(&[hunk(1, 1)]), &of(&[hunk(9, 1)])), []);
-        assert_eq!(overlapping_files(&of(&[hunk(1, 1)]), &ChangesByFile::new()), []);
+        assert_eq!(overlapping_files(&changes(&[hunk(1, 1)]), &changes(&[hunk(9, 1)])), []);
+        assert_eq!(overlapping_files(&changes(&[hunk(1, 1)]), &ChangesByFile::new()), []);
     }
 }

@@ -1,5 +1,5 @@
-//! A program run to its end: within a limit of time, with an end to what is kept of its output, and stopped with all that
-//! it started in its process group when nobody wants it any more.
+//! Runs a subprocess to its end, with a time limit and a limit on the captured output. It can be stopped, together with
+//! everything in its process group.
 
 use std::io::{self, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -11,81 +11,73 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-/// The first pause between two looks whether it has ended; doubled up to [`PAUSE_MAX`].
+/// The first pause between two checks for its exit. It doubles up to [`POLL_MAX`].
 const POLL_MIN: Duration = Duration::from_millis(1);
-/// The longest pause between two looks.
+/// The longest pause between two checks.
 const POLL_MAX: Duration = Duration::from_millis(20);
-/// How long it is given to tidy up after itself when it is to stop; git removes its locks.
+/// How long a subprocess has to clean up after SIGTERM. Git removes its locks.
 const TERM_GRACE: Duration = Duration::from_secs(2);
-/// How long its output is waited for after its end: somebody it left behind may hold the pipe for ever.
+/// How long to wait for the end of its output after it has exited. A process that it left behind may hold the pipe open
+/// for ever.
 const OUTPUT_GRACE: Duration = Duration::from_secs(2);
 
-/// Says to whatever runs with it that nobody wants it any more. Clones are the same one.
+/// Tells running operations to stop. Clones share the same flag.
 #[derive(Debug, Clone, Default)]
 pub struct StopFlag(Arc<AtomicBool>);
 
 impl StopFlag {
-    /// From now on nothing goes on.
     pub fn set(&self) {
         self.0.store(true, Ordering::SeqCst);
     }
 
-    /// Whether it is to stop.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
 }
 
-/// What part of an output is kept when it is too long.
+/// Which part of a long output is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputLimit {
-    /// Its beginning, so many bytes.
+    /// The first bytes.
     Head(usize),
-    /// Its end, so many bytes.
+    /// The last bytes.
     Tail(usize),
 }
 
-/// How it ended, and what it said.
 #[derive(Debug)]
 pub struct SubprocessOutput {
-    /// Its status.
     pub status: ExitStatus,
-    /// Its standard output.
     pub stdout: Vec<u8>,
-    /// Its standard error.
     pub stderr: Vec<u8>,
-    /// Whether some of the output is not here.
+    /// Whether some of the output was dropped.
     pub truncated: bool,
 }
 
 impl SubprocessOutput {
-    /// How it ended, for people.
+    /// Describes the exit for people.
     pub fn describe_exit(&self) -> String {
         match (self.status.code(), self.status.signal()) {
             (Some(code), _) => format!("exit status {code}"),
             (None, Some(signal)) => format!("killed by signal {signal}"),
-            (None, None) => "an unknown end".to_owned(),
+            (None, None) => "unknown exit status".to_owned(),
         }
     }
 }
 
-/// Why it has no end of its own.
+/// Why a subprocess did not run to its end.
 #[derive(Debug)]
 pub enum SubprocessError {
-    /// It did not start.
     NotStarted(io::Error),
-    /// It took too long.
     TimedOut,
-    /// It was stopped.
     Stopped,
 }
 
-/// Runs a command to its end. Its standard input is `input`, or nothing.
+/// Runs a command to its end. Its standard input is `input`, or empty.
 pub fn run(
     mut command: Command,
     input: Option<Vec<u8>>,
     limit: Duration,
-    keep: OutputLimit,
+    output_limit: OutputLimit,
     stop: &StopFlag,
 ) -> Result<SubprocessOutput, SubprocessError> {
     if stop.is_set() {
@@ -94,37 +86,37 @@ pub fn run(
     command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() });
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn().map_err(SubprocessError::NotStarted)?;
-    let out = SubprocessReader::of(child.stdout.take(), keep);
-    let err = SubprocessReader::of(child.stderr.take(), keep);
+    let stdout = SubprocessReader::of(child.stdout.take(), output_limit);
+    let stderr = SubprocessReader::of(child.stderr.take(), output_limit);
     let writer = input.map(|input| write_input(&mut child, input));
     let group = Pid::from_child(&child);
-    // Its number is nobody else's until it is reaped, which comes last.
+    // The process id is not reused before the child is reaped, which happens last.
     let signal = |signal| {
-        let _nobody_left = kill_process_group(group, signal);
+        let _result = kill_process_group(group, signal);
     };
     let waited = wait_for_exit(group, limit, stop);
     if waited.is_err() {
         signal(Signal::TERM);
-        let _tidied = wait_for_exit(group, TERM_GRACE, &StopFlag::default());
+        let _result = wait_for_exit(group, TERM_GRACE, &StopFlag::default());
     }
-    // What it left in its group goes with it, so that nothing of it works on in a directory that others now use.
+    // Kill the rest of its group, so that nothing keeps working in a directory that others use now.
     signal(Signal::KILL);
     let status = child.wait();
     drop(writer);
     waited?;
     let status = status.map_err(SubprocessError::NotStarted)?;
-    let (out, out_cut) = out.finish();
-    let (err, err_cut) = err.finish();
-    Ok(SubprocessOutput { status, stdout: out, stderr: err, truncated: out_cut || err_cut })
+    let (stdout, stdout_truncated) = stdout.finish();
+    let (stderr, stderr_truncated) = stderr.finish();
+    Ok(SubprocessOutput { status, stdout, stderr, truncated: stdout_truncated || stderr_truncated })
 }
 
-/// Waits until it has ended, and leaves it to be reaped.
+/// Waits until the process has exited, without reaping it.
 fn wait_for_exit(child: Pid, limit: Duration, stop: &StopFlag) -> Result<(), SubprocessError> {
     let until = Instant::now() + limit;
     let mut pause = POLL_MIN;
     loop {
-        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        match waitid(WaitId::Pid(child), look) {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        match waitid(WaitId::Pid(child), options) {
             Ok(Some(_)) => return Ok(()),
             Ok(None) if stop.is_set() => return Err(SubprocessError::Stopped),
             Ok(None) if Instant::now() >= until => return Err(SubprocessError::TimedOut),
@@ -136,32 +128,32 @@ fn wait_for_exit(child: Pid, limit: Duration, stop: &StopFlag) -> Result<(), Sub
     }
 }
 
-/// Writes beside the waiting, since neither side may wait for the other.
+/// Writes the input on a thread of its own, so that neither side blocks the other.
 fn write_input(child: &mut Child, input: Vec<u8>) -> Option<JoinHandle<()>> {
     use std::io::Write;
     let mut pipe = child.stdin.take()?;
     Some(std::thread::spawn(move || {
-        // One that does not want to read all of it says so by its status.
-        let _unread = pipe.write_all(&input);
+        // A program that does not read all of its input reports that by its exit status.
+        let _result = pipe.write_all(&input);
     }))
 }
 
-/// Reads a pipe to its end, and keeps a part.
+/// Reads a pipe to its end and keeps a part of it.
 struct SubprocessReader {
     output: Arc<Mutex<(Vec<u8>, bool)>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl SubprocessReader {
-    fn of(pipe: Option<impl Read + Send + 'static>, keep: OutputLimit) -> Self {
+    fn of(pipe: Option<impl Read + Send + 'static>, limit: OutputLimit) -> Self {
         let output: Arc<Mutex<(Vec<u8>, bool)>> = Arc::default();
         let thread = pipe.map(|mut pipe| {
-            let kept = Arc::clone(&output);
+            let output = Arc::clone(&output);
             std::thread::spawn(move || {
                 let mut buffer = vec![0; 64 << 10];
                 while let Ok(read @ 1..) = pipe.read(&mut buffer) {
-                    let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-                    append_output(&mut kept, &buffer[..read], keep);
+                    let mut output = output.lock().unwrap_or_else(PoisonError::into_inner);
+                    append_output(&mut output, &buffer[..read], limit);
                 }
             })
         });
@@ -179,18 +171,18 @@ impl SubprocessReader {
     }
 }
 
-fn append_output((kept, cut): &mut (Vec<u8>, bool), more: &[u8], keep: OutputLimit) {
-    match keep {
-        OutputLimit::Head(most) => {
-            let room = most.saturating_sub(kept.len()).min(more.len());
-            kept.extend_from_slice(&more[..room]);
-            *cut |= room < more.len();
+fn append_output((output, truncated): &mut (Vec<u8>, bool), more: &[u8], limit: OutputLimit) {
+    match limit {
+        OutputLimit::Head(max) => {
+            let taken = max.saturating_sub(output.len()).min(more.len());
+            output.extend_from_slice(&more[..taken]);
+            *truncated |= taken < more.len();
         }
-        OutputLimit::Tail(most) => {
-            kept.extend_from_slice(more);
-            if kept.len() > most {
-                kept.drain(..kept.len() - most);
-                *cut = true;
+        OutputLimit::Tail(max) => {
+            output.extend_from_slice(more);
+            if output.len() > max {
+                output.drain(..output.len() - max);
+                *truncated = true;
             }
         }
     }
@@ -208,10 +200,10 @@ mod tests {
 
     fn run_within(
         line: &str,
-        limit: Duration,
-        keep: OutputLimit,
+        time_limit: Duration,
+        limit: OutputLimit,
     ) -> Result<SubprocessOutput, SubprocessError> {
-        run(sh(line), None, limit, keep, &StopFlag::default())
+        run(sh(line), None, time_limit, limit, &StopFlag::default())
     }
 
     const LONG: Duration = Duration::from_secs(60);
@@ -231,8 +223,8 @@ mod tests {
 
     #[test]
     fn one_that_takes_too_long_is_stopped() {
-        let broken = run_within("sleep 1000", Duration::from_millis(20), OutputLimit::Head(9)).unwrap_err();
-        assert!(matches!(broken, SubprocessError::TimedOut), "{broken:?}");
+        let error = run_within("sleep 1000", Duration::from_millis(20), OutputLimit::Head(9)).unwrap_err();
+        assert!(matches!(error, SubprocessError::TimedOut), "{error:?}");
     }
 
     #[test]
@@ -241,30 +233,32 @@ mod tests {
         let file = dir.path().join("pid");
         let line = format!("sleep 1000 & echo $! > {0}.new; mv {0}.new {0}; wait", file.display());
         let stop = StopFlag::default();
-        let other = stop.clone();
-        let running = std::thread::spawn(move || run(sh(&line), None, LONG, OutputLimit::Head(9), &other));
+        let thread_stop = stop.clone();
+        let running =
+            std::thread::spawn(move || run(sh(&line), None, LONG, OutputLimit::Head(9), &thread_stop));
         let until = Instant::now() + LONG;
         while !file.exists() {
-            assert!(Instant::now() < until, "it does not start");
+            assert!(Instant::now() < until, "the command does not start");
             std::thread::yield_now();
         }
         stop.set();
         assert!(matches!(running.join().unwrap(), Err(SubprocessError::Stopped)));
         let pid: i32 = std::fs::read_to_string(file).unwrap().trim().parse().unwrap();
-        // Dead and not reaped by whoever it fell to counts as dead.
-        let gone = || {
+        // A zombie that its new parent has not reaped counts as dead.
+        let is_dead = || {
             std::fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "))
         };
-        while !gone() {
-            assert!(Instant::now() < until, "{pid} lives on");
+        while !is_dead() {
+            assert!(Instant::now() < until, "{pid} is still alive");
             std::thread::yield_now();
         }
     }
 
     #[test]
     fn what_is_written_to_it_is_read() {
-        let ended = run(sh("cat"), Some(b"words".to_vec()), LONG, OutputLimit::Head(9), &StopFlag::default())
-            .unwrap();
-        assert_eq!(ended.stdout, b"words");
+        let output =
+            run(sh("cat"), Some(b"words".to_vec()), LONG, OutputLimit::Head(9), &StopFlag::default())
+                .unwrap();
+        assert_eq!(output.stdout, b"words");
     }
 }

@@ -1,5 +1,5 @@
-//! The end of a worktree. Without force only of one that holds nothing; with it, files that were never committed are lost,
-//! but commits never are: a branch that holds some which nothing else has stays.
+//! Removes worktrees. Without force, only a worktree that contains no unmerged work is removed. With force, uncommitted
+//! changes are lost, but commits never are: a branch stays if it has commits that nothing else contains.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,41 +13,42 @@ use crate::repository::{branch_tip, path_text};
 use crate::summary::WorktreeSummary;
 
 impl GitWorktree {
-    /// Whether it may be removed; with `force`, also if it holds work.
+    /// Checks whether the worktree may be removed. With `force`, unmerged work does not prevent it.
     pub fn check_removal(&self, force: bool) -> WorktreeResult<WorktreeSummary> {
-        let standing = self.summarize()?;
-        let WorktreeSummary { state, changed_files, ahead } = standing;
+        let summary = self.summarize()?;
+        let WorktreeSummary { state, changed_files, ahead } = summary;
         if !force && !state.is_safe_to_remove() {
             return Err(WorktreeError::Unmerged { path: self.path.clone(), state, changed_files, ahead });
         }
-        Ok(standing)
+        Ok(summary)
     }
 
-    /// Removes it and its branch; gives the branch, if that stays because of its commits.
+    /// Removes the worktree and its branch. Returns the branch if it stays because of its commits.
     pub fn remove(self, force: bool) -> WorktreeResult<Option<String>> {
         self.check_removal(force)?;
-        let beside = self.repository_git();
+        let repository_git = self.repository_git();
         let path = path_text(&self.path)?.to_owned();
-        // Git looks once more itself, and refuses what has changed since; but it also refuses what has submodules.
-        let has_inner = self.has_submodules();
-        let args: &[&str] = match force || has_inner {
+        // Git checks once more, and refuses if something has changed since. But it also refuses if there are
+        // submodules.
+        let has_submodules = self.has_submodules();
+        let args: &[&str] = match force || has_submodules {
             true => &["worktree", "remove", "--force", "--force", "--", &path],
             false => &["worktree", "remove", "--", &path],
         };
-        beside.output(args)?;
-        if let Some(tip) = branch_tip(&beside, &self.record.branch)? {
+        repository_git.output(args)?;
+        if let Some(tip) = branch_tip(&repository_git, &self.record.branch)? {
             let full = format!("refs/heads/{}", self.record.branch);
-            if !self.is_merged(&beside, &tip)? {
+            if !self.is_merged(&repository_git, &tip)? {
                 return Ok(Some(self.record.branch));
             }
-            beside.output(&["update-ref", "-d", &full, &tip])?;
+            repository_git.output(&["update-ref", "-d", &full, &tip])?;
         }
         Ok(None)
     }
 }
 
-/// Removes what is at the place of a worktree and is none, or whose repository is gone: nobody can tell what it holds, so
-/// only if that is wanted. An empty directory holds nothing.
+/// Removes what is at the path of a worktree but is not one, or whose repository is gone. Its content is unknown, so
+/// this needs `force`, unless the directory is empty.
 pub fn remove_unknown(path: &Path, force: bool) -> WorktreeResult<()> {
     if fs::remove_dir(path).is_ok() {
         return Ok(());
@@ -59,7 +60,7 @@ pub fn remove_unknown(path: &Path, force: bool) -> WorktreeResult<()> {
     fs::remove_dir_all(path).map_err(io_error_at("remove", path))
 }
 
-/// The repository that a worktree says it belongs to, whether or not that is still there.
+/// The repository that a worktree belongs to, whether or not it still exists.
 pub fn repository_of(path: &Path, stop: &StopFlag) -> Option<PathBuf> {
     let tree = GitWorktree::open(path, stop).ok()?;
     let top =

@@ -1,5 +1,4 @@
-//! Where a directory belongs, and what names mean there. A directory outside git stays one: nothing here makes a
-//! repository.
+//! Finds the repository that a directory belongs to, and its branches and checkouts. Nothing here creates a repository.
 
 use std::path::{Path, PathBuf};
 
@@ -7,60 +6,60 @@ use crate::error::{WorktreeError, WorktreeResult};
 use crate::git::{self, Git};
 use crate::process::StopFlag;
 
-/// A repository with a checkout.
+/// A repository, seen from one of its checkouts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Repository {
-    /// The top of the checkout that was asked from.
+    /// The top directory of the checkout.
     pub top: PathBuf,
-    /// What all its checkouts share.
+    /// Git's directory that all checkouts share.
     pub common_dir: PathBuf,
-    /// Where in the checkout the directory is that was asked from; empty at the top.
+    /// The path of the given directory inside the checkout; empty at the top.
     pub prefix: PathBuf,
 }
 
-/// Where a worktree begins.
+/// The starting point of a worktree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorktreeOrigin {
-    /// The repository.
     pub repository: Repository,
-    /// The commit.
+    /// The commit to start from.
     pub base: String,
-    /// The branch that its work is to go into, unless told otherwise; none if it began from no branch.
+    /// The branch that its work is merged into by default. Absent if the worktree does not start from a local branch.
     pub target: Option<String>,
 }
 
 impl Repository {
-    /// The repository that holds a directory.
+    /// Finds the repository that contains a directory.
     pub fn of(dir: &Path, stop: &StopFlag) -> WorktreeResult<Self> {
         let git = Git::at(dir, stop);
         path_text(dir)?;
         let args = ["rev-parse", "--is-inside-work-tree"];
-        let ended = git.run(&args)?;
-        if !ended.status.success() {
-            let said = git::error_text(&ended);
-            return Err(match said.contains("not a git repository") {
+        let output = git.run(&args)?;
+        if !output.status.success() {
+            let error_text = git::error_text(&output);
+            return Err(match error_text.contains("not a git repository") {
                 true => WorktreeError::NotARepository(dir.to_owned()),
-                false => git::git_failed(&args, &ended),
+                false => git::git_failed(&args, &output),
             });
         }
-        if ended.stdout.trim_ascii() != b"true" {
+        if output.stdout.trim_ascii() != b"true" {
             return Err(WorktreeError::BareRepository(dir.to_owned()));
         }
-        let path =
-            |what: &str| git.output_text(&["rev-parse", "--path-format=absolute", what]).map(PathBuf::from);
+        let path = |option: &str| {
+            git.output_text(&["rev-parse", "--path-format=absolute", option]).map(PathBuf::from)
+        };
         let prefix = git.output_text(&["rev-parse", "--show-prefix"])?;
         let prefix = PathBuf::from(prefix.trim_end_matches('/'));
-        let common = path("--git-common-dir")?;
-        let common = common.canonicalize().unwrap_or(common);
-        Ok(Self { top: path("--show-toplevel")?, common_dir: common, prefix })
+        let common_dir = path("--git-common-dir")?;
+        let common_dir = common_dir.canonicalize().unwrap_or(common_dir);
+        Ok(Self { top: path("--show-toplevel")?, common_dir, prefix })
     }
 
-    /// Git at its top.
+    /// Git in the top directory of the checkout.
     pub fn git(&self, stop: &StopFlag) -> Git {
         Git::at(&self.top, stop)
     }
 
-    /// Where a worktree begins: at a branch, or at whatever is checked out now.
+    /// Resolves where a worktree starts: at the named branch, or at what is checked out now.
     pub fn worktree_origin(
         self,
         base_branch: Option<&str>,
@@ -76,7 +75,7 @@ impl Repository {
         if let Some(base) = branch_tip(&git, name)? {
             return Ok(WorktreeOrigin { repository: self, base, target: Some(name.to_owned()) });
         }
-        // One that was fetched and never checked out is a fine place to begin, and nothing to merge into.
+        // A remote branch that was never checked out is a valid start, but cannot be merged into.
         let remote = match is_branch_name(&git, name)? {
             true => {
                 let full = format!("refs/remotes/{name}^{{commit}}");
@@ -91,7 +90,7 @@ impl Repository {
     }
 }
 
-/// The commit of a local branch, if there is one of this name.
+/// The commit of a local branch, if the branch exists.
 pub(crate) fn branch_tip(git: &Git, name: &str) -> WorktreeResult<Option<String>> {
     if !is_branch_name(git, name)? {
         return Ok(None);
@@ -100,7 +99,7 @@ pub(crate) fn branch_tip(git: &Git, name: &str) -> WorktreeResult<Option<String>
     git.optional_text(&["rev-parse", "--verify", "--quiet", "--end-of-options", &full])
 }
 
-/// Whether a branch could have this name.
+/// Whether this is a valid branch name.
 fn is_branch_name(git: &Git, name: &str) -> WorktreeResult<bool> {
     if name.is_empty() || name.starts_with('-') || name.contains(char::is_control) {
         return Ok(false);
@@ -108,13 +107,12 @@ fn is_branch_name(git: &Git, name: &str) -> WorktreeResult<bool> {
     git.exits_zero(&["check-ref-format", &format!("refs/heads/{name}")])
 }
 
-/// A checkout of a repository.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Checkout {
     pub(crate) path: PathBuf,
-    /// Its branch, as `refs/heads/…`; none if it is at a commit alone.
+    /// The branch as `refs/heads/…`. Absent if the head is detached.
     pub(crate) branch: Option<String>,
-    /// Whether its directory is gone.
+    /// Whether the directory no longer exists.
     pub(crate) is_gone: bool,
 }
 
@@ -136,7 +134,7 @@ pub(crate) fn checkouts(git: &Git) -> WorktreeResult<Vec<Checkout>> {
     Ok(found)
 }
 
-/// A path that can be said to git, in a line of an answer, and in JSON.
+/// The path as text, if it can be passed to git, printed on one line and written as JSON.
 pub(crate) fn path_text(path: &Path) -> WorktreeResult<&str> {
     let text = path.to_str().filter(|text| !text.contains(['\n', '\r', '\0']));
     text.ok_or_else(|| WorktreeError::BadPath(path.to_owned()))

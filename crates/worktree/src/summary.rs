@@ -1,5 +1,5 @@
-//! What would be lost with a worktree. Its files count as they are against the last commit, its commits against every
-//! branch, tag and remote branch of the repository that is not a session's own.
+//! What would be lost with a worktree. Files are compared with the last commit; commits with all branches, tags and
+//! remote branches of the repository, except the branches of sessions.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -13,24 +13,23 @@ use crate::git::Git;
 use crate::git_worktree::GitWorktree;
 use crate::repository::branch_tip;
 
-/// What branches of sessions begin with.
+/// The prefix of session branches.
 pub const BRANCH_PREFIX: &str = "qd/";
 
-/// How a worktree stands.
+/// The work in a worktree that is nowhere else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorktreeSummary {
-    /// In a word.
     pub state: WorktreeStatus,
-    /// Files with changes that are not committed.
+    /// Files with uncommitted changes.
     pub changed_files: u64,
     /// Commits that are not merged.
     pub ahead: u64,
 }
 
-/// A file with changes that are not committed.
+/// A file with uncommitted changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct UncommittedFile {
-    /// Git's two letters.
+    /// The two-letter status code of `git status`.
     pub(crate) code: String,
     pub(crate) path: String,
 }
@@ -40,29 +39,29 @@ impl UncommittedFile {
         self.code == "??"
     }
 
-    /// Two sides have not been brought together.
+    /// Whether the file has an unresolved conflict.
     pub(crate) fn is_unmerged(&self) -> bool {
         self.code.contains('U') || matches!(self.code.as_str(), "AA" | "DD")
     }
 }
 
 impl GitWorktree {
-    /// How it stands.
+    /// Finds the unmerged work in the worktree.
     pub fn summarize(&self) -> WorktreeResult<WorktreeSummary> {
         let changed_files = uncommitted_files(&self.git(), "normal")?.len() as u64;
         let head = self.head()?;
-        let beside = self.repository_git();
-        // The agent may have left its branch behind; both ends count.
+        let repository_git = self.repository_git();
+        // The agent may have checked out something else, so both that and the session's branch count.
         let mut tips = vec![head.clone()];
-        tips.extend(branch_tip(&beside, &self.record.branch)?.filter(|tip| *tip != head));
+        tips.extend(branch_tip(&repository_git, &self.record.branch)?.filter(|tip| *tip != head));
         let mut ahead = 0;
         for tip in &tips {
-            if !self.is_merged(&beside, tip)? {
-                ahead += self.count_ahead(&beside, tip)?.max(1);
+            if !self.is_merged(&repository_git, tip)? {
+                ahead += self.count_ahead(&repository_git, tip)?.max(1);
             }
         }
-        let untouched = tips.iter().all(|tip| *tip == self.record.base);
-        let state = match (changed_files, ahead, untouched) {
+        let is_untouched = tips.iter().all(|tip| *tip == self.record.base);
+        let state = match (changed_files, ahead, is_untouched) {
             (1.., _, _) => WorktreeStatus::Dirty,
             (0, 1.., _) => WorktreeStatus::Ahead,
             (0, 0, true) => WorktreeStatus::Clean,
@@ -71,26 +70,27 @@ impl GitWorktree {
         Ok(WorktreeSummary { state, changed_files, ahead })
     }
 
-    /// Whether nothing is lost with a commit: it is where it began, some other branch or tag holds it, or merging it
-    /// into its target would change nothing, as after a squash.
+    /// Whether nothing is lost with a commit: it is the commit that the worktree started from, another branch or tag
+    /// contains it, or merging it into its target would change nothing, as after a squash merge.
     pub(crate) fn is_merged(&self, git: &Git, tip: &str) -> WorktreeResult<bool> {
         if tip == self.record.base {
             return Ok(true);
         }
         let contains = format!("--contains={tip}");
-        let listed = ["for-each-ref", "--format=%(refname)", &contains];
+        let list_refs = ["for-each-ref", "--format=%(refname)", &contains];
         let refs = ["refs/heads", "refs/remotes", "refs/tags"];
-        let holders = git.output_text(&[&listed[..], &refs[..]].concat())?;
-        let own = format!("refs/heads/{BRANCH_PREFIX}");
-        // What only other sessions hold may go with them.
-        if holders.lines().any(|holder| !holder.starts_with(&own)) {
+        let holders = git.output_text(&[&list_refs[..], &refs[..]].concat())?;
+        let session_prefix = format!("refs/heads/{BRANCH_PREFIX}");
+        // Branches of other sessions do not count, because they may be removed too.
+        if holders.lines().any(|holder| !holder.starts_with(&session_prefix)) {
             return Ok(true);
         }
         let Some(target) = &self.record.target else { return Ok(false) };
-        let Some(there) = branch_tip(git, target)? else { return Ok(false) };
-        // An older git cannot try a merge without a checkout; then it is simply not known to be merged.
-        let merged = git.optional_text(&["merge-tree", "--write-tree", &there, tip])?;
-        let tree = git.optional_text(&["rev-parse", "--verify", "--quiet", &format!("{there}^{{tree}}")])?;
+        let Some(target_tip) = branch_tip(git, target)? else { return Ok(false) };
+        // An older git cannot merge without a checkout. Then the commit counts as not merged.
+        let merged = git.optional_text(&["merge-tree", "--write-tree", &target_tip, tip])?;
+        let tree =
+            git.optional_text(&["rev-parse", "--verify", "--quiet", &format!("{target_tip}^{{tree}}")])?;
         Ok(merged.is_some() && merged == tree)
     }
 
@@ -105,8 +105,8 @@ impl GitWorktree {
     }
 }
 
-/// The files with changes that are not committed, those that git does not know included. `untracked` is `normal`, where a
-/// directory of them is one, or `all`.
+/// The files with uncommitted changes. `untracked` is git's mode for untracked files: `no`, `normal` (an untracked
+/// directory is one entry) or `all`.
 pub(crate) fn uncommitted_files(git: &Git, untracked: &str) -> WorktreeResult<Vec<UncommittedFile>> {
     let untracked = format!("--untracked-files={untracked}");
     let list = git.output(&["status", "--porcelain=v1", "-z", "--no-renames", &untracked])?;
@@ -115,21 +115,21 @@ pub(crate) fn uncommitted_files(git: &Git, untracked: &str) -> WorktreeResult<Ve
     Ok(entries.map(|(code, path)| UncommittedFile { code: code.to_owned(), path: path.to_owned() }).collect())
 }
 
-/// Bytes on the disk below a directory, links not followed. What cannot be read counts as nothing.
+/// The disk space used below a directory in bytes, without following symlinks. Unreadable entries count as zero.
 pub fn disk_usage(path: &Path) -> u64 {
-    let (mut bytes, mut seen) = (0, 0);
-    let mut folders = vec![path.to_owned()];
-    while let Some(folder) = folders.pop() {
-        let Ok(entries) = fs::read_dir(&folder) else { continue };
+    let (mut bytes, mut entries_seen) = (0, 0);
+    let mut directories = vec![path.to_owned()];
+    while let Some(directory) = directories.pop() {
+        let Ok(entries) = fs::read_dir(&directory) else { continue };
         for entry in entries.flatten() {
-            let Ok(found) = entry.metadata() else { continue };
-            seen += 1;
-            if seen > WORKTREE_FILES_MAX {
+            let Ok(metadata) = entry.metadata() else { continue };
+            entries_seen += 1;
+            if entries_seen > WORKTREE_FILES_MAX {
                 return bytes;
             }
-            bytes += found.blocks() * 512;
-            if found.is_dir() {
-                folders.push(entry.path());
+            bytes += metadata.blocks() * 512;
+            if metadata.is_dir() {
+                directories.push(entry.path());
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Worktrees with real git in temporary directories: what must never be lost, what a crash may leave, and what is refused.
+//! Tests of worktrees with real git in temporary directories: what must never be lost, what a crash may leave behind,
+//! and what is refused.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,20 +13,20 @@ use qd_worktree::{
     GitWorktree, Repository, StopFlag, WorktreeError, WorktreePlan, ignored_files, overlap, remove,
 };
 
-/// A repository with one commit on `main`, and room for worktrees beside it.
+/// A repository with one commit on `main`, and space for worktrees next to it.
 struct TestRepository {
     dir: tempfile::TempDir,
 }
 
 impl TestRepository {
     fn new() -> Self {
-        let world = Self { dir: tempfile::tempdir().unwrap() };
-        fs::create_dir(world.repo()).unwrap();
-        world.git(&["init", "-q", "-b", "main"]);
-        world.git(&["config", "user.name", "A Person"]);
-        world.git(&["config", "user.email", "person@example.invalid"]);
-        world.commit("a.txt", "one\ntwo\nthree\nfour\nfive\nsix\nseven\n");
-        world
+        let repository = Self { dir: tempfile::tempdir().unwrap() };
+        fs::create_dir(repository.repo()).unwrap();
+        repository.git(&["init", "-q", "-b", "main"]);
+        repository.git(&["config", "user.name", "A Person"]);
+        repository.git(&["config", "user.email", "person@example.invalid"]);
+        repository.commit("a.txt", "one\ntwo\nthree\nfour\nfive\nsix\nseven\n");
+        repository
     }
 
     fn path(&self) -> PathBuf {
@@ -72,10 +73,10 @@ impl TestRepository {
     ) -> Result<MergeOutcome, WorktreeError> {
         let scratch = self.path().join("scratch");
         let merge = MergeOptions { into, squash, message: "Merge the session", scratch: &scratch };
-        let done = tree.merge(&merge);
-        assert!(!scratch.exists(), "a scratch worktree is left behind");
+        let outcome = tree.merge(&merge);
+        assert!(!scratch.exists(), "the scratch worktree was left behind");
         assert!(!self.git(&["worktree", "list"]).contains("scratch"));
-        done
+        outcome
     }
 }
 
@@ -103,30 +104,30 @@ fn state(tree: &GitWorktree) -> WorktreeStatus {
 
 #[test]
 fn a_worktree_begins_at_what_is_checked_out_on_a_branch_of_its_own() {
-    let world = TestRepository::new();
-    let tree = world.tree("s1");
+    let repository = TestRepository::new();
+    let tree = repository.tree("s1");
     assert_eq!(git(&tree.path, &["symbolic-ref", "--short", "HEAD"]), "qd/s1");
     assert_eq!(
         fs::read_to_string(tree.path.join("a.txt")).unwrap(),
-        fs::read_to_string(world.repo().join("a.txt")).unwrap()
+        fs::read_to_string(repository.repo().join("a.txt")).unwrap()
     );
     assert_eq!(tree.record.target.as_deref(), Some("main"));
     assert_eq!(state(&tree), WorktreeStatus::Clean);
-    assert_eq!(world.git(&["status", "--porcelain"]), "", "the user's checkout is as it was");
+    assert_eq!(repository.git(&["status", "--porcelain"]), "", "the user's checkout is unchanged");
 }
 
 #[test]
 fn a_worktree_begins_at_the_branch_that_is_named() {
-    let world = TestRepository::new();
-    let main = world.git(&["rev-parse", "main"]);
-    world.git(&["checkout", "-q", "-b", "other"]);
-    world.commit("b.txt", "b\n");
-    let plan = world.plan_from("s1", Some("main"));
+    let repository = TestRepository::new();
+    let main = repository.git(&["rev-parse", "main"]);
+    repository.git(&["checkout", "-q", "-b", "other"]);
+    repository.commit("b.txt", "b\n");
+    let plan = repository.plan_from("s1", Some("main"));
     assert_eq!((plan.base.as_str(), plan.target.as_deref()), (main.as_str(), Some("main")));
     let stop = StopFlag::default();
     for name in ["nosuch", "--force", "a..b", "", "a b", "main~1"] {
-        let repository = Repository::of(&world.repo(), &stop).unwrap();
-        let error = repository.worktree_origin(Some(name), &stop).unwrap_err();
+        let checkout = Repository::of(&repository.repo(), &stop).unwrap();
+        let error = checkout.worktree_origin(Some(name), &stop).unwrap_err();
         assert!(matches!(error, WorktreeError::NoBranch { .. }), "{name}: {error}");
     }
 }
@@ -149,24 +150,24 @@ fn a_directory_outside_git_is_refused_and_stays_one() {
 
 #[test]
 fn a_subdirectory_and_a_linked_checkout_know_their_repository() {
-    let world = TestRepository::new();
-    fs::create_dir_all(world.repo().join("deep/er")).unwrap();
-    let found = Repository::of(&world.repo().join("deep/er"), &StopFlag::default()).unwrap();
-    assert_eq!((found.top, found.prefix), (world.repo(), PathBuf::from("deep/er")));
-    let tree = world.tree("s1");
+    let repository = TestRepository::new();
+    fs::create_dir_all(repository.repo().join("deep/er")).unwrap();
+    let found = Repository::of(&repository.repo().join("deep/er"), &StopFlag::default()).unwrap();
+    assert_eq!((found.top, found.prefix), (repository.repo(), PathBuf::from("deep/er")));
+    let tree = repository.tree("s1");
     let linked = Repository::of(&tree.path, &StopFlag::default()).unwrap();
-    assert_eq!((linked.top, linked.common_dir), (tree.path, world.repo().join(".git")));
+    assert_eq!((linked.top, linked.common_dir), (tree.path, repository.repo().join(".git")));
 }
 
 #[test]
-fn making_it_again_keeps_all_work() {
-    let world = TestRepository::new();
-    let plan = world.plan("s1");
+fn creating_a_worktree_again_keeps_all_work() {
+    let repository = TestRepository::new();
+    let plan = repository.plan("s1");
     let tree = plan.create(None, &StopFlag::default()).unwrap();
     commit(&tree.path, "b.txt", "committed");
     fs::write(tree.path.join("c.txt"), "not committed").unwrap();
     fs::write(tree.path.join("a.txt"), "changed").unwrap();
-    world.commit("later.txt", "main moves on");
+    repository.commit("later.txt", "main moves on");
     let again = plan.create(None, &StopFlag::default()).unwrap();
     assert_eq!(fs::read_to_string(again.path.join("c.txt")).unwrap(), "not committed");
     assert_eq!(fs::read_to_string(again.path.join("a.txt")).unwrap(), "changed");
@@ -175,31 +176,31 @@ fn making_it_again_keeps_all_work() {
 
 #[test]
 fn whatever_a_crash_left_is_finished() {
-    let world = TestRepository::new();
+    let repository = TestRepository::new();
     let stop = StopFlag::default();
-    // The branch alone.
-    let plan = world.plan("s1");
-    world.git(&["branch", "qd/s1", &plan.base]);
+    // Only the branch exists.
+    let plan = repository.plan("s1");
+    repository.git(&["branch", "qd/s1", &plan.base]);
     plan.create(None, &stop).unwrap();
-    // An empty directory.
-    let plan = world.plan("s2");
+    // The directory exists but is empty.
+    let plan = repository.plan("s2");
     fs::create_dir_all(&plan.path).unwrap();
     plan.create(None, &stop).unwrap();
-    // Git's folder, locked, without the files, and an index that somebody held.
-    let plan = world.plan("s3");
+    // Git's directory exists and is locked; the files are missing and the index is locked.
+    let plan = repository.plan("s3");
     let path = plan.path.to_str().unwrap();
-    world.git(&["worktree", "add", "-q", "--no-checkout", "--lock", "-b", "qd/s3", path]);
-    fs::write(world.repo().join(".git/worktrees/s3/index.lock"), "").unwrap();
+    repository.git(&["worktree", "add", "-q", "--no-checkout", "--lock", "-b", "qd/s3", path]);
+    fs::write(repository.repo().join(".git/worktrees/s3/index.lock"), "").unwrap();
     let tree = plan.create(None, &stop).unwrap();
     assert_eq!((state(&tree), tree.path.join("a.txt").exists()), (WorktreeStatus::Clean, true));
     tree.remove(false).unwrap();
-    // A pointer that leads nowhere.
-    let plan = world.plan("s4");
+    // A pointer to a git directory that does not exist.
+    let plan = repository.plan("s4");
     fs::create_dir_all(&plan.path).unwrap();
     fs::write(plan.path.join(".git"), "gitdir: /nowhere/at/all\n").unwrap();
     assert_eq!(state(&plan.create(None, &stop).unwrap()), WorktreeStatus::Clean);
-    // The directory is gone, and the branch has what was committed.
-    let plan = world.plan("s5");
+    // The directory is gone; the branch still has the commits.
+    let plan = repository.plan("s5");
     let tree = plan.create(None, &stop).unwrap();
     commit(&tree.path, "kept.txt", "work");
     fs::remove_dir_all(&tree.path).unwrap();
@@ -208,28 +209,28 @@ fn whatever_a_crash_left_is_finished() {
 
 #[test]
 fn what_is_in_the_way_is_never_removed() {
-    let world = TestRepository::new();
+    let repository = TestRepository::new();
     let stop = StopFlag::default();
-    let plan = world.plan("s1");
+    let plan = repository.plan("s1");
     fs::create_dir_all(&plan.path).unwrap();
     fs::write(plan.path.join("precious"), "x").unwrap();
     assert!(matches!(plan.create(None, &stop), Err(WorktreeError::PathOccupied { .. })));
     assert!(plan.path.join("precious").exists());
-    // A repository of somebody's own is not ours either.
-    let plan = world.plan("s2");
+    // A repository that someone else created is not ours either.
+    let plan = repository.plan("s2");
     fs::create_dir_all(&plan.path).unwrap();
     git(&plan.path, &["init", "-q"]);
     assert!(matches!(plan.create(None, &stop), Err(WorktreeError::PathOccupied { .. })));
-    // A branch that somebody looks at.
-    let plan = world.plan("s3");
-    world.git(&["checkout", "-q", "-b", "qd/s3"]);
+    // A branch that is checked out elsewhere.
+    let plan = repository.plan("s3");
+    repository.git(&["checkout", "-q", "-b", "qd/s3"]);
     assert!(matches!(plan.create(None, &stop), Err(WorktreeError::BranchInUse { .. })));
 }
 
 #[test]
 fn hooks_of_the_repository_are_not_run() {
-    let world = TestRepository::new();
-    let hooks = world.repo().join(".git/hooks");
+    let repository = TestRepository::new();
+    let hooks = repository.repo().join(".git/hooks");
     fs::create_dir_all(&hooks).unwrap();
     for name in [
         "post-checkout",
@@ -245,17 +246,17 @@ fn hooks_of_the_repository_are_not_run() {
         std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o755);
         fs::set_permissions(&hook, mode).unwrap();
     }
-    let tree = world.tree("s1");
+    let tree = repository.tree("s1");
     fs::write(tree.path.join("b.txt"), "b").unwrap();
-    world.merge(&tree, None, false).unwrap();
+    repository.merge(&tree, None, false).unwrap();
     tree.remove(false).unwrap();
-    assert!(!world.repo().join(".git/hooked").exists());
+    assert!(!repository.repo().join(".git/hooked").exists());
 }
 
 #[test]
 fn a_worktree_with_work_is_not_removed() {
-    let world = TestRepository::new();
-    let tree = world.tree("s1");
+    let repository = TestRepository::new();
+    let tree = repository.tree("s1");
     fs::write(tree.path.join("new.txt"), "x").unwrap();
     assert_eq!(state(&tree), WorktreeStatus::Dirty);
     let path = tree.path.clone();
@@ -267,75 +268,75 @@ fn a_worktree_with_work_is_not_removed() {
     assert_eq!((state(&tree), tree.summarize().unwrap().ahead), (WorktreeStatus::Ahead, 1));
     assert!(matches!(tree.remove(false), Err(WorktreeError::Unmerged { state: WorktreeStatus::Ahead, .. })));
     assert!(path.exists());
-    // With force the files go, and the commits stay.
+    // With force the files are removed, and the commits stay.
     let tree = GitWorktree::open(&path, &StopFlag::default()).unwrap();
     assert_eq!(tree.remove(true).unwrap().as_deref(), Some("qd/s1"));
     assert!(!path.exists());
-    assert_eq!(world.git(&["show", "qd/s1:new.txt"]), "x");
+    assert_eq!(repository.git(&["show", "qd/s1:new.txt"]), "x");
 }
 
 #[test]
 fn commits_without_a_branch_count_as_work() {
-    let world = TestRepository::new();
-    let tree = world.tree("s1");
+    let repository = TestRepository::new();
+    let tree = repository.tree("s1");
     git(&tree.path, &["checkout", "-q", "--detach"]);
     commit(&tree.path, "b.txt", "b");
     assert_eq!(state(&tree), WorktreeStatus::Ahead);
-    // What another session's branch holds is not safe with it: that may go as well.
-    world.git(&["branch", "qd/s2", &git(&tree.path, &["rev-parse", "HEAD"])]);
+    // A branch of another session does not make it safe, because that branch may be removed too.
+    repository.git(&["branch", "qd/s2", &git(&tree.path, &["rev-parse", "HEAD"])]);
     assert_eq!(state(&tree), WorktreeStatus::Ahead);
-    world.git(&["branch", "kept", "qd/s2"]);
+    repository.git(&["branch", "kept", "qd/s2"]);
     assert_eq!(state(&tree), WorktreeStatus::Merged);
 }
 
 #[test]
 fn a_merge_commits_what_was_not_and_moves_the_checkout_along() {
-    let world = TestRepository::new();
-    let tree = world.tree("s1");
+    let repository = TestRepository::new();
+    let tree = repository.tree("s1");
     fs::write(tree.path.join("new.txt"), "work\n").unwrap();
     fs::write(tree.path.join("a.txt"), "one\n2\nthree\nfour\nfive\nsix\nseven\n").unwrap();
-    world.commit("main.txt", "meanwhile\n");
-    fs::write(world.repo().join("untracked"), "mine").unwrap();
-    let done = world.merge(&tree, None, false).unwrap();
-    assert!(done.has_moved && done.committed.is_some());
-    assert_eq!(done.checkout, Some(world.repo()));
-    assert_eq!(world.git(&["rev-parse", "main"]), done.commit);
-    assert_eq!(fs::read_to_string(world.repo().join("new.txt")).unwrap(), "work\n");
-    assert!(fs::read_to_string(world.repo().join("a.txt")).unwrap().contains("\n2\n"));
-    assert!(world.repo().join("main.txt").exists());
-    assert_eq!(world.git(&["status", "--porcelain"]), "?? untracked");
+    repository.commit("main.txt", "meanwhile\n");
+    fs::write(repository.repo().join("untracked"), "mine").unwrap();
+    let outcome = repository.merge(&tree, None, false).unwrap();
+    assert!(outcome.has_moved && outcome.committed.is_some());
+    assert_eq!(outcome.checkout, Some(repository.repo()));
+    assert_eq!(repository.git(&["rev-parse", "main"]), outcome.commit);
+    assert_eq!(fs::read_to_string(repository.repo().join("new.txt")).unwrap(), "work\n");
+    assert!(fs::read_to_string(repository.repo().join("a.txt")).unwrap().contains("\n2\n"));
+    assert!(repository.repo().join("main.txt").exists());
+    assert_eq!(repository.git(&["status", "--porcelain"]), "?? untracked");
     assert_eq!(state(&tree), WorktreeStatus::Merged);
-    // Again there is nothing to do.
-    let again = world.merge(&tree, None, false).unwrap();
+    // A second merge has nothing to do.
+    let again = repository.merge(&tree, None, false).unwrap();
     assert!(!again.has_moved && again.committed.is_none());
     let path = tree.path.clone();
     assert_eq!(tree.remove(false).unwrap(), None);
-    assert!(!path.exists() && world.git(&["branch", "--list", "qd/*"]).is_empty());
+    assert!(!path.exists() && repository.git(&["branch", "--list", "qd/*"]).is_empty());
 }
 
-/// Git tells times by the second and sizes by the byte; a change that differs in neither it must be made to look at.
+/// Git compares times in seconds and sizes in bytes. It must be made to read a file whose change alters neither.
 #[test]
 fn a_change_of_the_same_size_in_the_same_second_is_merged_too() {
-    let world = TestRepository::new();
-    world.commit("a", "one\n");
-    let tree = world.tree("s1");
+    let repository = TestRepository::new();
+    repository.commit("a", "one\n");
+    let tree = repository.tree("s1");
     fs::write(tree.path.join("a"), "two\n").unwrap();
-    // Into the next second, or nothing is proved.
+    // Wait for the next second, or the test proves nothing.
     std::thread::sleep(std::time::Duration::from_millis(1100));
-    assert!(world.merge(&tree, None, false).unwrap().has_moved);
-    assert_eq!(fs::read_to_string(world.repo().join("a")).unwrap(), "two\n");
+    assert!(repository.merge(&tree, None, false).unwrap().has_moved);
+    assert_eq!(fs::read_to_string(repository.repo().join("a")).unwrap(), "two\n");
     assert_eq!(state(&tree), WorktreeStatus::Merged);
 }
 
 #[test]
 fn a_squash_is_one_commit_and_counts_as_merged() {
-    let world = TestRepository::new();
-    let tree = world.tree("s1");
+    let repository = TestRepository::new();
+    let tree = repository.tree("s1");
     commit(&tree.path, "b.txt", "b");
     commit(&tree.path, "c.txt", "c");
-    let before: u32 = world.git(&["rev-list", "--count", "main"]).parse().unwrap();
-    world.merge(&tree, None, true).unwrap();
-    let after: u32 = world.git(&["rev-list", "--count", "main"]).parse().unwrap();
+    let before: u32 = repository.git(&["rev-list", "--count", "main"]).parse().unwrap();
+    repository.merge(&tree, None, true).unwrap();
+    let after: u32 = repository.git(&["rev-list", "--count", "main"]).parse().unwrap();
     assert_eq!(after, before + 1);
     assert_eq!(state(&tree), WorktreeStatus::Merged);
     tree.remove(false).unwrap();
@@ -343,81 +344,81 @@ fn a_squash_is_one_commit_and_counts_as_merged() {
 
 #[test]
 fn a_conflict_shows_its_places_and_changes_nothing() {
-    let world = TestRepository::new();
-    let tree = world.tree("s1");
+    let repository = TestRepository::new();
+    let tree = repository.tree("s1");
     fs::write(tree.path.join("a.txt"), "one\nMINE\nthree\nfour\nfive\nsix\nseven\n").unwrap();
     fs::write(tree.path.join("new.txt"), "new").unwrap();
     git(&tree.path, &["add", "a.txt"]);
-    world.commit("a.txt", "one\nYOURS\nthree\nfour\nfive\nsix\nseven\n");
-    let before = (world.git(&["for-each-ref"]), git(&tree.path, &["status", "--porcelain"]));
-    let error = world.merge(&tree, None, false).unwrap_err();
+    repository.commit("a.txt", "one\nYOURS\nthree\nfour\nfive\nsix\nseven\n");
+    let before = (repository.git(&["for-each-ref"]), git(&tree.path, &["status", "--porcelain"]));
+    let error = repository.merge(&tree, None, false).unwrap_err();
     let WorktreeError::Conflicts { conflicts, .. } = &error else { panic!("{error}") };
     assert_eq!((conflicts.len(), conflicts[0].path.as_str()), (1, "a.txt"));
     assert!(conflicts[0].hunks.contains("MINE") && conflicts[0].hunks.contains("YOURS"), "{conflicts:?}");
-    let after = (world.git(&["for-each-ref"]), git(&tree.path, &["status", "--porcelain"]));
+    let after = (repository.git(&["for-each-ref"]), git(&tree.path, &["status", "--porcelain"]));
     assert_eq!(before, after);
-    assert_eq!(world.git(&["status", "--porcelain"]), "");
+    assert_eq!(repository.git(&["status", "--porcelain"]), "");
 }
 
 #[test]
 fn a_checkout_with_changes_is_not_touched() {
-    let world = TestRepository::new();
-    let tree = world.tree("s1");
+    let repository = TestRepository::new();
+    let tree = repository.tree("s1");
     commit(&tree.path, "b.txt", "b");
-    fs::write(world.repo().join("a.txt"), "mine").unwrap();
-    let error = world.merge(&tree, None, false).unwrap_err();
+    fs::write(repository.repo().join("a.txt"), "mine").unwrap();
+    let error = repository.merge(&tree, None, false).unwrap_err();
     assert!(matches!(error, WorktreeError::CheckoutDirty { .. }), "{error}");
-    assert_eq!(fs::read_to_string(world.repo().join("a.txt")).unwrap(), "mine");
-    // Another branch can still be merged into: nobody has it checked out.
-    world.git(&["branch", "release"]);
-    let done = world.merge(&tree, Some("release"), false).unwrap();
-    assert_eq!(done.checkout, None);
-    assert_eq!(world.git(&["rev-parse", "release"]), done.commit);
-    assert_eq!(world.git(&["status", "--porcelain"]), " M a.txt");
+    assert_eq!(fs::read_to_string(repository.repo().join("a.txt")).unwrap(), "mine");
+    // Another branch can still be merged into, because it is not checked out.
+    repository.git(&["branch", "release"]);
+    let outcome = repository.merge(&tree, Some("release"), false).unwrap();
+    assert_eq!(outcome.checkout, None);
+    assert_eq!(repository.git(&["rev-parse", "release"]), outcome.commit);
+    assert_eq!(repository.git(&["status", "--porcelain"]), " M a.txt");
 }
 
 #[test]
 fn a_file_in_the_way_of_the_checkout_is_kept() {
-    let world = TestRepository::new();
-    let tree = world.tree("s1");
+    let repository = TestRepository::new();
+    let tree = repository.tree("s1");
     commit(&tree.path, "b.txt", "theirs");
-    fs::write(world.repo().join("b.txt"), "mine").unwrap();
-    let before = world.git(&["rev-parse", "main"]);
-    assert!(matches!(world.merge(&tree, None, false), Err(WorktreeError::BranchMoved { .. })));
-    assert_eq!(fs::read_to_string(world.repo().join("b.txt")).unwrap(), "mine");
-    assert_eq!(world.git(&["rev-parse", "main"]), before);
+    fs::write(repository.repo().join("b.txt"), "mine").unwrap();
+    let before = repository.git(&["rev-parse", "main"]);
+    assert!(matches!(repository.merge(&tree, None, false), Err(WorktreeError::BranchMoved { .. })));
+    assert_eq!(fs::read_to_string(repository.repo().join("b.txt")).unwrap(), "mine");
+    assert_eq!(repository.git(&["rev-parse", "main"]), before);
 }
 
 #[test]
 fn what_a_merge_cannot_do_well_is_refused() {
-    let world = TestRepository::new();
-    let tree = world.tree("s1");
-    assert!(matches!(world.merge(&tree, Some("nosuch"), false), Err(WorktreeError::NoBranch { .. })));
-    assert!(matches!(world.merge(&tree, Some("-x"), false), Err(WorktreeError::NoBranch { .. })));
-    // A repository inside: a commit would hold nothing of it.
+    let repository = TestRepository::new();
+    let tree = repository.tree("s1");
+    assert!(matches!(repository.merge(&tree, Some("nosuch"), false), Err(WorktreeError::NoBranch { .. })));
+    assert!(matches!(repository.merge(&tree, Some("-x"), false), Err(WorktreeError::NoBranch { .. })));
+    // An embedded repository: a commit would not include its files.
     let inner = tree.path.join("vendor/inner");
     fs::create_dir_all(&inner).unwrap();
     git(&inner, &["init", "-q"]);
     git(&inner, &["-c", "user.name=x", "-c", "user.email=x@x", "commit", "-q", "--allow-empty", "-m", "x"]);
-    let error = world.merge(&tree, None, false).unwrap_err();
+    let error = repository.merge(&tree, None, false).unwrap_err();
     assert!(matches!(&error, WorktreeError::EmbeddedRepository(name) if name == "vendor/inner/"), "{error}");
     fs::remove_dir_all(tree.path.join("vendor")).unwrap();
-    // In the middle of something.
+    // An unfinished merge.
     commit(&tree.path, "a.txt", "mine");
-    world.commit("a.txt", "yours");
+    repository.commit("a.txt", "yours");
     let merge = Command::new("git").arg("-C").arg(&tree.path).args(["merge", "-q", "main"]).output().unwrap();
     assert!(!merge.status.success());
-    assert!(matches!(world.merge(&tree, None, false), Err(WorktreeError::Unfinished { .. })));
+    assert!(matches!(repository.merge(&tree, None, false), Err(WorktreeError::Unfinished { .. })));
 }
 
 #[test]
 fn a_diff_has_everything_that_is_committed_or_not() {
-    let world = TestRepository::new();
-    let tree = world.tree("s1");
+    let repository = TestRepository::new();
+    let tree = repository.tree("s1");
     commit(&tree.path, "b.txt", "b\n");
     fs::write(tree.path.join("new file.txt"), "n\n").unwrap();
     fs::remove_file(tree.path.join("a.txt")).unwrap();
-    world.commit("main.txt", "is not the session's\n");
+    repository.commit("main.txt", "is not the session's\n");
     let status = git(&tree.path, &["status", "--porcelain"]);
     let diff = tree.diff(true).unwrap();
     let names: Vec<_> = diff.files.iter().map(|file| file.path.as_str()).collect();
@@ -426,20 +427,20 @@ fn a_diff_has_everything_that_is_committed_or_not() {
     let patch = diff.patch.unwrap();
     assert!(patch.contains("+++ b/new file.txt") && patch.contains("+b"), "{patch}");
     assert!(diff.uncommitted && !diff.truncated);
-    assert_eq!(git(&tree.path, &["status", "--porcelain"]), status, "the index is as it was");
+    assert_eq!(git(&tree.path, &["status", "--porcelain"]), status, "the index is unchanged");
     assert!(tree.diff(false).unwrap().patch.is_none());
 }
 
 #[test]
-fn two_that_changed_the_same_lines_are_found() {
-    let world = TestRepository::new();
-    let (one, two, three) = (world.tree("s1"), world.tree("s2"), world.tree("s3"));
-    fs::write(one.path.join("a.txt"), "one\n2\nthree\nfour\nfive\nsix\nseven\n").unwrap();
-    commit(&two.path, "a.txt", "one\nzwei\ndrei\nfour\nfive\nsix\nseven\n");
-    fs::write(three.path.join("a.txt"), "one\ntwo\nthree\nfour\nfive\nsix\n7\n").unwrap();
-    fs::write(one.path.join("new.txt"), "x\n").unwrap();
-    fs::write(three.path.join("new.txt"), "y\n").unwrap();
-    let found = overlap::find_overlaps(&[one, two, three]).unwrap();
+fn two_worktrees_that_changed_the_same_lines_are_found() {
+    let repository = TestRepository::new();
+    let (first, second, third) = (repository.tree("s1"), repository.tree("s2"), repository.tree("s3"));
+    fs::write(first.path.join("a.txt"), "one\n2\nthree\nfour\nfive\nsix\nseven\n").unwrap();
+    commit(&second.path, "a.txt", "one\nzwei\ndrei\nfour\nfive\nsix\nseven\n");
+    fs::write(third.path.join("a.txt"), "one\ntwo\nthree\nfour\nfive\nsix\n7\n").unwrap();
+    fs::write(first.path.join("new.txt"), "x\n").unwrap();
+    fs::write(third.path.join("new.txt"), "y\n").unwrap();
+    let found = overlap::find_overlaps(&[first, second, third]).unwrap();
     assert_eq!(found.len(), 2, "{found:?}");
     assert_eq!((found[0].0, found[0].1, found[0].2[0].path.as_str()), (0, 1, "a.txt"));
     assert_eq!((found[0].2[0].lines[0].first, found[0].2[0].lines[0].last), (2, 2));
@@ -447,38 +448,38 @@ fn two_that_changed_the_same_lines_are_found() {
 }
 
 #[test]
-fn ignored_files_are_brought_and_nothing_leads_out() {
-    let world = TestRepository::new();
-    world.commit(".gitignore", ".env\n*.local\nsecret\n");
-    let outside = world.path().join("outside");
+fn ignored_files_are_copied_and_nothing_leads_out() {
+    let repository = TestRepository::new();
+    repository.commit(".gitignore", ".env\n*.local\nsecret\n");
+    let outside = repository.path().join("outside");
     fs::create_dir(&outside).unwrap();
     fs::write(outside.join("x.local"), "outside").unwrap();
-    let repo = world.repo();
+    let repo = repository.repo();
     fs::create_dir(repo.join("config")).unwrap();
     fs::write(repo.join("config/a.local"), "a").unwrap();
     fs::write(repo.join("config/plain.txt"), "not ignored").unwrap();
     fs::write(repo.join(".env"), "KEY=1").unwrap();
     std::os::unix::fs::symlink(&outside, repo.join("linked")).unwrap();
     std::os::unix::fs::symlink(outside.join("x.local"), repo.join("link.local")).unwrap();
-    let tree = world.tree("s1");
+    let tree = repository.tree("s1");
     let patterns: Vec<String> =
         [".env", "config/*", "linked/*", "*.local", "nosuch"].iter().map(|p| (*p).to_owned()).collect();
     let stop = StopFlag::default();
-    let brought = ignored_files::copy_ignored_files(&patterns, &repo, &tree.path, &stop).unwrap();
-    assert_eq!(brought.files, [".env", "config/a.local"]);
-    assert!(brought.skipped.len() == 1 && brought.skipped[0].starts_with("config/plain.txt"), "{brought:?}");
+    let copied = ignored_files::copy_ignored_files(&patterns, &repo, &tree.path, &stop).unwrap();
+    assert_eq!(copied.files, [".env", "config/a.local"]);
+    assert!(copied.skipped.len() == 1 && copied.skipped[0].starts_with("config/plain.txt"), "{copied:?}");
     assert_eq!(fs::read_to_string(tree.path.join("config/a.local")).unwrap(), "a");
     assert!(!tree.path.join("linked").exists() && !tree.path.join("link.local").exists());
     assert_eq!(state(&tree), WorktreeStatus::Clean);
-    // Again, and with what is there: it stays.
+    // A second copy keeps files that already exist.
     fs::write(tree.path.join(".env"), "KEY=mine").unwrap();
     ignored_files::copy_ignored_files(&patterns, &repo, &tree.path, &stop).unwrap();
     assert_eq!(fs::read_to_string(tree.path.join(".env")).unwrap(), "KEY=mine");
-    // A link in the worktree leads nobody out of it.
-    let other = world.tree("s2");
+    // A symlink in the worktree does not lead out of it.
+    let other = repository.tree("s2");
     std::os::unix::fs::symlink(&outside, other.path.join("config")).unwrap();
-    let brought = ignored_files::copy_ignored_files(&patterns, &repo, &other.path, &stop).unwrap();
-    assert_eq!(brought.files, [".env"]);
+    let copied = ignored_files::copy_ignored_files(&patterns, &repo, &other.path, &stop).unwrap();
+    assert_eq!(copied.files, [".env"]);
     assert!(!outside.join("a.local").exists());
     let out = vec!["../outside/x.local".to_owned()];
     assert!(matches!(
@@ -488,11 +489,11 @@ fn ignored_files_are_brought_and_nothing_leads_out() {
 }
 
 #[test]
-fn one_whose_repository_is_gone_is_removed_only_by_force() {
-    let world = TestRepository::new();
-    let tree = world.tree("s1");
+fn a_worktree_whose_repository_is_gone_is_removed_only_by_force() {
+    let repository = TestRepository::new();
+    let tree = repository.tree("s1");
     let path = tree.path;
-    fs::remove_dir_all(world.repo()).unwrap();
+    fs::remove_dir_all(repository.repo()).unwrap();
     assert!(matches!(GitWorktree::open(&path, &StopFlag::default()), Err(WorktreeError::NoWorktree(_))));
     assert!(matches!(remove::remove_unknown(&path, false), Err(WorktreeError::Unmerged { .. })));
     remove::remove_unknown(&path, true).unwrap();
@@ -501,12 +502,12 @@ fn one_whose_repository_is_gone_is_removed_only_by_force() {
 
 #[test]
 fn a_worktree_with_submodules_can_be_made_and_removed() {
-    let world = TestRepository::new();
+    let repository = TestRepository::new();
     let inner = TestRepository::new();
     let url = inner.repo().display().to_string();
-    world.git(&["-c", "protocol.file.allow=always", "submodule", "--quiet", "add", &url, "inner"]);
-    world.git(&["commit", "-q", "-m", "inner"]);
-    let tree = world.tree("s1");
+    repository.git(&["-c", "protocol.file.allow=always", "submodule", "--quiet", "add", &url, "inner"]);
+    repository.git(&["commit", "-q", "-m", "inner"]);
+    let tree = repository.tree("s1");
     assert!(tree.has_submodules());
     assert_eq!(state(&tree), WorktreeStatus::Clean);
     let path = tree.path.clone();

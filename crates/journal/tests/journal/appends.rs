@@ -1,5 +1,5 @@
-//! What an append promises: synced before shown, shown before answered, all of it or nothing, and nobody pays for
-//! another's mistake.
+//! What an append guarantees: it is synced before it is published, published before it is answered, written as a whole
+//! or not at all, and not affected by another caller's mistake.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, mpsc};
@@ -13,46 +13,46 @@ use crate::fixture::*;
 
 #[tokio::test]
 async fn an_append_is_answered_with_its_place() {
-    let world = JournalFixture::new();
-    let one = scope(1);
-    let first = append(&world.journal, &one, 1).await.unwrap();
+    let fixture = JournalFixture::new();
+    let session = scope(1);
+    let first = append(&fixture.journal, &session, 1).await.unwrap();
     assert_eq!((first.first, first.last), (Seq(1), Seq(1)));
-    let events = (2..=4).map(|number| event(&one, number)).collect();
-    let next = world.journal.append(AppendRequest { events, ..AppendRequest::default() }).await.unwrap();
+    let events = (2..=4).map(|number| event(&session, number)).collect();
+    let next = fixture.journal.append(AppendRequest { events, ..AppendRequest::default() }).await.unwrap();
     assert_eq!((next.first, next.last), (Seq(2), Seq(4)));
-    let rows = change(&world.journal, vec![RowChange::Session(session_row(1))]).await.unwrap();
-    assert_eq!((rows.first, rows.last), (Seq(4), Seq(4)), "without events it is where the head is");
-    assert_eq!(world.journal.head(), Seq(4));
+    let rows = change(&fixture.journal, vec![RowChange::Session(session_row(1))]).await.unwrap();
+    assert_eq!((rows.first, rows.last), (Seq(4), Seq(4)), "without events, both are the head");
+    assert_eq!(fixture.journal.head(), Seq(4));
 }
 
-/// The writer is held between its steps, so that what others see in between does not depend on luck.
+/// The writer is stopped between its steps, so that what others see in between does not depend on timing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_shown_before_its_sync_or_answered_before_it_is_shown() {
-    let world = JournalFixture::new();
+    let fixture = JournalFixture::new();
     let (reached, steps) = mpsc::channel();
     let (go, gate) = mpsc::channel();
-    world.faults.on_step(move |step| {
+    fixture.faults.on_step(move |step| {
         reached.send(step).unwrap();
         gate.recv().unwrap();
     });
-    let journal = world.journal.clone();
+    let journal = fixture.journal.clone();
     let mut watcher = journal.subscribe(everything(), None);
     let mut appending = tokio::spawn({
         let journal = journal.clone();
         async move { append(&journal, &scope(1), 1).await }
     });
     let steps = Arc::new(Mutex::new(steps));
-    let next = || {
+    let next_step = || {
         let steps = steps.clone();
         async move { tokio::task::spawn_blocking(move || steps.lock().unwrap().recv().unwrap()).await.unwrap() }
     };
     for expected in
         [WriterStep::Committing, WriterStep::Committed, WriterStep::Published, WriterStep::Answered]
     {
-        assert_eq!(next().await, expected);
+        assert_eq!(next_step().await, expected);
         let published = matches!(expected, WriterStep::Published | WriterStep::Answered);
         assert_eq!(journal.head(), Seq(u64::from(published)), "{expected:?}");
-        let stored = rows_on_disk(world.home.path());
+        let stored = rows_on_disk(fixture.home.path());
         assert_eq!(stored, u64::from(expected != WriterStep::Committing), "{expected:?}");
         let seen = tokio::select! {
             biased;
@@ -77,24 +77,24 @@ fn rows_on_disk(home: &std::path::Path) -> u64 {
 
 #[tokio::test]
 async fn a_violation_in_a_shared_commit_fails_nobody_else() {
-    let world = JournalFixture::new();
-    append(&world.journal, &scope(9), 1).await.unwrap();
-    // Hold the writer in one commit, so that all that follow share the next.
+    let fixture = JournalFixture::new();
+    append(&fixture.journal, &scope(9), 1).await.unwrap();
+    // Hold the writer in one commit, so that all following appends share the next one.
     let (reached, steps) = mpsc::channel();
     let (go, gate) = mpsc::channel::<()>();
-    world.faults.on_step(move |step| {
+    fixture.faults.on_step(move |step| {
         if step == WriterStep::Committing && reached.send(()).is_ok() {
             let _ = gate.recv();
         }
     });
     let mut appends = JoinSet::new();
-    let journal = world.journal.clone();
+    let journal = fixture.journal.clone();
     appends.spawn(async move { (0, append(&journal, &scope(100), 1).await) });
     tokio::task::spawn_blocking(move || steps.recv().unwrap()).await.unwrap();
     for session in 1..=20 {
-        let journal = world.journal.clone();
+        let journal = fixture.journal.clone();
         appends.spawn(async move {
-            // Every third tries to write what session 9 has already said.
+            // Every third append writes an event number that session 9 already has.
             let target = if session % 3 == 0 { scope(9) } else { scope(session) };
             (session, append(&journal, &target, 1).await)
         });
@@ -113,50 +113,50 @@ async fn a_violation_in_a_shared_commit_fails_nobody_else() {
         }
     }
     assert_eq!(good, 15);
-    assert_eq!(world.journal.stats().violations.load(Relaxed), 6);
-    let events = all(&world.journal, &everything()).await;
-    assert_eq!(seqs(&events), (1..=16).collect::<Vec<_>>(), "and no seq is lost to the undone ones");
+    assert_eq!(fixture.journal.stats().violations.load(Relaxed), 6);
+    let events = all(&fixture.journal, &everything()).await;
+    assert_eq!(seqs(&events), (1..=16).collect::<Vec<_>>(), "a rolled back append uses no seq");
 }
 
 #[tokio::test]
 async fn all_of_an_append_is_undone_with_its_violation() {
-    let world = JournalFixture::new();
+    let fixture = JournalFixture::new();
     let rows = vec![
         RowChange::Session(session_row(1)),
         RowChange::Workspace(workspace_row(1, "/a")),
         RowChange::Workspace(workspace_row(2, "/a")),
     ];
     let events = vec![event(&scope(1), 1)];
-    let refused = world.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await;
+    let refused = fixture.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await;
     assert!(matches!(refused, Err(AppendError::Violation(_))), "{refused:?}");
     assert!(!refused.unwrap_err().retryable());
-    assert!(world.journal.session(&session_id(1)).await.unwrap().is_none());
-    assert!(world.journal.workspace_by_path("/a").await.unwrap().is_none());
-    assert_eq!(append(&world.journal, &scope(1), 1).await.unwrap().first, Seq(1));
+    assert!(fixture.journal.session(&session_id(1)).await.unwrap().is_none());
+    assert!(fixture.journal.workspace_by_path("/a").await.unwrap().is_none());
+    assert_eq!(append(&fixture.journal, &scope(1), 1).await.unwrap().first, Seq(1));
 }
 
 #[tokio::test]
 async fn a_sessions_history_cannot_be_written_twice() {
-    let world = JournalFixture::new();
+    let fixture = JournalFixture::new();
     for number in 1..=3 {
-        append(&world.journal, &scope(1), number).await.unwrap();
+        append(&fixture.journal, &scope(1), number).await.unwrap();
     }
     for number in [1, 2, 3] {
-        let again = append(&world.journal, &scope(1), number).await;
+        let again = append(&fixture.journal, &scope(1), number).await;
         assert!(matches!(again, Err(AppendError::Violation(_))), "{again:?}");
     }
-    let world = world.reopen().await;
-    let again = append(&world.journal, &scope(1), 3).await;
+    let fixture = fixture.reopen().await;
+    let again = append(&fixture.journal, &scope(1), 3).await;
     assert!(matches!(again, Err(AppendError::Violation(_))), "{again:?}");
     let twice = vec![event(&scope(1), 4), event(&scope(1), 4)];
-    let twice = world.journal.append(AppendRequest { events: twice, ..AppendRequest::default() }).await;
+    let twice = fixture.journal.append(AppendRequest { events: twice, ..AppendRequest::default() }).await;
     assert!(matches!(twice, Err(AppendError::Violation(_))), "{twice:?}");
-    append(&world.journal, &scope(1), 4).await.unwrap();
+    append(&fixture.journal, &scope(1), 4).await.unwrap();
 }
 
 #[tokio::test]
 async fn an_event_that_would_break_its_frame_is_refused() {
-    let world = JournalFixture::new();
+    let fixture = JournalFixture::new();
     let good = event(&scope(1), 1);
     let without_session = Arc::new(EventScope::default());
     for bad in [
@@ -169,94 +169,94 @@ async fn an_event_that_would_break_its_frame_is_refused() {
         NewEvent { data: format!(r#"{{"text":"{}"}}"#, "x".repeat(1 << 20)).into_bytes(), ..good.clone() },
     ] {
         let refused =
-            world.journal.append(AppendRequest { events: vec![bad], ..AppendRequest::default() }).await;
+            fixture.journal.append(AppendRequest { events: vec![bad], ..AppendRequest::default() }).await;
         assert!(matches!(refused, Err(AppendError::Violation(_))), "{refused:?}");
     }
-    assert_eq!(world.journal.head(), Seq(0));
+    assert_eq!(fixture.journal.head(), Seq(0));
 }
 
 #[tokio::test]
 async fn an_idempotency_key_is_written_with_what_it_answers_and_once() {
-    let world = JournalFixture::new();
-    append(&world.journal, &scope(1), 1).await.unwrap();
-    let remember = |print: u8| {
-        let answer = Box::new(|seq: Seq| format!("seq {seq}").into_bytes());
-        Some(IdempotencyRecord { key: "k".to_owned(), fingerprint: [print; 32], make_response: answer })
+    let fixture = JournalFixture::new();
+    append(&fixture.journal, &scope(1), 1).await.unwrap();
+    let record = |fingerprint: u8| {
+        let make_response = Box::new(|seq: Seq| format!("seq {seq}").into_bytes());
+        Some(IdempotencyRecord { key: "k".to_owned(), fingerprint: [fingerprint; 32], make_response })
     };
-    let with = |number, print| AppendRequest {
+    let request = |number, fingerprint| AppendRequest {
         events: vec![event(&scope(1), number)],
-        idempotency: remember(print),
+        idempotency: record(fingerprint),
         ..AppendRequest::default()
     };
-    world.journal.append(with(2, 7)).await.unwrap();
-    let again = world.journal.append(with(3, 8)).await;
+    fixture.journal.append(request(2, 7)).await.unwrap();
+    let again = fixture.journal.append(request(3, 8)).await;
     assert!(matches!(again, Err(AppendError::Violation(_))), "{again:?}");
-    let found = world.journal.idempotent_response("k").await.unwrap();
+    let found = fixture.journal.idempotent_response("k").await.unwrap();
     assert_eq!(found, Some(([7; 32], b"seq 2".to_vec())));
-    assert_eq!(world.journal.idempotent_response("other").await.unwrap(), None);
-    assert_eq!(world.journal.head(), Seq(2));
+    assert_eq!(fixture.journal.idempotent_response("other").await.unwrap(), None);
+    assert_eq!(fixture.journal.head(), Seq(2));
     let rows = AppendRequest {
-        idempotency: Some(IdempotencyRecord { key: "rows".to_owned(), ..remember(1).unwrap() }),
+        idempotency: Some(IdempotencyRecord { key: "rows".to_owned(), ..record(1).unwrap() }),
         ..AppendRequest::default()
     };
-    world.journal.append(rows).await.unwrap();
-    assert_eq!(world.journal.idempotent_response("rows").await.unwrap().unwrap().1, b"seq 2");
+    fixture.journal.append(rows).await.unwrap();
+    assert_eq!(fixture.journal.idempotent_response("rows").await.unwrap().unwrap().1, b"seq 2");
 }
 
 #[tokio::test]
 async fn an_old_idempotency_key_is_forgotten() {
-    let world = JournalFixture::new();
-    let remember = || {
-        let answer = Box::new(|_| b"a".to_vec());
-        let remember =
-            Some(IdempotencyRecord { key: "k".to_owned(), fingerprint: [1; 32], make_response: answer });
-        AppendRequest { idempotency: remember, ..AppendRequest::default() }
+    let fixture = JournalFixture::new();
+    let request = || {
+        let make_response = Box::new(|_| b"a".to_vec());
+        let idempotency =
+            Some(IdempotencyRecord { key: "k".to_owned(), fingerprint: [1; 32], make_response });
+        AppendRequest { idempotency, ..AppendRequest::default() }
     };
-    world.journal.append(remember()).await.unwrap();
-    let JournalFixture { home, journal, .. } = world;
+    fixture.journal.append(request()).await.unwrap();
+    let JournalFixture { home, journal, .. } = fixture;
     journal.close().await;
     let db = rusqlite::Connection::open(home.path().join("journal.db")).unwrap();
     let day = i64::try_from(qd_protocol::limits::IDEMPOTENCY_S * 1000).unwrap();
     db.execute("UPDATE remembered SET at = at - ?1 - 1", [day]).unwrap();
     let journal = open(home.path());
     assert_eq!(journal.idempotent_response("k").await.unwrap(), None);
-    journal.append(remember()).await.unwrap();
-    assert!(journal.idempotent_response("k").await.unwrap().is_some(), "and may be used again");
+    journal.append(request()).await.unwrap();
+    assert!(journal.idempotent_response("k").await.unwrap().is_some(), "an expired key can be used again");
     db.execute("UPDATE remembered SET at = at - ?1 - 1", [day]).unwrap();
     append(&journal, &scope(1), 1).await.unwrap();
     journal.close().await;
     let left: i64 = db.query_row("SELECT count(*) FROM remembered", [], |row| row.get(0)).unwrap();
-    assert_eq!(left, 0, "and takes no room for ever");
+    assert_eq!(left, 0, "expired keys are deleted");
 }
 
 #[tokio::test]
 async fn a_run_is_one_run_of_the_whole_daemon() {
-    let world = JournalFixture::new();
-    append(&world.journal, &scope(2), 1).await.unwrap();
+    let fixture = JournalFixture::new();
+    append(&fixture.journal, &scope(2), 1).await.unwrap();
     let accept = |session, number| AppendRequest {
         events: vec![event(&scope(session), number), event(&scope(session), number + 1)],
         rows: vec![RowChange::Run(RunRow { accepted_event: Some(1), ..run_row("a", session) })],
         ..AppendRequest::default()
     };
-    world.journal.append(accept(1, 1)).await.unwrap();
-    let again = world.journal.append(accept(2, 2)).await;
+    fixture.journal.append(accept(1, 1)).await.unwrap();
+    let again = fixture.journal.append(accept(2, 2)).await;
     assert!(matches!(again, Err(AppendError::Violation(_))), "{again:?}");
-    let row = world.journal.run(&run_id("a")).await.unwrap().unwrap();
+    let row = fixture.journal.run(&run_id("a")).await.unwrap().unwrap();
     assert_eq!((row.seq, row.session.0, row.finished), (Seq(3), 1, false));
     let end = RunRow { accepted_event: None, finished: true, prompt: None, ..run_row("a", 1) };
-    change(&world.journal, vec![RowChange::Run(end)]).await.unwrap();
-    let row = world.journal.run(&run_id("a")).await.unwrap().unwrap();
+    change(&fixture.journal, vec![RowChange::Run(end)]).await.unwrap();
+    let row = fixture.journal.run(&run_id("a")).await.unwrap().unwrap();
     assert_eq!((row.seq, row.finished), (Seq(3), true));
-    assert_eq!(row.prompt.as_deref(), Some(&b"hello"[..]), "what was asked stays");
+    assert_eq!(row.prompt.as_deref(), Some(&b"hello"[..]), "the prompt stays");
     let unknown = RunRow { accepted_event: None, ..run_row("b", 1) };
-    assert!(change(&world.journal, vec![RowChange::Run(unknown)]).await.is_err());
+    assert!(change(&fixture.journal, vec![RowChange::Run(unknown)]).await.is_err());
     let nowhere = RunRow { accepted_event: Some(0), ..run_row("b", 1) };
-    assert!(change(&world.journal, vec![RowChange::Run(nowhere)]).await.is_err());
+    assert!(change(&fixture.journal, vec![RowChange::Run(nowhere)]).await.is_err());
 }
 
 #[tokio::test]
 async fn a_purge_leaves_nothing_and_its_seqs_are_never_used_again() {
-    let world = JournalFixture::new();
+    let fixture = JournalFixture::new();
     let at = Millis(9);
     for session in [1, 2] {
         let rows = vec![
@@ -270,73 +270,73 @@ async fn a_purge_leaves_nothing_and_its_seqs_are_never_used_again() {
             },
         ];
         let events = vec![event(&scope(session), 1)];
-        world.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await.unwrap();
+        fixture.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await.unwrap();
     }
-    // Enough that some of them are indexed and some are not.
+    // Enough events that some of them are indexed and some are not.
     for first in (2..=3000).step_by(500) {
         let events = (first..first + 500).map(|number| event(&scope(2), number)).collect();
-        world.journal.append(AppendRequest { events, ..AppendRequest::default() }).await.unwrap();
+        fixture.journal.append(AppendRequest { events, ..AppendRequest::default() }).await.unwrap();
     }
-    let closed = world.journal.closed_before(Millis(10), 100).await.unwrap();
-    let head = world.journal.head();
+    let closed = fixture.journal.closed_before(Millis(10), 100).await.unwrap();
+    let head = fixture.journal.head();
     assert_eq!(closed.sessions.len(), 2);
     assert_eq!(closed.events, head.0);
-    // Its last words go with it, and were the newest of all.
-    let last = world.journal.append(AppendRequest {
+    // The purged session's last event is the newest of the journal, and is deleted too.
+    let last = fixture.journal.append(AppendRequest {
         events: vec![event(&scope(2), 9000)],
         rows: vec![RowChange::Purge { session: qd_journal::SessionKey(2) }],
         ..AppendRequest::default()
     });
     let last = last.await.unwrap().last;
     assert_eq!(last.0, head.0 + 1);
-    let world = world.reopen().await;
-    assert_eq!(seqs(&all(&world.journal, &everything()).await), [1]);
-    assert!(world.journal.session(&session_id(2)).await.unwrap().is_none());
-    assert!(world.journal.run(&run_id("r2")).await.unwrap().is_none());
-    assert!(world.journal.ask(&ask_row("a2", 2, true).id).await.unwrap().is_none());
-    let loaded = world.journal.load(qd_journal::SessionKey(2)).await.unwrap();
+    let fixture = fixture.reopen().await;
+    assert_eq!(seqs(&all(&fixture.journal, &everything()).await), [1]);
+    assert!(fixture.journal.session(&session_id(2)).await.unwrap().is_none());
+    assert!(fixture.journal.run(&run_id("r2")).await.unwrap().is_none());
+    assert!(fixture.journal.ask(&ask_row("a2", 2, true).id).await.unwrap().is_none());
+    let loaded = fixture.journal.load(qd_journal::SessionKey(2)).await.unwrap();
     assert!(loaded.snapshot.is_none() && loaded.events.is_empty());
-    assert!(world.journal.session(&session_id(1)).await.unwrap().is_some());
-    assert_eq!(world.journal.head(), last);
-    assert_eq!(append(&world.journal, &scope(3), 1).await.unwrap().first.0, last.0 + 1);
-    assert!(world.journal.new_session_key().0 > 2, "nor is its key");
-    let freed = world.journal.vacuum(10_000).await.unwrap();
+    assert!(fixture.journal.session(&session_id(1)).await.unwrap().is_some());
+    assert_eq!(fixture.journal.head(), last);
+    assert_eq!(append(&fixture.journal, &scope(3), 1).await.unwrap().first.0, last.0 + 1);
+    assert!(fixture.journal.new_session_key().0 > 2, "a purged key is not reused");
+    let freed = fixture.journal.vacuum(10_000).await.unwrap();
     assert!(freed > 10, "{freed} pages");
-    assert_eq!(world.journal.quick_check().await.unwrap(), Vec::<String>::new());
+    assert_eq!(fixture.journal.quick_check().await.unwrap(), Vec::<String>::new());
 }
 
 #[tokio::test]
 async fn keys_are_above_every_key_ever_used() {
-    let world = JournalFixture::new();
-    let (session, workspace) = (world.journal.new_session_key(), world.journal.new_workspace_key());
+    let fixture = JournalFixture::new();
+    let (session, workspace) = (fixture.journal.new_session_key(), fixture.journal.new_workspace_key());
     assert_eq!((session.0, workspace.0), (1, 1));
-    append(&world.journal, &scope_in(7, 41), 1).await.unwrap();
-    let world = world.reopen().await;
-    assert_eq!(world.journal.new_session_key().0, 42);
-    assert_eq!(world.journal.new_session_key().0, 43);
-    assert_eq!(world.journal.new_workspace_key().0, 8);
+    append(&fixture.journal, &scope_in(7, 41), 1).await.unwrap();
+    let fixture = fixture.reopen().await;
+    assert_eq!(fixture.journal.new_session_key().0, 42);
+    assert_eq!(fixture.journal.new_session_key().0, 43);
+    assert_eq!(fixture.journal.new_workspace_key().0, 8);
 }
 
 #[tokio::test]
 async fn after_close_nothing_is_taken_and_the_home_is_free() {
-    let world = JournalFixture::new();
-    append(&world.journal, &scope(1), 1).await.unwrap();
-    world.journal.close().await;
-    assert_eq!(append(&world.journal, &scope(1), 2).await, Err(AppendError::Stopped));
-    assert!(world.journal.session(&session_id(1)).await.is_err());
-    let log = world.home.path().join("journal.db-wal");
+    let fixture = JournalFixture::new();
+    append(&fixture.journal, &scope(1), 1).await.unwrap();
+    fixture.journal.close().await;
+    assert_eq!(append(&fixture.journal, &scope(1), 2).await, Err(AppendError::Stopped));
+    assert!(fixture.journal.session(&session_id(1)).await.is_err());
+    let log = fixture.home.path().join("journal.db-wal");
     assert!(!log.exists() || log.metadata().unwrap().len() == 0);
-    let again = open(world.home.path());
+    let again = open(fixture.home.path());
     assert_eq!(again.head(), Seq(1));
-    world.journal.close().await;
+    fixture.journal.close().await;
 }
 
 #[tokio::test]
 async fn many_appends_share_a_sync_and_keep_their_callers_order() {
-    let world = JournalFixture::new();
+    let fixture = JournalFixture::new();
     let mut callers = JoinSet::new();
     for session in 1..=32 {
-        let journal = world.journal.clone();
+        let journal = fixture.journal.clone();
         callers.spawn(async move {
             let mut last = Seq(0);
             for number in 1..=50 {
@@ -349,10 +349,10 @@ async fn many_appends_share_a_sync_and_keep_their_callers_order() {
     while let Some(done) = callers.join_next().await {
         done.unwrap();
     }
-    let stats = world.journal.stats();
+    let stats = fixture.journal.stats();
     assert_eq!(stats.events.load(Relaxed), 1600);
     assert!(stats.commits.load(Relaxed) < 1600, "{} commits", stats.commits.load(Relaxed));
     assert_eq!(stats.batch_events.count(), stats.commits.load(Relaxed));
     assert_eq!(stats.batch_events.sum(), 1600);
-    assert_eq!(seqs(&all(&world.journal, &everything()).await), (1..=1600).collect::<Vec<_>>());
+    assert_eq!(seqs(&all(&fixture.journal, &everything()).await), (1..=1600).collect::<Vec<_>>());
 }

@@ -1,5 +1,5 @@
-//! `kill -9` of a process that appends, again and again in the same home: whatever it was told is in the journal is
-//! there, in order, and nothing is there twice. The process is this test, run once more.
+//! Kills a process that appends with `kill -9`, again and again in the same home. Every acknowledged event must be in
+//! the journal, in order, and none twice. The process is this test binary, run again.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -21,19 +21,22 @@ async fn what_was_acknowledged_survives_kill_9() {
     let home = tempfile::tempdir().unwrap();
     let mut acknowledged = vec![0; SESSIONS as usize + 1];
     for kill in 1..=KILLS {
-        // A different moment each time: after so many acknowledgements, which come in bursts.
-        hurt(home.path(), kill * 37, &mut acknowledged);
+        // A different moment each time: after this many acknowledgements, which come in bursts.
+        kill_while_appending(home.path(), kill * 37, &mut acknowledged);
         let journal = open(home.path());
         let mut total = 0;
         for session in 1..=SESSIONS {
             let topic = EventTopic::Session(SessionKey(session));
             let events = all(&journal, &EventFilter::of(topic)).await;
             let count = events.len() as u64;
-            let known = acknowledged[session as usize];
-            assert!(count >= known, "session {session} has {count} of {known} events after kill {kill}");
+            let expected = acknowledged[session as usize];
+            assert!(
+                count >= expected,
+                "session {session} has {count} of {expected} events after kill {kill}"
+            );
             let loaded = journal.load(SessionKey(session)).await.unwrap();
             let numbers: Vec<u64> = loaded.events.iter().map(|event| event.number.unwrap().0).collect();
-            assert_eq!(numbers, (1..=count).collect::<Vec<_>>(), "no hole and no repeat");
+            assert_eq!(numbers, (1..=count).collect::<Vec<_>>(), "no gap and no repeat");
             total += count;
         }
         let everything = all(&journal, &everything()).await;
@@ -44,8 +47,8 @@ async fn what_was_acknowledged_survives_kill_9() {
     }
 }
 
-/// Lets a child append until it has reported so many acknowledgements, and kills it.
-fn hurt(home: &Path, after: u64, acknowledged: &mut [u64]) {
+/// Lets a child append until it has reported this many acknowledgements, and kills it.
+fn kill_while_appending(home: &Path, after: u64, acknowledged: &mut [u64]) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "crash::what_was_acknowledged_survives_kill_9", "--nocapture"])
         .env("CRASH_HOME", home)
@@ -57,7 +60,7 @@ fn hurt(home: &Path, after: u64, acknowledged: &mut [u64]) {
     let mut seen = 0;
     for line in lines {
         let Ok(line) = line else { break };
-        // What is not a report is the test harness speaking.
+        // All other lines come from the test harness.
         let Some((session, number)) = line.strip_prefix("acked ").and_then(|rest| rest.split_once(' '))
         else {
             continue;
@@ -70,10 +73,10 @@ fn hurt(home: &Path, after: u64, acknowledged: &mut [u64]) {
         }
     }
     child.wait().unwrap();
-    assert!(seen >= after, "the child ended by itself after {seen}");
+    assert!(seen >= after, "the child exited on its own after {seen} acknowledgements");
 }
 
-/// What the test does when it is run again as the child that is killed.
+/// What this test does when it is run as the child that is killed.
 async fn append_until_killed(home: &Path) {
     let journal = open(home);
     let mut writers = tokio::task::JoinSet::new();

@@ -1,4 +1,4 @@
-//! Events and rows with as little said as possible, and a journal in a home of its own.
+//! Minimal events and rows, and a journal in a temporary home.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -81,7 +81,7 @@ pub(crate) fn event(scope: &Arc<EventScope>, number: u64) -> NewEvent {
     }
 }
 
-/// One event, alone.
+/// Appends a single event.
 pub(crate) async fn append(
     journal: &Journal,
     scope: &Arc<EventScope>,
@@ -90,7 +90,7 @@ pub(crate) async fn append(
     journal.append(AppendRequest { events: vec![event(scope, number)], ..AppendRequest::default() }).await
 }
 
-/// Rows alone.
+/// Appends row changes without events.
 pub(crate) async fn change(journal: &Journal, rows: Vec<RowChange>) -> Result<AppendReceipt, AppendError> {
     journal.append(AppendRequest { rows, ..AppendRequest::default() }).await
 }
@@ -124,7 +124,7 @@ pub(crate) fn session_row(key: i64) -> SessionRow {
     }
 }
 
-/// A run that is accepted by the first event of its append.
+/// A run accepted by the first event of its append.
 pub(crate) fn run_row(name: &str, session: i64) -> RunRow {
     RunRow {
         id: run_id(name),
@@ -148,7 +148,7 @@ pub(crate) fn everything() -> EventFilter {
     EventFilter::of(EventTopic::All)
 }
 
-/// All events that a filter has in the table.
+/// All events in the journal that match a filter.
 pub(crate) async fn all(journal: &Journal, filter: &EventFilter) -> Vec<Arc<PublishedEvent>> {
     let (mut events, mut after) = (Vec::new(), Seq(0));
     loop {

@@ -1,4 +1,4 @@
-//! Lists in their order, each filter, going on after an id, trees of sessions, and what a shortened id may mean.
+//! The order of lists, every filter, continuing after an id, trees of sessions, and resolving shortened ids.
 
 use qd_journal::{
     AppendError, AppendRequest, AskFilter, JournalReadError, MailFilter, MailRow, RowChange, RunFilter,
@@ -15,7 +15,7 @@ fn keys(rows: &[SessionRow]) -> Vec<i64> {
 
 #[tokio::test]
 async fn sessions_are_listed_in_the_order_of_creation_by_every_filter() {
-    let world = JournalFixture::new();
+    let fixture = JournalFixture::new();
     let rows = vec![
         SessionRow { live: true, ..session_row(1) },
         SessionRow { closed_at: Some(Millis(7)), ..session_row(2) },
@@ -23,7 +23,7 @@ async fn sessions_are_listed_in_the_order_of_creation_by_every_filter() {
         SessionRow { parent: Some(SessionKey(1)), ..session_row(4) },
         SessionRow { parent: Some(SessionKey(1)), closed_at: Some(Millis(8)), live: true, ..session_row(5) },
     ];
-    change(&world.journal, rows.iter().cloned().map(RowChange::Session).collect()).await.unwrap();
+    change(&fixture.journal, rows.iter().cloned().map(RowChange::Session).collect()).await.unwrap();
     let filter = SessionFilter::default;
     for (filter, expected) in [
         (filter(), vec![1, 2, 3, 4, 5]),
@@ -37,31 +37,31 @@ async fn sessions_are_listed_in_the_order_of_creation_by_every_filter() {
         (SessionFilter { parent: Some(SessionKey(1)), ..filter() }, vec![4, 5]),
         (SessionFilter { parent: Some(SessionKey(1)), open_only: true, ..filter() }, vec![4]),
     ] {
-        let found = world.journal.sessions(filter, None, 100).await.unwrap();
+        let found = fixture.journal.sessions(filter, None, 100).await.unwrap();
         assert_eq!(keys(&found), expected, "{filter:?}");
-        let after = world.journal.sessions(filter, Some(&session_id(1)), 1).await.unwrap();
+        let after = fixture.journal.sessions(filter, Some(&session_id(1)), 1).await.unwrap();
         let expected: Vec<_> = expected.into_iter().filter(|key| *key > 1).take(1).collect();
         assert_eq!(keys(&after), expected, "{filter:?} after the first");
     }
-    let all = world.journal.sessions(filter(), None, 100).await.unwrap();
+    let all = fixture.journal.sessions(filter(), None, 100).await.unwrap();
     assert_eq!(all, rows);
-    let unknown = world.journal.sessions(filter(), Some(&session_id(99)), 1).await;
+    let unknown = fixture.journal.sessions(filter(), Some(&session_id(99)), 1).await;
     assert_eq!(unknown, Err(JournalReadError::Cursor("ses_0099".to_owned())));
-    assert_eq!(world.journal.session_by_key(SessionKey(3)).await.unwrap().as_ref(), Some(&rows[2]));
-    let counts = world.journal.counts().await.unwrap();
+    assert_eq!(fixture.journal.session_by_key(SessionKey(3)).await.unwrap().as_ref(), Some(&rows[2]));
+    let counts = fixture.journal.counts().await.unwrap();
     assert_eq!((counts.open_sessions, counts.live_sessions), (3, 2));
 }
 
 #[tokio::test]
 async fn runs_are_listed_in_the_order_of_acceptance() {
-    let world = JournalFixture::new();
+    let fixture = JournalFixture::new();
     for (name, session, number) in [("z", 1, 1), ("m", 2, 1), ("a", 1, 2)] {
         let rows = vec![RowChange::Run(run_row(name, session))];
         let events = vec![event(&scope(session), number)];
-        world.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await.unwrap();
+        fixture.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await.unwrap();
     }
     let end = RunRow { finished: true, accepted_event: None, ..run_row("m", 2) };
-    change(&world.journal, vec![RowChange::Run(end)]).await.unwrap();
+    change(&fixture.journal, vec![RowChange::Run(end)]).await.unwrap();
     let filter = RunFilter::default;
     for (filter, expected) in [
         (filter(), vec!["run_z", "run_m", "run_a"]),
@@ -71,23 +71,23 @@ async fn runs_are_listed_in_the_order_of_acceptance() {
         (RunFilter { unfinished_only: true, session: Some(SessionKey(2)), ..filter() }, vec![]),
         (RunFilter { workspace: Some(WorkspaceKey(2)), ..filter() }, vec![]),
     ] {
-        let found = world.journal.runs(filter, None, 100).await.unwrap();
+        let found = fixture.journal.runs(filter, None, 100).await.unwrap();
         assert_eq!(found.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(), expected, "{filter:?}");
     }
-    let after = world.journal.runs(filter(), Some(&run_id("m")), 100).await.unwrap();
+    let after = fixture.journal.runs(filter(), Some(&run_id("m")), 100).await.unwrap();
     assert_eq!(after.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(), ["run_a"]);
-    assert_eq!(world.journal.counts().await.unwrap().unfinished_runs, 2);
+    assert_eq!(fixture.journal.counts().await.unwrap().unfinished_runs, 2);
 }
 
 #[tokio::test]
 async fn asks_are_listed_oldest_first_also_after_a_change() {
-    let world = JournalFixture::new();
+    let fixture = JournalFixture::new();
     let open = |name, session| RowChange::Ask(ask_row(name, session, true));
     let elsewhere = SessionRow { workspace: WorkspaceKey(2), ..session_row(2) };
     let sessions = [session_row(1), elsewhere].map(RowChange::Session);
-    change(&world.journal, sessions.into()).await.unwrap();
-    change(&world.journal, vec![open("z", 1), open("m", 2), open("a", 1)]).await.unwrap();
-    change(&world.journal, vec![RowChange::Ask(ask_row("m", 2, false)), open("z", 1)]).await.unwrap();
+    change(&fixture.journal, sessions.into()).await.unwrap();
+    change(&fixture.journal, vec![open("z", 1), open("m", 2), open("a", 1)]).await.unwrap();
+    change(&fixture.journal, vec![RowChange::Ask(ask_row("m", 2, false)), open("z", 1)]).await.unwrap();
     let filter = AskFilter::default;
     for (filter, expected) in [
         (filter(), vec!["ask_z", "ask_m", "ask_a"]),
@@ -100,40 +100,40 @@ async fn asks_are_listed_oldest_first_also_after_a_change() {
         (AskFilter { workspace: Some(WorkspaceKey(2)), newest_first: true, ..filter() }, vec!["ask_m"]),
         (AskFilter { workspace: Some(WorkspaceKey(3)), ..filter() }, vec![]),
     ] {
-        let found = world.journal.asks(filter, None, 100).await.unwrap();
+        let found = fixture.journal.asks(filter, None, 100).await.unwrap();
         assert_eq!(found.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(), expected, "{filter:?}");
     }
-    let after = world.journal.asks(filter(), Some(&ask_row("z", 1, true).id), 1).await.unwrap();
+    let after = fixture.journal.asks(filter(), Some(&ask_row("z", 1, true).id), 1).await.unwrap();
     assert_eq!(after, [ask_row("m", 2, false)]);
     let newest = AskFilter { newest_first: true, ..filter() };
-    let before = world.journal.asks(newest, Some(&ask_row("m", 2, true).id), 9).await.unwrap();
+    let before = fixture.journal.asks(newest, Some(&ask_row("m", 2, true).id), 9).await.unwrap();
     assert_eq!(before, [ask_row("z", 1, true)]);
-    assert_eq!(world.journal.counts().await.unwrap().pending_asks, 2);
+    assert_eq!(fixture.journal.counts().await.unwrap().pending_asks, 2);
 }
 
 #[tokio::test]
 async fn a_path_is_one_workspace_until_it_is_removed() {
-    let world = JournalFixture::new();
+    let fixture = JournalFixture::new();
     let first = workspace_row(1, "/a");
-    change(&world.journal, vec![RowChange::Workspace(first.clone())]).await.unwrap();
-    assert!(change(&world.journal, vec![RowChange::Workspace(workspace_row(2, "/a"))]).await.is_err());
+    change(&fixture.journal, vec![RowChange::Workspace(first.clone())]).await.unwrap();
+    assert!(change(&fixture.journal, vec![RowChange::Workspace(workspace_row(2, "/a"))]).await.is_err());
     let removed = WorkspaceRow { removed: true, ..first.clone() };
-    change(&world.journal, vec![RowChange::Workspace(removed.clone())]).await.unwrap();
-    assert_eq!(world.journal.workspace_by_path("/a").await.unwrap(), None);
-    assert_eq!(world.journal.workspace(&first.id).await.unwrap(), Some(removed));
+    change(&fixture.journal, vec![RowChange::Workspace(removed.clone())]).await.unwrap();
+    assert_eq!(fixture.journal.workspace_by_path("/a").await.unwrap(), None);
+    assert_eq!(fixture.journal.workspace(&first.id).await.unwrap(), Some(removed));
     let second = workspace_row(2, "/a");
-    change(&world.journal, vec![RowChange::Workspace(second.clone())]).await.unwrap();
-    assert_eq!(world.journal.workspace_by_path("/a").await.unwrap(), Some(second.clone()));
+    change(&fixture.journal, vec![RowChange::Workspace(second.clone())]).await.unwrap();
+    assert_eq!(fixture.journal.workspace_by_path("/a").await.unwrap(), Some(second.clone()));
     let third = workspace_row(3, "/b");
-    change(&world.journal, vec![RowChange::Workspace(third.clone())]).await.unwrap();
-    assert_eq!(world.journal.workspaces(None, 10).await.unwrap(), [second.clone(), third.clone()]);
-    assert_eq!(world.journal.workspaces(Some(&second.id), 10).await.unwrap(), [third]);
-    assert_eq!(world.journal.workspace_by_key(WorkspaceKey(2)).await.unwrap(), Some(second));
+    change(&fixture.journal, vec![RowChange::Workspace(third.clone())]).await.unwrap();
+    assert_eq!(fixture.journal.workspaces(None, 10).await.unwrap(), [second.clone(), third.clone()]);
+    assert_eq!(fixture.journal.workspaces(Some(&second.id), 10).await.unwrap(), [third]);
+    assert_eq!(fixture.journal.workspace_by_key(WorkspaceKey(2)).await.unwrap(), Some(second));
 }
 
 #[tokio::test]
 async fn a_budget_counts_the_whole_tree_and_a_session_knows_its_line() {
-    let world = JournalFixture::new();
+    let fixture = JournalFixture::new();
     let with = |key, parent: Option<i64>, cost_usd| {
         RowChange::Session(SessionRow { parent: parent.map(SessionKey), cost_usd, ..session_row(key) })
     };
@@ -144,17 +144,17 @@ async fn a_budget_counts_the_whole_tree_and_a_session_knows_its_line() {
         with(4, Some(1), 0.125),
         with(5, None, 100.0),
     ];
-    change(&world.journal, rows).await.unwrap();
+    change(&fixture.journal, rows).await.unwrap();
     for (root, cost) in [(1, 1.875), (2, 0.75), (3, 0.25), (5, 100.0), (99, 0.0)] {
-        assert_eq!(world.journal.tree_cost(SessionKey(root)).await.unwrap(), cost, "{root}");
+        assert_eq!(fixture.journal.tree_cost(SessionKey(root)).await.unwrap(), cost, "{root}");
     }
-    assert_eq!(keys(&world.journal.lineage(SessionKey(3)).await.unwrap()), [3, 2, 1]);
-    assert_eq!(keys(&world.journal.lineage(SessionKey(1)).await.unwrap()), [1]);
+    assert_eq!(keys(&fixture.journal.lineage(SessionKey(3)).await.unwrap()), [3, 2, 1]);
+    assert_eq!(keys(&fixture.journal.lineage(SessionKey(1)).await.unwrap()), [1]);
 }
 
 #[tokio::test]
 async fn a_reference_is_an_id_a_title_or_the_beginning_of_an_id() {
-    let world = JournalFixture::new();
+    let fixture = JournalFixture::new();
     let titled = |key, title: &str| {
         RowChange::Session(SessionRow { title: Some(title.to_owned()), ..session_row(key) })
     };
@@ -168,13 +168,13 @@ async fn a_reference_is_an_id_a_title_or_the_beginning_of_an_id() {
         RowChange::Run(run_row("77", 1)),
         RowChange::Ask(ask_row("88", 1, true)),
     ];
-    world
+    fixture
         .journal
         .append(AppendRequest { events: vec![event(&scope(1), 1)], rows, ..AppendRequest::default() })
         .await
         .unwrap();
     let resolve = async |text: &str, limit: usize| {
-        let found = world.journal.resolve(text, limit).await.unwrap();
+        let found = fixture.journal.resolve(text, limit).await.unwrap();
         found.iter().map(|found| found.id.clone()).collect::<Vec<_>>()
     };
     assert_eq!(resolve("ses_0001", 10).await, ["ses_0001", "ses_0002"], "an id before a title");
@@ -189,27 +189,27 @@ async fn a_reference_is_an_id_a_title_or_the_beginning_of_an_id() {
     for nothing in ["", "nope", "fix", "ses_%", "\u{7f}", "0_1"] {
         assert!(resolve(nothing, 10).await.is_empty(), "{nothing}");
     }
-    let ask = &world.journal.resolve("ask_88", 1).await.unwrap()[0];
+    let ask = &fixture.journal.resolve("ask_88", 1).await.unwrap()[0];
     assert_eq!((ask.kind, ask.workspace_id.as_str()), (ReferenceKind::Ask, "ws_0001"));
     assert_eq!(ask.session_id, Some(session_id(1)));
-    let workspace = &world.journal.resolve("ws_0001", 1).await.unwrap()[0];
+    let workspace = &fixture.journal.resolve("ws_0001", 1).await.unwrap()[0];
     assert_eq!((workspace.kind, &workspace.session_id), (ReferenceKind::Workspace, &None));
 }
 
 #[tokio::test]
 async fn meta_is_kept_changed_and_forgotten() {
-    let world = JournalFixture::new();
-    assert_eq!(world.journal.meta("halt").await.unwrap(), None);
+    let fixture = JournalFixture::new();
+    assert_eq!(fixture.journal.meta("halt").await.unwrap(), None);
     for value in [Some(b"one".to_vec()), Some(b"two".to_vec()), None] {
-        change(&world.journal, vec![RowChange::Meta { key: "halt", value: value.clone() }]).await.unwrap();
-        assert_eq!(world.journal.meta("halt").await.unwrap(), value);
+        change(&fixture.journal, vec![RowChange::Meta { key: "halt", value: value.clone() }]).await.unwrap();
+        assert_eq!(fixture.journal.meta("halt").await.unwrap(), value);
     }
 }
 
 #[tokio::test]
 async fn a_file_that_nothing_names_is_loose_and_one_that_is_named_is_not() {
-    let world = JournalFixture::new();
-    let blobs = world.journal.blobs();
+    let fixture = JournalFixture::new();
+    let blobs = fixture.journal.blobs();
     let mut hashes = Vec::new();
     for text in ["in an event", "in a row", "in a closed session", "nowhere"] {
         hashes.push(blobs.put(text.as_bytes().to_vec()).await.unwrap().sha256);
@@ -220,64 +220,64 @@ async fn a_file_that_nothing_names_is_loose_and_one_that_is_named_is_not() {
         qd_journal::NewEvent { data: naming(&hashes[2]), ..event(&scope(2), 1) },
     ];
     let rows = vec![RowChange::Session(SessionRow { doc: naming(&hashes[1]), ..session_row(1) })];
-    world.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await.unwrap();
+    fixture.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await.unwrap();
     let loose = async |before, without: &[SessionKey]| {
-        let files = world.journal.loose_blobs(before, without).await.unwrap();
+        let files = fixture.journal.loose_blobs(before, without).await.unwrap();
         files.into_iter().map(|file| file.blob.sha256).collect::<std::collections::HashSet<_>>()
     };
     let late = Millis(u64::MAX);
     assert_eq!(loose(late, &[]).await, [hashes[3].clone()].into());
     assert_eq!(loose(late, &[SessionKey(2)]).await, [hashes[3].clone(), hashes[2].clone()].into());
-    assert!(loose(Millis(0), &[]).await.is_empty(), "what is young may be about to be named");
-    let sizes = world.journal.sizes().await.unwrap();
+    assert!(loose(Millis(0), &[]).await.is_empty(), "a young file may be referred to in a moment");
+    let sizes = fixture.journal.sizes().await.unwrap();
     assert_eq!(sizes.blobs, 11 + 8 + 19 + 7);
     assert!(sizes.journal > 0 || sizes.log > 0);
 }
 
-fn mail_row(name: &str, session: i64, sent_by: Option<usize>) -> MailRow {
+fn mail_row(name: &str, session: i64, sent_event: Option<usize>) -> MailRow {
     MailRow {
         id: MailId::parse(name).unwrap(),
         session: Some(SessionKey(session)),
-        sent_event: sent_by,
+        sent_event,
         seq: Seq(0),
         open: true,
         fingerprint: "f".to_owned(),
-        sent: sent_by.map(|_| b"words".to_vec()),
+        sent: sent_event.map(|_| b"words".to_vec()),
         doc: b"{}".to_vec(),
     }
 }
 
 #[tokio::test]
 async fn mail_is_listed_in_the_order_of_arrival_and_an_id_is_taken_for_ever() {
-    let world = JournalFixture::new();
+    let fixture = JournalFixture::new();
     for (name, session, number) in [("z", 1, 1), ("m", 2, 1), ("a", 1, 2)] {
         let rows = vec![
             RowChange::Mail(mail_row(name, session, Some(0))),
-            // A second change in the append that sends it is one with the first, and has the words already.
+            // A second change in the append that sends the message is an update, and need not repeat its content.
             RowChange::Mail(MailRow { open: name != "z", sent: None, ..mail_row(name, session, Some(0)) }),
         ];
         let events = vec![event(&scope(session), number)];
-        world.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await.unwrap();
+        fixture.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await.unwrap();
     }
     let names = async |filter| {
-        let rows = world.journal.mails(filter, None, 100).await.unwrap();
+        let rows = fixture.journal.mails(filter, None, 100).await.unwrap();
         rows.iter().map(|row| row.id.to_string()).collect::<Vec<_>>()
     };
     let all = MailFilter::default();
     assert_eq!(names(all).await, ["z", "m", "a"]);
     assert_eq!(names(MailFilter { open_only: true, ..all }).await, ["m", "a"]);
     assert_eq!(names(MailFilter { session: Some(SessionKey(1)), ..all }).await, ["z", "a"]);
-    let one = MailId::parse("z").unwrap();
-    assert_eq!(world.journal.mail(&one).await.unwrap().unwrap().sent.as_deref(), Some(&b"words"[..]));
-    change(&world.journal, vec![RowChange::Purge { session: SessionKey(1) }]).await.unwrap();
+    let first = MailId::parse("z").unwrap();
+    assert_eq!(fixture.journal.mail(&first).await.unwrap().unwrap().sent.as_deref(), Some(&b"words"[..]));
+    change(&fixture.journal, vec![RowChange::Purge { session: SessionKey(1) }]).await.unwrap();
     assert_eq!(names(all).await, ["m"]);
-    let left = world.journal.mail(&one).await.unwrap().unwrap();
-    assert_eq!((left.session, left.sent, left.fingerprint.as_str()), (None, None, "f"));
+    let purged = fixture.journal.mail(&first).await.unwrap().unwrap();
+    assert_eq!((purged.session, purged.sent, purged.fingerprint.as_str()), (None, None, "f"));
     let events = vec![event(&scope(3), 1)];
     let again = AppendRequest {
         events,
         rows: vec![RowChange::Mail(mail_row("z", 3, Some(0)))],
         ..AppendRequest::default()
     };
-    assert!(matches!(world.journal.append(again).await, Err(AppendError::Violation(_))));
+    assert!(matches!(fixture.journal.append(again).await, Err(AppendError::Violation(_))));
 }

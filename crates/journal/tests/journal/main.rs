@@ -1,5 +1,5 @@
-//! The journal's promises, through its public face. Each room tests one of them against a journal in a temporary home;
-//! `world` makes the events and rows that the others need.
+//! Tests of the journal's guarantees through its public API. Each module tests one area against a journal in a
+//! temporary home; `fixture` creates the events and rows they need.
 #![expect(clippy::unwrap_used, reason = "what makes a test fail should show where it did")]
 
 mod appends;

@@ -1,4 +1,4 @@
-//! Reading a session back: from its snapshot, by cursor, by run; and the rows rebuilt from the events.
+//! Reading a session back: from its snapshot, by cursor, by run; and rows rebuilt from the events.
 
 use qd_journal::{
     AppendRequest, EventFilter, EventTopic, Journal, JournalOpenError, NewEvent, RebuildError, RowChange,
@@ -9,14 +9,14 @@ use qd_protocol::{EventNumber, Millis, Seq};
 
 use crate::fixture::*;
 
-/// Three sessions speak in turn, one of them rarely, for long enough that most of it is indexed and some is not.
-async fn conversation(journal: &Journal) -> u64 {
+/// Appends interleaved events of three sessions, one of them rare, enough that most are indexed and some are not.
+async fn append_interleaved(journal: &Journal) -> u64 {
     let mut numbers = [0; 3];
     let mut total = 0;
-    for turn in 0..50u64 {
+    for round in 0..50u64 {
         let mut events = Vec::new();
         for step in 0..100u64 {
-            let session = if step == turn { 2 } else { usize::from(step % 3 == 0) };
+            let session = if step == round { 2 } else { usize::from(step % 3 == 0) };
             numbers[session] += 1;
             events.push(event(&scope(session as i64 + 1), numbers[session]));
         }
@@ -28,9 +28,9 @@ async fn conversation(journal: &Journal) -> u64 {
 
 #[tokio::test]
 async fn a_session_cursor_finds_its_place_among_all_others() {
-    let world = JournalFixture::new();
-    let total = conversation(&world.journal).await;
-    let everything = all(&world.journal, &everything()).await;
+    let fixture = JournalFixture::new();
+    let total = append_interleaved(&fixture.journal).await;
+    let everything = all(&fixture.journal, &everything()).await;
     assert_eq!(everything.len() as u64, total);
     for session in 1..=3 {
         let filter = EventFilter::of(EventTopic::Session(SessionKey(session)));
@@ -39,61 +39,65 @@ async fn a_session_cursor_finds_its_place_among_all_others() {
             .filter(|event| event.session == Some(SessionKey(session)))
             .map(|e| e.seq.0)
             .collect();
-        assert_eq!(seqs(&all(&world.journal, &filter).await), own);
+        assert_eq!(seqs(&all(&fixture.journal, &filter).await), own);
         for after in (0..=total).step_by(97).chain([total - 1, total]) {
-            let page = world.journal.page(&filter, Seq(after), 3).await.unwrap();
+            let page = fixture.journal.page(&filter, Seq(after), 3).await.unwrap();
             let expected: Vec<u64> = own.iter().copied().filter(|seq| *seq > after).take(3).collect();
             assert_eq!(seqs(&page.events), expected, "session {session} after {after}");
         }
     }
-    let nobody =
-        world.journal.page(&EventFilter::of(EventTopic::Session(SessionKey(9))), Seq(0), 3).await.unwrap();
-    assert!(nobody.events.is_empty() && nobody.end);
+    let unknown =
+        fixture.journal.page(&EventFilter::of(EventTopic::Session(SessionKey(9))), Seq(0), 3).await.unwrap();
+    assert!(unknown.events.is_empty() && unknown.end);
 }
 
 #[tokio::test]
 async fn a_page_says_where_to_go_on_and_when_there_is_no_more() {
-    let world = JournalFixture::new();
+    let fixture = JournalFixture::new();
     for number in 1..=5 {
-        append(&world.journal, &scope(1), number).await.unwrap();
+        append(&fixture.journal, &scope(1), number).await.unwrap();
     }
-    let first = world.journal.page(&everything(), Seq(0), 3).await.unwrap();
+    let first = fixture.journal.page(&everything(), Seq(0), 3).await.unwrap();
     assert_eq!((seqs(&first.events), first.scanned, first.end), (vec![1, 2, 3], Seq(3), false));
-    let rest = world.journal.page(&everything(), first.scanned, 3).await.unwrap();
+    let rest = fixture.journal.page(&everything(), first.scanned, 3).await.unwrap();
     assert_eq!((seqs(&rest.events), rest.scanned, rest.end), (vec![4, 5], Seq(5), true));
-    let none = world.journal.page(&everything(), rest.scanned, 3).await.unwrap();
+    let none = fixture.journal.page(&everything(), rest.scanned, 3).await.unwrap();
     assert_eq!((none.events.len(), none.scanned, none.end), (0, Seq(5), true));
 }
 
 #[tokio::test]
 async fn a_session_is_loaded_from_its_last_snapshot_on() {
-    let world = JournalFixture::new();
-    let one = SessionKey(1);
-    assert!(world.journal.load(one).await.unwrap().events.is_empty());
+    let fixture = JournalFixture::new();
+    let first = SessionKey(1);
+    assert!(fixture.journal.load(first).await.unwrap().events.is_empty());
     for number in 1..=6 {
-        let snapshot =
-            |state: u8| RowChange::Snapshot { session: one, number: EventNumber(number), state: vec![state] };
+        let snapshot = |state: u8| RowChange::Snapshot {
+            session: first,
+            number: EventNumber(number),
+            state: vec![state],
+        };
         let rows = if number % 2 == 0 { vec![snapshot(number as u8)] } else { Vec::new() };
-        let said = NewEvent { update_number: Some(UpdateNumber(number * 10)), ..event(&scope(1), number) };
-        let events = vec![said, event(&scope(2), number)];
-        world.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await.unwrap();
+        let with_update =
+            NewEvent { update_number: Some(UpdateNumber(number * 10)), ..event(&scope(1), number) };
+        let events = vec![with_update, event(&scope(2), number)];
+        fixture.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await.unwrap();
     }
-    append(&world.journal, &scope(1), 7).await.unwrap();
-    let world = world.reopen().await;
-    let loaded = world.journal.load(one).await.unwrap();
+    append(&fixture.journal, &scope(1), 7).await.unwrap();
+    let fixture = fixture.reopen().await;
+    let loaded = fixture.journal.load(first).await.unwrap();
     assert_eq!(loaded.snapshot, Some((EventNumber(6), vec![6])));
     let numbers: Vec<_> = loaded.events.iter().map(|event| event.number).collect();
     assert_eq!(numbers, [Some(EventNumber(7))]);
-    let two = world.journal.load(SessionKey(2)).await.unwrap();
-    assert_eq!((two.snapshot, two.events.len()), (None, 6));
-    let all = world.journal.session_events(one, None, &[], EventNumber(0), 100).await.unwrap();
+    let second = fixture.journal.load(SessionKey(2)).await.unwrap();
+    assert_eq!((second.snapshot, second.events.len()), (None, 6));
+    let all = fixture.journal.session_events(first, None, &[], EventNumber(0), 100).await.unwrap();
     assert_eq!(all.events[2].update_number, Some(UpdateNumber(30)));
     assert_eq!(all.events[2].scope, scope(1));
 }
 
 #[tokio::test]
 async fn the_events_of_one_run_are_found_without_reading_what_came_before() {
-    let world = JournalFixture::new();
+    let fixture = JournalFixture::new();
     let mut number = 0;
     for name in ["a", "b", "c"] {
         let mut events = Vec::new();
@@ -102,12 +106,12 @@ async fn the_events_of_one_run_are_found_without_reading_what_came_before() {
             events.push(NewEvent { run: Some(run_id(name)), kind, ..event(&scope(1), number) });
         }
         let rows = vec![RowChange::Run(run_row(name, 1))];
-        world.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await.unwrap();
+        fixture.journal.append(AppendRequest { events, rows, ..AppendRequest::default() }).await.unwrap();
     }
     let numbers =
         |events: &[StoredEvent]| events.iter().filter_map(|e| e.number).map(|n| n.0).collect::<Vec<_>>();
     let read = |run, kinds: &'static [&'static str], after, limit| {
-        let journal = world.journal.clone();
+        let journal = fixture.journal.clone();
         async move { journal.session_events(SessionKey(1), run, kinds, EventNumber(after), limit).await.unwrap() }
     };
     let (b, unknown) = (run_id("b"), run_id("x"));
@@ -144,25 +148,25 @@ fn fold(event: &StoredEvent) -> Vec<RowChange> {
     rows
 }
 
-async fn picture(journal: &Journal) -> impl PartialEq + std::fmt::Debug + use<> {
+async fn read_everything(journal: &Journal) -> impl PartialEq + std::fmt::Debug + use<> {
     let sessions = journal.sessions(SessionFilter::default(), None, 1000).await.unwrap();
     let runs = journal.runs(RunFilter::default(), None, 1000).await.unwrap();
     let asks = journal.asks(qd_journal::AskFilter::default(), None, 1000).await.unwrap();
-    let one = journal.load(SessionKey(1)).await.unwrap();
+    let first = journal.load(SessionKey(1)).await.unwrap();
     let meta = (journal.meta("last").await.unwrap(), journal.meta("keep.me").await.unwrap());
-    (sessions, runs, asks, one.snapshot, one.events, meta)
+    (sessions, runs, asks, first.snapshot, first.events, meta)
 }
 
 #[tokio::test]
 async fn rows_rebuilt_from_the_events_are_the_rows_that_were_there() {
-    let world = JournalFixture::new();
-    change(&world.journal, vec![RowChange::Meta { key: "keep.me", value: Some(vec![1]) }]).await.unwrap();
+    let fixture = JournalFixture::new();
+    change(&fixture.journal, vec![RowChange::Meta { key: "keep.me", value: Some(vec![1]) }]).await.unwrap();
     for number in 1..=45 {
         for session in 1..=3 {
             let kind = if number % 7 == 1 { "run.accepted" } else { "text.delta" };
             let run = Some(run_id(&format!("{session}_{number}")));
             let new = NewEvent { kind, run, ..event(&scope(session), number) };
-            // Its seq is not known yet, but no row is made of it but through the append.
+            // The seq is not known yet, but the rows do not use it.
             let stored = StoredEvent {
                 seq: Seq(0),
                 number: new.number,
@@ -174,23 +178,23 @@ async fn rows_rebuilt_from_the_events_are_the_rows_that_were_there() {
                 update_number: None,
             };
             let append = AppendRequest { events: vec![new], rows: fold(&stored), ..AppendRequest::default() };
-            world.journal.append(append).await.unwrap();
+            fixture.journal.append(append).await.unwrap();
         }
     }
-    let before = picture(&world.journal).await;
+    let before = read_everything(&fixture.journal).await;
     assert!(matches!(
-        rebuild(world.home.path(), fold),
+        rebuild(fixture.home.path(), fold),
         Err(RebuildError::Open(JournalOpenError::HomeLocked { .. }))
     ));
-    let JournalFixture { home, journal, .. } = world;
-    // Something that no event tells of must go, and what was lost must come back.
+    let JournalFixture { home, journal, .. } = fixture;
+    // A row that no event explains must disappear, and a lost one must come back.
     let wrong = RowChange::Session(SessionRow { updated_at: Millis(1), ..session_row(77) });
     let lost = RowChange::Meta { key: "last", value: None };
     change(&journal, vec![wrong, lost]).await.unwrap();
     journal.close().await;
     assert_eq!(rebuild(home.path(), fold).unwrap(), 135);
     let journal = open(home.path());
-    assert_eq!(picture(&journal).await, before);
+    assert_eq!(read_everything(&journal).await, before);
     let live =
         journal.sessions(SessionFilter { live_only: true, ..Default::default() }, None, 10).await.unwrap();
     assert_eq!(live.len(), 3);

@@ -1,4 +1,4 @@
-//! What a subscription promises: never a gap, a repeat or a drop, whoever is slow; and the same bytes live as later.
+//! What a subscription guarantees: no gaps and no repeats, however slow a reader is, and the same bytes live and later.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use qd_protocol::Seq;
 
 use crate::fixture::*;
 
-/// What a reader of a topic has to see when `writers` sessions, in two workspaces, have said `each` things.
+/// Appends `each` events for each of `writers` sessions, spread over two workspaces.
 async fn fill(journal: &qd_journal::Journal, writers: i64, each: u64) {
     let mut tasks = tokio::task::JoinSet::new();
     for session in 1..=writers {
@@ -30,7 +30,7 @@ async fn fill(journal: &qd_journal::Journal, writers: i64, each: u64) {
 async fn fast_and_slow_readers_under_load_miss_nothing_and_see_nothing_twice() {
     const WRITERS: i64 = 40;
     const EACH: u64 = 250;
-    let world = JournalFixture::new();
+    let fixture = JournalFixture::new();
     let mut readers = tokio::task::JoinSet::new();
     let topics = [
         (EventTopic::All, WRITERS as u64 * EACH),
@@ -39,21 +39,21 @@ async fn fast_and_slow_readers_under_load_miss_nothing_and_see_nothing_twice() {
     ];
     for (topic, expected) in topics {
         for slowness in [0, 1, 20] {
-            let mut reader = world.journal.subscribe(EventFilter::of(topic), None);
+            let mut reader = fixture.journal.subscribe(EventFilter::of(topic), None);
             readers.spawn(async move {
                 let (mut seen, mut last) = (0, Seq(0));
-                let mut turn = 0;
+                let mut rounds = 0;
                 while seen < expected {
                     for event in reader.next().await.unwrap() {
                         assert!(event.seq > last, "{} after {last}", event.seq);
                         last = event.seq;
                         seen += 1;
                     }
-                    // Further on if it was fed from the journal and there was nothing more for it.
+                    // The cursor is further on if the events came from the journal and nothing after them matched.
                     assert!(reader.cursor() >= last);
-                    // A slow reader lets the others go ahead until it has fallen out of every ring.
-                    turn += 1;
-                    for _ in 0..slowness * 200 * (turn % 3) {
+                    // A slow reader lets the others run ahead until it has fallen out of every ring.
+                    rounds += 1;
+                    for _ in 0..slowness * 200 * (rounds % 3) {
                         tokio::task::yield_now().await;
                     }
                 }
@@ -61,11 +61,11 @@ async fn fast_and_slow_readers_under_load_miss_nothing_and_see_nothing_twice() {
             });
         }
     }
-    fill(&world.journal, WRITERS, EACH).await;
+    fill(&fixture.journal, WRITERS, EACH).await;
     while let Some(done) = readers.join_next().await {
         done.unwrap();
     }
-    let table = all(&world.journal, &everything()).await;
+    let table = all(&fixture.journal, &everything()).await;
     assert_eq!(seqs(&table), (1..=WRITERS as u64 * EACH).collect::<Vec<_>>());
 }
 
@@ -73,24 +73,24 @@ async fn fast_and_slow_readers_under_load_miss_nothing_and_see_nothing_twice() {
 async fn readers_that_come_in_the_middle_replay_and_go_live_without_a_gap() {
     const WRITERS: i64 = 40;
     const EACH: u64 = 200;
-    let world = JournalFixture::new();
+    let fixture = JournalFixture::new();
     let mut readers = tokio::task::JoinSet::new();
     let filling = tokio::spawn({
-        let journal = world.journal.clone();
+        let journal = fixture.journal.clone();
         async move { fill(&journal, WRITERS, EACH).await }
     });
     let all = WRITERS as u64 * EACH;
-    let mut watch = world.journal.subscribe(everything(), None);
-    let mut came = 0;
-    while came < 20 {
-        watch.next().await.unwrap();
-        let head = world.journal.head();
+    let mut watcher = fixture.journal.subscribe(everything(), None);
+    let mut started = 0;
+    while started < 20 {
+        watcher.next().await.unwrap();
+        let head = fixture.journal.head();
         if head.0 >= all {
             break;
         }
-        came += 1;
-        let after = Seq(head.0 * (came % 4) / 4);
-        let mut reader = world.journal.subscribe(everything(), Some(after));
+        started += 1;
+        let after = Seq(head.0 * (started % 4) / 4);
+        let mut reader = fixture.journal.subscribe(everything(), Some(after));
         readers.spawn(async move {
             let mut next = after.0 + 1;
             while next <= all {
@@ -109,8 +109,8 @@ async fn readers_that_come_in_the_middle_replay_and_go_live_without_a_gap() {
 
 #[tokio::test]
 async fn an_event_reads_back_byte_for_byte_as_it_was_published() {
-    let world = JournalFixture::new();
-    let mut live = world.journal.subscribe(everything(), None);
+    let fixture = JournalFixture::new();
+    let mut live = fixture.journal.subscribe(everything(), None);
     let halt = qd_journal::NewEvent {
         scope: Arc::default(),
         number: None,
@@ -119,19 +119,19 @@ async fn an_event_reads_back_byte_for_byte_as_it_was_published() {
         data: r#"{"reason":"ä\n€😀","cancel":true}"#.into(),
         ..event(&scope(1), 1)
     };
-    let spoken = qd_journal::NewEvent { run: Some(run_id("x")), ..event(&scope(1), 1) };
-    let foreign = qd_journal::NewEvent { kind: "some.newer_kind", ..event(&scope(1), 2) };
+    let known_kind = qd_journal::NewEvent { run: Some(run_id("x")), ..event(&scope(1), 1) };
+    let newer_kind = qd_journal::NewEvent { kind: "some.newer_kind", ..event(&scope(1), 2) };
     let created = qd_journal::NewEvent {
         scope: Arc::new(qd_journal::EventScope { session: None, ..(*scope(5)).clone() }),
         number: None,
         kind: "workspace.created",
         ..event(&scope(1), 3)
     };
-    let events = vec![halt, spoken, foreign, created];
-    world.journal.append(AppendRequest { events, ..AppendRequest::default() }).await.unwrap();
+    let events = vec![halt, known_kind, newer_kind, created];
+    fixture.journal.append(AppendRequest { events, ..AppendRequest::default() }).await.unwrap();
     let live = live.next().await.unwrap();
-    let world = world.reopen().await;
-    let stored = all(&world.journal, &everything()).await;
+    let fixture = fixture.reopen().await;
+    let stored = all(&fixture.journal, &everything()).await;
     assert_eq!(live.len(), 4);
     for (live, stored) in live.iter().zip(&stored) {
         assert_eq!(live.frame, stored.frame);
@@ -141,39 +141,39 @@ async fn an_event_reads_back_byte_for_byte_as_it_was_published() {
         };
         assert_eq!(parts(live), parts(stored));
     }
-    let mut again = world.journal.subscribe(everything(), Some(Seq(0)));
+    let mut again = fixture.journal.subscribe(everything(), Some(Seq(0)));
     let again: Vec<_> = again.next().await.unwrap().iter().map(|event| event.frame.clone()).collect();
     assert_eq!(again, live.iter().map(|event| event.frame.clone()).collect::<Vec<_>>());
 }
 
 #[tokio::test]
 async fn a_filter_by_kind_passes_only_those_and_moves_on_past_the_others() {
-    let world = JournalFixture::new();
+    let fixture = JournalFixture::new();
     let filter = EventFilter { topic: EventTopic::All, kinds: Some(Arc::new(["run.finished".to_owned()])) };
-    let mut live = world.journal.subscribe(filter.clone(), None);
+    let mut live = fixture.journal.subscribe(filter.clone(), None);
     for number in 1..=10 {
-        append(&world.journal, &scope(1), number).await.unwrap();
+        append(&fixture.journal, &scope(1), number).await.unwrap();
     }
     let end = qd_journal::NewEvent { kind: "run.finished", ..event(&scope(1), 11) };
-    world.journal.append(AppendRequest { events: vec![end], ..AppendRequest::default() }).await.unwrap();
+    fixture.journal.append(AppendRequest { events: vec![end], ..AppendRequest::default() }).await.unwrap();
     assert_eq!(seqs(&live.next().await.unwrap()), [11]);
-    assert_eq!(seqs(&all(&world.journal, &filter).await), [11]);
-    let mut replay = world.journal.subscribe(filter, Some(Seq(0)));
+    assert_eq!(seqs(&all(&fixture.journal, &filter).await), [11]);
+    let mut replay = fixture.journal.subscribe(filter, Some(Seq(0)));
     assert_eq!(seqs(&replay.next().await.unwrap()), [11]);
 }
 
 #[tokio::test]
 async fn a_batch_is_bounded() {
-    let world = JournalFixture::new();
-    let mut reader = world.journal.subscribe(everything(), None);
+    let fixture = JournalFixture::new();
+    let mut reader = fixture.journal.subscribe(everything(), None);
     let large = |number| qd_journal::NewEvent {
         data: format!(r#"{{"text":"{}"}}"#, "x".repeat(100_000)).into_bytes(),
         ..event(&scope(1), number)
     };
     let events = (1..=9).map(large).collect();
-    world.journal.append(AppendRequest { events, ..AppendRequest::default() }).await.unwrap();
+    fixture.journal.append(AppendRequest { events, ..AppendRequest::default() }).await.unwrap();
     let events = (10..=1009).map(|number| event(&scope(1), number)).collect();
-    world.journal.append(AppendRequest { events, ..AppendRequest::default() }).await.unwrap();
+    fixture.journal.append(AppendRequest { events, ..AppendRequest::default() }).await.unwrap();
     let mut seen = 0;
     while seen < 1009 {
         let batch = reader.next().await.unwrap();
@@ -188,44 +188,44 @@ async fn a_batch_is_bounded() {
 
 #[tokio::test]
 async fn a_purged_event_is_not_replayed_to_those_who_come_later_but_is_shown_to_those_who_were_there() {
-    let world = JournalFixture::new();
-    let mut there = world.journal.subscribe(everything(), None);
-    append(&world.journal, &scope(1), 1).await.unwrap();
-    append(&world.journal, &scope(2), 1).await.unwrap();
+    let fixture = JournalFixture::new();
+    let mut earlier = fixture.journal.subscribe(everything(), None);
+    append(&fixture.journal, &scope(1), 1).await.unwrap();
+    append(&fixture.journal, &scope(2), 1).await.unwrap();
     let purge = AppendRequest {
         events: vec![event(&scope(1), 2)],
         rows: vec![RowChange::Purge { session: SessionKey(1) }],
         ..AppendRequest::default()
     };
-    world.journal.append(purge).await.unwrap();
-    assert_eq!(seqs(&there.next().await.unwrap()), [1, 2, 3]);
-    let mut later = world.journal.subscribe(everything(), Some(Seq(0)));
+    fixture.journal.append(purge).await.unwrap();
+    assert_eq!(seqs(&earlier.next().await.unwrap()), [1, 2, 3]);
+    let mut later = fixture.journal.subscribe(everything(), Some(Seq(0)));
     assert_eq!(seqs(&later.next().await.unwrap()), [2]);
-    append(&world.journal, &scope(2), 2).await.unwrap();
+    append(&fixture.journal, &scope(2), 2).await.unwrap();
     assert_eq!(seqs(&later.next().await.unwrap()), [4]);
 }
 
 #[tokio::test]
 async fn a_subscription_ends_when_the_journal_closes_and_not_before_it_gave_all() {
-    let world = JournalFixture::new();
-    let mut reader = world.journal.subscribe(everything(), None);
-    let mut idle = world.journal.subscribe(EventFilter::of(EventTopic::Session(SessionKey(4))), None);
-    assert_eq!(world.journal.stats().subscriptions.load(std::sync::atomic::Ordering::Relaxed), 2);
+    let fixture = JournalFixture::new();
+    let mut reader = fixture.journal.subscribe(everything(), None);
+    let mut idle = fixture.journal.subscribe(EventFilter::of(EventTopic::Session(SessionKey(4))), None);
+    assert_eq!(fixture.journal.stats().subscriptions.load(std::sync::atomic::Ordering::Relaxed), 2);
     let waiting = tokio::spawn(async move { idle.next().await.map(|events| events.len()) });
-    append(&world.journal, &scope(1), 1).await.unwrap();
-    world.journal.close().await;
+    append(&fixture.journal, &scope(1), 1).await.unwrap();
+    fixture.journal.close().await;
     assert_eq!(seqs(&reader.next().await.unwrap()), [1]);
     assert_eq!(reader.next().await.unwrap_err(), JournalReadError::Stopped);
     assert_eq!(waiting.await.unwrap(), Err(JournalReadError::Stopped));
     drop(reader);
-    assert_eq!(world.journal.stats().subscriptions.load(std::sync::atomic::Ordering::Relaxed), 0);
+    assert_eq!(fixture.journal.stats().subscriptions.load(std::sync::atomic::Ordering::Relaxed), 0);
 }
 
 #[tokio::test]
 async fn a_dropped_wait_loses_nothing() {
-    let world = JournalFixture::new();
-    let mut reader = world.journal.subscribe(everything(), None);
-    // Begun before there is anything, and given up again.
+    let fixture = JournalFixture::new();
+    let mut reader = fixture.journal.subscribe(everything(), None);
+    // Start waiting before there is an event, and give up again.
     for _ in 0..3 {
         tokio::select! {
             biased;
@@ -234,7 +234,7 @@ async fn a_dropped_wait_loses_nothing() {
         }
     }
     for number in 1..=20 {
-        append(&world.journal, &scope(1), number).await.unwrap();
+        append(&fixture.journal, &scope(1), number).await.unwrap();
     }
     assert_eq!(reader.cursor(), Seq(0));
     assert_eq!(seqs(&reader.next().await.unwrap()), (1..=20).collect::<Vec<_>>());

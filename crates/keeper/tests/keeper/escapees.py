@@ -1,6 +1,6 @@
-"""An agent whose processes do not want to end: COUNT of one KIND. All of them ignore SIGTERM and have lost their parent.
+"""An agent whose processes are hard to end: COUNT of one KIND. All ignore SIGTERM, and their parents have exited.
 
-Says the pid of each, then `ready`, then waits. What it says of a storm is where it began.
+Prints the pid of each, then `ready`, then waits. For a storm it prints the pids of the first processes.
 """
 
 import os
@@ -10,7 +10,7 @@ import time
 import time
 
 
-beginning, signal_to_begin = os.pipe()
+start_reader, start_writer = os.pipe()
 
 
 def wait():
@@ -18,13 +18,13 @@ def wait():
         signal.pause()
 
 
-def say(word):
-    os.write(1, b"%s\n" % str(word).encode())
+def print_line(text):
+    os.write(1, b"%s\n" % str(text).encode())
 
 
 def stubborn():
-    """Does nothing more than ignore SIGTERM."""
-    say(os.getpid())
+    """Only ignores SIGTERM."""
+    print_line(os.getpid())
     wait()
 
 
@@ -35,7 +35,7 @@ def setsid():
 
 
 def double_fork():
-    """Becomes a daemon in the old way."""
+    """Becomes a daemon by forking twice."""
     os.setsid()
     if os.fork():
         os._exit(0)
@@ -43,14 +43,14 @@ def double_fork():
 
 
 def stopped():
-    """Stops itself, and does not hear anything but SIGCONT and SIGKILL."""
-    say(os.getpid())
+    """Stops itself, so that only SIGCONT and SIGKILL have an effect."""
+    print_line(os.getpid())
     os.kill(os.getpid(), signal.SIGSTOP)
     wait()
 
 
 def grandchild():
-    """Has a child in another session, and leaves it alone as soon as it can."""
+    """Has a child in another session."""
     if os.fork() == 0:
         os.setsid()
         stubborn()
@@ -58,11 +58,11 @@ def grandchild():
 
 
 def storm():
-    """Is never where it was: forks and ends, and its child does the same. Every tenth does so without a pause."""
-    say(os.getpid())
-    # Not before all are there.
-    os.close(signal_to_begin)
-    os.read(beginning, 1)
+    """Keeps changing its pid: forks and exits, and its child does the same. Every tenth does so without a pause."""
+    print_line(os.getpid())
+    # Wait until all of them are running.
+    os.close(start_writer)
+    os.read(start_reader, 1)
     pause = 0.5 if number % 10 else 0
     while True:
         if os.fork():
@@ -74,24 +74,24 @@ def main():
     global number
     kind, count = globals()[sys.argv[1]], int(sys.argv[2])
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # The kernel sends it to groups with stopped members whose parents are gone, and would do our work.
+    # The kernel sends SIGHUP to orphaned process groups with stopped members, and would end them for us.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    told, tell = os.pipe()
+    pid_reader, pid_writer = os.pipe()
     for number in range(count):
         parent = os.fork()
         if parent == 0:
-            # Its parent is between it and us, and ends.
+            # A process in between exits at once, so that the child loses its parent.
             if os.fork() == 0:
-                os.dup2(tell, 1)
+                os.dup2(pid_writer, 1)
                 kind()
             os._exit(0)
         os.waitpid(parent, 0)
-    said = b""
-    while said.count(b"\n") < count:
-        said += os.read(told, 1 << 16)
-    os.close(signal_to_begin)
-    os.write(1, said)
-    say("ready")
+    pids = b""
+    while pids.count(b"\n") < count:
+        pids += os.read(pid_reader, 1 << 16)
+    os.close(start_writer)
+    os.write(1, pids)
+    print_line("ready")
     wait()
 
 

@@ -1,4 +1,4 @@
-//! Six ways to get out of a sweep, ten times each.
+//! Six ways to escape from a sweep, ten rounds of each.
 
 use std::time::Duration;
 
@@ -6,31 +6,31 @@ use qd_keeper::{SweepScope, procfs};
 
 use crate::{ESCAPEES, assert_nothing_below, command, new_mark, start, sweep, until_ready};
 
-/// How many processes of one kind there are at once, and how many in a storm.
+/// Processes of one kind at a time, and the number in a fork storm.
 const EACH: usize = 10;
 const IN_A_STORM: usize = 200;
 
-/// Ten rounds in which a turn starts escapees, is swept, and leaves the agent alone.
+/// Ten rounds in which a turn starts escapees, and a sweep ends all of them but not the agent.
 async fn ten_rounds_of(kind: &str, count: usize) {
     let mark = new_mark();
     let keeper = start(&mark).await;
     for round in 0..10 {
         let launch = command(&["python3", ESCAPEES, kind, &count.to_string()]);
         keeper.begin_turn().await.unwrap();
-        let mut kept = keeper.spawn(launch).await.unwrap();
-        assert_eq!(until_ready(&mut kept).await.len(), count);
-        // Half of them are asked first, which none of them heeds.
+        let mut child = keeper.spawn(launch).await.unwrap();
+        assert_eq!(until_ready(&mut child).await.len(), count);
+        // Half of the rounds send SIGTERM first, which all of them ignore.
         let grace = Duration::from_millis(if round % 2 == 0 { 0 } else { 50 });
         let swept = sweep(&keeper, SweepScope::Turn, grace).await;
         assert_eq!(swept.survivors, [], "{kind}, round {round}");
         assert!(swept.killed as usize >= count, "{kind}, round {round}: only {} were killed", swept.killed);
         let alive: Vec<u32> = procfs::find_marked(&mark).iter().map(|process| process.pid).collect();
-        assert_eq!(alive, [kept.pid], "{kind}, round {round}: only the agent is left");
+        assert_eq!(alive, [child.pid], "{kind}, round {round}: only the agent is left");
 
         let swept = sweep(&keeper, SweepScope::All, Duration::ZERO).await;
         assert_eq!((swept.killed, swept.survivors), (1, Vec::new()));
         assert_nothing_below(&keeper, &mark);
-        assert_eq!(kept.exit.wait().await.signal, Some(9));
+        assert_eq!(child.exit.wait().await.signal, Some(9));
     }
     keeper.close().await;
 }

@@ -1,4 +1,4 @@
-//! What becomes of everything when worker, keeper or both are killed. Nothing may be alive, whoever is left to end it.
+//! What happens when the worker, the keeper or both are killed. No process may survive, whoever is left to end it.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -19,7 +19,7 @@ fn program(mode: &str, mark: &str, kind: &str) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap()
 }
 
-/// A worker and its keeper.
+/// Starts a worker and returns it with its keeper.
 fn worker(mark: &str, kind: &str) -> (Child, ProcessIdentity) {
     let mut worker = program("worker", mark, kind);
     let mut line = String::new();
@@ -32,12 +32,12 @@ fn pid(process: &ProcessIdentity) -> Pid {
     Pid::from_raw(process.pid.try_into().unwrap()).unwrap()
 }
 
-/// Blocks until a process that is not our child has ended.
+/// Blocks until a process that is not our child has exited.
 fn wait_for_end(process: &ProcessIdentity) {
-    if let Ok(ended) = pidfd_open(pid(process), PidfdFlags::empty())
+    if let Ok(pidfd) = pidfd_open(pid(process), PidfdFlags::empty())
         && procfs::is_alive(process)
     {
-        poll(&mut [PollFd::new(&ended, PollFlags::IN)], None).unwrap();
+        poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], None).unwrap();
     }
 }
 
@@ -46,13 +46,13 @@ async fn a_keeper_that_is_let_go_ends_everything() {
     for kind in KINDS {
         let mark = new_mark();
         let keeper = start(&mark).await;
-        let mut kept = keeper.spawn(command(&["python3", ESCAPEES, kind, "10"])).await.unwrap();
-        until_ready(&mut kept).await;
+        let mut child = keeper.spawn(command(&["python3", ESCAPEES, kind, "10"])).await.unwrap();
+        until_ready(&mut child).await;
         let pid = keeper.pid();
         keeper.close().await;
         assert_eq!(procfs::find_marked(&mark), [], "{kind}");
         assert!(!procfs::children(std::process::id()).contains(&pid), "{kind}: the keeper is reaped");
-        kept.exit.wait().await;
+        child.exit.wait().await;
     }
 }
 
@@ -78,10 +78,10 @@ fn the_worker_of_a_killed_keeper_ends_everything_but_what_it_spares() {
     for kind in KINDS {
         let mark = new_mark();
         let mut worker = program("bereft", &mark, kind);
-        let mut said = String::new();
-        worker.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+        let mut output = String::new();
+        worker.stdout.take().unwrap().read_to_string(&mut output).unwrap();
         assert!(worker.wait().unwrap().success(), "{kind}");
-        let report: LossReport = serde_json::from_str(&said).unwrap();
+        let report: LossReport = serde_json::from_str(&output).unwrap();
         assert_eq!(report.swept.survivors, [], "{kind}");
         assert!(report.swept.killed > 10, "{kind}: {}", report.swept.killed);
         assert_eq!(report.children, [0; 0], "{kind}: no zombie");
@@ -94,7 +94,7 @@ fn where_worker_and_keeper_are_killed_the_mark_finds_everything() {
     for kind in KINDS {
         let mark = new_mark();
         let (mut worker, keeper) = worker(&mark, kind);
-        // The keeper first: it would begin to end everything when its worker dies.
+        // The keeper first, or it would begin to end everything when its worker dies.
         kill_process(pid(&keeper), Signal::KILL).unwrap();
         worker.kill().unwrap();
         worker.wait().unwrap();

@@ -1,5 +1,5 @@
-//! The keeper from the worker's side, with real processes: everything it promises about ending them, and about not
-//! ending the others. Each test has a mark of its own, and what bears it in the end is what escaped.
+//! Tests of the keeper from the worker's side, with real processes: which processes it ends, and which it leaves alone.
+//! Each test has its own mark; anything that still carries it at the end has escaped.
 #![expect(clippy::unwrap_used, reason = "every function here serves a test")]
 
 mod children;
@@ -17,14 +17,14 @@ use qd_keeper::{
 };
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 
-/// The program that can be a keeper.
+/// The program that runs as the keeper.
 const PROGRAM: &str = env!("CARGO_BIN_EXE_keeper-under-test");
-/// The agent that makes escapees.
+/// The agent that starts processes which are hard to end.
 const ESCAPEES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/keeper/escapees.py");
-/// So long that a test which waits for it does not end.
+/// So long that a test which waits for it never ends.
 const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
 
-/// A mark that nobody else has.
+/// A mark that no other test has.
 fn new_mark() -> String {
     static LAST: AtomicU32 = AtomicU32::new(0);
     format!("{}-{}", std::process::id(), LAST.fetch_add(1, Ordering::Relaxed))
@@ -43,43 +43,43 @@ fn shell(script: &str) -> LaunchSpec {
     command(&["sh", "-c", script])
 }
 
-/// A shell's lines up to one that says `ready`.
-async fn until_ready(kept: &mut KeeperChild) -> Vec<String> {
-    let mut lines = BufReader::new(&mut kept.stdout).lines();
-    let mut said = Vec::new();
+/// The lines that a child prints before `ready`.
+async fn until_ready(child: &mut KeeperChild) -> Vec<String> {
+    let mut lines = BufReader::new(&mut child.stdout).lines();
+    let mut printed = Vec::new();
     while let Some(line) = lines.next_line().await.unwrap() {
         if line == "ready" {
-            return said;
+            return printed;
         }
-        said.push(line);
+        printed.push(line);
     }
-    panic!("it ended before it was ready; it had said {said:?}");
+    panic!("it exited before it was ready; it printed {printed:?}");
 }
 
-/// The processes whose pids it says before it is ready.
-async fn processes_of(kept: &mut KeeperChild) -> Vec<ProcessIdentity> {
-    let said = until_ready(kept).await;
-    said.iter().map(|pid| ProcessIdentity::find(pid.parse().unwrap()).unwrap()).collect()
+/// The processes whose pids a child prints before it is ready.
+async fn processes_of(child: &mut KeeperChild) -> Vec<ProcessIdentity> {
+    let pids = until_ready(child).await;
+    pids.iter().map(|pid| ProcessIdentity::find(pid.parse().unwrap()).unwrap()).collect()
 }
 
-/// Whether nothing has been told of its end.
-async fn has_not_ended(kept: &KeeperChild) -> bool {
-    tokio::time::timeout(Duration::ZERO, kept.exit.wait()).await.is_err()
+/// Whether no exit of the child has been reported.
+async fn has_not_ended(child: &KeeperChild) -> bool {
+    tokio::time::timeout(Duration::ZERO, child.exit.wait()).await.is_err()
 }
 
-/// All that a child says until it ends.
-async fn output(mut kept: KeeperChild) -> String {
+/// Everything that a child prints until it exits.
+async fn output(mut child: KeeperChild) -> String {
     let mut text = String::new();
-    kept.stdout.read_to_string(&mut text).await.unwrap();
-    kept.exit.wait().await;
+    child.stdout.read_to_string(&mut text).await.unwrap();
+    child.exit.wait().await;
     text
 }
 
-async fn sweep(keeper: &KeeperHandle, what: SweepScope, grace: Duration) -> SweepResult {
-    keeper.sweep(SweepRequest { scope: what, grace, spare: Vec::new() }).await.unwrap()
+async fn sweep(keeper: &KeeperHandle, scope: SweepScope, grace: Duration) -> SweepResult {
+    keeper.sweep(SweepRequest { scope, grace, spare: Vec::new() }).await.unwrap()
 }
 
-/// Nothing of this mark lives, nor does anything, dead or alive, hang on the keeper.
+/// No process with this mark is alive, and the keeper has no child, dead or alive.
 #[track_caller]
 fn assert_nothing_below(keeper: &KeeperHandle, mark: &str) {
     assert_eq!(procfs::children(keeper.pid()), [0; 0]);

@@ -1,5 +1,5 @@
-//! What the tests start: `__keeper` is a keeper, as `qd __keeper` is one; `worker` and `bereft` are workers to be killed
-//! or to lose their keeper, which the test itself cannot do without harm to the tests beside it.
+//! The program that the tests start. `__keeper` is a keeper, like `qd __keeper`. `worker` and `bereft` are workers that
+//! are killed or lose their keeper, which the test process itself cannot do without disturbing other tests.
 #![expect(clippy::unwrap_used, reason = "it serves tests alone, and should stop where it fails")]
 #![expect(clippy::print_stdout, reason = "what it prints is what the test reads")]
 
@@ -13,10 +13,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    match words.as_slice() {
+    match arguments.as_slice() {
         ["__keeper"] => return qd_keeper::keeper_process::main(),
         ["worker", mark, command @ ..] => runtime().block_on(worker(mark, command)),
         ["bereft", mark, command @ ..] => runtime().block_on(bereft(mark, command)),
@@ -25,21 +25,22 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Has a keeper start the command, prints the keeper's pid once the command has said all it says, and waits for ever.
+/// Starts the command under a keeper, prints the keeper's pid once the command is ready, and waits for ever.
 async fn worker(mark: &str, command: &[&str]) {
-    let (keeper, _kept) = keep(mark, command).await;
+    let (keeper, _child) = start_under_keeper(mark, command).await;
     println!("{}", keeper.pid());
     std::future::pending::<()>().await;
 }
 
-/// Does the same, kills its keeper, ends what fell to it but for a child of its own, and prints what came of that.
+/// Starts the command under a keeper, kills the keeper, ends the processes it adopted except one child of its own, and
+/// prints the result.
 async fn bereft(mark: &str, command: &[&str]) {
     become_subreaper().unwrap();
     let mut own = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-    let (keeper, kept) = keep(mark, command).await;
+    let (keeper, child) = start_under_keeper(mark, command).await;
     kill_process(Pid::from_raw(keeper.pid().try_into().unwrap()).unwrap(), Signal::KILL).unwrap();
     keeper.wait_until_lost().await;
-    assert_eq!(kept.exit.wait().await, qd_keeper::ChildExit::default());
+    assert_eq!(child.exit.wait().await, qd_keeper::ChildExit::default());
     assert!(keeper.begin_turn().await.is_err());
     let swept = end_orphans(&[own.id()], Duration::ZERO).await;
     assert!(own.try_wait().unwrap().is_none(), "the spared one was ended");
@@ -49,12 +50,12 @@ async fn bereft(mark: &str, command: &[&str]) {
     println!("{}", serde_json::json!({ "swept": swept, "children": children }));
 }
 
-async fn keep(mark: &str, command: &[&str]) -> (KeeperHandle, KeeperChild) {
+async fn start_under_keeper(mark: &str, command: &[&str]) -> (KeeperHandle, KeeperChild) {
     let keeper = KeeperHandle::start(Path::new("/proc/self/exe"), mark).await.unwrap();
     let argv = command.iter().map(|&word| word.to_owned()).collect();
     let launch = LaunchSpec { argv, env: BTreeMap::new(), cwd: "/".into(), arg0: None };
-    let mut kept = keeper.spawn(launch).await.unwrap();
-    let mut lines = BufReader::new(&mut kept.stdout).lines();
+    let mut child = keeper.spawn(launch).await.unwrap();
+    let mut lines = BufReader::new(&mut child.stdout).lines();
     while lines.next_line().await.unwrap().is_some_and(|line| line != "ready") {}
-    (keeper, kept)
+    (keeper, child)
 }

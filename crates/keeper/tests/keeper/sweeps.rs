@@ -10,17 +10,17 @@ use crate::{
     until_ready,
 };
 
-/// An agent that, at every line it is sent, starts something in another session and says its pid.
+/// An agent that starts a process in another session for every line it reads, and prints its pid.
 const AGENT: &str = "echo ready; while read -r line; do setsid sleep 1000 & echo $!; echo ready; done";
 
 #[tokio::test]
-async fn what_a_turn_left_survives_the_agents_rest_and_dies_with_everything() {
+async fn what_a_turn_left_survives_an_idle_stop_of_the_agent_and_dies_with_everything() {
     let mark = new_mark();
     let keeper = start(&mark).await;
     let mut agent = keeper.spawn(shell(AGENT)).await.unwrap();
     until_ready(&mut agent).await;
     agent.stdin.write_all(b"a helper of its own\n").await.unwrap();
-    let own = processes_of(&mut agent).await;
+    let helper = processes_of(&mut agent).await;
 
     keeper.begin_turn().await.unwrap();
     agent.stdin.write_all(b"a server\n").await.unwrap();
@@ -37,10 +37,10 @@ async fn what_a_turn_left_survives_the_agents_rest_and_dies_with_everything() {
     let swept = sweep(&keeper, SweepScope::Agent, Duration::ZERO).await;
     assert_eq!((swept.killed, swept.survivors), (2, Vec::new()));
     assert_eq!(agent.exit.wait().await.signal, Some(9));
-    assert!(!procfs::is_alive(&own[0]) && procfs::is_alive(&server[0]));
+    assert!(!procfs::is_alive(&helper[0]) && procfs::is_alive(&server[0]));
     assert_eq!(keeper.list_leftovers().await.unwrap(), server);
 
-    // The agent comes back, rests again, and the server is still not its own.
+    // A new agent is started and stopped again; the server does not belong to it either.
     let mut agent = keeper.spawn(shell(AGENT)).await.unwrap();
     until_ready(&mut agent).await;
     assert_eq!(sweep(&keeper, SweepScope::Agent, Duration::ZERO).await.killed, 1);
@@ -55,8 +55,8 @@ async fn what_a_turn_left_survives_the_agents_rest_and_dies_with_everything() {
 async fn a_helper_and_what_is_below_it_survive_the_turn() {
     let mark = new_mark();
     let keeper = start(&mark).await;
-    let folder = tempfile::tempdir().unwrap();
-    let helper = folder.path().join("some-language-server");
+    let directory = tempfile::tempdir().unwrap();
+    let helper = directory.path().join("some-language-server");
     std::fs::write(&helper, "sleep 1000 & echo $$; echo $!; echo ready; wait").unwrap();
     let mut agent =
         keeper.spawn(shell("read -r line; sh \"$line\" & sleep 1000 & read -r line")).await.unwrap();
@@ -72,10 +72,10 @@ async fn a_helper_and_what_is_below_it_survive_the_turn() {
     assert!(helpers.iter().all(procfs::is_alive), "both helpers live");
     let mut below = procfs::descendants(agent.pid);
     below.sort();
-    assert_eq!(below, helpers, "what else the turn started does not");
+    assert_eq!(below, helpers, "everything else that the turn started is gone");
 
     let swept = sweep(&keeper, SweepScope::Turn, Duration::ZERO).await;
-    assert_eq!(swept.killed, 2, "without their name they are the turn's");
+    assert_eq!(swept.killed, 2, "helpers that are not named belong to the turn");
     assert_eq!(sweep(&keeper, SweepScope::All, Duration::ZERO).await.survivors, []);
     assert_nothing_below(&keeper, &mark);
 }
@@ -95,28 +95,28 @@ async fn a_terminal_is_ended_with_its_turn() {
 }
 
 #[tokio::test]
-async fn one_that_goes_when_asked_is_not_killed_and_nobody_waits_longer() {
+async fn a_process_that_exits_on_sigterm_is_not_killed_and_the_sweep_does_not_wait_longer() {
     let mark = new_mark();
     let keeper = start(&mark).await;
     let polite = "trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done";
-    let mut kept = keeper.spawn(shell(polite)).await.unwrap();
-    until_ready(&mut kept).await;
+    let mut child = keeper.spawn(shell(polite)).await.unwrap();
+    until_ready(&mut child).await;
     let swept = sweep(&keeper, SweepScope::All, FOR_EVER).await;
     assert_eq!(swept.survivors, []);
-    assert_eq!(kept.exit.wait().await.status, Some(7));
+    assert_eq!(child.exit.wait().await.status, Some(7));
     assert_nothing_below(&keeper, &mark);
 }
 
 #[tokio::test]
-async fn one_that_is_stopped_hears_that_it_is_asked() {
+async fn a_stopped_process_gets_its_sigterm() {
     let mark = new_mark();
     let keeper = start(&mark).await;
-    let mut kept =
+    let mut child =
         keeper.spawn(shell("trap 'exit 7' TERM; echo ready; kill -STOP $$; exit 1")).await.unwrap();
-    until_ready(&mut kept).await;
+    until_ready(&mut child).await;
     sweep(&keeper, SweepScope::All, FOR_EVER).await;
-    // Whether it was asked just before it stopped or while it was.
-    assert_eq!(kept.exit.wait().await.status, Some(7));
+    // The result is the same whether SIGTERM comes just before the process stops or while it is stopped.
+    assert_eq!(child.exit.wait().await.status, Some(7));
     assert_nothing_below(&keeper, &mark);
 }
 
@@ -134,7 +134,7 @@ async fn a_kill_cuts_the_grace_of_an_earlier_cancel_short() {
 
     let cancel = sweep(&keeper, SweepScope::Turn, FOR_EVER);
     let kill = async {
-        // The cancel is under way: requests go down in order.
+        // Requests are processed in order, so the cancel is now in progress.
         keeper.list_leftovers().await.unwrap();
         sweep(&keeper, SweepScope::Turn, Duration::ZERO).await
     };
@@ -155,7 +155,7 @@ async fn a_kill_cuts_the_grace_of_an_earlier_cancel_short() {
 #[tokio::test]
 async fn a_sweep_of_nothing_is_over_at_once() {
     let keeper = start(&new_mark()).await;
-    for what in [SweepScope::Turn, SweepScope::Agent, SweepScope::All] {
-        assert_eq!(sweep(&keeper, what, FOR_EVER).await, SweepResult::default());
+    for scope in [SweepScope::Turn, SweepScope::Agent, SweepScope::All] {
+        assert_eq!(sweep(&keeper, scope, FOR_EVER).await, SweepResult::default());
     }
 }
