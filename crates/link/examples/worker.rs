@@ -1,9 +1,10 @@
-//! A whole worker: says its assignment in capitals, word by word, and whatever it is told on its way after that; asks
-//! before it says anything with `rm` in it; stops when it is told to. `examples/worker.py` is the same in Python.
+//! A complete worker. It sends its prompt back in capitals, word by word, followed by any message it gets meanwhile.
+//! It asks for approval if the prompt contains `rm`, and it stops when cancelled. `examples/worker.py` is the same in
+//! Python.
 //!
-//! `cargo run -p qd-link --example worker` prints where it listens. Any WebSocket client can then send it
+//! `cargo run -p qd-link --example worker` prints the address it listens on. Any WebSocket client can then send it
 //! `{"kind":"run","assignment":"hello world"}`, then `{"kind":"message","text":"and more"}` or `{"kind":"cancel"}`.
-#![expect(clippy::print_stdout, reason = "where it listens is all that it prints")]
+#![expect(clippy::print_stdout, reason = "the address is all that it prints")]
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use qd_link::{
     PlainApproval, RunAssignment, RunError, RunHandle, ServeMode, TurnOutcome, WorkerServeError, WorkerServer,
 };
 
-/// Thinking takes time, also for a worker that does not think.
+/// Pause before each word, in place of real work.
 const PACE: Duration = Duration::from_millis(20);
 
 #[tokio::main]
@@ -23,35 +24,35 @@ async fn main() -> Result<(), WorkerServeError> {
     server.serve(shout, ServeMode::Many).await
 }
 
-/// One run. The server sees to the rest: a panic here is the run's failure and nothing more.
-pub(crate) async fn shout(job: RunAssignment, turn: RunHandle) -> TurnOutcome {
-    if job.prompt.contains("rm") && !turn.request_approval(leave_for(&job.prompt)).await {
+/// One run. The server takes care of the rest: a panic here fails the run and nothing else.
+pub(crate) async fn shout(assignment: RunAssignment, run: RunHandle) -> TurnOutcome {
+    if assignment.prompt.contains("rm") && !run.request_approval(approval_for(&assignment.prompt)).await {
         return TurnOutcome::failed(RunError::new("denied", "not allowed to say that"));
     }
-    let mut words = words(&job.prompt);
-    let mut said = String::new();
+    let mut words = capitalized_words(&assignment.prompt);
+    let mut sent = String::new();
     while !words.is_empty() {
         tokio::select! {
-            () = turn.cancelled() => return TurnOutcome::cancelled(),
-            Some(more) = turn.next_steer() => words.extend(self::words(&more)),
+            () = run.cancelled() => return TurnOutcome::cancelled(),
+            Some(more) = run.next_steer() => words.extend(capitalized_words(&more)),
             () = tokio::time::sleep(PACE) => {
                 let word = words.pop_front().unwrap_or_default();
-                said.push_str(&word);
-                // Waits while the peer is slow; fails when nobody wants to hear it any more.
-                if turn.send_text(word).await.is_err() {
+                sent.push_str(&word);
+                // Waits while the peer is slow, and fails once the run is stopped.
+                if run.send_text(word).await.is_err() {
                     return TurnOutcome::cancelled();
                 }
             }
         }
     }
-    TurnOutcome::completed(said.trim_end())
+    TurnOutcome::completed(sent.trim_end())
 }
 
-fn words(text: &str) -> VecDeque<String> {
+fn capitalized_words(text: &str) -> VecDeque<String> {
     text.split_whitespace().map(|word| word.to_uppercase() + " ").collect()
 }
 
-fn leave_for(text: &str) -> PlainApproval {
+fn approval_for(text: &str) -> PlainApproval {
     let question = "May I say something with `rm` in it?".to_owned();
     PlainApproval {
         tool_name: "say".to_owned(),

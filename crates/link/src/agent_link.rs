@@ -1,6 +1,6 @@
-//! The daemon's side of a session's link: one task that keeps a connection to the worker, and a handle that never
-//! waits, but to hear. What is heard once, what is said again and what may wait is decided in `mailbox` and `outbox`;
-//! here are the waking and the ending.
+//! The daemon's side of a session's link: a task that keeps a connection to the worker, and a handle whose only
+//! blocking call is [`AgentLink::next_event`]. The rules live in `inbox` (each update once, bounded) and `outbox`
+//! (what is sent again); this file does the waking and the shutdown.
 
 mod inbox;
 mod link_task;
@@ -21,112 +21,111 @@ use self::link_task::AgentLinkTask;
 use crate::socket::{ByteStream, STEP_TIMEOUT, Socket};
 use crate::update_window::NumberedUpdate;
 
-/// How a session's worker is reached.
+/// Reaches the worker of one session.
 pub trait WorkerConnector: Send + 'static {
-    /// A connection to it, upgraded to the subprotocol.
+    /// Opens a connection to the worker, upgraded to the subprotocol.
     fn dial(&mut self)
     -> impl Future<Output = Result<Socket<Box<dyn ByteStream>>, WorkerUnreachable>> + Send;
 
-    /// What a dead worker left in its spool, after this number.
+    /// Reads the updates after this number that a dead worker left in its spool.
     fn read_undelivered(&mut self, after: UpdateNumber) -> impl Future<Output = Vec<NumberedUpdate>> + Send;
 }
 
-/// Why a worker is not reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkerUnreachable {
-    /// Not now. It is tried again, soon and then less often.
+    /// The worker cannot be reached now. The link retries with growing pauses.
     RetryLater,
-    /// It will never be back.
+    /// The worker is dead and will not come back.
     Dead,
 }
 
-/// What a link is opened with.
 #[derive(Debug, Clone)]
 pub struct LinkOptions {
-    /// Whose link.
     pub session: SessionId,
-    /// The worker that it wants.
+    /// The worker that the session expects.
     pub worker: WorkerId,
-    /// What both sides prove themselves with; empty: nobody has to.
+    /// The secret that both sides prove they know. If it is empty, no proof is needed.
     pub secret: Secret,
-    /// The last number that is in the journal.
+    /// The last update number in the journal.
     pub journalled: UpdateNumber,
-    /// Our version, for people.
+    /// Our version, for logs.
     pub software: String,
-    /// What to start if the worker has nothing for the session; without it, that means that the agent is lost.
+    /// What to start if the worker has no agent for the session. Without it, an empty worker means that the agent is
+    /// lost.
     pub start: Option<Box<AgentSpec>>,
 }
 
-/// What a session hears of its agent.
+/// What a link reports to its session.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LinkEvent {
-    /// All that waited, in order.
+    /// All updates that were waiting, in order.
     Updates(Vec<NumberedUpdate>),
-    /// The connection broke; the agent may go on.
+    /// The connection broke. The agent may still be running.
     Disconnected,
-    /// The connection is there. What the session owes the agent is to be sent before it listens again.
+    /// The link is connected. The session must resend its outstanding commands before it calls
+    /// [`AgentLink::next_event`] again.
     Attached {
         /// Every command up to this number has been applied.
         applied: EventNumber,
-        /// What the worker has for the session.
         presence: v1::AgentPresence,
-        /// The worker's process.
+        /// The pid of the worker process.
         pid: u32,
-        /// How long the turn under way has run, as the worker counts it.
+        /// How long the current turn has run, as measured by the worker.
         run_time_ms: Option<u64>,
         /// The model that the agent was started with.
         model: Option<String>,
-        /// Whether the link was attached before.
+        /// Whether this link was attached before.
         reattached: bool,
     },
-    /// The agent is no more, and all that it said has been heard. Its worker would have said more than this.
+    /// The worker is gone, and with it the agent. All of its updates have been delivered; a living worker would have
+    /// reported the end as an update.
     Gone(AgentExitReason),
 }
 
-/// The daemon's side of one session's link. Dropping it lets the agent go on alone.
+/// The daemon's side of one session's link. Dropping it leaves the agent running.
 #[derive(Debug)]
 pub struct AgentLink {
     shared: Arc<AgentLinkShared>,
-    /// Handed out, and not known to be in the journal.
+    /// Updates that were delivered to the session and not acknowledged yet.
     unacked: VecDeque<NumberedUpdate>,
     task: JoinHandle<()>,
 }
 
 impl AgentLink {
-    /// Begins to look for the worker. Has to be called within a runtime.
-    pub fn open<R: WorkerConnector>(mut options: LinkOptions, route: R) -> AgentLink {
+    /// Starts connecting to the worker. Must be called within a tokio runtime.
+    pub fn open<R: WorkerConnector>(mut options: LinkOptions, connector: R) -> AgentLink {
         let shared = Arc::new(AgentLinkShared {
             inbox: Mutex::new(AgentLinkInbox::new(options.journalled, options.start.take())),
             wake: Notify::new(),
             detach: Notify::new(),
             event_ready: Notify::new(),
         });
-        let task = tokio::spawn(AgentLinkTask::new(options, route, Arc::clone(&shared)).run());
+        let task = tokio::spawn(AgentLinkTask::new(options, connector, Arc::clone(&shared)).run());
         AgentLink { shared, unacked: VecDeque::new(), task }
     }
 
-    /// Waits for news of the agent; that it is gone is told as often as asked. Nothing is lost if the wait is given up.
+    /// Waits for the next event. Once the agent is gone, every call returns `Gone`. Cancelling the wait loses nothing.
     pub async fn next_event(&mut self) -> LinkEvent {
         if self.shared.lock().outbox.finish_resend() {
             self.shared.wake.notify_one();
         }
         loop {
-            let heard = self.shared.take_event();
-            match heard {
-                Some(LinkEvent::Updates(said)) => {
-                    self.unacked.extend(said.iter().cloned());
-                    return LinkEvent::Updates(said);
+            let event = self.shared.take_event();
+            match event {
+                Some(LinkEvent::Updates(updates)) => {
+                    self.unacked.extend(updates.iter().cloned());
+                    return LinkEvent::Updates(updates);
                 }
-                Some(heard) => return heard,
+                Some(event) => return event,
                 None => self.shared.event_ready.notified().await,
             }
         }
     }
 
-    /// Everything up to here is in the journal and need not be kept, here or there.
+    /// Everything up to this number is journalled. Neither this side nor the worker needs to keep it.
     pub fn ack(&mut self, upto: UpdateNumber) {
-        let known = self.unacked.partition_point(|thing| thing.number <= upto);
-        self.unacked.drain(..known);
+        let acked = self.unacked.partition_point(|update| update.number <= upto);
+        self.unacked.drain(..acked);
         if self.unacked.is_empty() {
             self.unacked = VecDeque::new();
         }
@@ -134,53 +133,55 @@ impl AgentLink {
         self.shared.wake.notify_one();
     }
 
-    /// What was handed out and never acknowledged, for a session that has to begin again from its journal.
+    /// Updates that were delivered and never acknowledged, for a session that has to rebuild itself from its journal.
     pub fn unacked(&self) -> impl Iterator<Item = &NumberedUpdate> {
         self.unacked.iter()
     }
 
-    /// Tells the agent something; never waits. What is sent on a connection that breaks is forgotten, and so the session
-    /// sends what it owes again when it hears [`Heard::Attached`]: that goes out first, then what was sent meanwhile.
-    pub fn send(&self, down: AgentCommand) {
-        self.shared.lock().outbox.push_command(down);
+    /// Sends a command to the agent; never waits. Commands on a connection that breaks are forgotten, so the session
+    /// resends its outstanding commands on [`LinkEvent::Attached`]. Those go out first, then the commands sent in the
+    /// meantime.
+    pub fn send(&self, command: AgentCommand) {
+        self.shared.lock().outbox.push_command(command);
         self.shared.wake.notify_one();
     }
 
-    /// Says what a turn has left from now on. Only the last word counts, and it is not said again after a break.
+    /// Sends the remaining limits of a turn. Only the latest limits count, and they are not resent after a break.
     pub fn set_turn_limits(&self, run: RunId, limits: TurnLimits) {
         self.shared.lock().outbox.set_turn_limits(run, limits);
         self.shared.wake.notify_one();
     }
 
-    /// Whether everything has been heard that the worker had said when the connection was made.
+    /// Whether every update that the worker had when the connection was made has been delivered.
     pub fn is_caught_up(&self) -> bool {
         self.shared.lock().is_caught_up()
     }
 
-    /// Starts the agent of a seat that rests, or is about to.
+    /// Starts the agent again on an endpoint whose agent is stopped, or about to be.
     pub fn start_agent(&self, spec: Box<AgentSpec>) {
         self.shared.lock().outbox.request_start(spec);
         self.shared.wake.notify_one();
     }
 
-    /// Stops the agent, and keeps what its turns left running. Said until it rests.
+    /// Stops the idle agent but keeps what its turns left running. Sent on every connection until the agent has
+    /// stopped.
     pub fn rest_agent(&self) {
         self.shared.lock().outbox.request_rest();
         self.shared.wake.notify_one();
     }
 
-    /// Ends the agent and all that it started. Said until it is gone.
+    /// Ends the agent and everything it started. Sent on every connection until the agent is gone.
     pub fn close(&self) {
         self.shared.lock().outbox.request_close();
         self.shared.wake.notify_one();
     }
 
-    /// Lets go once what was acknowledged and sent has gone out, or soon if it cannot: a worker waits for the
-    /// acknowledgement of its last word.
+    /// Closes the link once all acknowledgements and commands have gone out, or after a timeout. A worker that
+    /// is done waits for the acknowledgement of its last update.
     pub async fn detach(mut self) {
         self.shared.lock().outbox.finish_resend();
         self.shared.detach.notify_one();
-        // A worker that does not take it will find out by its own clock.
+        // A worker that does not read will notice the lost connection by its own timeout.
         let _ended = tokio::time::timeout(STEP_TIMEOUT, &mut self.task).await;
     }
 }
@@ -191,32 +192,31 @@ impl Drop for AgentLink {
     }
 }
 
-/// What a link and its task share.
 #[derive(Debug)]
 struct AgentLinkShared {
     inbox: Mutex<AgentLinkInbox>,
-    /// Wakes the task: there is something to send, or room to read.
+    /// Wakes the task: there is something to send, or room to read more.
     wake: Notify,
     /// Tells the task to end.
     detach: Notify,
-    /// Wakes the session.
+    /// Wakes the session: an event is ready.
     event_ready: Notify,
 }
 
 impl AgentLinkShared {
-    /// Nothing that runs under the lock can leave the state half changed, so a panic elsewhere does not spoil it.
+    /// Nothing that runs under the lock can leave the state half changed, so a poisoned lock is still usable.
     fn lock(&self) -> MutexGuard<'_, AgentLinkInbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the session hears next; the task reads on if it had to stop for it.
+    /// Takes the next event and wakes the task if it had stopped reading for lack of room.
     fn take_event(&self) -> Option<LinkEvent> {
-        let mut mailbox = self.lock();
-        let stopped = !mailbox.has_room();
-        let heard = mailbox.take_event();
-        if stopped && mailbox.has_room() {
+        let mut inbox = self.lock();
+        let was_full = !inbox.has_room();
+        let event = inbox.take_event();
+        if was_full && inbox.has_room() {
             self.wake.notify_one();
         }
-        heard
+        event
     }
 }

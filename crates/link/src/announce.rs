@@ -1,5 +1,5 @@
-//! How a worker that somebody else started is found: it keeps a record of itself in a folder, whose lease it renews
-//! for as long as it lives. Nothing is trusted here but names; who uses a record still has to show a token.
+//! How a daemon finds a worker that somebody else started: the worker keeps a record of itself in a folder and renews
+//! the record's lease for as long as it lives. A record only makes a worker known; using it still takes a token.
 
 use std::fs;
 use std::io;
@@ -15,21 +15,19 @@ use tokio::time::MissedTickBehavior;
 
 use crate::record::read_records;
 
-/// Twice may fail before the lease is over.
+/// Two renewals may fail before the lease expires.
 const RENEW_EVERY: Duration = Duration::from_secs(LEASE_S / 3);
 
-/// Why a worker cannot announce itself.
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseAnnounceError {
-    /// The name would not be a plain file's.
+    /// The name cannot be a plain file name.
     #[error("{0:?} cannot name a worker: 1 to 128 of A-Za-z0-9_.:- that begin with a letter or digit")]
     BadName(String),
-    /// The folder does not take it.
     #[error("failed to write the worker's record: {0}")]
     Write(#[from] io::Error),
 }
 
-/// A record that is there, and renewed, until this is dropped.
+/// A published record. It is renewed until this is dropped, which removes it.
 #[derive(Debug)]
 pub struct LeaseAnnouncement {
     record_file: Arc<LeasedRecordFile>,
@@ -37,15 +35,16 @@ pub struct LeaseAnnouncement {
 }
 
 impl LeaseAnnouncement {
-    /// Writes the record and keeps it. The folder is made if it is not there. Has to be called within a runtime.
+    /// Writes the record and starts renewing it. Creates the folder if needed. Must be called within a tokio runtime.
     pub fn publish(dir: &Path, record: WorkerRecord) -> Result<Self, LeaseAnnounceError> {
-        // The rule for ids is the rule for their files: no separator, no dot in front.
+        // The rule for ids is also the rule for file names: no separator, no leading dot.
         if WorkerId::parse(&record.agent_id).is_err() {
             return Err(LeaseAnnounceError::BadName(record.agent_id));
         }
-        let post = Arc::new(LeasedRecordFile { dir: dir.to_owned(), record, withdrawn: Mutex::new(false) });
-        post.renew()?;
-        let renewed = Arc::clone(&post);
+        let record_file =
+            Arc::new(LeasedRecordFile { dir: dir.to_owned(), record, withdrawn: Mutex::new(false) });
+        record_file.renew()?;
+        let renewed = Arc::clone(&record_file);
         let renewal = tokio::spawn(async move {
             let mut ticks = tokio::time::interval(RENEW_EVERY);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -57,7 +56,7 @@ impl LeaseAnnouncement {
                 }
             }
         });
-        Ok(Self { record_file: post, renewal })
+        Ok(Self { record_file, renewal })
     }
 }
 
@@ -68,7 +67,7 @@ impl Drop for LeaseAnnouncement {
     }
 }
 
-/// A record of this process. Its lease is set when it is written.
+/// A record of this process, without a lease; [`LeaseAnnouncement::publish`] sets the lease.
 pub fn record_of_this_process(agent_id: &str, role: &str, endpoint: &str) -> WorkerRecord {
     WorkerRecord {
         agent_id: agent_id.to_owned(),
@@ -83,43 +82,42 @@ pub fn record_of_this_process(agent_id: &str, role: &str, endpoint: &str) -> Wor
     }
 }
 
-/// The workers of a folder whose lease is not over, in the order of their names. A file that is no record harms nobody.
+/// The workers in a folder whose lease has not expired, sorted by name. Files that are not records are ignored.
 pub fn live_records(dir: &Path, now: Millis) -> Vec<WorkerRecord> {
-    let mut found = read_records(dir);
-    found.retain(|record| record.lease_expires_at > now);
-    found
+    let mut records = read_records(dir);
+    records.retain(|record| record.lease_expires_at > now);
+    records
 }
 
-/// Where a record is, and whether it may still be written.
 #[derive(Debug)]
 struct LeasedRecordFile {
     dir: PathBuf,
     record: WorkerRecord,
-    /// Under it every write and the removal happen, so that no renewal comes after the removal.
+    /// Held during every write and the removal, so no renewal can follow the removal.
     withdrawn: Mutex<bool>,
 }
 
 impl LeasedRecordFile {
     fn renew(&self) -> io::Result<()> {
-        let is_over = self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner);
-        if *is_over {
+        let withdrawn = self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner);
+        if *withdrawn {
             return Ok(());
         }
         let lease_expires_at = Millis::now().plus(LEASE_S * 1000);
         let record = serde_json::to_vec(&WorkerRecord { lease_expires_at, ..self.record.clone() })?;
         fs::create_dir_all(&self.dir)?;
-        // A name that no reader takes for a record's, and no other process writes to.
+        // Readers ignore this name because of its leading dot, and the pid keeps other processes from writing to it.
         let draft = self.dir.join(format!(".{}.{}", self.record.agent_id, std::process::id()));
         fs::write(&draft, record)?;
         fs::rename(&draft, self.path())
     }
 
-    /// Removes the record, unless another worker has taken the name meanwhile.
+    /// Removes the record, unless another worker has taken the name in the meantime.
     fn withdraw(&self) {
-        let mut is_over = self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner);
-        *is_over = true;
-        let ours = |found: &WorkerRecord| {
-            (&found.agent_id, found.pid, found.started_at)
+        let mut withdrawn = self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner);
+        *withdrawn = true;
+        let ours = |record: &WorkerRecord| {
+            (&record.agent_id, record.pid, record.started_at)
                 == (&self.record.agent_id, self.record.pid, self.record.started_at)
         };
         if read_records(&self.dir).iter().any(ours)

@@ -1,17 +1,17 @@
 //! The commands that wait for an agent: in order, each once, a cancel before the rest. No task, lock or transport is
-//! known here, so that a socket can use it too.
+//! known here, so local links and sockets share it.
 
 use std::collections::VecDeque;
 
 use qd_protocol::link::AgentCommand;
 use qd_protocol::{EventNumber, RunId};
 
-/// How far out of the order of their numbers commands may come and still be told from repeats. The events of one
-/// commit cause a few commands each, and those may be sent in any order.
+/// How far out of number order commands may arrive and still be recognized as new. The events of one commit cause a
+/// few commands each, and those may be sent in any order.
 const REORDER_MAX: usize = 16;
 
-/// What waits. It has no bound of its own: a session owes its agent one prompt with its cancel and kill, one answer
-/// for each ask, and steers, which an agent's side takes in at once whatever its turn does.
+/// The waiting commands. The queue needs no bound of its own: a session has at most one prompt with its cancel and
+/// kill outstanding, one answer per ask, and steers, which the agent's side accepts at once whatever its turn does.
 #[derive(Debug, Default)]
 pub(crate) struct CommandQueue {
     queue: VecDeque<AgentCommand>,
@@ -19,50 +19,45 @@ pub(crate) struct CommandQueue {
 }
 
 impl CommandQueue {
-    /// Takes a command in, unless it is a repeat. A cancel or kill goes before all that waits, but not before the
-    /// prompt of its own run: the agent would take it for the cancel of a run that it never had, and lose it.
-    pub(crate) fn push(&mut self, down: AgentCommand) {
-        let repeat = match &down {
-            AgentCommand::Kill { run, .. } => self
-                .queue
-                .iter()
-                .any(|waiting| matches!(waiting, AgentCommand::Kill { run: same, .. } if same == run)),
-            _ => !self.seen_numbers.insert(down.number()),
+    /// Queues a command, unless it is a repeat. A cancel or kill goes before everything that waits, but not before the
+    /// prompt of its own run: the agent would ignore the cancel of a run that it has not started.
+    pub(crate) fn push(&mut self, command: AgentCommand) {
+        let repeat = match &command {
+            AgentCommand::Kill { run, .. } => self.queue.iter().any(
+                |queued| matches!(queued, AgentCommand::Kill { run: queued_run, .. } if queued_run == run),
+            ),
+            _ => !self.seen_numbers.insert(command.number()),
         };
         if repeat {
             return;
         }
-        match stopped_run(&down) {
+        match stopped_run(&command) {
             Some(run) => {
                 let prompt = self.queue.iter().position(
-                    |waiting| matches!(waiting, AgentCommand::Prompt { run: same, .. } if same == run),
+                    |queued| matches!(queued, AgentCommand::Prompt { run: queued_run, .. } if queued_run == run),
                 );
                 let front = prompt.map_or(0, |at| at + 1);
-                let ahead = self
-                    .queue
-                    .iter()
-                    .skip(front)
-                    .take_while(|waiting| stopped_run(waiting).is_some())
-                    .count();
-                self.queue.insert(front + ahead, down);
+                let ahead =
+                    self.queue.iter().skip(front).take_while(|queued| stopped_run(queued).is_some()).count();
+                self.queue.insert(front + ahead, command);
             }
-            None => self.queue.push_back(down),
+            None => self.queue.push_back(command),
         }
     }
 
-    /// Takes in all that waits in another. What has been there before and no longer waits is not known here.
+    /// Queues everything that waits in `other`. The numbers that `other` has already handed out are not taken over.
     pub(crate) fn append(&mut self, mut other: Self) {
-        while let Some(down) = other.pop() {
-            self.push(down);
+        while let Some(command) = other.pop() {
+            self.push(command);
         }
     }
 
-    /// Every command up to this number has been here, or is too late to be told from those that have.
+    /// Every command up to this number has been queued before, or comes too late to be told from a repeat.
     pub(crate) fn all_seen_upto(&self) -> EventNumber {
         self.seen_numbers.all_seen_upto.unwrap_or_default()
     }
 
-    /// The next one. Gives the memory back with the last: most links are idle most of the time.
+    /// Takes the next command. Frees the memory with the last one, because most links are idle most of the time.
     pub(crate) fn pop(&mut self) -> Option<AgentCommand> {
         let next = self.queue.pop_front();
         if self.queue.is_empty() {
@@ -72,23 +67,23 @@ impl CommandQueue {
     }
 }
 
-fn stopped_run(down: &AgentCommand) -> Option<&RunId> {
-    match down {
+fn stopped_run(command: &AgentCommand) -> Option<&RunId> {
+    match command {
         AgentCommand::Cancel { run, .. } | AgentCommand::Kill { run, .. } => Some(run),
         AgentCommand::Prompt { .. } | AgentCommand::Steer { .. } | AgentCommand::Answer { .. } => None,
     }
 }
 
-/// The numbers that have been here, in bounded memory: the highest few by name, and all up to `floor`.
+/// The numbers seen so far, in bounded memory: the highest few one by one, and all up to `all_seen_upto`.
 #[derive(Debug, Default)]
 struct SeenNumbers {
     all_seen_upto: Option<EventNumber>,
-    /// In order.
+    /// Sorted.
     recent: Vec<EventNumber>,
 }
 
 impl SeenNumbers {
-    /// Whether this is the first time; remembers it.
+    /// Records a number and returns whether it is new.
     fn insert(&mut self, number: EventNumber) -> bool {
         if self.all_seen_upto.is_some_and(|floor| number <= floor) {
             return false;
@@ -144,10 +139,10 @@ mod tests {
         AgentCommand::Kill { number: EventNumber(number), run: run(name) }
     }
 
-    fn queue_order(downs: impl IntoIterator<Item = AgentCommand>) -> Vec<AgentCommand> {
-        let mut commands = CommandQueue::default();
-        downs.into_iter().for_each(|down| commands.push(down));
-        std::iter::from_fn(|| commands.pop()).collect()
+    fn queue_order(inputs: impl IntoIterator<Item = AgentCommand>) -> Vec<AgentCommand> {
+        let mut queue = CommandQueue::default();
+        inputs.into_iter().for_each(|command| queue.push(command));
+        std::iter::from_fn(|| queue.pop()).collect()
     }
 
     #[test]

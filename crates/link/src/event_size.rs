@@ -1,6 +1,7 @@
-//! Bounds for what an agent gives as one piece: it becomes one event, and an event has a size and a depth. They are
-//! applied last, to what leaves for the journal: what is cut before its secrets are taken out may end with the head of
-//! one, and what they are taken out of may grow. Streamed text may take as many events as it likes and is not cut here.
+//! Limits for updates that an agent sends in one piece: each becomes one event, and an event has a maximum size and
+//! depth. They are applied last, on the way to the journal, after redaction: text cut before its secrets are removed
+//! may end with the first half of one, and redaction may make text longer. Streamed text may take any number of events
+//! and is not cut here.
 
 use qd_protocol::event::{PlanEntry, RunError};
 use qd_protocol::limits::{HEAD_MAX, INLINE_MAX};
@@ -8,39 +9,40 @@ use qd_protocol::link::{AgentExitReason, AgentUpdate, AskRequest, TurnOutcome, T
 use qd_protocol::text::{escaped_head, escaped_len};
 use serde_json::Value;
 
-/// Levels that a value may have. Whoever reads it back stops at 128, and it lies some levels down in a frame.
+/// How deep a value may be nested. JSON parsers stop at 128 levels, and the value itself is nested in a frame.
 const DEPTH_MAX: usize = 64;
-/// Bytes that the options of one question may take together.
+/// How many bytes the options of one question may take together.
 pub const OPTIONS_BYTES: usize = 64 << 10;
-/// Bytes of one line of stderr.
+/// How many bytes one line of stderr may have.
 const STDERR_LINE_MAX: usize = HEAD_MAX / 4;
-/// Lines of stderr that an error may have.
+/// How many lines of stderr an error may have.
 const STDERR_LINES_MAX: usize = 64;
-/// Room for the note behind something that was cut.
+/// Space for the note after text that was cut.
 const NOTE_MAX: usize = 64;
 
-/// The same for what another end sent. Ours have cut what is streamed, too; whoever has not is cut short, since an event
-/// that cannot be kept could never be acknowledged, and would be sent for ever.
-pub(crate) fn fit_received(mut up: AgentUpdate) -> AgentUpdate {
-    self::fit_update(&mut up);
+/// Like [`fit_update`], for an update that another process sent. Our own workers have split streamed text; text of a
+/// worker that has not is cut, since an event that is too large to be journalled could never be acknowledged and would
+/// be sent for ever.
+pub(crate) fn fit_received(mut update: AgentUpdate) -> AgentUpdate {
+    self::fit_update(&mut update);
     if let AgentUpdate::Turn {
         update: TurnUpdate::Text { text } | TurnUpdate::Thought { text } | TurnUpdate::ToolOutput { text, .. },
         ..
-    } = &mut up
+    } = &mut update
     {
         self::fit_text(text, INLINE_MAX);
     }
-    up
+    update
 }
 
-/// Makes it fit the events that it will become.
-pub fn fit_update(up: &mut AgentUpdate) {
-    match up {
+/// Makes an update fit the events that it will become.
+pub fn fit_update(update: &mut AgentUpdate) {
+    match update {
         AgentUpdate::Ready { agent_session_id, .. } => {
-            // With a hole in it, it would name nothing.
+            // A truncated id would be useless, so it is dropped.
             agent_session_id.take_if(|id| escaped_len(id) > HEAD_MAX);
         }
-        AgentUpdate::Turn { update: what, .. } => fit_turn_update(what),
+        AgentUpdate::Turn { update: turn_update, .. } => fit_turn_update(turn_update),
         AgentUpdate::Ask { ask, .. } => self::fit_ask(ask),
         AgentUpdate::Terminal { outcome, .. } => self::fit_outcome(outcome),
         AgentUpdate::Gone(AgentExitReason::Failed(error)) => self::fit_error(error),
@@ -53,8 +55,8 @@ pub fn fit_update(up: &mut AgentUpdate) {
     }
 }
 
-fn fit_turn_update(said: &mut TurnUpdate) {
-    match said {
+fn fit_turn_update(update: &mut TurnUpdate) {
+    match update {
         TurnUpdate::ToolStarted { call_id, name, input: value }
         | TurnUpdate::ToolFinished { call_id, name, output: value, .. } => {
             fit_text(call_id, HEAD_MAX);
@@ -71,7 +73,7 @@ fn fit_turn_update(said: &mut TurnUpdate) {
     }
 }
 
-/// As much of a plan as there is room for.
+/// Keeps as many entries as fit.
 fn fit_plan(entries: &mut Vec<PlanEntry>) {
     let mut left = INLINE_MAX;
     let fitting = entries.iter().take_while(|entry| {
@@ -83,7 +85,7 @@ fn fit_plan(entries: &mut Vec<PlanEntry>) {
     entries.truncate(fitting.count());
 }
 
-/// The options first, since one that is cut cannot be chosen, then the question, then what the tool is given.
+/// Options come first, because a cut option cannot be chosen; then the question, then the tool's input.
 fn fit_ask(ask: &mut AskRequest) {
     let mut left = INLINE_MAX;
     let options: usize = ask.options.iter().map(|option| escaped_len(option) + 3).sum();
@@ -100,7 +102,7 @@ fn fit_ask(ask: &mut AskRequest) {
     fit_value(&mut ask.input, left.saturating_sub(escaped_len(&ask.prompt)).max(2 * NOTE_MAX));
 }
 
-/// Its text is not cut: the daemon keeps a long one as a file.
+/// The text is not cut, because the daemon keeps a long one as a file.
 fn fit_outcome(outcome: &mut TurnOutcome) {
     if let Some(error) = &mut outcome.error {
         self::fit_error(error);
@@ -108,8 +110,8 @@ fn fit_outcome(outcome: &mut TurnOutcome) {
     outcome.transcript.iter_mut().for_each(|message| fit_value(message, INLINE_MAX));
     let size: usize = outcome.transcript.iter().map(|message| message.to_string().len() + 1).sum();
     if size > INLINE_MAX {
-        // Half a conversation cannot be gone on with.
-        let message = format!("the agent's conversation is too long to be suspended: {size} bytes as JSON");
+        // A truncated conversation cannot be resumed.
+        let message = format!("the agent's conversation is too long to suspend: {size} bytes as JSON");
         outcome.transcript.clear();
         outcome.stop = TurnStopReason::Error;
         outcome.error = Some(RunError::new("transcript_too_large", message));
@@ -123,7 +125,7 @@ fn fit_error(error: &mut RunError) {
     error.stderr.iter_mut().for_each(|line| fit_text(line, STDERR_LINE_MAX));
 }
 
-/// Leaves the value if it fits, else makes it as much of its text as does and a note of its size.
+/// Leaves the value if it fits. Otherwise replaces it with the start of its JSON text and a note of its size.
 fn fit_value(value: &mut Value, limit: usize) {
     if let Value::String(whole) = value {
         return fit_text(whole, limit);
@@ -137,7 +139,7 @@ fn fit_value(value: &mut Value, limit: usize) {
     }
 }
 
-/// The same for text.
+/// Cuts text to `limit` escaped bytes, including a note of its full size.
 fn fit_text(text: &mut String, limit: usize) {
     if escaped_len(text) > limit {
         let kept = escaped_head(text, limit.saturating_sub(NOTE_MAX));
@@ -205,7 +207,7 @@ mod tests {
             ask.options.len()
         };
         assert_eq!(question(EVENT_MAX, 128, 400), 128);
-        assert_eq!(question(EVENT_MAX, 128, HEAD_MAX), 0, "rather any answer than half an option");
+        assert_eq!(question(EVENT_MAX, 128, HEAD_MAX), 0, "a free answer is better than half an option");
     }
 
     #[test]

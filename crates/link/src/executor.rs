@@ -1,6 +1,6 @@
-//! What anybody implements to be a worker: an [`Executor`] gets a [`Job`] and a [`Turn`] through which it speaks and
-//! listens, and gives back an [`Outcome`]. Which wire lies behind a turn is not its business: the same executor serves
-//! a peer without a subprotocol and one that speaks `quarterdeck.v1`.
+//! The interface for writing a worker. An [`Executor`] gets a [`RunAssignment`] and a [`RunHandle`], through which it
+//! sends updates and receives steers, and returns a [`TurnOutcome`]. It need not know the wire behind the handle: the
+//! same executor serves a peer without a subprotocol and one that speaks `quarterdeck.v1`.
 
 pub(crate) mod executor_task;
 mod inbox;
@@ -21,14 +21,14 @@ pub(crate) use self::inbox::{RunInbox, RunSteer};
 use crate::local::AgentOutput;
 use crate::plain;
 
-/// Random bytes of an ask's id, each of which becomes five bits: more than 128 together, so that nobody can guess it.
+/// Random bytes of an ask's id. Each becomes five bits, so the id has more than 128 bits and cannot be guessed.
 const ASK_ID_BYTES: usize = 26;
 
-/// A worker, as far as it differs from every other.
+/// The part of a worker that you write.
 pub trait Executor: Send + Sync + 'static {
-    /// Does one job. It runs in a task of its own; a panic ends the job as failed and nothing else. When the turn is
-    /// cancelled it should come to its end soon: after five seconds it is dropped where it stands.
-    fn run(&self, job: RunAssignment, turn: RunHandle) -> impl Future<Output = TurnOutcome> + Send;
+    /// Does one run, in a task of its own. A panic fails the run and nothing else. When the run is cancelled it should
+    /// end soon: after five seconds it is aborted.
+    fn run(&self, assignment: RunAssignment, run: RunHandle) -> impl Future<Output = TurnOutcome> + Send;
 }
 
 /// A function is enough.
@@ -37,119 +37,115 @@ where
     F: Fn(RunAssignment, RunHandle) -> R + Send + Sync + 'static,
     R: Future<Output = TurnOutcome> + Send,
 {
-    fn run(&self, job: RunAssignment, turn: RunHandle) -> impl Future<Output = TurnOutcome> + Send {
-        self(job, turn)
+    fn run(&self, assignment: RunAssignment, run: RunHandle) -> impl Future<Output = TurnOutcome> + Send {
+        self(assignment, run)
     }
 }
 
-/// What to do.
+/// What an executor has to do.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct RunAssignment {
-    /// The prompt.
     pub prompt: String,
-    /// How hard to think, in the agent's words.
+    /// How hard the model should think, in the agent's own terms.
     pub reasoning_effort: Option<String>,
-    /// The conversation that it goes on with; empty if it is new.
+    /// The conversation to continue; empty for a new one.
     pub messages: Vec<Value>,
-    /// Files that come with it; none without a subprotocol.
+    /// Files attached to the prompt. Always empty without a subprotocol.
     pub files: Vec<PromptFile>,
-    /// The run that it serves, where the peer says so.
+    /// The id of the run, if the peer sends one.
     pub run: Option<RunId>,
 }
 
 impl From<&str> for RunAssignment {
-    /// A prompt and nothing else.
-    fn from(assignment: &str) -> Self {
-        Self { prompt: assignment.to_owned(), ..Self::default() }
+    fn from(prompt: &str) -> Self {
+        Self { prompt: prompt.to_owned(), ..Self::default() }
     }
 }
 
-/// The words were not said: the run is over, or it is cancelled and its peer does not read.
+/// The update was not sent: the run is over, or it is cancelled and its peer does not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the run has been stopped")]
 pub struct RunStopped;
 
-/// One run, as its executor sees it. Cheap to clone, and mute once the run has ended.
+/// One run, as its executor sees it. Cheap to clone; once the run has ended, nothing can be sent through it.
 #[derive(Debug, Clone)]
 pub struct RunHandle {
     shared: Arc<RunShared>,
 }
 
 impl RunHandle {
-    pub(crate) fn new(mouth: RunOutput) -> Self {
-        let shared =
-            RunShared { output: mouth, inbox: RunInbox::default(), cancel: CancellationToken::new() };
+    pub(crate) fn new(output: RunOutput) -> Self {
+        let shared = RunShared { output, inbox: RunInbox::default(), cancel: CancellationToken::new() };
         Self { shared: Arc::new(shared) }
     }
 
-    /// Says a piece of the answer. Waits while the peer is behind: that is how a slow reader slows the work down.
+    /// Sends a piece of the answer. Waits while the peer is behind, which is how a slow reader slows the work down.
     pub async fn send_text(&self, text: impl Into<String>) -> Result<(), RunStopped> {
         self.send_update(TurnUpdate::Text { text: text.into() }).await
     }
 
-    /// Says anything else that needs no answer, with the same waiting. After a cancel it still goes out if there is
-    /// room for it.
-    pub async fn send_update(&self, what: TurnUpdate) -> Result<(), RunStopped> {
+    /// Sends any other update that needs no answer, waiting in the same way. After a cancel it is still sent if there
+    /// is room.
+    pub async fn send_update(&self, update: TurnUpdate) -> Result<(), RunStopped> {
         match &self.shared.output {
-            RunOutput::Plain(mouth) => mouth.send_update(&what, &self.shared.cancel).await,
-            RunOutput::Link { output: voice, run } => {
-                let said = voice.send(AgentUpdate::Turn { run: run.clone(), update: what });
-                self.unless_cancelled(said).await.ok_or(RunStopped)?.map_err(|_| RunStopped)
+            RunOutput::Plain(output) => output.send_update(&update, &self.shared.cancel).await,
+            RunOutput::Link { output, run } => {
+                let sent = output.send(AgentUpdate::Turn { run: run.clone(), update });
+                self.unless_cancelled(sent).await.ok_or(RunStopped)?.map_err(|_| RunStopped)
             }
         }
     }
 
-    /// The next thing that the run is told on its way; `None` once it is cancelled. Nothing is lost if the wait is
-    /// given up, and one who never asks is never steered.
+    /// The next steer, or `None` once the run is cancelled. Cancelling the wait loses nothing. An executor that never
+    /// calls this is never steered.
     pub async fn next_steer(&self) -> Option<String> {
         let RunSteer { text, number } = self.unless_cancelled(self.shared.inbox.wait_for_steer()).await?;
-        if let (RunOutput::Link { output: voice, .. }, Some(steer)) = (&self.shared.output, number) {
-            // Without a pause, in which the wait could be given up and the words be lost: there is always room for so
-            // little. A session that has let go needs no word of it.
-            let _heard = tokio::task::unconstrained(voice.send(AgentUpdate::SteerTaken { steer })).await;
+        if let (RunOutput::Link { output, .. }, Some(steer)) = (&self.shared.output, number) {
+            // Unconstrained, so that this does not yield: if the wait were cancelled here, the text would be lost.
+            // There is always room for an update this small. A session that has released the agent does not need it.
+            let _sent = tokio::task::unconstrained(output.send(AgentUpdate::SteerTaken { steer })).await;
         }
         Some(text)
     }
 
-    /// Asks for leave and waits, as long as it takes. A run that is cancelled has no leave for anything.
+    /// Asks for permission and waits as long as it takes. A cancelled run gets no permission.
     pub async fn request_approval(&self, approval: PlainApproval) -> bool {
         let mut random = [0; ASK_ID_BYTES];
         if let Err(error) = getrandom::fill(&mut random) {
-            tracing::error!("no random numbers, so nobody can be asked: {error}");
+            tracing::error!("failed to draw random numbers for an ask; denying it: {error}");
             return false;
         }
         let id = AskId::from_random(&random);
-        // Before it is asked: the answer may be there at once.
+        // Registered before the ask is sent, because the answer may arrive at once.
         let Some(reply) = self.shared.inbox.open_ask(id.clone()) else { return false };
         match &self.shared.output {
-            RunOutput::Plain(mouth) => {
-                let asked = mouth.send_approval_request(&id, approval, &self.shared.cancel).await;
-                asked.is_ok() && self.unless_cancelled(reply).await.flatten().unwrap_or(false)
+            RunOutput::Plain(output) => {
+                let sent = output.send_approval_request(&id, approval, &self.shared.cancel).await;
+                sent.is_ok() && self.unless_cancelled(reply).await.flatten().unwrap_or(false)
             }
-            RunOutput::Link { output: voice, run } => {
+            RunOutput::Link { output, run } => {
                 let ask =
                     AgentUpdate::Ask { run: run.clone(), ask: permission_request(id.clone(), approval) };
-                let asked = self.unless_cancelled(voice.send(ask)).await;
-                if !matches!(asked, Some(Ok(()))) {
+                let sent = self.unless_cancelled(output.send(ask)).await;
+                if !matches!(sent, Some(Ok(()))) {
                     return false;
                 }
                 let Some(allowed) = self.unless_cancelled(reply).await.flatten() else { return false };
-                voice.send(AgentUpdate::AskDelivered { ask: id }).await.is_ok() && allowed
+                output.send(AgentUpdate::AskDelivered { ask: id }).await.is_ok() && allowed
             }
         }
     }
 
-    /// Waits for a cancel; there at once if one has come.
+    /// Waits until the run is cancelled. Returns at once if it already is.
     pub async fn cancelled(&self) {
         self.shared.cancel.cancelled().await;
     }
 
-    /// Whether a cancel has come.
     pub fn is_cancelled(&self) -> bool {
         self.shared.cancel.is_cancelled()
     }
 
-    /// What tells of the cancel, for tasks and libraries that take such a thing.
+    /// The token that is cancelled with the run, for tasks and libraries that take one.
     pub fn cancellation_token(&self) -> CancellationToken {
         self.shared.cancel.clone()
     }
@@ -162,7 +158,7 @@ impl RunHandle {
         &self.shared.inbox
     }
 
-    /// What is there at once counts even then: the cancel only ends waits.
+    /// An output that is ready at once counts even after a cancel: the cancel only ends waits.
     async fn unless_cancelled<F: Future>(&self, wait: F) -> Option<F::Output> {
         tokio::select! {
             biased;
@@ -172,7 +168,7 @@ impl RunHandle {
     }
 }
 
-/// Where a turn's words go.
+/// Where the updates of a run go.
 #[derive(Debug)]
 pub(crate) enum RunOutput {
     /// To a peer without a subprotocol.

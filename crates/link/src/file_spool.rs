@@ -1,6 +1,6 @@
-//! A spool on disk: what one agent said, in segments of JSON lines `{"n":NUMBER,"up":{…}}` named by their first
-//! number, in a folder of its own. It outlives its worker, and whoever comes later reads from the same files what that
-//! one could not deliver.
+//! A spool on disk: the updates of one agent as JSON lines `{"n":NUMBER,"up":{…}}`, in segments named by their first
+//! number, in a folder of its own. The files outlive the worker, so the daemon can read what a dead worker could not
+//! deliver.
 
 use std::collections::VecDeque;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -16,30 +16,29 @@ use serde::Deserialize;
 use crate::spool::Spool;
 use crate::update_window::NumberedUpdate;
 
-/// A segment that has grown so large is followed by a new one. Whole segments are what is given back to the disk.
+/// Size at which a new segment is begun. Disk space is freed a whole segment at a time.
 const SEGMENT_BYTES: u64 = 1 << 20;
-/// The folder of all spools, among the records.
+/// The folder of all spools, beside the workers' records.
 const SPOOLS_FOLDER: &str = "spool";
-/// How a segment's name ends.
 const SEGMENT_SUFFIX: &str = ".jsonl";
-/// How often a folder is made that is gone again before it is whole.
+/// How often creating a folder is retried while another spool's removal deletes its parent.
 const CREATE_TRIES: usize = 16;
 
 /// A spool that is being written.
 #[derive(Debug)]
 pub struct FileSpool {
     dir: PathBuf,
-    /// Oldest first; only the last grows.
+    /// Oldest first. Only the last segment grows.
     segments: VecDeque<SpoolSegment>,
-    /// The last one, open for writing.
+    /// The last segment, open for appending.
     current_file: Option<File>,
-    /// The last number that was kept.
+    /// The last number that was appended.
     last: UpdateNumber,
-    /// Everything up to here may be gone.
+    /// Everything up to this number may be deleted.
     trimmed: UpdateNumber,
-    /// Where the last reading ended, since the next one mostly goes on there.
+    /// Where the last read ended, because the next one usually continues there.
     cursor: Option<SpoolCursor>,
-    /// Whether the folder has a name that is not synced.
+    /// Whether a file was created in the folder since the folder was last synced.
     folder_unsynced: bool,
 }
 
@@ -47,7 +46,6 @@ pub struct FileSpool {
 struct SpoolSegment {
     path: PathBuf,
     first: UpdateNumber,
-    /// The last number that it holds.
     last: UpdateNumber,
     bytes: u64,
     unsynced: bool,
@@ -55,21 +53,21 @@ struct SpoolSegment {
 
 #[derive(Debug, Clone, Copy)]
 struct SpoolCursor {
-    /// What was read last.
+    /// The number that was read last.
     number: UpdateNumber,
-    /// The segment it is in, by its first number.
+    /// The first number of the segment that it is in.
     segment: UpdateNumber,
-    /// Where the next line begins.
+    /// The byte offset of the next line.
     offset: u64,
 }
 
 impl FileSpool {
-    /// The folder of a worker's spool, among the records in `dir`.
+    /// The folder of a worker's spool. `dir` is the folder of the workers' records.
     pub fn folder(dir: &Path, worker: &WorkerId) -> PathBuf {
         dir.join(SPOOLS_FOLDER).join(worker.as_str())
     }
 
-    /// An empty spool in this folder. What an earlier one left there is removed: its numbers would be given again.
+    /// Creates an empty spool in this folder. An older spool there is removed, because its numbers will be reused.
     pub fn create(folder: &Path) -> io::Result<Self> {
         Self::remove(folder)?;
         create_folder(folder)?;
@@ -84,37 +82,37 @@ impl FileSpool {
         })
     }
 
-    /// What was said after this number and is still there, in order and without a hole: what follows a line that cannot
-    /// be read is left out, as is one that its writer did not live to end. A folder that is not there holds nothing.
+    /// Reads the remaining updates after this number, in order and without gaps. Reading stops at the first line that
+    /// cannot be parsed, such as one that a crash left incomplete. A missing folder reads as empty.
     pub fn read_undelivered(folder: &Path, after: UpdateNumber) -> io::Result<Vec<NumberedUpdate>> {
-        let mut remains: Vec<NumberedUpdate> = Vec::new();
+        let mut updates: Vec<NumberedUpdate> = Vec::new();
         for path in segment_paths(folder)? {
             let mut lines = BufReader::new(File::open(&path)?);
             let mut line = Vec::new();
             while lines.read_until(b'\n', &mut line)? > 0 {
                 match serde_json::from_slice::<SpoolLine>(&line) {
                     Ok(SpoolLine { n, up }) => {
-                        let newest = remains.last().map(|thing| thing.number);
+                        let newest = updates.last().map(|update| update.number);
                         if newest.is_some_and(|newest| n.0 > newest.0 + 1) {
-                            tracing::warn!(path = %path.display(), before = n.0, "a spool has a hole");
-                            return Ok(remains);
+                            tracing::warn!(path = %path.display(), before = n.0, "gap in a spool: ignoring the rest");
+                            return Ok(updates);
                         }
                         if n > newest.unwrap_or(after) {
-                            remains.push(NumberedUpdate { number: n, update: up });
+                            updates.push(NumberedUpdate { number: n, update: up });
                         }
                     }
                     Err(error) => {
-                        tracing::warn!(%error, path = %path.display(), "a line of a spool cannot be read");
-                        return Ok(remains);
+                        tracing::warn!(%error, path = %path.display(), "damaged line in a spool: ignoring the rest");
+                        return Ok(updates);
                     }
                 }
                 line.clear();
             }
         }
-        Ok(remains)
+        Ok(updates)
     }
 
-    /// The newest of what is there.
+    /// The newest complete line.
     pub fn read_last(folder: &Path) -> io::Result<Option<NumberedUpdate>> {
         let Some(path) = segment_paths(folder)?.pop() else { return Ok(None) };
         let mut newest = None;
@@ -130,20 +128,20 @@ impl FileSpool {
         Ok(read.map(|SpoolLine { n, up }| NumberedUpdate { number: n, update: up }))
     }
 
-    /// Removes a spool with all that is in it, and the folder of all spools with the last of them.
+    /// Removes a spool and its contents, and the folder of all spools if this was the last one.
     pub fn remove(folder: &Path) -> io::Result<()> {
         match fs::remove_dir_all(folder) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        if let Some(all) = folder.parent() {
-            // Fails while there are others, which is the point.
-            let _others: io::Result<()> = fs::remove_dir(all);
+        if let Some(parent) = folder.parent() {
+            // Fails while other spools exist, as it should.
+            let _not_empty: io::Result<()> = fs::remove_dir(parent);
         }
         Ok(())
     }
 
-    /// The segment that is written to, with room in it.
+    /// The segment to append to. Begins a new one if the last is full.
     fn current_segment(&mut self, first: UpdateNumber) -> io::Result<(&mut File, &mut SpoolSegment)> {
         if self.segments.back().is_none_or(|segment| segment.bytes >= SEGMENT_BYTES) {
             self.current_file = None;
@@ -158,11 +156,11 @@ impl FileSpool {
         }
         match (&mut self.current_file, self.segments.back_mut()) {
             (Some(file), Some(segment)) => Ok((file, segment)),
-            _ => Err(io::Error::other("a spool without a segment to write to")),
+            _ => Err(io::Error::other("the spool has no segment to write to")),
         }
     }
 
-    /// Where the line after this number begins.
+    /// The segment and offset where the line after this number is found.
     fn seek(&self, after: UpdateNumber) -> Option<(&SpoolSegment, u64)> {
         if let Some(cursor) = self.cursor.filter(|cursor| cursor.number == after)
             && let Some(segment) = self.segments.iter().find(|segment| segment.first == cursor.segment)
@@ -182,15 +180,15 @@ impl Spool for FileSpool {
             text.extend_from_slice(line);
             text.extend_from_slice(b"}\n");
         }
-        let Some(more) = u64::try_from(lines.len()).ok().filter(|count| *count > 0) else { return Ok(()) };
+        let Some(count) = u64::try_from(lines.len()).ok().filter(|count| *count > 0) else { return Ok(()) };
         let (file, segment) = self.current_segment(first)?;
         if let Err(error) = file.write_all(&text) {
-            // Half a line would spoil the next one. If that fails too, the reader leaves both out.
+            // Half a line would corrupt the next one. If truncating fails too, readers stop at the damaged line.
             file.set_len(segment.bytes)?;
             return Err(error);
         }
         segment.bytes += text.len() as u64;
-        segment.last = UpdateNumber(first.0 + more - 1);
+        segment.last = UpdateNumber(first.0 + count - 1);
         segment.unsynced = true;
         self.last = segment.last;
         Ok(())
@@ -253,12 +251,12 @@ impl Spool for FileSpool {
 }
 
 impl Drop for FileSpool {
-    /// A worker that ends with something undelivered leaves it where even a power cut does not reach it.
+    /// Syncs undelivered updates when the worker ends, so that even a power failure does not lose them.
     fn drop(&mut self) {
         if self.trimmed < self.last
             && let Err(error) = self.sync()
         {
-            tracing::warn!(%error, path = %self.dir.display(), "a spool could not be synced at its end");
+            tracing::warn!(%error, path = %self.dir.display(), "failed to sync the spool on close");
         }
     }
 }
@@ -269,7 +267,7 @@ struct SpoolLine {
     up: AgentUpdate,
 }
 
-/// Number and words of a line that [`FileSpool::append`] wrote, without reading the words.
+/// Splits a line written by [`FileSpool::append`] into its number and its update, without parsing the update.
 fn split_line(line: &[u8]) -> Option<(UpdateNumber, &[u8])> {
     let rest = line.strip_prefix(b"{\"n\":")?;
     let digits = rest.iter().position(|byte| *byte == b',')?;
@@ -282,22 +280,23 @@ fn damaged_error(path: &Path) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("{} is damaged", path.display()))
 }
 
-/// Makes a spool's folder, also if the last other one takes the folder of all of them with it meanwhile.
+/// Creates a spool's folder. Retries if the removal of another spool deletes the parent folder in between.
 fn create_folder(folder: &Path) -> io::Result<()> {
-    let make = || DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    let gone =
-        |made: &io::Result<()>| made.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-    let mut made = make();
+    let create = || DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    let parent_vanished = |created: &io::Result<()>| {
+        created.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    };
+    let mut created = create();
     for _ in 0..CREATE_TRIES {
-        if !gone(&made) {
+        if !parent_vanished(&created) {
             break;
         }
-        made = make();
+        created = create();
     }
-    made
+    created
 }
 
-/// The files of a spool, oldest first.
+/// The segments of a spool, oldest first.
 fn segment_paths(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -310,7 +309,7 @@ fn segment_paths(folder: &Path) -> io::Result<Vec<PathBuf>> {
             paths.push(path);
         }
     }
-    // Their numbers have leading zeros.
+    // File names have leading zeros, so name order is number order.
     paths.sort();
     Ok(paths)
 }
@@ -344,8 +343,8 @@ mod tests {
     }
 
     fn undelivered_numbers(folder: &Path, after: u64) -> Vec<u64> {
-        let remains = FileSpool::read_undelivered(folder, UpdateNumber(after)).unwrap();
-        remains.iter().map(|thing| thing.number.0).collect()
+        let updates = FileSpool::read_undelivered(folder, UpdateNumber(after)).unwrap();
+        updates.iter().map(|update| update.number.0).collect()
     }
 
     #[test]
@@ -363,9 +362,9 @@ mod tests {
         assert_eq!(numbers(&spool.read(UpdateNumber(8), 1).unwrap()), [9]);
         assert_eq!(numbers(&spool.read(UpdateNumber(10), 1).unwrap()), [] as [u64; 0]);
         std::mem::forget(spool);
-        let remains = FileSpool::read_undelivered(&folder, UpdateNumber(8)).unwrap();
+        let updates = FileSpool::read_undelivered(&folder, UpdateNumber(8)).unwrap();
         assert_eq!(
-            remains,
+            updates,
             [9, 10].map(|number| NumberedUpdate { number: UpdateNumber(number), update: up(number) })
         );
         FileSpool::remove(&folder).unwrap();

@@ -1,24 +1,24 @@
-//! The numbered link between a session and its agent: what is said goes up once and in order, what is commanded goes
-//! down once, and a cancel overtakes. It knows no agent and no journal.
+//! The numbered link between a session and its agent. Updates from the agent go up once and in order, commands go down
+//! once, and a cancel overtakes the other commands. This crate knows no agent and no journal.
 //!
-//! Layout, in reading order:
+//! Modules, in reading order:
 //! - `local`: a link inside one process, and the task behind it.
-//! - `up`: merging, cutting, numbering and the window, without a transport.
-//! - `down`: the order of commands and each of them once, without a transport.
-//! - `seat`: the worker's end of a session's link over a socket, which outlives its connections.
-//! - `agent_link`: the daemon's end of it.
-//! - [`fit`]: bounds for what becomes one event.
-//! - `spool`: where a seat keeps what the daemon has not acknowledged.
-//! - `proof`: how both ends show that they know the same secret.
-//! - `line`: one connection, as both ends use it.
+//! - `update_window`: merges, splits, numbers and bounds the agent's updates, without a transport.
+//! - `command_queue`: orders commands and drops repeats, without a transport.
+//! - `worker_endpoint`: the worker's end of a session's link over a socket. It outlives its connections.
+//! - `agent_link`: the daemon's end of the same link.
+//! - [`event_size`]: cuts an update down to what one event can hold.
+//! - `spool`: keeps the updates that the daemon has not acknowledged.
+//! - `proof`: how both ends prove that they know the same secret.
+//! - `link_connection`: one connection, as both ends use it.
 //! - [`socket`]: the WebSocket under it.
-//! - [`executor`]: what anybody implements to be a worker.
-//! - [`terminal`]: the first frames of a connection that shows a terminal.
+//! - [`executor`]: the trait to implement for a worker of your own.
+//! - [`terminal_handshake`]: the first frames of a connection that shows a terminal.
 //! - [`plain`]: the frames of a peer without a subprotocol, both sides.
-//! - [`serve`]: the door of a worker.
-//! - `file_spool`: a spool on disk, written by a worker and read by whoever comes after it.
-//! - [`announce`]: how a worker that somebody else started is found.
-//! - `record`: how the workers of a home are found, and told to be alive.
+//! - [`serve`]: the server that accepts connections for a worker.
+//! - `file_spool`: a spool on disk, written by a worker and read by the daemon after the worker's death.
+//! - [`announce`]: how a worker that was started by somebody else is found.
+//! - [`record`]: how the workers of a home are found and checked for life.
 
 mod agent_link;
 pub mod announce;

@@ -1,5 +1,5 @@
-//! One connection of a link, as both of its ends use it: writing never keeps it from reading, and a peer that is gone
-//! is told from one that has nothing to say. What the frames mean is not known here.
+//! One connection of a link, as both ends use it. Writing never blocks reading, and pings tell a dead peer from one
+//! that is merely silent. The meaning of the frames is not known here.
 
 use std::future::poll_fn;
 use std::io;
@@ -14,60 +14,56 @@ use tokio::time::{Instant, Sleep};
 
 use crate::socket::{ByteStream, IncomingFrame, STEP_TIMEOUT, Socket, SocketError, TextFrame};
 
-/// Silence before the peer is asked for a sign of life.
+/// How long the peer may be silent before it is pinged.
 const PING_AFTER: Duration = Duration::from_secs(PING_S);
-/// Silence before it counts as gone.
+/// How long the peer may be silent before the connection counts as dead.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(3 * PING_S);
 
-/// A connection.
 #[derive(Debug)]
 pub(crate) struct LinkConnection<W> {
     socket: Socket<W>,
-    /// Something was fed and not all of it is written.
+    /// A queued frame is not completely written yet.
     writing: bool,
-    /// When the peer last gave a sign of life.
-    last_heard: Instant,
-    /// When to look whether it still does. Boxed: it may not be moved, and the line must.
+    /// When the peer last sent anything, a pong included.
+    last_received_at: Instant,
+    /// When the peer's liveness is checked next. Boxed, because a `Sleep` must stay pinned while the connection moves.
     liveness_timer: Pin<Box<Sleep>>,
 }
 
-/// What has come of waiting.
 #[derive(Debug)]
 pub(crate) enum ConnectionProgress {
-    /// A frame.
     Frame(TextFrame),
-    /// All that was fed is written.
+    /// Everything that was queued is written.
     Written,
 }
 
 impl<W: ByteStream> LinkConnection<W> {
     pub(crate) fn new(socket: Socket<W>) -> Self {
         let liveness_timer = Box::pin(tokio::time::sleep(PING_AFTER));
-        Self { socket, writing: false, last_heard: Instant::now(), liveness_timer }
+        Self { socket, writing: false, last_received_at: Instant::now(), liveness_timer }
     }
 
-    /// Whether what was fed is still being written. Feeding more before it is only fills memory.
+    /// Whether queued frames are still being written. Queueing more meanwhile only fills memory.
     pub(crate) fn is_writing(&self) -> bool {
         self.writing
     }
 
-    /// Takes a frame, to be written by [`Line::step`].
+    /// Queues a frame; [`LinkConnection::progress`] writes it.
     pub(crate) fn queue_frame(&mut self, frame: &impl Serialize) -> Result<(), SocketError> {
         self.queue_text(frame_json(frame)?)
     }
 
-    /// See [`Line::feed`]; the frame is JSON already.
+    /// Like [`LinkConnection::queue_frame`], for a frame that is JSON already.
     pub(crate) fn queue_text(&mut self, text: String) -> Result<(), SocketError> {
         self.writing = true;
         self.socket.queue_text(text)
     }
 
-    /// Writes what was fed and, if `reading`, waits for a frame. Nothing is lost if the wait is given up.
+    /// Writes queued frames and, if `reading`, waits for the next frame. Cancelling the wait loses nothing.
     pub(crate) async fn progress(&mut self, reading: bool) -> Result<ConnectionProgress, SocketError> {
         poll_fn(|context| self.poll_progress(context, reading)).await
     }
 
-    /// Says goodbye.
     pub(crate) async fn close(mut self) {
         self.socket.close().await;
     }
@@ -85,7 +81,7 @@ impl<W: ByteStream> LinkConnection<W> {
                 return Poll::Ready(written.map(|()| ConnectionProgress::Written));
             }
             while reading && let Poll::Ready(incoming) = self.socket.poll_next(context)? {
-                self.last_heard = Instant::now();
+                self.last_received_at = Instant::now();
                 if let IncomingFrame::Text(text) = incoming {
                     return Poll::Ready(Ok(ConnectionProgress::Frame(text)));
                 }
@@ -97,14 +93,14 @@ impl<W: ByteStream> LinkConnection<W> {
         }
     }
 
-    /// Asks a silent peer for a sign of life, or gives it up.
+    /// Pings a silent peer, or fails with a timeout if it has been silent for too long.
     fn check_liveness(&mut self, reading: bool) -> Result<(), SocketError> {
         let now = Instant::now();
         if !reading {
-            // Who does not listen cannot complain of silence, but owes the peer a sign that somebody is there.
-            self.last_heard = now;
+            // While we do not read, the peer's silence proves nothing. The peer still needs a sign that we are alive.
+            self.last_received_at = now;
         }
-        let silence = now.duration_since(self.last_heard);
+        let silence = now.duration_since(self.last_received_at);
         if silence >= GIVE_UP_AFTER {
             return Err(SocketError::TimedOut);
         }
@@ -113,13 +109,13 @@ impl<W: ByteStream> LinkConnection<W> {
             self.writing = true;
             self.liveness_timer.as_mut().reset(now + PING_AFTER);
         } else {
-            self.liveness_timer.as_mut().reset(self.last_heard + PING_AFTER);
+            self.liveness_timer.as_mut().reset(self.last_received_at + PING_AFTER);
         }
         Ok(())
     }
 }
 
-/// The next frame of a handshake, in time; what cannot be read is nothing to us.
+/// Reads the next frame of a handshake within [`STEP_TIMEOUT`]. Frames that cannot be parsed are skipped.
 pub(crate) async fn read_frame<W: ByteStream, F: DeserializeOwned>(
     socket: &mut Socket<W>,
 ) -> Result<F, SocketError> {
@@ -135,7 +131,6 @@ pub(crate) async fn read_frame<W: ByteStream, F: DeserializeOwned>(
     tokio::time::timeout(STEP_TIMEOUT, read).await.unwrap_or(Err(SocketError::TimedOut))
 }
 
-/// A frame as text.
 fn frame_json(frame: &impl Serialize) -> Result<String, SocketError> {
     serde_json::to_string(frame).map_err(|error| SocketError::from(io::Error::from(error)))
 }

@@ -1,5 +1,6 @@
-//! A link inside one process: two ends over one small shared state, and the task that holds the agent. The rules of
-//! what is merged, bounded, overtaken and repeated are in `up` and `down`; here are only the waking and the ending.
+//! A link inside one process: two endpoints over a small shared state, and the task that runs the agent. Merging and
+//! bounds are in `update_window`, the order of commands is in `command_queue`; this file does the waking and the
+//! shutdown.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,29 +13,29 @@ use tokio::task::{JoinError, JoinHandle};
 use crate::command_queue::CommandQueue;
 use crate::update_window::{NumberedUpdate, UpdateWindow, split_update};
 
-/// The session has let go of its agent: nobody hears it any more.
+/// The session has released its agent and reads no more updates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the session has let go of its agent")]
+#[error("the session has released its agent")]
 pub struct LinkClosed;
 
-/// What is heard of an agent at the other end of a local link.
+/// What the session's end of a local link receives.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LocalLinkEvent {
-    /// All that waited, in order.
+    /// All updates that were waiting, in order.
     Updates(Vec<NumberedUpdate>),
-    /// The agent is no more, and all that it said has been heard.
+    /// The agent has ended, and all of its updates have been received.
     Gone(AgentExitReason),
 }
 
-/// What stands between an agent and everybody who hears it: before anything is numbered, kept or sent. It sees all
-/// that the agent's voices say in one order, and last an [`Up::Gone`] with the agent's end.
+/// Filters an agent's updates before they are numbered, spooled or sent. It sees the updates of all [`AgentOutput`]
+/// clones in one order, and last an [`AgentUpdate::Gone`].
 pub trait AgentOutputFilter: Send + 'static {
-    /// What may be said of this. Text that may be the beginning of something else is held back, and let go before
-    /// anything that does not continue it.
-    fn filter_update(&mut self, up: AgentUpdate, out: &mut Vec<AgentUpdate>);
+    /// Appends to `out` what may pass of this update. Text that may be the start of a secret is held back, and
+    /// released before any update that does not continue it.
+    fn filter_update(&mut self, update: AgentUpdate, out: &mut Vec<AgentUpdate>);
 }
 
-/// Two ends with nothing between them. What is said is numbered after `after`, since numbers never restart within a
+/// A link without a task. The agent's updates are numbered after `after`, since numbers never restart within a
 /// session.
 pub fn local_link(after: UpdateNumber) -> (AgentEndpoint, SessionEndpoint) {
     local_link_with_filter(after, None)
@@ -60,8 +61,8 @@ fn local_link_with_filter(
     (agent, SessionEndpoint { shared, task: None, gone: None })
 }
 
-/// Runs an agent in a task of its own, which the session's end owns: it is ended with it. What the task returns, or
-/// that it panicked, is the last thing heard.
+/// Runs an agent in a task of its own. The returned endpoint owns the task: dropping the endpoint ends it. The task's
+/// result, or its panic, is the last event.
 pub fn host_agent<A, F>(after: UpdateNumber, agent: A) -> SessionEndpoint
 where
     A: FnOnce(AgentEndpoint) -> F,
@@ -70,7 +71,7 @@ where
     host_agent_with_filter(after, None, agent)
 }
 
-/// See [`host`]; what the agent says passes the filter first.
+/// Like [`host_agent`], with a filter for the agent's updates.
 pub fn host_agent_with_filter<A, F>(
     after: UpdateNumber,
     filter: Option<Box<dyn AgentOutputFilter>>,
@@ -85,24 +86,24 @@ where
     session_end
 }
 
-/// The agent's end. When it is dropped, the agent is over.
+/// The agent's end of the link. Dropping it ends the agent for the session.
 #[derive(Debug)]
 pub struct AgentEndpoint {
     output: AgentOutput,
 }
 
 impl AgentEndpoint {
-    /// See [`Voice::say`].
-    pub async fn send(&self, up: AgentUpdate) -> Result<(), LinkClosed> {
-        self.output.send(up).await
+    /// See [`AgentOutput::send`].
+    pub async fn send(&self, update: AgentUpdate) -> Result<(), LinkClosed> {
+        self.output.send(update).await
     }
 
-    /// Something that can speak while this end waits for commands.
+    /// A handle that can send updates while this end waits for commands.
     pub fn output(&self) -> AgentOutput {
         self.output.clone()
     }
 
-    /// The next command, each once; `None` when the session has let go. Nothing is lost if the wait is given up.
+    /// The next command, each once; `None` when the session has released the agent. Cancelling the wait loses nothing.
     pub async fn next_command(&mut self) -> Option<AgentCommand> {
         let shared = &self.output.shared;
         loop {
@@ -111,8 +112,8 @@ impl AgentEndpoint {
                 if state.session_released {
                     return None;
                 }
-                if let Some(down) = state.commands.pop() {
-                    return Some(down);
+                if let Some(command) = state.commands.pop() {
+                    return Some(command);
                 }
             }
             shared.command_ready.notified().await;
@@ -128,21 +129,21 @@ impl Drop for AgentEndpoint {
     }
 }
 
-/// The mouth of an agent: cheap to clone, and of no use once its [`AgentEnd`] is gone.
+/// Sends an agent's updates. Cheap to clone, and closed once its [`AgentEndpoint`] is dropped.
 #[derive(Debug, Clone)]
 pub struct AgentOutput {
     shared: Arc<LocalLinkShared>,
 }
 
 impl AgentOutput {
-    /// Says something, waiting while too much is untaken: that is how a slow journal slows the agent down. What
-    /// answers a command (a terminal, a steer taken or missed, an ask delivered) never waits. If the wait is given up,
-    /// the rest is not said. Two voices keep no order between them.
-    pub async fn send(&self, up: AgentUpdate) -> Result<(), LinkClosed> {
-        for piece in split_update(up) {
+    /// Sends an update. It waits while the window is full, which is how a slow journal slows the agent down. Replies
+    /// to a command (a terminal, a steer taken or missed, an ask delivered) never wait. If the wait is cancelled, the
+    /// rest of a long text is not sent. Two clones keep no order between each other.
+    pub async fn send(&self, update: AgentUpdate) -> Result<(), LinkClosed> {
+        for piece in split_update(update) {
             self.send_piece(piece).await?;
         }
-        // An agent that never waits would otherwise keep its own task from seeing a cancel.
+        // Without this, an agent that never waits would keep its own task from seeing a cancel.
         tokio::task::coop::consume_budget().await;
         Ok(())
     }
@@ -150,69 +151,69 @@ impl AgentOutput {
     async fn send_piece(&self, piece: AgentUpdate) -> Result<(), LinkClosed> {
         let Some(mut piece) = self.shared.try_push(piece)? else { return Ok(()) };
         loop {
-            // Made before the next try: room that appears in between wakes it.
-            let room = self.shared.space_freed.notified();
+            // Registered before the next try, so that space freed in between is not missed.
+            let space_freed = self.shared.space_freed.notified();
             match self.shared.try_push(piece)? {
                 None => return Ok(()),
-                Some(back) => piece = back,
+                Some(rejected) => piece = rejected,
             }
-            room.await;
+            space_freed.await;
         }
     }
 }
 
-/// The session's end. When it is dropped, the agent's task is ended.
+/// The session's end of the link. Dropping it ends the agent's task.
 #[derive(Debug)]
 pub struct SessionEndpoint {
     shared: Arc<LocalLinkShared>,
     task: Option<JoinHandle<AgentExitReason>>,
-    /// Kept, since a task tells its end only once.
+    /// Kept, because a task returns its result only once.
     gone: Option<AgentExitReason>,
 }
 
 impl SessionEndpoint {
-    /// Waits for the agent to say something and takes all of it, or tells that the agent is gone, as often as asked.
-    /// Nothing is lost if the wait is given up.
+    /// Waits for updates and takes all of them. Once the agent is gone, every call returns `Gone`. Cancelling the wait
+    /// loses nothing.
     pub async fn next_event(&mut self) -> LocalLinkEvent {
         loop {
-            let over = {
+            let agent_ended = {
                 let mut state = self.shared.lock();
-                let said = state.window.take();
-                if !said.is_empty() {
+                let updates = state.window.take();
+                if !updates.is_empty() {
                     drop(state);
                     self.shared.space_freed.notify_waiters();
-                    return LocalLinkEvent::Updates(said);
+                    return LocalLinkEvent::Updates(updates);
                 }
                 state.agent_ended
             };
-            if !over {
+            if !agent_ended {
                 self.shared.output_ready.notified().await;
             } else if let Some(gone) = &self.gone {
                 return LocalLinkEvent::Gone(gone.clone());
             } else {
                 let gone = self.wait_for_task().await;
-                // What the filter held back comes out now, and is heard before the end is.
+                // The filter now releases what it held back. Those updates are delivered before the end.
                 self.gone = Some(self.shared.lock().flush_filter(gone));
             }
         }
     }
 
-    /// Tells the agent something; never waits, and a repeat does nothing.
-    pub fn send(&self, down: AgentCommand) {
-        self.command_sender().send(down);
+    /// Sends a command to the agent. Never waits; a repeated command is ignored.
+    pub fn send(&self, command: AgentCommand) {
+        self.command_sender().send(command);
     }
 
-    /// Something that can command the agent while this end waits to hear it.
+    /// A handle that can send commands while this end waits for updates.
     pub(crate) fn command_sender(&self) -> AgentCommandSender {
         AgentCommandSender { shared: Arc::clone(&self.shared) }
     }
 
-    /// Ends the agent's task and waits for its end. What it was about to say is not said.
+    /// Aborts the agent's task and waits until it has ended. Updates that it was about to send are dropped.
     pub async fn stop(mut self) {
         self.release_agent();
         if let Some(task) = self.task.take() {
             task.abort();
-            // Its last word has nobody to hear it: whoever stops an agent knows that it is stopped.
+            // The reason is not needed: the caller knows that the agent was stopped.
             let _ended: Result<AgentExitReason, JoinError> = task.await;
         }
     }
@@ -220,7 +221,10 @@ impl SessionEndpoint {
     async fn wait_for_task(&mut self) -> AgentExitReason {
         let gone = match &mut self.task {
             Some(task) => task.await.unwrap_or_else(|error| AgentExitReason::Failed(panic_error(error))),
-            None => AgentExitReason::Failed(RunError::new("agent_ended", "the agent ended without a word")),
+            None => AgentExitReason::Failed(RunError::new(
+                "agent_ended",
+                "the agent ended without giving a reason",
+            )),
         };
         self.task = None;
         gone
@@ -242,28 +246,27 @@ impl Drop for SessionEndpoint {
     }
 }
 
-/// See [`SessionEnd::orders`]. Of no use once its end is gone.
+/// See [`SessionEndpoint::command_sender`]. Commands sent after the endpoint is dropped are lost.
 #[derive(Debug, Clone)]
 pub(crate) struct AgentCommandSender {
     shared: Arc<LocalLinkShared>,
 }
 
 impl AgentCommandSender {
-    pub(crate) fn send(&self, down: AgentCommand) {
-        self.shared.lock().commands.push(down);
+    pub(crate) fn send(&self, command: AgentCommand) {
+        self.shared.lock().commands.push(command);
         self.shared.command_ready.notify_one();
     }
 }
 
-/// What the two ends share.
 #[derive(Debug)]
 struct LocalLinkShared {
     state: Mutex<LocalLinkState>,
-    /// Wakes the session: something waits for it, or the agent is over.
+    /// Wakes the session: updates are ready, or the agent has ended.
     output_ready: Notify,
-    /// Wakes the agent: a command waits for it, or the session has let go.
+    /// Wakes the agent: a command is ready, or the session has released it.
     command_ready: Notify,
-    /// Wakes voices that wait for the window.
+    /// Wakes senders that wait for space in the window.
     space_freed: Notify,
 }
 
@@ -272,37 +275,36 @@ struct LocalLinkState {
     window: UpdateWindow,
     filter: OptionalOutputFilter,
     commands: CommandQueue,
-    /// The session wants nothing more of the agent.
     session_released: bool,
-    /// The agent's end is gone.
+    /// The [`AgentEndpoint`] is dropped.
     agent_ended: bool,
 }
 
 impl LocalLinkShared {
-    /// Nothing that runs under the lock can leave the state half changed, so a panic elsewhere does not spoil it.
+    /// Nothing that runs under the lock can leave the state half changed, so a poisoned lock is still usable.
     fn lock(&self) -> MutexGuard<'_, LocalLinkState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says a piece, or gives it back if there is no room.
+    /// Takes a piece, or gives it back if the window is full.
     fn try_push(&self, piece: AgentUpdate) -> Result<Option<AgentUpdate>, LinkClosed> {
         let mut state = self.lock();
         if state.session_released || state.agent_ended {
             return Err(LinkClosed);
         }
-        let first = state.window.is_empty();
-        let back = state.try_push(piece);
+        let was_empty = state.window.is_empty();
+        let rejected = state.try_push(piece);
         drop(state);
-        if first {
+        if was_empty {
             self.output_ready.notify_one();
         }
-        Ok(back)
+        Ok(rejected)
     }
 }
 
 impl LocalLinkState {
-    /// The window judges what the agent says; what the filter makes of it, perhaps with what it held back before, is
-    /// then taken whatever the window says.
+    /// The window decides about the piece as the agent sent it. The filter's output, which may include text held back
+    /// before, is then accepted even if the window is full.
     fn try_push(&mut self, piece: AgentUpdate) -> Option<AgentUpdate> {
         let Some(filter) = &mut self.filter.0 else { return self.window.try_push(piece) };
         if !self.window.accepts(&piece) {
@@ -314,36 +316,36 @@ impl LocalLinkState {
         None
     }
 
-    /// Lets out what the filter held back, and gives the end as the filter leaves it.
+    /// Releases what the filter held back, and returns the exit reason as the filter leaves it.
     fn flush_filter(&mut self, gone: AgentExitReason) -> AgentExitReason {
         let Some(filter) = &mut self.filter.0 else { return gone };
         let mut passed = Vec::new();
         filter.filter_update(AgentUpdate::Gone(gone.clone()), &mut passed);
         let mut last = gone;
-        for up in passed {
-            match up {
+        for update in passed {
+            match update {
                 AgentUpdate::Gone(gone) => last = gone,
-                up => split_update(up).for_each(|piece| self.window.push(piece)),
+                update => split_update(update).for_each(|piece| self.window.push(piece)),
             }
         }
         last
     }
 }
 
-/// A filter, or none.
+/// Wraps the filter for `Debug`.
 struct OptionalOutputFilter(Option<Box<dyn AgentOutputFilter>>);
 
 impl fmt::Debug for OptionalOutputFilter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Sieve").field(&self.0.is_some()).finish()
+        f.debug_tuple("OptionalOutputFilter").field(&self.0.is_some()).finish()
     }
 }
 
 fn panic_error(error: JoinError) -> RunError {
     let Ok(panic) = error.try_into_panic() else {
-        return RunError::new("agent_ended", "the agent's task was ended from outside");
+        return RunError::new("agent_ended", "the agent's task was aborted");
     };
-    let words =
+    let message =
         panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    RunError::new("agent_panicked", format!("the agent panicked: {}", words.unwrap_or("without a word")))
+    RunError::new("agent_panicked", format!("the agent panicked: {}", message.unwrap_or("no message")))
 }

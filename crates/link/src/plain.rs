@@ -1,9 +1,9 @@
-//! The frames of a peer that offers no subprotocol: the connection is the run's life, and nothing is repeated. The
-//! rules are those of the contract's section on workers, to the letter, so that an existing parent or worker that
-//! speaks them works with ours.
+//! The frames of a peer that offers no subprotocol. A run lives and dies with its connection, and nothing is sent
+//! twice. The frames follow the contract's section on workers exactly, so existing parents and workers that speak them
+//! work with ours.
 //!
-//! - `event`: the names under which a run's words travel.
-//! - `outbox`: what waits for the peer, bounded.
+//! - `event`: the JSON form of a run's updates.
+//! - `outbox`: frames waiting for the peer, bounded.
 //! - `server`: one connection of a worker.
 //! - [`client`]: the parent's side.
 

@@ -1,5 +1,5 @@
-//! How two ends of a link show each other that they know the same secret, without saying it: an HMAC over fresh random
-//! words of both. Nothing here reads or sends a frame.
+//! How the two ends of a link prove to each other that they know the same secret without sending it: an HMAC over a
+//! fresh nonce from each side. Nothing here reads or sends a frame.
 
 use std::fmt::Write;
 
@@ -8,33 +8,33 @@ use qd_protocol::worker::Secret;
 use sha2::Sha256;
 use subtle::ConstantTimeEq;
 
-/// A random word that nobody has used before.
+/// 128 random bits in hex.
 pub(crate) fn fresh_nonce() -> String {
     let mut random = [0; 16];
     getrandom::fill(&mut random).expect("the kernel has randomness once it has booted");
     hex(&random)
 }
 
-/// What shows that the worker's side knows the secret.
+/// Proves that the worker knows the secret.
 pub(crate) fn worker_proof(secret: &Secret, daemons_nonce: &str, workers_nonce: &str) -> String {
     hmac_proof(secret, "worker", daemons_nonce, workers_nonce)
 }
 
-/// What shows that the daemon's side knows the secret.
+/// Proves that the daemon knows the secret.
 pub(crate) fn daemon_proof(secret: &Secret, workers_nonce: &str, daemons_nonce: &str) -> String {
     hmac_proof(secret, "daemon", workers_nonce, daemons_nonce)
 }
 
-/// Whether a proof is the one that it has to be. Where there is no secret there is nothing to prove.
-pub(crate) fn verify_proof(secret: &Secret, right: &str, given: &str) -> bool {
-    secret.0.is_empty() || bool::from(right.as_bytes().ct_eq(given.as_bytes()))
+/// Compares a proof in constant time. With an empty secret, every proof is accepted.
+pub(crate) fn verify_proof(secret: &Secret, expected: &str, given: &str) -> bool {
+    secret.0.is_empty() || bool::from(expected.as_bytes().ct_eq(given.as_bytes()))
 }
 
-/// The parts end in a newline each, so that no two choices of words make the same text.
-fn hmac_proof(secret: &Secret, side: &str, theirs: &str, own: &str) -> String {
+/// Each part ends in a newline, so no two different inputs hash the same text.
+fn hmac_proof(secret: &Secret, side: &str, peer_nonce: &str, own_nonce: &str) -> String {
     let mut mac =
         Hmac::<Sha256>::new_from_slice(secret.0.as_bytes()).expect("an HMAC takes a key of any length");
-    for part in [side, theirs, own] {
+    for part in [side, peer_nonce, own_nonce] {
         mac.update(part.as_bytes());
         mac.update(b"\n");
     }
@@ -56,8 +56,8 @@ mod tests {
     #[test]
     fn a_proof_holds_for_its_side_its_words_and_its_secret_alone() {
         let (secret, other) = (Secret("s".to_owned()), Secret("t".to_owned()));
-        let right = worker_proof(&secret, "d", "w");
-        assert!(verify_proof(&secret, &right, &worker_proof(&secret, "d", "w")));
+        let expected = worker_proof(&secret, "d", "w");
+        assert!(verify_proof(&secret, &expected, &worker_proof(&secret, "d", "w")));
         for wrong in [
             daemon_proof(&secret, "d", "w"),
             worker_proof(&secret, "w", "d"),
@@ -65,13 +65,13 @@ mod tests {
             worker_proof(&other, "d", "w"),
             String::new(),
         ] {
-            assert!(!verify_proof(&secret, &right, &wrong), "{wrong}");
+            assert!(!verify_proof(&secret, &expected, &wrong), "{wrong}");
         }
     }
 
     #[test]
     fn without_a_secret_nothing_has_to_be_proven() {
-        assert!(verify_proof(&Secret::default(), "right", "wrong"));
+        assert!(verify_proof(&Secret::default(), "expected", "wrong"));
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! How the workers of a home are found: each keeps a record, and holds a lock beside it for as long as it lives. The
-//! lock tells whether a worker is alive, whatever the clock, a pid or the record say; the record tells where it listens.
+//! How the workers of a home are found. Each worker keeps a record and holds a lock on a file beside it for as long as
+//! it lives. Only the lock decides whether a worker is alive, whatever the clock, a pid or the record say; the record
+//! tells where the worker listens.
 
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io;
@@ -11,34 +12,31 @@ use qd_protocol::WorkerId;
 use qd_protocol::worker::WorkerRecord;
 use tokio::net::{UnixListener, UnixStream};
 
-/// A record has a few hundred bytes; a file that is much larger is none.
+/// A record has a few hundred bytes; a much larger file is not a record.
 const RECORD_MAX: u64 = 64 << 10;
-/// What the kernel takes for the path of a socket.
+/// The longest socket path that the kernel accepts.
 const SOCKET_PATH_MAX: usize = 107;
 
-/// The files of one worker process among those of its home.
+/// The files of one worker process in its home.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerFiles {
-    /// Its record.
     pub record: PathBuf,
-    /// What it locks.
     pub lock: PathBuf,
-    /// Where it listens.
     pub socket: PathBuf,
 }
 
 impl WorkerFiles {
-    /// The files of the process `id`; `None` if that can be no name of a file.
+    /// The files of the worker process `id`, or `None` if the id cannot be a file name.
     pub fn of(dir: &Path, id: &str) -> Option<Self> {
-        // The rule for ids is the rule for their files: no separator, no dot in front.
+        // The rule for ids is also the rule for file names: no separator, no leading dot.
         WorkerId::parse(id).ok()?;
         let named = |suffix: &str| dir.join(format!("{id}.{suffix}"));
         Some(Self { record: named("json"), lock: named("lock"), socket: named("sock") })
     }
 
-    /// Removes all of them. Whatever is missing is removed already.
+    /// Removes all files. Missing files are no error.
     pub fn remove(&self) -> io::Result<()> {
-        // The lock last: as long as it is held, nobody takes the others for remains.
+        // The lock goes last: while it is held, the others do not count as leftovers.
         for path in [&self.record, &self.socket, &self.lock] {
             match fs::remove_file(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -49,14 +47,14 @@ impl WorkerFiles {
     }
 }
 
-/// Held by a worker process for its whole life; the kernel lets go of it when the process dies.
+/// Held by a worker process for its whole life. The kernel releases the lock when the process dies.
 #[derive(Debug)]
 pub struct WorkerLock {
     _lock: File,
 }
 
 impl WorkerLock {
-    /// Takes the lock; `None` if somebody holds it.
+    /// Takes the lock, or returns `None` if another process holds it.
     pub fn try_acquire(files: &WorkerFiles) -> io::Result<Option<Self>> {
         let file =
             OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&files.lock)?;
@@ -68,25 +66,25 @@ impl WorkerLock {
     }
 }
 
-/// Whether the worker process `id` of this home lives. Where that cannot be told it does: who is taken for dead is
-/// buried.
+/// Whether the worker process `id` of this home is alive. If this cannot be determined, the answer is yes, because a
+/// worker that counts as dead is cleaned up.
 pub fn is_worker_alive(dir: &Path, id: &str) -> bool {
     let Some(files) = WorkerFiles::of(dir, id) else { return false };
     match File::open(&files.lock) {
-        // Shared, so that two who ask do not take each other for the worker. Given back with the file.
+        // A shared lock, so that two concurrent callers do not mistake each other for the worker. Closing the file
+        // releases it.
         Ok(file) => file.try_lock_shared().is_err(),
         Err(error) => error.kind() != io::ErrorKind::NotFound,
     }
 }
 
-/// Connects to the worker process `id` of this home.
 pub async fn connect_to_worker(dir: &Path, id: &str) -> io::Result<UnixStream> {
     let files = WorkerFiles::of(dir, id).ok_or(io::ErrorKind::InvalidInput)?;
     let (path, _folder) = short_socket_path(&files.socket)?;
     UnixStream::connect(path).await
 }
 
-/// A socket for the worker process with these files, in the place of one that a dead process left.
+/// Binds the worker's socket. A socket that a dead process left there is replaced.
 pub fn bind_worker_socket(files: &WorkerFiles) -> io::Result<UnixListener> {
     match fs::remove_file(&files.socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -98,8 +96,8 @@ pub fn bind_worker_socket(files: &WorkerFiles) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// A path that the kernel takes for a socket: a home may be deeper than that, and then its folder is named by a
-/// descriptor that has to be kept until the path was used.
+/// A path that is short enough for a socket. If the home is nested too deeply, the folder is addressed through
+/// `/proc/self/fd`; the returned file must stay open until the path has been used.
 fn short_socket_path(socket: &Path) -> io::Result<(PathBuf, Option<File>)> {
     if socket.as_os_str().len() <= SOCKET_PATH_MAX {
         return Ok((socket.to_owned(), None));
@@ -112,25 +110,25 @@ fn short_socket_path(socket: &Path) -> io::Result<(PathBuf, Option<File>)> {
     Ok((path, Some(folder)))
 }
 
-/// Whether this process has the lock of the worker process `id` in its hands. A record could name anybody; who is to be
-/// signalled must also hold what only the worker holds.
+/// Whether process `pid` holds the lock of the worker process `id`. A record could name any pid, so this is checked
+/// before a process is signalled.
 pub fn is_lock_held_by(dir: &Path, id: &str, pid: u32) -> bool {
-    let identity = |path: &Path| fs::metadata(path).ok().map(|about| (about.dev(), about.ino()));
+    let identity = |path: &Path| fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
     let Some(lock) = WorkerFiles::of(dir, id).and_then(|files| identity(&files.lock)) else { return false };
-    let Ok(open) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
-    is_worker_alive(dir, id) && open.flatten().any(|entry| identity(&entry.path()) == Some(lock))
+    let Ok(open_files) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    is_worker_alive(dir, id) && open_files.flatten().any(|entry| identity(&entry.path()) == Some(lock))
 }
 
-/// Every record of a home, of the living and the dead. A file that is no record harms nobody.
+/// Every record in a home, of living and dead workers, sorted by id. Files that are not records are ignored.
 pub fn read_records(dir: &Path) -> Vec<WorkerRecord> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
     let mut records: Vec<WorkerRecord> =
         entries.filter_map(|entry| read_record(&entry.ok()?.path())).collect();
-    records.sort_by(|one, other| one.agent_id.cmp(&other.agent_id));
+    records.sort_by(|a, b| a.agent_id.cmp(&b.agent_id));
     records
 }
 
-/// The record in this file, if it is one and bears its own name.
+/// The record in this file, if the file is a record and is named after its id.
 fn read_record(path: &Path) -> Option<WorkerRecord> {
     let id = path.file_name()?.to_str()?.strip_suffix(".json")?;
     if fs::metadata(path).ok()?.len() > RECORD_MAX {
@@ -165,12 +163,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let files = WorkerFiles::of(dir.path(), "a").unwrap();
         assert!(!is_worker_alive(dir.path(), "a"));
-        let life = WorkerLock::try_acquire(&files).unwrap().unwrap();
+        let lock = WorkerLock::try_acquire(&files).unwrap().unwrap();
         assert!(is_worker_alive(dir.path(), "a") && is_worker_alive(dir.path(), "a"));
         assert!(is_lock_held_by(dir.path(), "a", std::process::id()));
-        assert!(!is_lock_held_by(dir.path(), "a", 1), "not by whoever a record may name");
+        assert!(!is_lock_held_by(dir.path(), "a", 1), "a pid that a record merely names does not hold it");
         assert!(WorkerLock::try_acquire(&files).unwrap().is_none());
-        drop(life);
+        drop(lock);
         assert!(!is_worker_alive(dir.path(), "a") && !is_lock_held_by(dir.path(), "a", std::process::id()));
         files.remove().unwrap();
         assert!(fs::read_dir(dir.path()).unwrap().next().is_none());
@@ -182,8 +180,8 @@ mod tests {
         let deep = dir.path().join("x".repeat(120));
         fs::create_dir(&deep).unwrap();
         let listener = bind_worker_socket(&WorkerFiles::of(&deep, "a").unwrap()).unwrap();
-        let (met, accepted) = tokio::join!(connect_to_worker(&deep, "a"), listener.accept());
-        met.unwrap();
+        let (connected, accepted) = tokio::join!(connect_to_worker(&deep, "a"), listener.accept());
+        connected.unwrap();
         accepted.unwrap();
         drop(listener);
         assert!(connect_to_worker(&deep, "a").await.is_err());

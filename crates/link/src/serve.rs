@@ -1,5 +1,5 @@
-//! The door of a worker: listens, lets in who may come, and serves the connections one after another or all at once.
-//! What is spoken on them is elsewhere; whether it is encrypted is decided by the [`Transport`] under it.
+//! The server of a worker: it listens, checks tokens, and serves connections one after another or all at once. The
+//! frames are handled elsewhere; the [`ServerTransport`] decides whether the connection is encrypted.
 
 mod endpoints;
 
@@ -25,53 +25,49 @@ use crate::executor::Executor;
 use crate::plain;
 use crate::socket::{ByteStream, STEP_TIMEOUT, Socket, SocketError};
 
-/// Silence before the kernel asks a peer for a sign of life; it is given up after twice as long.
+/// Silence before the kernel probes a peer. The peer is given up after twice as long.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
-/// How long to wait when the system has no connection to give, for instance for want of descriptors.
+/// Pause after a failed accept, for example when no file descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Which connections are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServeMode {
-    /// The first, and then no more.
+    /// The first connection only.
     One {
-        /// How long to wait for it. One who was let in has all the time in the world.
+        /// How long to wait for the connection. Once accepted, it has no time limit.
         accept_timeout: Option<Duration>,
     },
-    /// One after another; who comes meanwhile waits before the upgrade.
+    /// One connection after another. Further peers wait before the upgrade.
     Reusable {
-        /// How long to wait for the next, before it is the end.
+        /// How long to wait for the next connection before the server ends.
         idle_timeout: Duration,
     },
-    /// Any number at once.
+    /// Any number of connections at once.
     Many,
 }
 
-/// Why serving ended other than as planned.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerServeError {
-    /// The address cannot be listened on.
     #[error("failed to listen: {0}")]
     Listen(#[from] io::Error),
-    /// Anybody could come, or listen in.
-    #[error("{0} can be reached by others: that needs a token and TLS")]
+    /// The address is reachable from other machines, but token or encryption is missing.
+    #[error("{0} is reachable from other machines: set a token and use TLS")]
     Exposed(SocketAddr),
-    /// See [`Serve::One`].
+    /// See [`ServeMode::One`].
     #[error("nobody connected within {0:?}")]
     NoConnection(Duration),
 }
 
-/// What lies between TCP and the WebSocket.
+/// The layer between TCP and the WebSocket, such as TLS.
 pub trait ServerTransport: Send + Sync + 'static {
-    /// What comes of a connection.
     type WrappedStream: ByteStream;
-    /// Whether nobody on the way can read it.
+    /// Whether the layer encrypts.
     const ENCRYPTED: bool;
-    /// Makes it of a fresh connection. The door gives it a few seconds.
+    /// Wraps a new connection, within a few seconds.
     fn wrap(&self, stream: TcpStream) -> impl Future<Output = io::Result<Self::WrappedStream>> + Send;
 }
 
-/// Nothing lies between them.
+/// Plain TCP.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct UnencryptedTcp;
 
@@ -84,7 +80,7 @@ impl ServerTransport for UnencryptedTcp {
     }
 }
 
-/// A worker's server, which listens already.
+/// A worker's server that is already listening.
 #[derive(Debug)]
 pub struct WorkerServer<T = UnencryptedTcp> {
     listener: TcpListener,
@@ -95,7 +91,7 @@ pub struct WorkerServer<T = UnencryptedTcp> {
 }
 
 impl WorkerServer {
-    /// Listens; port 0 is any free one.
+    /// Starts listening. Port 0 picks a free port.
     pub async fn bind(address: impl ToSocketAddrs) -> Result<Self, WorkerServeError> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
@@ -104,69 +100,70 @@ impl WorkerServer {
 }
 
 impl<T: ServerTransport> WorkerServer<T> {
-    /// Asks everybody for `Authorization: Bearer TOKEN`.
+    /// Requires `Authorization: Bearer TOKEN` from every peer.
     #[must_use]
     pub fn with_token(self, token: impl Into<String>) -> Self {
         Self { token: Some(Secret(token.into())), ..self }
     }
 
-    /// Puts something under the WebSocket, TLS for instance.
+    /// Puts a layer under the WebSocket, TLS for example.
     #[must_use]
     pub fn with_transport<U: ServerTransport>(self, transport: U) -> WorkerServer<U> {
         let Self { listener, address, token, stop, .. } = self;
         WorkerServer { listener, address, transport, token, stop }
     }
 
-    /// Ends when this says so: nobody is let in any more, runs are cancelled and have their time to end.
+    /// Shuts down when this token is cancelled: no more connections are accepted, and runs are cancelled with their
+    /// grace.
     #[must_use]
     pub fn with_shutdown(self, stop: CancellationToken) -> Self {
         Self { stop, ..self }
     }
 
-    /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where it listens, as a URL.
+    /// The address as a `ws://` or `wss://` URL.
     pub fn endpoint(&self) -> String {
         format!("{}://{}", if T::ENCRYPTED { "wss" } else { "ws" }, self.address)
     }
 
-    /// Whether others than this machine could come or listen in: such a server does not serve.
+    /// Whether other machines could connect without a token, or read the traffic. [`WorkerServer::serve`] refuses to
+    /// run then.
     pub fn is_exposed(&self) -> bool {
         !self.address.ip().is_loopback() && (self.token.is_none() || !T::ENCRYPTED)
     }
 
-    /// Serves. Dropping it ends all connections and runs at once.
+    /// Serves connections. Dropping the future ends all connections and runs at once.
     pub async fn serve<E: Executor>(self, executor: E, mode: ServeMode) -> Result<(), WorkerServeError> {
         if self.is_exposed() {
             return Err(WorkerServeError::Exposed(self.address));
         }
         let Self { listener, transport, token, stop, .. } = self;
         let executor = Arc::new(executor);
-        let seats = EndpointRegistry::new(Arc::clone(&executor));
-        let door = ConnectionAcceptor { transport, token, executor, endpoints: seats, stop };
+        let endpoints = EndpointRegistry::new(Arc::clone(&executor));
+        let acceptor = ConnectionAcceptor { transport, token, executor, endpoints, stop };
         match mode {
-            ServeMode::One { accept_timeout } => door.serve_one(listener, accept_timeout).await,
+            ServeMode::One { accept_timeout } => acceptor.serve_one(listener, accept_timeout).await,
             ServeMode::Reusable { idle_timeout } => {
-                door.serve_sequentially(&listener, idle_timeout).await;
+                acceptor.serve_sequentially(&listener, idle_timeout).await;
                 Ok(())
             }
             ServeMode::Many => {
-                Arc::new(door).serve_many(&listener).await;
+                Arc::new(acceptor).serve_many(&listener).await;
                 Ok(())
             }
         }
     }
 }
 
-/// What every connection needs of the server.
+/// The parts of the server that every connection needs.
 struct ConnectionAcceptor<E, T> {
     transport: T,
     token: Option<Secret>,
     executor: Arc<E>,
-    /// The sessions of those who speak `quarterdeck.v1`.
+    /// The sessions of peers that speak `quarterdeck.v1`.
     endpoints: EndpointRegistry<E>,
     stop: CancellationToken,
 }
@@ -180,10 +177,10 @@ impl<E: Executor, T: ServerTransport> ConnectionAcceptor<E, T> {
             }
             None => first.await,
         };
-        // Who comes now is refused at once instead of left waiting.
+        // Later peers are refused at once instead of left waiting.
         drop(listener);
-        if let Some(guest) = first {
-            self.serve_accepted(guest).await;
+        if let Some(peer) = first {
+            self.serve_accepted(peer).await;
         }
         Ok(())
     }
@@ -192,8 +189,8 @@ impl<E: Executor, T: ServerTransport> ConnectionAcceptor<E, T> {
         loop {
             let next = self.stop.run_until_cancelled(self.accept_next(listener));
             match tokio::time::timeout(limit, next).await {
-                Ok(Some(guest)) => self.serve_accepted(guest).await,
-                // A run that goes on without its daemon is not idle.
+                Ok(Some(peer)) => self.serve_accepted(peer).await,
+                // A run that continues without its daemon is not idle.
                 Err(_) if self.endpoints.is_busy() => {}
                 Ok(None) | Err(_) => return,
             }
@@ -207,12 +204,13 @@ impl<E: Executor, T: ServerTransport> ConnectionAcceptor<E, T> {
                 () = self.stop.cancelled() => break,
                 Some(ended) = connections.join_next() => log_panic(ended),
                 stream = accept_tcp(listener), if connections.len() < CONNECTIONS_MAX => {
-                    let door = Arc::clone(&self);
+                    let acceptor = Arc::clone(&self);
                     connections.spawn(async move {
-                        // Boxed, so that what only the beginning needs is not kept by a thousand idle connections.
-                        match Box::pin(door.upgrade_connection(stream)).await {
-                            Ok(guest) => door.serve_accepted(guest).await,
-                            Err(error) => tracing::debug!("not let in: {error}"),
+                        // Boxed, so that a thousand idle connections do not keep the memory that only the upgrade
+                        // needs.
+                        match Box::pin(acceptor.upgrade_connection(stream)).await {
+                            Ok(peer) => acceptor.serve_accepted(peer).await,
+                            Err(error) => tracing::debug!("refused a connection: {error}"),
                         }
                     });
                 }
@@ -223,12 +221,12 @@ impl<E: Executor, T: ServerTransport> ConnectionAcceptor<E, T> {
         }
     }
 
-    /// The next one who may come in. One who may not does not count.
+    /// The next peer that passes the checks. Refused peers do not count.
     async fn accept_next(&self, listener: &TcpListener) -> AcceptedPeer<T::WrappedStream> {
         loop {
             match self.upgrade_connection(accept_tcp(listener).await).await {
-                Ok(guest) => return guest,
-                Err(error) => tracing::debug!("not let in: {error}"),
+                Ok(peer) => return peer,
+                Err(error) => tracing::debug!("refused a connection: {error}"),
             }
         }
     }
@@ -237,13 +235,13 @@ impl<E: Executor, T: ServerTransport> ConnectionAcceptor<E, T> {
         &self,
         stream: TcpStream,
     ) -> Result<AcceptedPeer<T::WrappedStream>, SocketError> {
-        // Without it every frame that follows another waits for the peer's delayed acknowledgement.
+        // Without this, every frame that follows another waits for the peer's delayed acknowledgement.
         stream.set_nodelay(true)?;
         let wrapped = tokio::time::timeout(STEP_TIMEOUT, self.transport.wrap(stream)).await;
-        let wire = wrapped.map_err(|_| SocketError::TimedOut)??;
-        let (socket, subprotocol) = Socket::accept(wire, |request| {
+        let stream = wrapped.map_err(|_| SocketError::TimedOut)??;
+        let (socket, subprotocol) = Socket::accept(stream, |request| {
             if !self.has_valid_token(request) {
-                return Err((StatusCode::UNAUTHORIZED, "a token is needed, and the right one".to_owned()));
+                return Err((StatusCode::UNAUTHORIZED, "missing or wrong token".to_owned()));
             }
             Ok(offers_v1(request).then(|| v1::SUBPROTOCOL.to_owned()))
         })
@@ -253,28 +251,27 @@ impl<E: Executor, T: ServerTransport> ConnectionAcceptor<E, T> {
 
     fn has_valid_token(&self, request: &Request) -> bool {
         let Some(Secret(token)) = &self.token else { return true };
-        let shown =
+        let given =
             request.headers().get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-        shown.is_some_and(|shown| shown.ct_eq(token.as_bytes()).into())
+        given.is_some_and(|given| given.ct_eq(token.as_bytes()).into())
     }
 
-    async fn serve_accepted(&self, guest: AcceptedPeer<T::WrappedStream>) {
-        if !guest.speaks_v1 {
-            return plain::server::serve_connection(guest.socket, Arc::clone(&self.executor), &self.stop)
+    async fn serve_accepted(&self, peer: AcceptedPeer<T::WrappedStream>) {
+        if !peer.speaks_v1 {
+            return plain::server::serve_connection(peer.socket, Arc::clone(&self.executor), &self.stop)
                 .await;
         }
-        // Boxed, since most connections are of the other kind, and smaller.
-        let serving = Box::pin(self.endpoints.serve(guest.socket));
+        // Boxed, since most connections are of the other kind, whose future is smaller.
+        let serving = Box::pin(self.endpoints.serve(peer.socket));
         if let Some(Err(error)) = self.stop.run_until_cancelled(serving).await {
             tracing::debug!("a daemon's connection ended: {error}");
         }
     }
 }
 
-/// Somebody who was let in.
 struct AcceptedPeer<W> {
     socket: Socket<W>,
-    /// Whether `quarterdeck.v1` is spoken.
+    /// Whether the peer speaks `quarterdeck.v1`.
     speaks_v1: bool,
 }
 
@@ -283,7 +280,7 @@ async fn accept_tcp(listener: &TcpListener) -> TcpStream {
         match listener.accept().await {
             Ok((stream, _)) => {
                 if let Err(error) = enable_keepalive(&stream) {
-                    tracing::debug!("a silent peer will not be noticed: {error}");
+                    tracing::debug!("failed to enable TCP keepalive: {error}");
                 }
                 return stream;
             }
@@ -295,8 +292,7 @@ async fn accept_tcp(listener: &TcpListener) -> TcpStream {
     }
 }
 
-/// A parent that vanishes without a word, with its network or its power, is noticed by the kernel: nothing in the
-/// frames without a subprotocol asks for a sign of life.
+/// Lets the kernel notice a parent whose network or power has failed. The plain frames have no ping for this.
 fn enable_keepalive(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
@@ -315,6 +311,6 @@ fn offers_v1(request: &Request) -> bool {
 
 fn log_panic(ended: Result<(), tokio::task::JoinError>) {
     if let Err(error) = ended {
-        tracing::error!("a connection ended badly: {error}");
+        tracing::error!("a connection's task panicked: {error}");
     }
 }

@@ -1,5 +1,5 @@
-//! A WebSocket over any stream, with our limits and our few needs: text frames in, text frames out in batches, pings
-//! answered, and a peer that has gone silent told from one that has nothing to say.
+//! A WebSocket over any stream, reduced to what we need: text frames in, text frames out in batches, pings answered,
+//! and our size limits.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -19,57 +19,55 @@ use tokio_tungstenite::tungstenite::http::{Request as HttpRequest, StatusCode};
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{self, Message, Utf8Bytes};
 
-/// One frame may be so large: a prompt with its files, escaped.
+/// The largest frame: a prompt with its files, escaped.
 pub const FRAME_MAX: usize = 64 << 20;
-/// Read at once. Small, since most connections are idle and the buffer is allocated with them; a larger frame gets a
-/// larger one for as long as it takes.
+/// Size of the read buffer. It is small, because most connections are idle and each allocates one; a larger frame gets
+/// a larger buffer temporarily.
 const READ_BUFFER: usize = 4 << 10;
-/// Frames are gathered up to this before they are written without a flush.
+/// Frames are collected up to this size before they are written without a flush.
 const WRITE_BUFFER: usize = 64 << 10;
-/// The handshake and every other single step may take so long.
+/// Time limit for the handshake and every other single step.
 pub const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Which side of an upgrade that somebody else has done.
+/// The side that we have in an upgrade done by somebody else.
 pub use tokio_tungstenite::tungstenite::protocol::Role;
 
-/// What a server answers to the `Sec-WebSocket-Key` of an upgrade that it does itself.
+/// The `Sec-WebSocket-Accept` for a `Sec-WebSocket-Key`, for a server that does the upgrade itself.
 pub fn accept_key(key: &[u8]) -> String {
     tungstenite::handshake::derive_accept_key(key)
 }
 
-/// What a client asks with that does its upgrade itself.
+/// A fresh `Sec-WebSocket-Key`, for a client that does the upgrade itself.
 pub fn request_key() -> String {
     generate_key()
 }
 
-/// What a socket can run over.
+/// A stream that a socket can run over.
 pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> ByteStream for T {}
 
-/// Why a socket is of no use any more.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// The peer ended it, or it broke.
+    /// The peer closed the connection, or it broke.
     #[error("the connection is closed")]
     Closed,
-    /// The other side refused the upgrade.
+    /// The server refused the upgrade.
     #[error("the upgrade was refused: {status} {reason}")]
     Refused {
-        /// With this status of HTTP.
+        /// The HTTP status of the refusal.
         status: u16,
-        /// And these words, as far as they came with it.
+        /// The body of the refusal, as far as it was received.
         reason: String,
     },
-    /// What was dialled can be no host or path.
-    #[error("not an address: {0}")]
+    /// The address is not a valid host or path.
+    #[error("invalid address: {0}")]
     InvalidAddress(String),
-    /// We refused the peer, and have told it why.
+    /// We refused the peer, and told it why.
     #[error("the peer was refused: {0}")]
     PeerRefused(String),
-    /// It took too long.
     #[error("the peer did not answer in time")]
     TimedOut,
-    /// The peer broke the rules of WebSocket, or the stream failed.
+    /// The peer violated the WebSocket protocol, or the stream failed.
     #[error("the connection failed: {0}")]
     Failed(Box<tungstenite::Error>),
 }
@@ -78,10 +76,10 @@ impl From<tungstenite::Error> for SocketError {
     fn from(error: tungstenite::Error) -> Self {
         match error {
             tungstenite::Error::ConnectionClosed | tungstenite::Error::AlreadyClosed => Self::Closed,
-            tungstenite::Error::Http(answer) => {
-                let status = answer.status().as_u16();
-                let words = answer.into_body().map(|body| String::from_utf8_lossy(&body).into_owned());
-                Self::Refused { status, reason: words.unwrap_or_default() }
+            tungstenite::Error::Http(response) => {
+                let status = response.status().as_u16();
+                let reason = response.into_body().map(|body| String::from_utf8_lossy(&body).into_owned());
+                Self::Refused { status, reason: reason.unwrap_or_default() }
             }
             other => Self::Failed(Box::new(other)),
         }
@@ -94,7 +92,6 @@ impl From<std::io::Error> for SocketError {
     }
 }
 
-/// How a client asks for the upgrade.
 #[derive(Debug, Clone, Default)]
 pub struct ClientUpgrade {
     /// The `Host` header.
@@ -103,50 +100,44 @@ pub struct ClientUpgrade {
     pub path: String,
     /// The subprotocol to offer.
     pub subprotocol: Option<String>,
-    /// The token to show.
+    /// The bearer token to send.
     pub token: Option<String>,
 }
 
-/// One text frame that came in.
+/// A text frame that was received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextFrame(Utf8Bytes);
 
 impl TextFrame {
-    /// Its words.
     pub fn as_str(&self) -> &str {
         self.0.as_str()
     }
 }
 
-/// What came in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IncomingFrame {
-    /// A text frame.
     Text(TextFrame),
-    /// A binary frame.
     Binary(tungstenite::Bytes),
-    /// A sign of life and no more. Pings are answered with the next flush.
+    /// A ping or pong. The next flush answers a ping.
     Alive,
 }
 
-/// What has come of waiting in both directions.
+/// The result of waiting for reads and writes at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SocketProgress {
-    /// All that was started is written.
+    /// Everything queued is written.
     Written,
-    /// Something came in.
     Read(IncomingFrame),
 }
 
-/// A WebSocket.
 #[derive(Debug)]
 pub struct Socket<W> {
     ws: WebSocketStream<W>,
 }
 
 impl<W: ByteStream> Socket<W> {
-    /// Upgrades as the client; true if the server chose the subprotocol that was offered.
-    pub async fn connect(wire: W, upgrade: &ClientUpgrade) -> Result<(Self, bool), SocketError> {
+    /// Upgrades as the client. The bool is true if the server chose the offered subprotocol.
+    pub async fn connect(stream: W, upgrade: &ClientUpgrade) -> Result<(Self, bool), SocketError> {
         let mut request = HttpRequest::builder()
             .uri(format!("ws://{}{}", upgrade.host, upgrade.path))
             .header(HOST, upgrade.host.as_str())
@@ -161,23 +152,24 @@ impl<W: ByteStream> Socket<W> {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
         let request = request.body(()).map_err(|error| SocketError::InvalidAddress(error.to_string()))?;
-        let shake = tokio_tungstenite::client_async_with_config(request, wire, Some(websocket_config()));
-        let (ws, answer) = with_step_timeout(shake).await??;
-        Ok((Self { ws }, answer.headers().contains_key(SEC_WEBSOCKET_PROTOCOL)))
+        let handshake =
+            tokio_tungstenite::client_async_with_config(request, stream, Some(websocket_config()));
+        let (ws, response) = with_step_timeout(handshake).await??;
+        Ok((Self { ws }, response.headers().contains_key(SEC_WEBSOCKET_PROTOCOL)))
     }
 
-    /// Upgrades as the server: `admit` sees the request and chooses the subprotocol to answer with, or refuses with a
-    /// status and a reason. An upgrade with an `Origin` is refused here: no web page has business with a worker.
-    pub async fn accept<A>(wire: W, admit: A) -> Result<(Self, Option<String>), SocketError>
+    /// Upgrades as the server. `admit` sees the request and chooses the subprotocol to answer with, or refuses with a
+    /// status and a reason. A request with an `Origin` is always refused: web pages have no business with a worker.
+    pub async fn accept<A>(stream: W, admit: A) -> Result<(Self, Option<String>), SocketError>
     where
         A: FnOnce(&Request) -> Result<Option<String>, (StatusCode, String)> + Unpin,
     {
         let mut chosen = None;
-        // The type is tungstenite's: a refusal is a whole answer.
+        // The type is given by tungstenite, where a refusal is a whole response.
         #[expect(clippy::result_large_err, reason = "the signature of the callback is not ours")]
-        let callback = |request: &Request, mut answer: Response| -> Result<Response, ErrorResponse> {
+        let callback = |request: &Request, mut response: Response| -> Result<Response, ErrorResponse> {
             let verdict = match request.headers().contains_key(ORIGIN) {
-                true => Err((StatusCode::FORBIDDEN, "a web page cannot talk to a worker".to_owned())),
+                true => Err((StatusCode::FORBIDDEN, "web pages may not connect to a worker".to_owned())),
                 false => admit(request),
             };
             match verdict {
@@ -185,10 +177,10 @@ impl<W: ByteStream> Socket<W> {
                     if let Some(name) = &subprotocol
                         && let Ok(name) = HeaderValue::from_str(name)
                     {
-                        answer.headers_mut().insert(SEC_WEBSOCKET_PROTOCOL, name);
+                        response.headers_mut().insert(SEC_WEBSOCKET_PROTOCOL, name);
                     }
                     chosen = subprotocol;
-                    Ok(answer)
+                    Ok(response)
                 }
                 Err((status, reason)) => {
                     let mut refusal = ErrorResponse::new(Some(reason));
@@ -197,18 +189,19 @@ impl<W: ByteStream> Socket<W> {
                 }
             }
         };
-        let shake = tokio_tungstenite::accept_hdr_async_with_config(wire, callback, Some(websocket_config()));
-        let ws = with_step_timeout(shake).await??;
+        let handshake =
+            tokio_tungstenite::accept_hdr_async_with_config(stream, callback, Some(websocket_config()));
+        let ws = with_step_timeout(handshake).await??;
         Ok((Self { ws }, chosen))
     }
 
-    /// Takes over a stream whose upgrade is done.
-    pub async fn from_upgraded(wire: W, role: Role) -> Self {
-        Self { ws: WebSocketStream::from_raw_socket(wire, role, Some(websocket_config())).await }
+    /// Takes over a stream whose upgrade is already done.
+    pub async fn from_upgraded(stream: W, role: Role) -> Self {
+        Self { ws: WebSocketStream::from_raw_socket(stream, role, Some(websocket_config())).await }
     }
 
-    /// Waits for a frame. Nothing is lost if the wait is given up. Only terminals use binary frames; to all others they
-    /// are a sign of life.
+    /// Waits for a frame. Cancelling the wait loses nothing. Only terminals use binary frames; other callers treat
+    /// them as a sign of life.
     pub async fn next(&mut self) -> Result<IncomingFrame, SocketError> {
         std::future::poll_fn(|context| self.poll_next(context)).await
     }
@@ -227,24 +220,24 @@ impl<W: ByteStream> Socket<W> {
         }
     }
 
-    /// Puts a frame into the buffer and never waits: for those who write with [`Socket::poll_flush`] while they read, and
-    /// feed no more before that is done.
+    /// Queues a frame without waiting. For callers that write with [`Socket::poll_flush`] while they read, and queue
+    /// no more until the flush is done.
     pub fn queue_text(&mut self, text: String) -> Result<(), SocketError> {
         Ok(Pin::new(&mut self.ws).start_send(Message::text(text))?)
     }
 
-    /// See [`Socket::start`]; the frame is a piece of something larger.
+    /// Like [`Socket::queue_text`], for a slice of a larger buffer.
     pub fn queue_text_bytes(&mut self, text: tungstenite::Bytes) -> Result<(), SocketError> {
         let text = Utf8Bytes::try_from(text).map_err(|error| tungstenite::Error::Utf8(error.to_string()))?;
         Ok(Pin::new(&mut self.ws).start_send(Message::Text(text))?)
     }
 
-    /// See [`Socket::start`]; a binary frame.
+    /// Like [`Socket::queue_text`], for a binary frame.
     pub fn queue_binary(&mut self, bytes: tungstenite::Bytes) -> Result<(), SocketError> {
         Ok(Pin::new(&mut self.ws).start_send(Message::Binary(bytes))?)
     }
 
-    /// See [`Socket::feed_ping`] and [`Socket::start`].
+    /// Like [`Socket::queue_text`], for a ping.
     pub fn queue_ping(&mut self) -> Result<(), SocketError> {
         Ok(Pin::new(&mut self.ws).start_send(Message::Ping(tungstenite::Bytes::new()))?)
     }
@@ -254,8 +247,8 @@ impl<W: ByteStream> Socket<W> {
         Pin::new(&mut self.ws).poll_flush(context).map_err(SocketError::from)
     }
 
-    /// Waits until a frame has come or all that was started is written, as far as either is wanted. Nothing is lost if
-    /// the wait is given up.
+    /// Waits until a frame arrives (if `reading`) or everything queued is written (if `writing`). Cancelling the wait
+    /// loses nothing.
     pub async fn progress(&mut self, reading: bool, writing: bool) -> Result<SocketProgress, SocketError> {
         std::future::poll_fn(|context| {
             if reading && let Poll::Ready(frame) = self.poll_next(context) {
@@ -269,38 +262,38 @@ impl<W: ByteStream> Socket<W> {
         .await
     }
 
-    /// Puts a frame into the buffer. It is written with the next [`Socket::flush`], or when the buffer is full.
+    /// Queues a frame. It is written by the next [`Socket::flush`], or when the buffer is full.
     pub async fn feed(&mut self, frame: &impl Serialize) -> Result<(), SocketError> {
         let text = serde_json::to_string(frame)
             .map_err(|error| SocketError::Failed(Box::new(tungstenite::Error::Io(error.into()))))?;
         self.feed_text(text).await
     }
 
-    /// See [`Socket::feed`]; the frame is JSON already.
+    /// Like [`Socket::feed`], for a frame that is JSON already.
     pub async fn feed_text(&mut self, text: String) -> Result<(), SocketError> {
         Ok(self.ws.feed(Message::text(text)).await?)
     }
 
-    /// Asks for a sign of life; goes out with the next flush.
+    /// Queues a ping; the next flush writes it.
     pub async fn feed_ping(&mut self) -> Result<(), SocketError> {
         Ok(self.ws.feed(Message::Ping(tungstenite::Bytes::new())).await?)
     }
 
-    /// Writes all that was fed.
+    /// Writes everything queued.
     pub async fn flush(&mut self) -> Result<(), SocketError> {
         Ok(self.ws.flush().await?)
     }
 
-    /// One frame, at once.
+    /// Queues a frame and flushes it.
     pub async fn send(&mut self, frame: &impl Serialize) -> Result<(), SocketError> {
         self.feed(frame).await?;
         self.flush().await
     }
 
-    /// Says goodbye, and does not wait long for the answer.
+    /// Sends a close frame and waits for the answer, for at most [`STEP_TIMEOUT`].
     pub async fn close(&mut self) {
-        // Whether the peer heard it changes nothing for us.
-        let _heard = tokio::time::timeout(STEP_TIMEOUT, self.ws.close(None)).await;
+        // Whether the peer received it makes no difference to us.
+        let _closed = tokio::time::timeout(STEP_TIMEOUT, self.ws.close(None)).await;
     }
 }
 

@@ -1,5 +1,5 @@
-//! Where a seat keeps what the daemon has not acknowledged: the trait, and the form of it that lives and dies with its
-//! process. What is kept is opaque here, one line of JSON each.
+//! The trait of a spool, which keeps the updates that the daemon has not acknowledged, and an implementation in
+//! memory. A spool does not look into its lines; each is one JSON document.
 
 use std::collections::VecDeque;
 use std::io;
@@ -7,30 +7,30 @@ use std::io;
 use bytes::Bytes;
 use qd_protocol::link::UpdateNumber;
 
-/// Numbered lines, kept until they are trimmed. The calls block, so they are small and go to the page cache; only
-/// [`Spool::sync`] may take long, and is called where that harms nobody.
+/// Numbered lines, kept until they are trimmed. The calls block, so they are small and go to the page cache. Only
+/// [`Spool::sync`] may take long; it runs on a thread that may block.
 pub trait Spool: Send + 'static {
-    /// Keeps these, each one `Up` as JSON, numbered from `first` upwards. It follows what was appended last, unless all
-    /// of that has been trimmed. If it fails, none of these are kept.
+    /// Keeps these lines, each one [`AgentUpdate`](qd_protocol::link::AgentUpdate) as JSON, numbered from `first`
+    /// upwards. `first` follows the last appended number, unless everything has been trimmed. On failure none of the
+    /// lines are kept.
     fn append(&mut self, first: UpdateNumber, lines: &[Bytes]) -> io::Result<()>;
 
-    /// Returns when all that was appended would survive a power cut.
+    /// Returns when everything appended would survive a power failure.
     fn sync(&mut self) -> io::Result<()>;
 
-    /// Forgets everything up to here. What is not there is forgotten already.
+    /// Forgets everything up to and including this number. Trimming twice is harmless.
     fn trim(&mut self, upto: UpdateNumber) -> io::Result<()>;
 
-    /// What comes after this number, in order and about `max_bytes` of it; at least one, if there is any.
+    /// Returns the lines after this number in order, about `max_bytes` of them and at least one if there is any.
     fn read(&mut self, after: UpdateNumber, max_bytes: usize) -> io::Result<Vec<(UpdateNumber, Bytes)>>;
 
-    /// What it holds, in bytes.
+    /// How many bytes the spool holds.
     fn bytes(&self) -> u64;
 }
 
-/// For workers that need not survive themselves.
+/// A spool for workers whose updates need not survive the process.
 #[derive(Debug, Default)]
 pub struct MemorySpool {
-    /// The number of the first line.
     first: UpdateNumber,
     lines: VecDeque<Bytes>,
     bytes: u64,
@@ -64,9 +64,9 @@ impl Spool for MemorySpool {
     }
 
     fn read(&mut self, after: UpdateNumber, max_bytes: usize) -> io::Result<Vec<(UpdateNumber, Bytes)>> {
-        let known = usize::try_from((after.0 + 1).saturating_sub(self.first.0)).unwrap_or(usize::MAX);
+        let skipped = usize::try_from((after.0 + 1).saturating_sub(self.first.0)).unwrap_or(usize::MAX);
         let (mut found, mut bytes) = (Vec::new(), 0);
-        for (line, number) in self.lines.iter().zip(self.first.0..).skip(known) {
+        for (line, number) in self.lines.iter().zip(self.first.0..).skip(skipped) {
             bytes += line.len();
             if !found.is_empty() && bytes > max_bytes {
                 break;

@@ -1,5 +1,5 @@
-//! The first frames of a connection on which a worker shows a program's terminal: whose it is to be, and that both ends
-//! know the same secret. What is shown and typed afterwards is not known here, and nothing of it is kept.
+//! The first frames of a connection on which a worker shows a program's terminal: which session it is for, and the
+//! proof that both ends know the secret. The terminal traffic that follows is not known here.
 
 use qd_protocol::frame::terminal::{DaemonTerminalFrame, TerminalRequest, WorkerTerminalFrame};
 use qd_protocol::worker::Secret;
@@ -12,38 +12,41 @@ use crate::socket::{ByteStream, Socket, SocketError};
 /// Why a worker does not show a terminal.
 #[derive(Debug, thiserror::Error)]
 pub enum TerminalRequestError {
-    /// It has none to show, or will not.
+    /// The worker has no terminal to show, or refuses to.
     #[error("{message}")]
     Refused {
-        /// Stable, for programs.
+        /// A stable code, for programs.
         code: String,
-        /// What to do.
+        /// The reason, and what to do about it.
         message: String,
     },
-    /// It is not the one that it should be.
+    /// The peer is not the expected worker.
     #[error("the worker does not know its secret")]
     WrongSecret,
-    /// The connection is of no use.
     #[error(transparent)]
     Socket(#[from] SocketError),
 }
 
-/// The daemon's side: asks for a session's terminal. After it the connection is the viewer's.
+/// The daemon's side: requests a session's terminal. On success the connection belongs to the viewer.
 pub async fn request_terminal<W: ByteStream>(
     socket: &mut Socket<W>,
     session: SessionId,
     worker: WorkerId,
     secret: &Secret,
 ) -> Result<(), TerminalRequestError> {
-    let ours = proof::fresh_nonce();
-    socket.send(&DaemonTerminalFrame::Open(TerminalRequest { session, worker, nonce: ours.clone() })).await?;
+    let nonce = proof::fresh_nonce();
+    socket
+        .send(&DaemonTerminalFrame::Open(TerminalRequest { session, worker, nonce: nonce.clone() }))
+        .await?;
     loop {
         match read_frame(socket).await? {
-            WorkerTerminalFrame::Hello { nonce, proof } => {
-                if !proof::verify_proof(secret, &proof::worker_proof(secret, &ours, &nonce), &proof) {
+            WorkerTerminalFrame::Hello { nonce: worker_nonce, proof } => {
+                if !proof::verify_proof(secret, &proof::worker_proof(secret, &nonce, &worker_nonce), &proof) {
                     return Err(TerminalRequestError::WrongSecret);
                 }
-                socket.send(&DaemonTerminalFrame::Proof(proof::daemon_proof(secret, &nonce, &ours))).await?;
+                socket
+                    .send(&DaemonTerminalFrame::Proof(proof::daemon_proof(secret, &worker_nonce, &nonce)))
+                    .await?;
             }
             WorkerTerminalFrame::Ready => return Ok(()),
             WorkerTerminalFrame::Refused { code, message } => {
@@ -53,46 +56,46 @@ pub async fn request_terminal<W: ByteStream>(
     }
 }
 
-/// The worker's side: hears whose terminal is wanted, by somebody who has proven to know the secret. [`here`] or
-/// [`refuse`] has to follow.
+/// The worker's side: reads which terminal is requested, and checks that the daemon knows the secret. The caller must
+/// then call [`confirm_terminal`] or [`refuse_terminal`].
 pub async fn read_terminal_request<W: ByteStream>(
     socket: &mut Socket<W>,
     secret: &Secret,
 ) -> Result<TerminalRequest, SocketError> {
-    let look: TerminalRequest = loop {
-        if let DaemonTerminalFrame::Open(look) = read_frame(socket).await? {
-            break look;
+    let request: TerminalRequest = loop {
+        if let DaemonTerminalFrame::Open(request) = read_frame(socket).await? {
+            break request;
         }
     };
     let nonce = proof::fresh_nonce();
-    let right = proof::daemon_proof(secret, &nonce, &look.nonce);
-    let proof = proof::worker_proof(secret, &look.nonce, &nonce);
+    let expected = proof::daemon_proof(secret, &nonce, &request.nonce);
+    let proof = proof::worker_proof(secret, &request.nonce, &nonce);
     socket.send(&WorkerTerminalFrame::Hello { nonce, proof }).await?;
     let given = loop {
         if let DaemonTerminalFrame::Proof(given) = read_frame(socket).await? {
             break given;
         }
     };
-    match proof::verify_proof(secret, &right, &given) {
-        true => Ok(look),
-        false => Err(refuse_terminal(socket, "unauthorized", "the secret is not the right one").await),
+    match proof::verify_proof(secret, &expected, &given) {
+        true => Ok(request),
+        false => Err(refuse_terminal(socket, "unauthorized", "wrong secret").await),
     }
 }
 
-/// The worker's side: what was asked for follows.
+/// The worker's side: the terminal's output follows.
 pub async fn confirm_terminal<W: ByteStream>(socket: &mut Socket<W>) -> Result<(), SocketError> {
     socket.send(&WorkerTerminalFrame::Ready).await
 }
 
-/// The worker's side: what was asked for is not there. Gives the end of the connection.
+/// The worker's side: refuses the request and closes the connection. Returns the error for the caller to end with.
 pub async fn refuse_terminal<W: ByteStream>(
     socket: &mut Socket<W>,
     code: &str,
     message: &str,
 ) -> SocketError {
     let refused = WorkerTerminalFrame::Refused { code: code.to_owned(), message: message.to_owned() };
-    // Whether it is heard or not, the connection is over.
-    let _heard = socket.send(&refused).await;
+    // Whether the daemon receives it or not, the connection is over.
+    let _sent = socket.send(&refused).await;
     socket.close().await;
     SocketError::PeerRefused(message.to_owned())
 }
@@ -105,8 +108,8 @@ mod tests {
     use crate::socket::Role;
 
     async fn connected_sockets() -> (Socket<DuplexStream>, Socket<DuplexStream>) {
-        let (near, far) = tokio::io::duplex(64 << 10);
-        (Socket::from_upgraded(near, Role::Client).await, Socket::from_upgraded(far, Role::Server).await)
+        let (client, server) = tokio::io::duplex(64 << 10);
+        (Socket::from_upgraded(client, Role::Client).await, Socket::from_upgraded(server, Role::Server).await)
     }
 
     fn names() -> (SessionId, WorkerId) {
@@ -114,32 +117,35 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_terminal_is_shown_to_who_knows_the_secret_and_to_nobody_else() {
+    async fn a_terminal_is_shown_only_to_a_daemon_that_knows_the_secret() {
         let secret = Secret("s".to_owned());
-        for (known, fits) in [("s", true), ("t", false)] {
+        for (known, expected) in [("s", true), ("t", false)] {
             let (mut daemon, mut worker) = connected_sockets().await;
-            let (session, name) = names();
+            let (session, worker_id) = names();
             let known = Secret(known.to_owned());
-            let (looked, shown) =
-                tokio::join!(request_terminal(&mut daemon, session, name.clone(), &known), async {
-                    let look = read_terminal_request(&mut worker, &secret).await?;
+            let (requested, accepted) =
+                tokio::join!(request_terminal(&mut daemon, session, worker_id.clone(), &known), async {
+                    let request = read_terminal_request(&mut worker, &secret).await?;
                     confirm_terminal(&mut worker).await?;
-                    Ok::<_, SocketError>(look)
+                    Ok::<_, SocketError>(request)
                 });
-            assert_eq!(looked.is_ok(), fits, "{looked:?}");
-            assert_eq!(shown.map(|look| look.worker).ok(), fits.then_some(name));
+            assert_eq!(requested.is_ok(), expected, "{requested:?}");
+            assert_eq!(accepted.map(|request| request.worker).ok(), expected.then_some(worker_id));
         }
     }
 
     #[tokio::test]
-    async fn what_is_not_there_is_told() {
+    async fn a_missing_terminal_is_refused_with_its_code() {
         let secret = Secret::default();
         let (mut daemon, mut worker) = connected_sockets().await;
-        let (session, name) = names();
-        let (looked, ()) = tokio::join!(request_terminal(&mut daemon, session, name, &secret), async {
-            read_terminal_request(&mut worker, &secret).await.unwrap();
-            refuse_terminal(&mut worker, "no_terminal", "there is none").await;
-        });
-        assert!(matches!(looked, Err(TerminalRequestError::Refused { code, .. }) if code == "no_terminal"));
+        let (session, worker_id) = names();
+        let (requested, ()) =
+            tokio::join!(request_terminal(&mut daemon, session, worker_id, &secret), async {
+                read_terminal_request(&mut worker, &secret).await.unwrap();
+                refuse_terminal(&mut worker, "no_terminal", "there is none").await;
+            });
+        assert!(
+            matches!(requested, Err(TerminalRequestError::Refused { code, .. }) if code == "no_terminal")
+        );
     }
 }

@@ -1,33 +1,31 @@
-//! What an agent has said and its session has not taken yet: neighbours merged, long text cut, all of it numbered,
-//! and a bound on how much of it may wait. No task, lock or transport is known here, so that a socket can use it too.
+//! The updates of an agent that its session has not taken yet. Adjacent text is merged, long text is split, everything
+//! is numbered, and the amount that may wait is bounded. No task, lock or transport is known here, so local links and
+//! sockets share it.
 
 use qd_protocol::limits::{DELTA_MAX, LINK_WINDOW};
 use qd_protocol::link::{AgentUpdate, TurnUpdate, UpdateNumber};
 use serde_json::Value;
 
-/// Bytes an agent may have said that its session has not taken yet. [`LINK_WINDOW`] alone would let two hundred large
-/// tool outputs wait.
+/// How many bytes of updates may wait for the session. [`LINK_WINDOW`] alone would let two hundred large tool outputs
+/// wait.
 pub const WINDOW_BYTES: usize = 8 << 20;
-/// Asks that may wait beyond the window, so that a question is not held up by the words before it.
+/// Asks that may wait beyond the window, so that a question is not blocked by the text before it.
 pub const PENDING_ASKS_MAX: usize = 64;
 
-/// Something said, with its number in the session.
+/// An update with its number in the session.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NumberedUpdate {
-    /// Its number.
     pub number: UpdateNumber,
-    /// What was said.
     pub update: AgentUpdate,
 }
 
-/// What waits to be taken.
 #[derive(Debug)]
 pub(crate) struct UpdateWindow {
-    /// The last number that was given.
+    /// The last number that was given out.
     last: UpdateNumber,
-    /// A plain vector: it is only ever taken whole, and an empty one costs nothing while the agent is idle.
+    /// A plain vector, because it is only ever taken whole, and an empty one costs nothing while the agent is idle.
     updates: Vec<NumberedUpdate>,
-    /// What the things weigh together.
+    /// The approximate size of all updates.
     bytes: usize,
 }
 
@@ -36,41 +34,41 @@ impl UpdateWindow {
         Self { last, updates: Vec::new(), bytes: 0 }
     }
 
-    /// Takes one piece in, or gives it back if it has to wait. It may be added to the last thing that waits; nothing is
-    /// ever added to what was taken.
+    /// Takes a piece, or gives it back if it has to wait. The piece may be merged into the last waiting update, but
+    /// never into one that was already taken.
     #[must_use]
-    pub(crate) fn try_push(&mut self, up: AgentUpdate) -> Option<AgentUpdate> {
-        if !self.accepts(&up) {
-            return Some(up);
+    pub(crate) fn try_push(&mut self, update: AgentUpdate) -> Option<AgentUpdate> {
+        if !self.accepts(&update) {
+            return Some(update);
         }
-        self.push(up);
+        self.push(update);
         None
     }
 
-    /// Whether there is room for this piece.
-    pub(crate) fn accepts(&self, up: &AgentUpdate) -> bool {
-        self.has_room(up, self.merges_with_last(up))
+    /// Whether the window has room for this piece.
+    pub(crate) fn accepts(&self, update: &AgentUpdate) -> bool {
+        self.has_room(update, self.merges_with_last(update))
     }
 
-    /// Takes one piece in, room or not.
-    pub(crate) fn push(&mut self, up: AgentUpdate) {
-        let merges = self.merges_with_last(&up);
-        self.bytes = self.bytes.saturating_add(approximate_bytes(&up));
-        if merges && let (Some(last), Some(more)) = (self.updates.last_mut(), streamed_text(&up)) {
+    /// Takes a piece even if the window is full.
+    pub(crate) fn push(&mut self, update: AgentUpdate) {
+        let merges = self.merges_with_last(&update);
+        self.bytes = self.bytes.saturating_add(approximate_bytes(&update));
+        if merges && let (Some(last), Some(more)) = (self.updates.last_mut(), streamed_text(&update)) {
             if let Some(text) = streamed_text_mut(&mut last.update) {
                 text.push_str(more);
             }
         } else {
             self.last = UpdateNumber(self.last.0 + 1);
-            self.updates.push(NumberedUpdate { number: self.last, update: up });
+            self.updates.push(NumberedUpdate { number: self.last, update });
         }
     }
 
-    fn merges_with_last(&self, up: &AgentUpdate) -> bool {
-        self.updates.last().is_some_and(|last| can_merge(&last.update, up))
+    fn merges_with_last(&self, update: &AgentUpdate) -> bool {
+        self.updates.last().is_some_and(|last| can_merge(&last.update, update))
     }
 
-    /// All that waits, in order.
+    /// Takes all waiting updates, in order.
     pub(crate) fn take(&mut self) -> Vec<NumberedUpdate> {
         self.bytes = 0;
         std::mem::take(&mut self.updates)
@@ -80,10 +78,10 @@ impl UpdateWindow {
         self.updates.is_empty()
     }
 
-    /// Only what an agent says of its own accord waits. The rest answers something the session sent, so the session
-    /// has bounded it already; if it waited, an agent that must stop could not say that it has.
-    fn has_room(&self, up: &AgentUpdate, merges: bool) -> bool {
-        match up {
+    /// Only updates that the agent sends on its own initiative have to wait. The others answer the session, which
+    /// bounds them already. If they waited, an agent that must stop could not report that it has stopped.
+    fn has_room(&self, update: &AgentUpdate, merges: bool) -> bool {
+        match update {
             AgentUpdate::Turn { .. } => {
                 (merges || self.updates.len() < LINK_WINDOW) && self.bytes < WINDOW_BYTES
             }
@@ -100,25 +98,25 @@ impl UpdateWindow {
     }
 }
 
-/// Cuts text that is longer than [`DELTA_MAX`] on character borders; leaves everything else whole, and nothing of an
-/// empty piece.
-pub(crate) fn split_update(mut up: AgentUpdate) -> UpdatePieces {
-    match streamed_text_mut(&mut up) {
+/// Splits text that is longer than [`DELTA_MAX`] at character boundaries. Other updates stay whole, and empty text
+/// yields nothing.
+pub(crate) fn split_update(mut update: AgentUpdate) -> UpdatePieces {
+    match streamed_text_mut(&mut update) {
         Some(text) if text.is_empty() => UpdatePieces::Whole(None),
         Some(text) if text.len() > DELTA_MAX => {
             let text = std::mem::take(text);
-            UpdatePieces::Cut { template: up, text, offset: 0 }
+            UpdatePieces::Cut { template: update, text, offset: 0 }
         }
-        _ => UpdatePieces::Whole(Some(up)),
+        _ => UpdatePieces::Whole(Some(update)),
     }
 }
 
-/// See [`pieces`].
+/// See [`split_update`].
 #[derive(Debug)]
 pub(crate) enum UpdatePieces {
-    /// It was short enough.
+    /// The update was short enough.
     Whole(Option<AgentUpdate>),
-    /// What is left of it begins at `at`.
+    /// The remaining text begins at `offset`.
     Cut { template: AgentUpdate, text: String, offset: usize },
 }
 
@@ -127,31 +125,33 @@ impl Iterator for UpdatePieces {
 
     fn next(&mut self) -> Option<AgentUpdate> {
         match self {
-            Self::Whole(up) => up.take(),
-            Self::Cut { template: mould, text, offset: at } => {
-                let end = text.floor_char_boundary(at.saturating_add(DELTA_MAX));
-                if *at >= end {
+            Self::Whole(piece) => piece.take(),
+            Self::Cut { template, text, offset } => {
+                let end = text.floor_char_boundary(offset.saturating_add(DELTA_MAX));
+                if *offset >= end {
                     return None;
                 }
-                let mut piece = mould.clone();
+                let mut piece = template.clone();
                 if let Some(slot) = streamed_text_mut(&mut piece) {
-                    slot.push_str(&text[*at..end]);
+                    slot.push_str(&text[*offset..end]);
                 }
-                *at = end;
+                *offset = end;
                 Some(piece)
             }
         }
     }
 }
 
-/// Whether `next` can be added to the end of `last` without anybody noticing.
+/// Whether `next` can be appended to `last` without a visible difference.
 fn can_merge(last: &AgentUpdate, next: &AgentUpdate) -> bool {
-    let (AgentUpdate::Turn { run, update: what }, AgentUpdate::Turn { run: next_run, update: next_what }) =
-        (last, next)
+    let (
+        AgentUpdate::Turn { run, update: last_update },
+        AgentUpdate::Turn { run: next_run, update: next_update },
+    ) = (last, next)
     else {
         return false;
     };
-    let (text, more) = match (what, next_what) {
+    let (text, more) = match (last_update, next_update) {
         (TurnUpdate::Text { text }, TurnUpdate::Text { text: more }) => (text, more),
         (TurnUpdate::Thought { text }, TurnUpdate::Thought { text: more }) => (text, more),
         (
@@ -163,9 +163,9 @@ fn can_merge(last: &AgentUpdate, next: &AgentUpdate) -> bool {
     text.len() + more.len() <= DELTA_MAX && run == next_run
 }
 
-/// The text of something that is streamed piece by piece.
-fn streamed_text(up: &AgentUpdate) -> Option<&str> {
-    match up {
+/// The text of an update that is streamed in pieces.
+fn streamed_text(update: &AgentUpdate) -> Option<&str> {
+    match update {
         AgentUpdate::Turn {
             update:
                 TurnUpdate::Text { text } | TurnUpdate::Thought { text } | TurnUpdate::ToolOutput { text, .. },
@@ -175,8 +175,8 @@ fn streamed_text(up: &AgentUpdate) -> Option<&str> {
     }
 }
 
-fn streamed_text_mut(up: &mut AgentUpdate) -> Option<&mut String> {
-    match up {
+fn streamed_text_mut(update: &mut AgentUpdate) -> Option<&mut String> {
+    match update {
         AgentUpdate::Turn {
             update:
                 TurnUpdate::Text { text } | TurnUpdate::Thought { text } | TurnUpdate::ToolOutput { text, .. },
@@ -186,10 +186,10 @@ fn streamed_text_mut(up: &mut AgentUpdate) -> Option<&mut String> {
     }
 }
 
-/// About how many bytes it holds; exact where it can be large.
-pub(crate) fn approximate_bytes(up: &AgentUpdate) -> usize {
-    let AgentUpdate::Turn { update: what, .. } = up else { return 0 };
-    match what {
+/// The approximate size in bytes; exact where an update can be large.
+pub(crate) fn approximate_bytes(update: &AgentUpdate) -> usize {
+    let AgentUpdate::Turn { update: turn_update, .. } = update else { return 0 };
+    match turn_update {
         TurnUpdate::Text { text }
         | TurnUpdate::Thought { text }
         | TurnUpdate::ToolOutput { text, .. }
@@ -222,8 +222,8 @@ mod tests {
 
     use super::*;
 
-    fn turn_update(run: &str, what: TurnUpdate) -> AgentUpdate {
-        AgentUpdate::Turn { run: RunId::parse(run).unwrap(), update: what }
+    fn turn_update(run: &str, update: TurnUpdate) -> AgentUpdate {
+        AgentUpdate::Turn { run: RunId::parse(run).unwrap(), update }
     }
 
     fn text_update(text: &str) -> AgentUpdate {
@@ -234,19 +234,19 @@ mod tests {
         turn_update("r", TurnUpdate::ToolOutput { call_id: call.to_owned(), text: text.to_owned() })
     }
 
-    fn window_contents(ups: impl IntoIterator<Item = AgentUpdate>) -> Vec<NumberedUpdate> {
-        let mut untaken = UpdateWindow::starting_after(UpdateNumber(0));
-        for up in ups {
-            for piece in split_update(up) {
-                assert_eq!(untaken.try_push(piece), None);
+    fn window_contents(updates: impl IntoIterator<Item = AgentUpdate>) -> Vec<NumberedUpdate> {
+        let mut window = UpdateWindow::starting_after(UpdateNumber(0));
+        for update in updates {
+            for piece in split_update(update) {
+                assert_eq!(window.try_push(piece), None);
             }
         }
-        untaken.take()
+        window.take()
     }
 
     #[test]
     fn only_neighbours_of_the_same_kind_run_and_call_are_merged() {
-        let ups = [
+        let updates = [
             text_update("a"),
             text_update("b"),
             turn_update("r", TurnUpdate::Thought { text: "c".to_owned() }),
@@ -256,37 +256,37 @@ mod tests {
             output_update("1", "g"),
             output_update("2", "h"),
         ];
-        let things = window_contents(ups);
-        let pieces: Vec<_> = things.iter().map(|thing| streamed_text(&thing.update).unwrap()).collect();
+        let numbered = window_contents(updates);
+        let pieces: Vec<_> = numbered.iter().map(|update| streamed_text(&update.update).unwrap()).collect();
         assert_eq!(pieces, ["ab", "c", "d", "e", "fg", "h"]);
-        assert_eq!(things.iter().map(|thing| thing.number.0).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
+        assert_eq!(numbered.iter().map(|update| update.number.0).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
     }
 
     #[test]
     fn what_was_taken_is_never_changed_and_numbers_go_on() {
-        let mut untaken = UpdateWindow::starting_after(UpdateNumber(40));
-        assert_eq!(untaken.try_push(text_update("a")), None);
-        assert_eq!(untaken.take(), [NumberedUpdate { number: UpdateNumber(41), update: text_update("a") }]);
-        assert_eq!(untaken.try_push(text_update("b")), None);
-        assert_eq!(untaken.take(), [NumberedUpdate { number: UpdateNumber(42), update: text_update("b") }]);
-        assert!(untaken.is_empty());
+        let mut window = UpdateWindow::starting_after(UpdateNumber(40));
+        assert_eq!(window.try_push(text_update("a")), None);
+        assert_eq!(window.take(), [NumberedUpdate { number: UpdateNumber(41), update: text_update("a") }]);
+        assert_eq!(window.try_push(text_update("b")), None);
+        assert_eq!(window.take(), [NumberedUpdate { number: UpdateNumber(42), update: text_update("b") }]);
+        assert!(window.is_empty());
     }
 
     #[test]
     fn words_wait_at_the_window_and_what_answers_a_command_does_not() {
-        let mut untaken = UpdateWindow::starting_after(UpdateNumber(0));
+        let mut window = UpdateWindow::starting_after(UpdateNumber(0));
         for _ in 0..LINK_WINDOW {
-            assert_eq!(untaken.try_push(turn_update("r", TurnUpdate::ModelCall)), None);
+            assert_eq!(window.try_push(turn_update("r", TurnUpdate::ModelCall)), None);
         }
-        assert_eq!(untaken.try_push(text_update("x")), Some(text_update("x")));
-        assert_eq!(untaken.try_push(AgentUpdate::SteerMissed { steer: qd_protocol::EventNumber(1) }), None);
-        assert_eq!(untaken.take().len(), LINK_WINDOW + 1);
-        assert_eq!(untaken.try_push(text_update("x")), None);
+        assert_eq!(window.try_push(text_update("x")), Some(text_update("x")));
+        assert_eq!(window.try_push(AgentUpdate::SteerMissed { steer: qd_protocol::EventNumber(1) }), None);
+        assert_eq!(window.take().len(), LINK_WINDOW + 1);
+        assert_eq!(window.try_push(text_update("x")), None);
     }
 
     #[test]
     fn few_things_that_are_large_wait_as_well() {
-        let mut untaken = UpdateWindow::starting_after(UpdateNumber(0));
+        let mut window = UpdateWindow::starting_after(UpdateNumber(0));
         let large = turn_update(
             "r",
             TurnUpdate::ToolFinished {
@@ -296,16 +296,16 @@ mod tests {
                 is_error: false,
             },
         );
-        let room =
-            std::iter::repeat_with(|| untaken.try_push(large.clone())).take_while(Option::is_none).count();
-        assert_eq!(room, WINDOW_BYTES >> 20);
+        let accepted =
+            std::iter::repeat_with(|| window.try_push(large.clone())).take_while(Option::is_none).count();
+        assert_eq!(accepted, WINDOW_BYTES >> 20);
     }
 
     #[test]
     fn a_piece_that_fits_is_never_cut() {
         let (long, short) = ("x".repeat(DELTA_MAX), "y".repeat(10));
-        let things = window_contents([text_update(&short), text_update(&long), text_update(&short)]);
-        let pieces: Vec<_> = things.iter().map(|thing| streamed_text(&thing.update).unwrap()).collect();
+        let numbered = window_contents([text_update(&short), text_update(&long), text_update(&short)]);
+        let pieces: Vec<_> = numbered.iter().map(|update| streamed_text(&update.update).unwrap()).collect();
         assert_eq!(pieces, [&short, &long, &short]);
     }
 
@@ -315,31 +315,31 @@ mod tests {
             chunks in proptest::collection::vec(("[aä€😀]{0,5}", 0usize..40_000), 0..12),
             takes in proptest::collection::vec(any::<bool>(), 12),
         ) {
-            let mut untaken = UpdateWindow::starting_after(UpdateNumber(7));
-            let (mut said, mut heard) = (String::new(), Vec::new());
+            let mut window = UpdateWindow::starting_after(UpdateNumber(7));
+            let (mut sent, mut received) = (String::new(), Vec::new());
             for ((unit, times), take) in chunks.iter().zip(takes) {
                 let chunk = unit.repeat(*times);
-                said.push_str(&chunk);
+                sent.push_str(&chunk);
                 for piece in split_update(text_update(&chunk)) {
                     prop_assert!(streamed_text(&piece).unwrap().len() <= DELTA_MAX);
-                    if let Some(piece) = untaken.try_push(piece) {
-                        heard.extend(untaken.take());
-                        assert_eq!(untaken.try_push(piece), None);
+                    if let Some(piece) = window.try_push(piece) {
+                        received.extend(window.take());
+                        assert_eq!(window.try_push(piece), None);
                     }
                 }
                 if take {
-                    heard.extend(untaken.take());
+                    received.extend(window.take());
                 }
             }
-            heard.extend(untaken.take());
+            received.extend(window.take());
             let mut joined = String::new();
-            for (thing, number) in heard.iter().zip(8..) {
-                let piece = streamed_text(&thing.update).unwrap();
+            for (update, number) in received.iter().zip(8..) {
+                let piece = streamed_text(&update.update).unwrap();
                 prop_assert!(!piece.is_empty() && piece.len() <= DELTA_MAX);
-                prop_assert_eq!(thing.number, UpdateNumber(number));
+                prop_assert_eq!(update.number, UpdateNumber(number));
                 joined.push_str(piece);
             }
-            prop_assert!(joined == said);
+            prop_assert!(joined == sent);
         }
     }
 }

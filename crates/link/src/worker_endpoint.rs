@@ -1,6 +1,6 @@
-//! The worker's side of one session: takes what its agent says, numbers and keeps it, and gives it to the daemon that is
-//! attached, if one is. The rules are in `store` and `wishes`, without a task or a connection; here are the waking, the
-//! ending, and the one lock that they share.
+//! The worker's side of one session: it takes the agent's updates, numbers and spools them, and sends them to the
+//! attached daemon, if there is one. The rules are in `outbox` and `lifecycle_queue`, which know no task or
+//! connection; this file does the waking, the shutdown and the locking.
 
 mod attachment;
 mod handshake;
@@ -33,51 +33,47 @@ use crate::local::{AgentCommandSender, LocalLinkEvent, SessionEndpoint};
 use crate::socket::{ByteStream, Socket, SocketError};
 use crate::spool::Spool;
 
-/// What a seat is made with.
 #[derive(Debug, Clone)]
 pub struct WorkerEndpointOptions {
-    /// Whose seat.
     pub session: SessionId,
     /// The worker's id, as the session knows it.
     pub worker: WorkerId,
-    /// What both sides prove themselves with; empty: nobody has to.
+    /// The secret that both sides prove they know. If it is empty, no proof is needed.
     pub secret: Secret,
-    /// The last number that the session has heard; what is said here is numbered after it.
+    /// The last update number that the session has received. New updates are numbered after it.
     pub numbered_after: UpdateNumber,
-    /// Bytes that may wait in the spool before the agent has to.
+    /// How many bytes may wait in the spool before the agent has to wait.
     pub spool_max: u64,
-    /// Our version, for people.
+    /// Our version, for logs.
     pub software: String,
 }
 
-/// How long the turn under way has run, if one is.
+/// Returns how long the current turn has run, or `None` if no turn is active.
 pub type TurnClock = Box<dyn Fn() -> Option<Duration> + Send>;
 
-/// How a seat is.
+/// What an endpoint publishes about itself.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WorkerEndpointStatus {
-    /// Whether a daemon is attached.
     pub attached: bool,
-    /// Since when it is, or is not.
+    /// When a daemon last attached or detached.
     pub attachment_changed_at: Instant,
-    /// What there is for it.
     pub presence: v1::AgentPresence,
-    /// The turn that the agent is in.
+    /// The run of the current turn.
     pub run: Option<RunId>,
-    /// What the daemon last said is left to a turn, after its prompt.
+    /// The remaining limits of a turn, as the daemon last sent them after its prompt.
     pub limits: Option<(RunId, TurnLimits)>,
-    /// Whether something was said that the daemon has not acknowledged.
+    /// Whether any update is not acknowledged yet.
     pub has_unacked: bool,
 }
 
-/// The worker's side of one session. Cheap to clone; with the last clone its agent ends.
+/// The worker's side of one session. Cheap to clone; dropping the last clone ends its agent.
 #[derive(Clone)]
 pub struct WorkerEndpoint {
     owner: Arc<EndpointOwner>,
 }
 
 impl WorkerEndpoint {
-    /// A seat whose agent is about to come. Has to be called within a runtime.
+    /// Creates an endpoint whose agent is about to start. Must be called within a tokio runtime.
     pub fn new(options: WorkerEndpointOptions, spool: Box<dyn Spool>) -> WorkerEndpoint {
         let state = EndpointState {
             outbox: EndpointOutbox::new(options.numbered_after, spool, options.spool_max),
@@ -100,41 +96,42 @@ impl WorkerEndpoint {
             request_ready: Notify::new(),
             sync_needed: Notify::new(),
         });
-        let settler = tokio::spawn(sync_spool_while_detached(Arc::clone(&shared)));
-        WorkerEndpoint { owner: Arc::new(EndpointOwner { shared, spool_sync_task: settler }) }
+        let spool_sync_task = tokio::spawn(sync_spool_while_detached(Arc::clone(&shared)));
+        WorkerEndpoint { owner: Arc::new(EndpointOwner { shared, spool_sync_task }) }
     }
 
-    /// Gives the seat its agent, the first or one after a rest. What it says is numbered, kept and sent from here on,
-    /// and when it is gone the seat says so. An agent that sat here before is ended.
+    /// Gives the endpoint its agent, at first or after an idle stop. From now on the agent's updates are numbered,
+    /// spooled and sent, and its end is reported. A previous agent is ended.
     pub fn set_agent(&self, agent: SessionEndpoint) {
         let shared = Arc::clone(&self.owner.shared);
         let mut state = self.owner.shared.lock();
-        let (orders, stop) = (agent.command_sender(), Arc::new(Notify::new()));
+        let (command_sender, stop) = (agent.command_sender(), Arc::new(Notify::new()));
         let task = tokio::spawn(forward_agent_output(shared, agent, Arc::clone(&stop)));
         state.presence = v1::AgentPresence::Starting;
-        state.agent = Some(EndpointAgent { command_sender: orders, stop, task });
+        state.agent = Some(EndpointAgent { command_sender, stop, task });
         state.requests.on_agent_set();
         state.forward_commands();
         self.owner.shared.publish_status(&state);
     }
 
-    /// Takes the agent out again: its task is ended and awaited, and nothing more of it is said.
+    /// Removes the agent: its task is ended and awaited, and none of its updates are sent any more.
     pub async fn remove_agent(&self) {
-        let seated = self.owner.shared.lock().agent.take();
-        if let Some(mut seated) = seated {
-            seated.stop.notify_one();
-            // It ends only by itself: nobody else holds it.
-            let _ended: Result<(), JoinError> = (&mut seated.task).await;
+        let agent = self.owner.shared.lock().agent.take();
+        if let Some(mut agent) = agent {
+            agent.stop.notify_one();
+            // The task ends by itself, and only this handle awaits it.
+            let _ended: Result<(), JoinError> = (&mut agent.task).await;
         }
     }
 
-    /// A word of the worker itself, such as [`Up::Rested`] or [`Up::Gone`]. It is never kept waiting, and the last one
-    /// is the last.
-    pub async fn send(&self, up: AgentUpdate) {
-        self.owner.shared.send_all(&[up]);
+    /// Sends an update of the worker itself, such as [`AgentUpdate::Rested`] or [`AgentUpdate::Gone`]. It never waits
+    /// for space. Nothing can be sent after `Gone`.
+    pub async fn send(&self, update: AgentUpdate) {
+        self.owner.shared.send_all(&[update]);
     }
 
-    /// Serves one connection whose first frame was this hello, until it ends. A newer connection ends an older one.
+    /// Serves one connection whose first frame was this hello, until the connection ends. A newer connection ends an
+    /// older one.
     pub async fn serve<W: ByteStream>(
         &self,
         mut socket: Socket<W>,
@@ -145,14 +142,14 @@ impl WorkerEndpoint {
         if hello.session != *session || hello.worker != *worker {
             return Err(refuse_daemon(&mut socket, HandshakeRefusal::wrong_worker(&hello)).await);
         }
-        let Some(having) = shared.summarize_for(hello.journalled) else {
+        let Some(summary) = shared.summarize_for(hello.journalled) else {
             return Err(refuse_daemon(&mut socket, HandshakeRefusal::bad_number(hello.journalled)).await);
         };
-        complete_handshake(&mut socket, &hello, secret, software, having).await?;
+        complete_handshake(&mut socket, &hello, secret, software, summary).await?;
         serve_daemon(shared, socket, hello.journalled).await
     }
 
-    /// Serves the connection on which this seat's agent was started, until it ends.
+    /// Serves the connection on which this endpoint's agent was started, until the connection ends.
     pub async fn serve_started<W: ByteStream>(
         &self,
         started: StartedConnection<W>,
@@ -160,28 +157,27 @@ impl WorkerEndpoint {
         serve_daemon(&self.owner.shared, started.socket, started.journalled).await
     }
 
-    /// What the daemon wants next, each once and in order. Nothing is lost if the wait is given up.
+    /// The daemon's next lifecycle request, each once and in order. Cancelling the wait loses nothing.
     pub async fn next_request(&self) -> LifecycleRequest {
         let shared = &self.owner.shared;
         loop {
-            if let Some(wanted) = shared.lock().requests.pop() {
-                return wanted;
+            if let Some(request) = shared.lock().requests.pop() {
+                return request;
             }
             shared.request_ready.notified().await;
         }
     }
 
-    /// How the seat is, now and from now on.
     pub fn watch_status(&self) -> watch::Receiver<WorkerEndpointStatus> {
         self.owner.shared.status.subscribe()
     }
 
-    /// Says with which model the agent was started.
+    /// Sets the model that the agent was started with, which is reported to a daemon that attaches.
     pub fn set_model(&self, model: Option<String>) {
         self.owner.shared.lock().model = model;
     }
 
-    /// Says how the time of turns is told. Without it a daemon that comes back counts by its own clock.
+    /// Sets how turns are timed. Without it, a daemon that reattaches measures by its own clock.
     pub fn set_turn_clock(&self, clock: TurnClock) {
         self.owner.shared.lock().turn_clock = Some(clock);
     }
@@ -190,11 +186,14 @@ impl WorkerEndpoint {
 impl fmt::Debug for WorkerEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let WorkerEndpointOptions { session, worker, .. } = &self.owner.shared.options;
-        f.debug_struct("Seat").field("session", session).field("worker", worker).finish_non_exhaustive()
+        f.debug_struct("WorkerEndpoint")
+            .field("session", session)
+            .field("worker", worker)
+            .finish_non_exhaustive()
     }
 }
 
-/// What all clones of a seat share, and its tasks do not: when it goes, they end.
+/// What all clones of an endpoint share but its tasks do not. Dropping it ends the tasks.
 struct EndpointOwner {
     shared: Arc<EndpointShared>,
     spool_sync_task: JoinHandle<()>,
@@ -203,32 +202,32 @@ struct EndpointOwner {
 impl Drop for EndpointOwner {
     fn drop(&mut self) {
         self.spool_sync_task.abort();
-        // The agent's task ends with what is dropped here.
+        // Dropping the agent aborts its task.
         self.shared.lock().agent = None;
     }
 }
 
-/// What a seat and its tasks share.
+/// What an endpoint and its tasks share.
 struct EndpointShared {
     options: WorkerEndpointOptions,
     state: Mutex<EndpointState>,
-    /// The state, as far as others may see it.
+    /// The part of the state that others may see.
     status: watch::Sender<WorkerEndpointStatus>,
-    /// Wakes the agent's task: there is room again.
+    /// Wakes the agent's task: there is space in the outbox again.
     space_freed: Notify,
-    /// Wakes who waits for wishes.
+    /// Wakes the caller of [`WorkerEndpoint::next_request`].
     request_ready: Notify,
-    /// Wakes the one who syncs.
+    /// Wakes the task that syncs the spool.
     sync_needed: Notify,
 }
 
 struct EndpointState {
     outbox: EndpointOutbox,
-    /// Which commands have been here, whatever agent they were for, and those that wait for an agent.
+    /// Commands that wait for an agent, and the numbers of all that arrived before, whatever agent they were for.
     commands: CommandQueue,
     requests: LifecycleQueue,
     agent: Option<EndpointAgent>,
-    /// The daemon that is attached, by what wakes its connection.
+    /// Wakes the connection of the attached daemon. `None` if no daemon is attached.
     connection: Option<Arc<Notify>>,
     presence: v1::AgentPresence,
     attachment_changed_at: Instant,
@@ -238,7 +237,6 @@ struct EndpointState {
     model: Option<String>,
 }
 
-/// An agent in its seat.
 struct EndpointAgent {
     command_sender: AgentCommandSender,
     stop: Arc<Notify>,
@@ -252,44 +250,44 @@ impl Drop for EndpointAgent {
 }
 
 impl EndpointShared {
-    /// Nothing that runs under the lock can leave the state half changed, so a panic elsewhere does not spoil it.
+    /// Nothing that runs under the lock can leave the state half changed, so a poisoned lock is still usable.
     fn lock(&self) -> MutexGuard<'_, EndpointState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells those who watch what they can see, if it has changed.
+    /// Publishes the status if it has changed.
     fn publish_status(&self, state: &EndpointState) {
-        let now = state.status();
-        self.status.send_if_modified(|shown| {
-            let changed = *shown != now;
-            *shown = now;
+        let status = state.status();
+        self.status.send_if_modified(|published| {
+            let changed = *published != status;
+            *published = status;
             changed
         });
     }
 
-    /// Numbers, keeps and sends what was said. Written as JSON once, for the spool and the daemon both.
-    fn send_all(&self, ups: &[AgentUpdate]) {
+    /// Numbers, spools and sends updates. Each is serialized once, for both the spool and the daemon.
+    fn send_all(&self, updates: &[AgentUpdate]) {
         let (mut json, mut ends) = (Vec::new(), vec![0]);
-        for up in ups {
-            serde_json::to_writer(&mut json, up)
-                .expect("what is said has no map with keys that are not text");
+        for update in updates {
+            serde_json::to_writer(&mut json, update)
+                .expect("an update has no map with keys that are not strings");
             ends.push(json.len());
         }
         let json = Bytes::from(json);
         let mut state = self.lock();
-        for (up, ends) in ups.iter().zip(ends.windows(2)) {
+        for (update, ends) in updates.iter().zip(ends.windows(2)) {
             if state.presence == v1::AgentPresence::Gone {
-                tracing::debug!(?up, "said after the last word, and so not said");
+                tracing::debug!(?update, "dropping an update after the agent's end");
                 break;
             }
-            state.apply_update(up);
+            state.apply_update(update);
             state.outbox.push(json.slice(ends[0]..ends[1]));
         }
         state.outbox.flush_to_spool();
         self.notify_changed(&state);
     }
 
-    /// Wakes whoever may have something to do now that the state has changed.
+    /// Wakes every task that may have work to do after a change of the state.
     fn notify_changed(&self, state: &EndpointState) {
         if let Some(connection) = &state.connection {
             connection.notify_one();
@@ -303,10 +301,10 @@ impl EndpointShared {
         self.publish_status(state);
     }
 
-    /// A command for the agent. One that finds none waits for the next.
-    fn push_command(&self, down: AgentCommand) {
+    /// Queues a command for the agent. Without an agent, it waits for the next one.
+    fn push_command(&self, command: AgentCommand) {
         let mut state = self.lock();
-        state.commands.push(down);
+        state.commands.push(command);
         state.forward_commands();
         self.publish_status(&state);
     }
@@ -317,16 +315,17 @@ impl EndpointShared {
         self.publish_status(&state);
     }
 
-    fn push_request(&self, wanted: LifecycleRequest) {
-        if self.lock().requests.push(wanted) {
+    fn push_request(&self, request: LifecycleRequest) {
+        if self.lock().requests.push(request) {
             self.request_ready.notify_one();
         }
     }
 
-    /// What a daemon that has taken so much is told in our hello; `None` if it cannot go on from there.
-    fn summarize_for(&self, taken: UpdateNumber) -> Option<EndpointSummary> {
+    /// What our hello tells a daemon that has received everything up to `received`; `None` if it cannot continue from
+    /// there.
+    fn summarize_for(&self, received: UpdateNumber) -> Option<EndpointSummary> {
         let state = self.lock();
-        state.outbox.can_resume_after(taken).then(|| EndpointSummary {
+        state.outbox.can_resume_after(received).then(|| EndpointSummary {
             presence: state.reported_presence(),
             last: state.outbox.last(),
             applied: state.commands.all_seen_upto(),
@@ -337,11 +336,12 @@ impl EndpointShared {
 }
 
 impl EndpointState {
-    /// What there is for the daemon. An agent that is on its way counts, so that it is not wanted twice.
+    /// The presence to report. An agent that is about to start counts as starting, so the daemon does not request it
+    /// twice.
     fn reported_presence(&self) -> v1::AgentPresence {
         match self.presence {
             v1::AgentPresence::Resting if self.requests.awaits_agent() => v1::AgentPresence::Starting,
-            seat => seat,
+            presence => presence,
         }
     }
 
@@ -356,20 +356,20 @@ impl EndpointState {
         }
     }
 
-    /// Gives the agent the commands that wait, if there is an agent.
+    /// Passes waiting commands to the agent, if there is one.
     fn forward_commands(&mut self) {
         let Some(agent) = &self.agent else { return };
-        while let Some(down) = self.commands.pop() {
-            if let AgentCommand::Prompt { run, .. } = &down {
+        while let Some(command) = self.commands.pop() {
+            if let AgentCommand::Prompt { run, .. } = &command {
                 self.run = Some(run.clone());
             }
-            agent.command_sender.send(down);
+            agent.command_sender.send(command);
         }
     }
 
-    /// What this word says of the seat itself.
-    fn apply_update(&mut self, up: &AgentUpdate) {
-        match up {
+    /// Updates the endpoint's own state from an update.
+    fn apply_update(&mut self, update: &AgentUpdate) {
+        match update {
             AgentUpdate::Ready { steers, .. } => self.presence = v1::AgentPresence::Ready { steers: *steers },
             AgentUpdate::Terminal { run, .. } if self.run.as_ref() == Some(run) => self.run = None,
             AgentUpdate::Rested => {
@@ -386,28 +386,28 @@ impl EndpointState {
     }
 }
 
-/// Takes what an agent says for as long as there is room, and tells that it is gone.
+/// Forwards the agent's updates while the outbox has space, and reports the agent's end.
 async fn forward_agent_output(shared: Arc<EndpointShared>, mut agent: SessionEndpoint, stop: Arc<Notify>) {
     loop {
-        let hear = async {
+        let next_event = async {
             while shared.lock().outbox.is_full() {
                 shared.space_freed.notified().await;
             }
             agent.next_event().await
         };
-        let heard = tokio::select! {
+        let event = tokio::select! {
             biased;
             () = stop.notified() => None,
-            heard = hear => Some(heard),
+            event = next_event => Some(event),
         };
-        match heard {
-            Some(LocalLinkEvent::Updates(said)) => {
-                shared.send_all(&said.into_iter().map(|thing| thing.update).collect::<Vec<_>>())
+        match event {
+            Some(LocalLinkEvent::Updates(updates)) => {
+                shared.send_all(&updates.into_iter().map(|numbered| numbered.update).collect::<Vec<_>>())
             }
             Some(LocalLinkEvent::Gone(gone)) => return shared.send_all(&[AgentUpdate::Gone(gone)]),
             None => return agent.stop().await,
         }
-        // An agent that is always ahead would otherwise keep the connection from its share.
+        // Without this, an agent that always has more to send would starve the connection.
         tokio::task::coop::consume_budget().await;
     }
 }

@@ -1,5 +1,5 @@
-//! Promises of the link over a socket, seen from its two ends: a seat and a session with a pipe in memory between them,
-//! which can be cut at any moment. Time stands still but for who waits.
+//! Promises of the link over a socket, seen from its two ends: a worker endpoint and a session, with a pipe in memory
+//! between them that can be cut at any moment. The clock is paused and advances only while every task waits.
 
 mod pipe_worker;
 
@@ -23,8 +23,8 @@ use qd_protocol::{EventNumber, WorkerId};
 use tokio::time::{Instant, timeout};
 
 use crate::pipe_worker::{
-    PipeWorker, WorkerReachability, attached, link_options, notice, notices, numbers, prompt, raw, run, said,
-    seat_options, spec, steer, text_of,
+    PipeWorker, WorkerReachability, endpoint_options, link_options, next_updates, notice, notices, numbers,
+    prompt, raw_daemon, run, spec, steer, text_of, wait_attached,
 };
 
 const READY: AgentUpdate = AgentUpdate::Ready { agent_session_id: None, steers: true };
@@ -33,85 +33,85 @@ fn terminal() -> AgentUpdate {
     AgentUpdate::Terminal { run: run(), outcome: TurnOutcome::of(TurnStopReason::EndTurn) }
 }
 
-/// A seat with an agent whose mouth and ears the test holds.
-fn seated() -> (WorkerEndpoint, AgentEndpoint) {
-    let seat = WorkerEndpoint::new(seat_options(), Box::new(MemorySpool::default()));
-    let (agent, end) = local_link(UpdateNumber(0));
-    seat.set_agent(end);
-    (seat, agent)
+/// An endpoint with an agent that the test plays.
+fn endpoint_with_agent() -> (WorkerEndpoint, AgentEndpoint) {
+    let endpoint = WorkerEndpoint::new(endpoint_options(), Box::new(MemorySpool::default()));
+    let (agent, session_end) = local_link(UpdateNumber(0));
+    endpoint.set_agent(session_end);
+    (endpoint, agent)
 }
 
-fn open(pier: &PipeWorker, taken: u64) -> AgentLink {
-    AgentLink::open(LinkOptions { journalled: UpdateNumber(taken), ..link_options() }, pier.clone())
+fn open(worker: &PipeWorker, journalled: u64) -> AgentLink {
+    AgentLink::open(LinkOptions { journalled: UpdateNumber(journalled), ..link_options() }, worker.clone())
 }
 
 #[tokio::test(start_paused = true)]
 async fn every_word_is_heard_once_and_in_order_however_often_the_connection_breaks() {
     const MANY: usize = 20_000;
-    let seat = WorkerEndpoint::new(seat_options(), Box::new(MemorySpool::default()));
-    seat.set_agent(host_agent(UpdateNumber(0), |agent: AgentEndpoint| async move {
+    let endpoint = WorkerEndpoint::new(endpoint_options(), Box::new(MemorySpool::default()));
+    endpoint.set_agent(host_agent(UpdateNumber(0), |agent: AgentEndpoint| async move {
         for number in 0..MANY {
-            agent.send(notice(number)).await.expect("the seat hears");
+            agent.send(notice(number)).await.expect("the endpoint accepts updates");
         }
         AgentExitReason::Stopped
     }));
-    let pier = PipeWorker::of(&seat);
-    let mut link = open(&pier, 0);
-    let (mut heard, mut breaks) = (Vec::new(), 0);
+    let worker = PipeWorker::of(&endpoint);
+    let mut link = open(&worker, 0);
+    let (mut received, mut breaks) = (Vec::new(), 0);
     loop {
         match link.next_event().await {
-            LinkEvent::Updates(said) => {
-                // Some of what is heard is journalled; then the connection breaks.
-                link.ack(said[said.len() / 2].number);
-                heard.extend(said);
-                pier.cut();
+            LinkEvent::Updates(updates) => {
+                // Some of the updates are journalled; then the connection breaks.
+                link.ack(updates[updates.len() / 2].number);
+                received.extend(updates);
+                worker.cut();
             }
             LinkEvent::Disconnected => breaks += 1,
             LinkEvent::Attached { reattached, .. } => assert_eq!(reattached, breaks > 0),
             LinkEvent::Gone(gone) => panic!("the worker lives, but {gone:?}"),
         }
-        if heard.last().is_some_and(|last| last.update == AgentUpdate::Gone(AgentExitReason::Stopped)) {
+        if received.last().is_some_and(|last| last.update == AgentUpdate::Gone(AgentExitReason::Stopped)) {
             break;
         }
     }
     assert!(breaks > 5, "{breaks} breaks");
-    heard.pop();
-    assert!(numbers(&heard).into_iter().eq(1..=MANY as u64));
-    assert!(notices(&heard).eq(0..MANY));
+    received.pop();
+    assert!(numbers(&received).into_iter().eq(1..=MANY as u64));
+    assert!(notices(&received).eq(0..MANY));
 }
 
 #[tokio::test(start_paused = true)]
 async fn another_daemon_goes_on_where_the_journal_of_the_last_one_ends() {
-    let (seat, agent) = seated();
-    let pier = PipeWorker::of(&seat);
+    let (endpoint, agent) = endpoint_with_agent();
+    let worker = PipeWorker::of(&endpoint);
     for number in 0..10 {
         agent.send(notice(number)).await.unwrap();
     }
-    let mut first = open(&pier, 0);
-    attached(&mut first).await;
-    assert_eq!(said(&mut first).await.len(), 10);
+    let mut first = open(&worker, 0);
+    wait_attached(&mut first).await;
+    assert_eq!(next_updates(&mut first).await.len(), 10);
     assert_eq!(first.unacked().count(), 10);
     first.ack(UpdateNumber(4));
     assert_eq!(numbers(first.unacked()), [5, 6, 7, 8, 9, 10]);
-    // Killed before the acknowledgement is out.
+    // The first daemon dies before it has sent the acknowledgement.
     drop(first);
-    let mut second = open(&pier, 4);
-    attached(&mut second).await;
-    assert_eq!(numbers(&said(&mut second).await), [5, 6, 7, 8, 9, 10]);
+    let mut second = open(&worker, 4);
+    wait_attached(&mut second).await;
+    assert_eq!(numbers(&next_updates(&mut second).await), [5, 6, 7, 8, 9, 10]);
     second.ack(UpdateNumber(10));
-    let mut state = seat.watch_status();
+    let mut state = endpoint.watch_status();
     state.wait_for(|state| !state.has_unacked).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn commands_are_applied_once_and_in_order_though_the_session_says_them_again() {
-    let (seat, mut agent) = seated();
-    let pier = PipeWorker::of(&seat);
-    let mut link = open(&pier, 0);
+    let (endpoint, mut agent) = endpoint_with_agent();
+    let worker = PipeWorker::of(&endpoint);
+    let mut link = open(&worker, 0);
     let applied = tokio::spawn(async move {
         let mut applied = Vec::new();
         while applied.len() < 30 {
-            applied.push(agent.next_command().await.expect("the seat is there").number().0);
+            applied.push(agent.next_command().await.expect("the endpoint is there").number().0);
         }
         applied
     });
@@ -119,16 +119,17 @@ async fn commands_are_applied_once_and_in_order_though_the_session_says_them_aga
     while !applied.is_finished() {
         match timeout(Duration::from_millis(5), link.next_event()).await {
             Ok(LinkEvent::Attached { applied, .. }) => {
-                (applied.0 + 1..=sent).for_each(|owed| link.send(steer(owed)));
+                (applied.0 + 1..=sent).for_each(|number| link.send(steer(number)));
             }
-            // Nothing more will happen: a few more commands, some of which are on their way when it breaks.
+            // Nothing else is pending: send a few more commands, some of which are on their way when the connection
+            // breaks.
             Err(_) if sent < 30 => {
                 (sent + 1..=sent + 3).for_each(|number| link.send(steer(number)));
                 sent += 3;
                 for _ in 0..sent {
                     tokio::task::yield_now().await;
                 }
-                pier.cut();
+                worker.cut();
             }
             Ok(_) | Err(_) => {}
         }
@@ -138,24 +139,27 @@ async fn commands_are_applied_once_and_in_order_though_the_session_says_them_aga
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_arrives_while_the_session_hears_nothing_and_the_socket_is_full() {
-    let seat = WorkerEndpoint::new(seat_options(), Box::new(MemorySpool::default()));
+    let endpoint = WorkerEndpoint::new(endpoint_options(), Box::new(MemorySpool::default()));
     let (cancelled, cancel) = tokio::sync::oneshot::channel();
-    seat.set_agent(host_agent(UpdateNumber(0), |mut agent: AgentEndpoint| async move {
-        let voice = agent.output();
-        let talk = async {
+    endpoint.set_agent(host_agent(UpdateNumber(0), |mut agent: AgentEndpoint| async move {
+        let output = agent.output();
+        let talking = async {
             for number in 0.. {
-                voice.send(notice(format!("{number} {}", "x".repeat(10_000)))).await.expect("the seat hears");
+                output
+                    .send(notice(format!("{number} {}", "x".repeat(10_000))))
+                    .await
+                    .expect("the endpoint accepts updates");
             }
         };
         tokio::select! {
-            () = talk => {}
+            () = talking => {}
             command = agent.next_command() => cancelled.send(command).expect("the test waits"),
         }
         AgentExitReason::Stopped
     }));
-    let mut link = open(&PipeWorker::of(&seat), 0);
-    attached(&mut link).await;
-    said(&mut link).await;
+    let mut link = open(&PipeWorker::of(&endpoint), 0);
+    wait_attached(&mut link).await;
+    next_updates(&mut link).await;
     tokio::time::sleep(Duration::from_secs(60)).await;
     link.send(AgentCommand::Cancel { number: EventNumber(1), run: run() });
     assert_eq!(cancel.await.unwrap(), Some(AgentCommand::Cancel { number: EventNumber(1), run: run() }));
@@ -166,80 +170,85 @@ async fn a_session_that_does_not_hear_costs_bounded_memory_and_then_the_agent_wa
     const LARGE: usize = 10_000;
     const SPOOL: usize = 3 << 20;
     let spool = ObservedSpool::default();
-    let options = WorkerEndpointOptions { spool_max: SPOOL as u64, ..seat_options() };
-    let seat = WorkerEndpoint::new(options, Box::new(spool.clone()));
-    let spoken = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&spoken);
-    seat.set_agent(host_agent(UpdateNumber(0), |agent: AgentEndpoint| async move {
+    let options = WorkerEndpointOptions { spool_max: SPOOL as u64, ..endpoint_options() };
+    let endpoint = WorkerEndpoint::new(options, Box::new(spool.clone()));
+    let sent_count = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&sent_count);
+    endpoint.set_agent(host_agent(UpdateNumber(0), |agent: AgentEndpoint| async move {
         loop {
-            agent.send(notice("x".repeat(LARGE))).await.expect("the seat hears");
+            agent.send(notice("x".repeat(LARGE))).await.expect("the endpoint accepts updates");
             count.fetch_add(1, Ordering::Relaxed);
         }
     }));
-    let mut link = open(&PipeWorker::of(&seat), 0);
-    attached(&mut link).await;
-    // As long as nobody acknowledges, the spool grows; then the window of the agent's own link fills.
+    let mut link = open(&PipeWorker::of(&endpoint), 0);
+    wait_attached(&mut link).await;
+    // Without acknowledgements the spool grows; then the window of the agent's own link fills.
     tokio::time::sleep(Duration::from_secs(3600)).await;
     let most = SPOOL / LARGE + 2 * LINK_WINDOW + 2;
-    assert!((SPOOL / LARGE..most).contains(&spoken.load(Ordering::Relaxed)), "{spoken:?}");
-    let waiting = said(&mut link).await;
+    assert!((SPOOL / LARGE..most).contains(&sent_count.load(Ordering::Relaxed)), "{sent_count:?}");
+    let waiting = next_updates(&mut link).await;
     let frame = 2 * (64 << 10) / LARGE;
-    assert!(waiting.len() <= LINK_WINDOW + frame, "{} things wait for the session", waiting.len());
+    assert!(waiting.len() <= LINK_WINDOW + frame, "{} updates wait for the session", waiting.len());
 
-    // Room in the spool lets it go on.
-    let before = spoken.load(Ordering::Relaxed);
+    // Space in the spool lets the agent continue.
+    let before = sent_count.load(Ordering::Relaxed);
     link.ack(waiting.last().unwrap().number);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(spoken.load(Ordering::Relaxed) > before);
-    assert!(spool.look(|spool| spool.bytes()) as usize <= SPOOL + (LINK_WINDOW + 1) * (LARGE + 200));
+    assert!(sent_count.load(Ordering::Relaxed) > before);
+    assert!(spool.inspect(|spool| spool.bytes()) as usize <= SPOOL + (LINK_WINDOW + 1) * (LARGE + 200));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_full_spool_keeps_the_agent_from_talking_but_not_from_ending_its_turn() {
-    let options = WorkerEndpointOptions { spool_max: 1, ..seat_options() };
-    let seat = WorkerEndpoint::new(options, Box::new(MemorySpool::default()));
-    let (agent, end) = local_link(UpdateNumber(0));
-    seat.set_agent(end);
+    let options = WorkerEndpointOptions { spool_max: 1, ..endpoint_options() };
+    let endpoint = WorkerEndpoint::new(options, Box::new(MemorySpool::default()));
+    let (agent, session_end) = local_link(UpdateNumber(0));
+    endpoint.set_agent(session_end);
     agent.send(notice(0)).await.unwrap();
-    seat.watch_status().wait_for(|state| state.has_unacked).await.unwrap();
+    endpoint.watch_status().wait_for(|state| state.has_unacked).await.unwrap();
     for number in 1..=LINK_WINDOW {
         agent.send(notice(number)).await.unwrap();
     }
-    let voice = agent.output();
-    assert!(timeout(Duration::from_secs(3600), voice.send(notice("more"))).await.is_err(), "it waits");
+    let output = agent.output();
+    assert!(
+        timeout(Duration::from_secs(3600), output.send(notice("more"))).await.is_err(),
+        "the agent has to wait"
+    );
     agent.send(terminal()).await.unwrap();
 
-    let mut link = open(&PipeWorker::of(&seat), 0);
-    attached(&mut link).await;
-    let mut heard = Vec::new();
-    while heard.last().is_none_or(|last: &NumberedUpdate| last.update != terminal()) {
-        heard.extend(said(&mut link).await);
-        link.ack(heard.last().unwrap().number);
+    let mut link = open(&PipeWorker::of(&endpoint), 0);
+    wait_attached(&mut link).await;
+    let mut received = Vec::new();
+    while received.last().is_none_or(|last: &NumberedUpdate| last.update != terminal()) {
+        received.extend(next_updates(&mut link).await);
+        link.ack(received.last().unwrap().number);
     }
-    heard.pop();
-    assert!(notices(&heard).eq(0..=LINK_WINDOW));
+    received.pop();
+    assert!(notices(&received).eq(0..=LINK_WINDOW));
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_lies_in_the_spool_is_read_back_for_a_daemon_that_comes_late() {
-    let (seat, agent) = seated();
+    let (endpoint, agent) = endpoint_with_agent();
     let long = "x".repeat(1000);
     for number in 0..2000 {
         agent.send(notice(format!("{number} {long}"))).await.unwrap();
     }
-    let mut link = open(&PipeWorker::of(&seat), 0);
-    attached(&mut link).await;
-    let mut heard = Vec::new();
-    while heard.len() < 2000 {
-        heard.extend(said(&mut link).await);
+    let mut link = open(&PipeWorker::of(&endpoint), 0);
+    wait_attached(&mut link).await;
+    let mut received = Vec::new();
+    while received.len() < 2000 {
+        received.extend(next_updates(&mut link).await);
     }
-    assert!(heard.iter().zip(0..).all(|(thing, number)| text_of(thing) == format!("{number} {long}")));
+    assert!(
+        received.iter().zip(0..).all(|(numbered, number)| text_of(numbered) == format!("{number} {long}"))
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_seat_tells_its_worker_how_it_is() {
-    let (seat, agent) = seated();
-    let mut state = seat.watch_status();
+async fn an_endpoint_publishes_its_status() {
+    let (endpoint, agent) = endpoint_with_agent();
+    let mut state = endpoint.watch_status();
     let now = state.borrow().clone();
     assert_eq!(
         (now.attached, now.presence, now.run, now.has_unacked),
@@ -249,214 +258,221 @@ async fn a_seat_tells_its_worker_how_it_is() {
     state.wait_for(|state| state.has_unacked).await.unwrap();
     assert_eq!(state.borrow().presence, v1::AgentPresence::Ready { steers: true });
 
-    let pier = PipeWorker::of(&seat);
-    let mut link = open(&pier, 0);
-    attached(&mut link).await;
+    let worker = PipeWorker::of(&endpoint);
+    let mut link = open(&worker, 0);
+    wait_attached(&mut link).await;
     link.send(prompt(1));
-    let heard = said(&mut link).await;
-    link.ack(heard[0].number);
+    let received = next_updates(&mut link).await;
+    link.ack(received[0].number);
     state.wait_for(|state| state.attached && state.run == Some(run()) && !state.has_unacked).await.unwrap();
     agent.send(terminal()).await.unwrap();
     state.wait_for(|state| state.run.is_none()).await.unwrap();
     drop(link);
-    let left = state.wait_for(|state| !state.attached).await.unwrap().clone();
-    assert!(left.attachment_changed_at >= now.attachment_changed_at);
+    let detached = state.wait_for(|state| !state.attached).await.unwrap().clone();
+    assert!(detached.attachment_changed_at >= now.attachment_changed_at);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_ends_says_so_once_and_nothing_after_it() {
-    let (seat, agent) = seated();
-    let mut link = open(&PipeWorker::of(&seat), 0);
-    attached(&mut link).await;
+    let (endpoint, agent) = endpoint_with_agent();
+    let mut link = open(&PipeWorker::of(&endpoint), 0);
+    wait_attached(&mut link).await;
     agent.send(notice(1)).await.unwrap();
     drop(agent);
-    let mut heard = said(&mut link).await;
-    if heard.len() < 2 {
-        heard.extend(said(&mut link).await);
+    let mut received = next_updates(&mut link).await;
+    if received.len() < 2 {
+        received.extend(next_updates(&mut link).await);
     }
     assert!(
-        matches!(&heard[1].update, AgentUpdate::Gone(AgentExitReason::Failed(error)) if error.code == "agent_ended")
+        matches!(&received[1].update, AgentUpdate::Gone(AgentExitReason::Failed(error)) if error.code == "agent_ended")
     );
-    seat.send(AgentUpdate::Gone(AgentExitReason::Stopped)).await;
+    endpoint.send(AgentUpdate::Gone(AgentExitReason::Stopped)).await;
     assert!(timeout(Duration::from_secs(60), link.next_event()).await.is_err());
-    assert_eq!(seat.watch_status().borrow().presence, v1::AgentPresence::Gone);
+    assert_eq!(endpoint.watch_status().borrow().presence, v1::AgentPresence::Gone);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_rests_and_is_started_again_once_though_both_are_said_again_after_breaks() {
-    let (seat, agent) = seated();
+    let (endpoint, agent) = endpoint_with_agent();
     agent.send(READY).await.unwrap();
-    let pier = PipeWorker::of(&seat);
-    let mut link = open(&pier, 0);
-    attached(&mut link).await;
-    said(&mut link).await;
+    let worker = PipeWorker::of(&endpoint);
+    let mut link = open(&worker, 0);
+    wait_attached(&mut link).await;
+    next_updates(&mut link).await;
 
     link.rest_agent();
-    assert_eq!(seat.next_request().await, LifecycleRequest::Rest);
-    pier.cut();
+    assert_eq!(endpoint.next_request().await, LifecycleRequest::Rest);
+    worker.cut();
     assert_eq!(link.next_event().await, LinkEvent::Disconnected);
-    attached(&mut link).await;
-    seat.remove_agent().await;
+    wait_attached(&mut link).await;
+    endpoint.remove_agent().await;
     assert!(agent.send(notice("too late")).await.is_err());
-    seat.send(AgentUpdate::Rested).await;
-    let heard = said(&mut link).await;
-    assert_eq!(heard[0].update, AgentUpdate::Rested);
+    endpoint.send(AgentUpdate::Rested).await;
+    let received = next_updates(&mut link).await;
+    assert_eq!(received[0].update, AgentUpdate::Rested);
 
     link.start_agent(spec());
-    assert_eq!(seat.next_request().await, LifecycleRequest::Start(spec()));
-    pier.cut();
+    assert_eq!(endpoint.next_request().await, LifecycleRequest::Start(spec()));
+    worker.cut();
     assert_eq!(link.next_event().await, LinkEvent::Disconnected);
-    assert_eq!(attached(&mut link).await, v1::AgentPresence::Starting, "so that nobody starts it twice");
-    let (agent, end) = local_link(UpdateNumber(0));
-    seat.set_agent(end);
+    assert_eq!(
+        wait_attached(&mut link).await,
+        v1::AgentPresence::Starting,
+        "so that the daemon does not start it twice"
+    );
+    let (agent, session_end) = local_link(UpdateNumber(0));
+    endpoint.set_agent(session_end);
     agent.send(READY).await.unwrap();
-    assert_eq!(said(&mut link).await[0], NumberedUpdate { number: UpdateNumber(3), update: READY });
+    assert_eq!(next_updates(&mut link).await[0], NumberedUpdate { number: UpdateNumber(3), update: READY });
 
     link.close();
-    assert_eq!(seat.next_request().await, LifecycleRequest::Close);
-    assert!(timeout(Duration::from_secs(60), seat.next_request()).await.is_err(), "each was wanted once");
+    assert_eq!(endpoint.next_request().await, LifecycleRequest::Close);
+    assert!(
+        timeout(Duration::from_secs(60), endpoint.next_request()).await.is_err(),
+        "each request arrives once"
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_command_that_finds_no_agent_waits_for_the_next() {
-    let seat = WorkerEndpoint::new(seat_options(), Box::new(MemorySpool::default()));
-    let mut link = open(&PipeWorker::of(&seat), 0);
-    attached(&mut link).await;
+    let endpoint = WorkerEndpoint::new(endpoint_options(), Box::new(MemorySpool::default()));
+    let mut link = open(&PipeWorker::of(&endpoint), 0);
+    wait_attached(&mut link).await;
     link.send(prompt(1));
     assert!(timeout(Duration::from_secs(1), link.next_event()).await.is_err());
-    let (mut agent, end) = local_link(UpdateNumber(0));
-    seat.set_agent(end);
+    let (mut agent, session_end) = local_link(UpdateNumber(0));
+    endpoint.set_agent(session_end);
     assert_eq!(agent.next_command().await, Some(prompt(1)));
-    assert_eq!(seat.watch_status().borrow().run, Some(run()));
+    assert_eq!(endpoint.watch_status().borrow().run, Some(run()));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_newer_connection_ends_an_older_one() {
-    let (seat, agent) = seated();
-    let pier = PipeWorker::of(&seat);
-    let mut older = open(&pier, 0);
-    attached(&mut older).await;
-    let mut newer = open(&pier, 0);
-    attached(&mut newer).await;
+    let (endpoint, agent) = endpoint_with_agent();
+    let worker = PipeWorker::of(&endpoint);
+    let mut older = open(&worker, 0);
+    wait_attached(&mut older).await;
+    let mut newer = open(&worker, 0);
+    wait_attached(&mut newer).await;
     agent.send(notice(1)).await.unwrap();
-    assert_eq!(notices(&said(&mut newer).await).collect::<Vec<_>>(), [1]);
+    assert_eq!(notices(&next_updates(&mut newer).await).collect::<Vec<_>>(), [1]);
     assert_eq!(older.next_event().await, LinkEvent::Disconnected);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_session_that_is_new_to_a_worker_is_started_on_the_connection_that_brings_it() {
-    let pier = PipeWorker::empty();
-    let mut link = AgentLink::open(LinkOptions { start: Some(spec()), ..link_options() }, pier.clone());
-    assert_eq!(attached(&mut link).await, v1::AgentPresence::Empty);
-    let seat = pier.started().await;
-    let (agent, end) = local_link(UpdateNumber(0));
-    seat.set_agent(end);
+    let worker = PipeWorker::empty();
+    let mut link = AgentLink::open(LinkOptions { start: Some(spec()), ..link_options() }, worker.clone());
+    assert_eq!(wait_attached(&mut link).await, v1::AgentPresence::Empty);
+    let endpoint = worker.started().await;
+    let (agent, session_end) = local_link(UpdateNumber(0));
+    endpoint.set_agent(session_end);
     agent.send(READY).await.unwrap();
-    let heard = said(&mut link).await;
-    assert_eq!(heard[0].update, READY);
-    link.ack(heard[0].number);
-    pier.cut();
+    let received = next_updates(&mut link).await;
+    assert_eq!(received[0].update, READY);
+    link.ack(received[0].number);
+    worker.cut();
     assert_eq!(link.next_event().await, LinkEvent::Disconnected);
-    assert_eq!(attached(&mut link).await, v1::AgentPresence::Ready { steers: true });
+    assert_eq!(wait_attached(&mut link).await, v1::AgentPresence::Ready { steers: true });
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_empty_seat_where_an_agent_was_means_that_it_is_lost() {
-    let pier = PipeWorker::empty();
-    pier.leave([notice(1)]);
-    let mut link = open(&pier, 0);
-    assert_eq!(notices(&said(&mut link).await).collect::<Vec<_>>(), [1]);
+async fn a_worker_without_the_expected_agent_means_that_it_is_lost() {
+    let worker = PipeWorker::empty();
+    worker.leave([notice(1)]);
+    let mut link = open(&worker, 0);
+    assert_eq!(notices(&next_updates(&mut link).await).collect::<Vec<_>>(), [1]);
     assert_eq!(link.next_event().await, LinkEvent::Gone(AgentExitReason::Lost));
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_a_dead_worker_left_is_heard_before_its_end() {
-    let (seat, agent) = seated();
-    let pier = PipeWorker::of(&seat);
-    let mut link = open(&pier, 0);
-    attached(&mut link).await;
+    let (endpoint, agent) = endpoint_with_agent();
+    let worker = PipeWorker::of(&endpoint);
+    let mut link = open(&worker, 0);
+    wait_attached(&mut link).await;
     for number in 0..3 {
         agent.send(notice(number)).await.unwrap();
     }
-    let mut heard = said(&mut link).await;
-    while heard.len() < 3 {
-        heard.extend(said(&mut link).await);
+    let mut received = next_updates(&mut link).await;
+    while received.len() < 3 {
+        received.extend(next_updates(&mut link).await);
     }
-    pier.leave((0..10 * LINK_WINDOW).map(notice));
-    pier.set(WorkerReachability::Dead);
-    pier.cut();
+    worker.leave((0..10 * LINK_WINDOW).map(notice));
+    worker.set(WorkerReachability::Dead);
+    worker.cut();
     assert_eq!(link.next_event().await, LinkEvent::Disconnected);
     loop {
         match link.next_event().await {
-            LinkEvent::Updates(said) => heard.extend(said),
+            LinkEvent::Updates(updates) => received.extend(updates),
             LinkEvent::Gone(gone) => break assert_eq!(gone, AgentExitReason::Lost),
-            other => panic!("heard {other:?}"),
+            other => panic!("got {other:?}"),
         }
     }
-    assert!(notices(&heard).eq(0..10 * LINK_WINDOW));
+    assert!(notices(&received).eq(0..10 * LINK_WINDOW));
     assert_eq!(link.next_event().await, LinkEvent::Gone(AgentExitReason::Lost));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_worker_that_cannot_be_reached_is_tried_again_soon_and_then_less_often() {
-    let (seat, _agent) = seated();
-    let pier = PipeWorker::of(&seat);
-    pier.set(WorkerReachability::Later);
-    let mut link = open(&pier, 0);
+    let (endpoint, _agent) = endpoint_with_agent();
+    let worker = PipeWorker::of(&endpoint);
+    worker.set(WorkerReachability::Later);
+    let mut link = open(&worker, 0);
     assert!(timeout(Duration::from_secs(60), link.next_event()).await.is_err());
-    let tries = pier.dials();
+    let tries = worker.dials();
     assert!((60..80).contains(&tries), "{tries} tries in a minute");
-    pier.set(WorkerReachability::Open);
-    attached(&mut link).await;
+    worker.set(WorkerReachability::Open);
+    wait_attached(&mut link).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_worker_that_does_not_know_the_secret_is_never_listened_to() {
-    let options = WorkerEndpointOptions { secret: Secret("other".to_owned()), ..seat_options() };
-    let seat = WorkerEndpoint::new(options, Box::new(MemorySpool::default()));
-    seat.send(notice("trust me")).await;
-    let mut link = open(&PipeWorker::of(&seat), 0);
+    let options = WorkerEndpointOptions { secret: Secret("other".to_owned()), ..endpoint_options() };
+    let endpoint = WorkerEndpoint::new(options, Box::new(MemorySpool::default()));
+    endpoint.send(notice("trust me")).await;
+    let mut link = open(&PipeWorker::of(&endpoint), 0);
     assert!(timeout(Duration::from_secs(60), link.next_event()).await.is_err());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_daemon_that_does_not_know_the_secret_hears_nothing_of_the_session() {
-    let (seat, agent) = seated();
+    let (endpoint, agent) = endpoint_with_agent();
     agent.send(notice("secret")).await.unwrap();
-    let mut daemon = raw(&PipeWorker::of(&seat)).await;
+    let mut daemon = raw_daemon(&PipeWorker::of(&endpoint)).await;
     daemon.hello(|_| {}).await;
     assert!(matches!(daemon.next().await, Some(WorkerLinkFrame::Hello(_))));
     daemon.send(&DaemonLinkFrame::Proof("00".to_owned())).await;
     let Some(WorkerLinkFrame::Refused { code, .. }) = daemon.next().await else { panic!("not refused") };
     assert_eq!(code, "unauthorized");
     assert_eq!(daemon.next().await, None);
-    assert!(!seat.watch_status().borrow().attached);
+    assert!(!endpoint.watch_status().borrow().attached);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_daemon_that_proves_nothing_does_not_take_the_place_of_another() {
-    let (seat, agent) = seated();
-    let pier = PipeWorker::of(&seat);
-    let mut link = open(&pier, 0);
-    attached(&mut link).await;
-    let mut stranger = raw(&pier).await;
+    let (endpoint, agent) = endpoint_with_agent();
+    let worker = PipeWorker::of(&endpoint);
+    let mut link = open(&worker, 0);
+    wait_attached(&mut link).await;
+    let mut stranger = raw_daemon(&worker).await;
     stranger.hello(|_| {}).await;
     assert!(matches!(stranger.next().await, Some(WorkerLinkFrame::Hello(_))));
     agent.send(notice(1)).await.unwrap();
-    assert_eq!(said(&mut link).await.len(), 1);
-    assert_eq!(stranger.next().await, None, "it is given up after a while");
+    assert_eq!(next_updates(&mut link).await.len(), 1);
+    assert_eq!(stranger.next().await, None, "the connection is closed after a timeout");
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_is_refused_with_a_reason() {
-    let (seat, agent) = seated();
+    let (endpoint, agent) = endpoint_with_agent();
     for number in 0..3 {
         agent.send(notice(number)).await.unwrap();
     }
-    let pier = PipeWorker::of(&seat);
-    let mut link = open(&pier, 0);
-    attached(&mut link).await;
-    said(&mut link).await;
+    let worker = PipeWorker::of(&endpoint);
+    let mut link = open(&worker, 0);
+    wait_attached(&mut link).await;
+    next_updates(&mut link).await;
     link.ack(UpdateNumber(2));
     link.detach().await;
 
@@ -468,7 +484,7 @@ async fn what_cannot_be_is_refused_with_a_reason() {
         ("bad_number", |hello| hello.journalled = UpdateNumber(4)),
     ];
     for (expected, change) in cases {
-        let mut daemon = raw(&pier).await;
+        let mut daemon = raw_daemon(&worker).await;
         daemon.hello(change).await;
         let Some(WorkerLinkFrame::Refused { code, message }) = daemon.next().await else {
             panic!("not refused")
@@ -479,11 +495,11 @@ async fn what_cannot_be_is_refused_with_a_reason() {
 
 #[tokio::test(start_paused = true)]
 async fn frames_and_fields_that_nobody_knows_are_ignored() {
-    let options = WorkerEndpointOptions { secret: Secret::default(), ..seat_options() };
-    let seat = WorkerEndpoint::new(options, Box::new(MemorySpool::default()));
-    let (mut agent, end) = local_link(UpdateNumber(0));
-    seat.set_agent(end);
-    let mut daemon = raw(&PipeWorker::of(&seat)).await;
+    let options = WorkerEndpointOptions { secret: Secret::default(), ..endpoint_options() };
+    let endpoint = WorkerEndpoint::new(options, Box::new(MemorySpool::default()));
+    let (mut agent, session_end) = local_link(UpdateNumber(0));
+    endpoint.set_agent(session_end);
+    let mut daemon = raw_daemon(&PipeWorker::of(&endpoint)).await;
     daemon.send_text(r#"{"weather":"fine"}"#).await;
     daemon.hello(|_| {}).await;
     assert!(matches!(daemon.next().await, Some(WorkerLinkFrame::Hello(_))));
@@ -496,41 +512,41 @@ async fn frames_and_fields_that_nobody_knows_are_ignored() {
 
 #[tokio::test(start_paused = true)]
 async fn a_quiet_connection_stays_and_a_silent_peer_is_given_up() {
-    let (seat, _agent) = seated();
-    let pier = PipeWorker::of(&seat);
-    let mut link = open(&pier, 0);
-    attached(&mut link).await;
+    let (endpoint, _agent) = endpoint_with_agent();
+    let worker = PipeWorker::of(&endpoint);
+    let mut link = open(&worker, 0);
+    wait_attached(&mut link).await;
     let hour = Duration::from_secs(3600);
-    assert!(timeout(hour, link.next_event()).await.is_err(), "nobody says anything, and nobody leaves");
+    assert!(timeout(hour, link.next_event()).await.is_err(), "nothing is sent, and the connection stays");
 
-    pier.freeze();
+    worker.freeze();
     let before = Instant::now();
     assert_eq!(link.next_event().await, LinkEvent::Disconnected);
     let silence = before.elapsed().as_secs();
     assert!((2 * PING_S..=3 * PING_S).contains(&silence), "{silence} s");
-    seat.watch_status().wait_for(|state| !state.attached).await.unwrap();
+    endpoint.watch_status().wait_for(|state| !state.attached).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_last_acknowledgement_goes_out_before_a_link_is_let_go() {
-    let (seat, agent) = seated();
-    let mut link = open(&PipeWorker::of(&seat), 0);
-    attached(&mut link).await;
+    let (endpoint, agent) = endpoint_with_agent();
+    let mut link = open(&PipeWorker::of(&endpoint), 0);
+    wait_attached(&mut link).await;
     agent.send(notice(1)).await.unwrap();
-    said(&mut link).await;
+    next_updates(&mut link).await;
     link.ack(UpdateNumber(1));
     link.detach().await;
-    let mut state = seat.watch_status();
+    let mut state = endpoint.watch_status();
     state.wait_for(|state| !state.attached).await.unwrap();
     assert!(!state.borrow().has_unacked);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_link_that_reaches_nobody_is_let_go_at_once() {
-    let (seat, _agent) = seated();
-    let pier = PipeWorker::of(&seat);
-    pier.set(WorkerReachability::Later);
-    let link = open(&pier, 0);
+    let (endpoint, _agent) = endpoint_with_agent();
+    let worker = PipeWorker::of(&endpoint);
+    worker.set(WorkerReachability::Later);
+    let link = open(&worker, 0);
     tokio::time::sleep(Duration::from_secs(5)).await;
     let before = Instant::now();
     link.detach().await;
@@ -540,17 +556,17 @@ async fn a_link_that_reaches_nobody_is_let_go_at_once() {
 #[tokio::test(start_paused = true)]
 async fn a_spool_is_synced_when_the_daemon_leaves_and_every_second_without_one() {
     let spool = ObservedSpool::default();
-    let seat = WorkerEndpoint::new(seat_options(), Box::new(spool.clone()));
-    let (agent, end) = local_link(UpdateNumber(0));
-    seat.set_agent(end);
-    let mut link = open(&PipeWorker::of(&seat), 0);
-    attached(&mut link).await;
+    let endpoint = WorkerEndpoint::new(endpoint_options(), Box::new(spool.clone()));
+    let (agent, session_end) = local_link(UpdateNumber(0));
+    endpoint.set_agent(session_end);
+    let mut link = open(&PipeWorker::of(&endpoint), 0);
+    wait_attached(&mut link).await;
     for number in 0..10 {
         agent.send(notice(number)).await.unwrap();
-        said(&mut link).await;
+        next_updates(&mut link).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
-    assert_eq!(spool.syncs(), 0, "while a daemon is there its journal is the safe place");
+    assert_eq!(spool.syncs(), 0, "while a daemon is attached its journal keeps the updates");
     drop(link);
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(spool.syncs(), 1);
@@ -562,44 +578,44 @@ async fn a_spool_is_synced_when_the_daemon_leaves_and_every_second_without_one()
     tokio::time::sleep(Duration::from_secs(2)).await;
     let syncs = spool.syncs();
     tokio::time::sleep(Duration::from_secs(3600)).await;
-    assert_eq!(spool.syncs(), syncs, "nothing was said, so nothing is synced");
+    assert_eq!(spool.syncs(), syncs, "nothing was appended, so nothing is synced");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_full_disk_costs_nothing_that_was_said() {
     let spool = ObservedSpool::default();
-    let seat = WorkerEndpoint::new(seat_options(), Box::new(spool.clone()));
-    seat.set_agent(host_agent(UpdateNumber(0), |agent: AgentEndpoint| async move {
+    let endpoint = WorkerEndpoint::new(endpoint_options(), Box::new(spool.clone()));
+    endpoint.set_agent(host_agent(UpdateNumber(0), |agent: AgentEndpoint| async move {
         for number in 0..1000 {
-            agent.send(notice(number)).await.expect("the seat hears");
+            agent.send(notice(number)).await.expect("the endpoint accepts updates");
         }
         AgentExitReason::Stopped
     }));
     spool.broken.store(true, Ordering::Relaxed);
-    let pier = PipeWorker::of(&seat);
-    let mut link = open(&pier, 0);
-    let mut heard = Vec::new();
-    while heard.len() < 1001 {
+    let worker = PipeWorker::of(&endpoint);
+    let mut link = open(&worker, 0);
+    let mut received = Vec::new();
+    while received.len() < 1001 {
         match link.next_event().await {
-            LinkEvent::Updates(said) => {
-                link.ack(said[0].number);
-                heard.extend(said);
+            LinkEvent::Updates(updates) => {
+                link.ack(updates[0].number);
+                received.extend(updates);
                 spool.broken.fetch_not(Ordering::Relaxed);
-                pier.cut();
+                worker.cut();
             }
             LinkEvent::Disconnected | LinkEvent::Attached { .. } => {}
             LinkEvent::Gone(gone) => panic!("{gone:?}"),
         }
     }
-    heard.pop();
-    assert!(notices(&heard).eq(0..1000));
+    received.pop();
+    assert!(notices(&received).eq(0..1000));
 }
 
 #[tokio::test(start_paused = true)]
-async fn with_the_last_clone_of_a_seat_its_agent_ends() {
-    let (seat, mut agent) = seated();
-    let other = seat.clone();
-    drop(seat);
+async fn dropping_the_last_clone_of_an_endpoint_ends_its_agent() {
+    let (endpoint, mut agent) = endpoint_with_agent();
+    let other = endpoint.clone();
+    drop(endpoint);
     agent.send(notice(1)).await.unwrap();
     drop(other);
     assert_eq!(agent.next_command().await, None);
@@ -607,22 +623,22 @@ async fn with_the_last_clone_of_a_seat_its_agent_ends() {
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_was_taken_out_is_not_heard_of_again() {
-    let (seat, agent) = seated();
+    let (endpoint, agent) = endpoint_with_agent();
     agent.send(notice(1)).await.unwrap();
-    seat.watch_status().wait_for(|state| state.has_unacked).await.unwrap();
-    seat.remove_agent().await;
+    endpoint.watch_status().wait_for(|state| state.has_unacked).await.unwrap();
+    endpoint.remove_agent().await;
     drop(agent);
-    seat.send(AgentUpdate::Rested).await;
-    let mut link = open(&PipeWorker::of(&seat), 0);
-    assert_eq!(attached(&mut link).await, v1::AgentPresence::Resting);
-    let heard = said(&mut link).await;
+    endpoint.send(AgentUpdate::Rested).await;
+    let mut link = open(&PipeWorker::of(&endpoint), 0);
+    assert_eq!(wait_attached(&mut link).await, v1::AgentPresence::Resting);
+    let received = next_updates(&mut link).await;
     assert_eq!(
-        heard.iter().map(|thing| thing.update.clone()).collect::<Vec<_>>(),
+        received.iter().map(|numbered| numbered.update.clone()).collect::<Vec<_>>(),
         [notice(1), AgentUpdate::Rested]
     );
 }
 
-/// A spool that tells what is done with it, and can be made to take nothing.
+/// A spool that counts syncs and can be made to refuse appends.
 #[derive(Clone, Default)]
 struct ObservedSpool {
     spool: Arc<Mutex<MemorySpool>>,
@@ -631,8 +647,8 @@ struct ObservedSpool {
 }
 
 impl ObservedSpool {
-    fn look<T>(&self, look: impl FnOnce(&mut MemorySpool) -> T) -> T {
-        look(&mut self.spool.lock().expect("no test panics with it"))
+    fn inspect<T>(&self, inspector: impl FnOnce(&mut MemorySpool) -> T) -> T {
+        inspector(&mut self.spool.lock().expect("no test panics while it holds the lock"))
     }
 
     fn syncs(&self) -> usize {
@@ -645,10 +661,10 @@ impl Spool for ObservedSpool {
         if self.broken.load(Ordering::Relaxed) {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        self.look(|spool| {
+        self.inspect(|spool| {
             let held = spool.read(UpdateNumber(0), usize::MAX)?;
             if let Some((last, _)) = held.last() {
-                assert_eq!(first.0, last.0 + 1, "numbers without a hole");
+                assert_eq!(first.0, last.0 + 1, "numbers without a gap");
             }
             spool.append(first, lines)
         })
@@ -660,14 +676,14 @@ impl Spool for ObservedSpool {
     }
 
     fn trim(&mut self, upto: UpdateNumber) -> io::Result<()> {
-        self.look(|spool| spool.trim(upto))
+        self.inspect(|spool| spool.trim(upto))
     }
 
     fn read(&mut self, after: UpdateNumber, max_bytes: usize) -> io::Result<Vec<(UpdateNumber, Bytes)>> {
-        self.look(|spool| spool.read(after, max_bytes))
+        self.inspect(|spool| spool.read(after, max_bytes))
     }
 
     fn bytes(&self) -> u64 {
-        self.look(|spool| spool.bytes())
+        self.inspect(|spool| spool.bytes())
     }
 }

@@ -1,4 +1,4 @@
-//! The example workers, in Rust and in Python, do what their headers say: one test for both, by our own client.
+//! The example workers in Rust and Python do what their headers say. One test drives both, with our own client.
 #![expect(clippy::unwrap_used, reason = "a test that fails should say where")]
 
 use std::io::{BufRead, BufReader};
@@ -25,7 +25,7 @@ async fn the_rust_worker_does_what_it_says() {
 async fn the_python_worker_does_what_it_says() {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/worker.py");
     let mut python = Command::new("python3");
-    // `-B`: no compiled files among the examples.
+    // `-B`: write no compiled files into the examples.
     let child = python.args(["-B", script]).stdout(Stdio::piped()).spawn().expect("this test needs python3");
     let mut child = ExampleProcess(child);
     let mut line = String::new();
@@ -34,7 +34,7 @@ async fn the_python_worker_does_what_it_says() {
     drive(endpoint).await;
 }
 
-/// Ends with the test.
+/// Kills the process when the test ends.
 struct ExampleProcess(Child);
 
 impl Drop for ExampleProcess {
@@ -44,42 +44,42 @@ impl Drop for ExampleProcess {
     }
 }
 
-/// All that a worker of this kind must do.
+/// Checks everything that an example worker has to do.
 async fn drive(endpoint: &str) {
     let mut client = PlainClient::connect(endpoint, None).await.unwrap();
 
     start(&mut client, "hello big world").await;
-    let run = rest(&mut client).await;
+    let run = read_run(&mut client).await;
     assert_eq!(run.tokens, ["HELLO ", "BIG ", "WORLD "]);
     assert_eq!((run.status, run.result.as_deref()), (PlainRunStatus::Completed, Some("HELLO BIG WORLD")));
     assert!(run.complete);
 
-    // Long enough that nobody is done before the message, the cancel or the next run is there.
+    // Long enough that the run is still active when the message, the cancel or the next run arrives.
     let long = "word ".repeat(50);
     start(&mut client, &long).await;
-    assert!(matches!(next(&mut client).await, PlainWorkerFrame::Event { .. }));
+    assert!(matches!(next_frame(&mut client).await, PlainWorkerFrame::Event { .. }));
     client.send_message("and more").await.unwrap();
-    assert!(rest(&mut client).await.result.unwrap().ends_with(" WORD AND MORE"));
+    assert!(read_run(&mut client).await.result.unwrap().ends_with(" WORD AND MORE"));
 
     start(&mut client, &long).await;
-    next(&mut client).await;
+    next_frame(&mut client).await;
     client.cancel().await.unwrap();
-    assert_eq!(rest(&mut client).await.status, PlainRunStatus::Cancelled);
+    assert_eq!(read_run(&mut client).await.status, PlainRunStatus::Cancelled);
 
     start(&mut client, &long).await;
     start(&mut client, "next").await;
-    assert_eq!(rest(&mut client).await.status, PlainRunStatus::Cancelled);
-    assert_eq!(rest(&mut client).await.tokens, ["NEXT "]);
+    assert_eq!(read_run(&mut client).await.status, PlainRunStatus::Cancelled);
+    assert_eq!(read_run(&mut client).await.tokens, ["NEXT "]);
 
     for (approved, status) in [(true, PlainRunStatus::Completed), (false, PlainRunStatus::Error)] {
         start(&mut client, "rm this").await;
-        let PlainWorkerFrame::ApprovalRequest { id, body } = next(&mut client).await else {
-            panic!("it asks")
+        let PlainWorkerFrame::ApprovalRequest { id, body } = next_frame(&mut client).await else {
+            panic!("it must ask for approval")
         };
         assert_eq!(body.resource, "rm this");
         client.reply_to_approval("wrong", !approved).await.unwrap();
         client.reply_to_approval(id, approved).await.unwrap();
-        assert_eq!(rest(&mut client).await.status, status);
+        assert_eq!(read_run(&mut client).await.status, status);
     }
     client.close().await;
 }
@@ -88,8 +88,11 @@ async fn start(client: &mut PlainClient, assignment: &str) {
     client.start_run(RunAssignment::from(assignment)).await.unwrap();
 }
 
-async fn next(client: &mut PlainClient) -> PlainWorkerFrame {
-    tokio::time::timeout(Duration::from_secs(30), client.next_frame()).await.expect("it comes").unwrap()
+async fn next_frame(client: &mut PlainClient) -> PlainWorkerFrame {
+    tokio::time::timeout(Duration::from_secs(30), client.next_frame())
+        .await
+        .expect("a frame comes in time")
+        .unwrap()
 }
 
 struct ExampleRun {
@@ -99,10 +102,10 @@ struct ExampleRun {
     result: Option<String>,
 }
 
-async fn rest(client: &mut PlainClient) -> ExampleRun {
+async fn read_run(client: &mut PlainClient) -> ExampleRun {
     let (mut tokens, mut complete) = (Vec::new(), false);
     loop {
-        match next(client).await {
+        match next_frame(client).await {
             PlainWorkerFrame::Event { event } => match plain::parse_event(event) {
                 Some(TurnUpdate::Text { text }) => tokens.push(text),
                 None => complete = true,
@@ -111,7 +114,7 @@ async fn rest(client: &mut PlainClient) -> ExampleRun {
             PlainWorkerFrame::Terminal { status, result, .. } => {
                 return ExampleRun { tokens, complete, status, result };
             }
-            PlainWorkerFrame::ApprovalRequest { .. } => panic!("it asks"),
+            PlainWorkerFrame::ApprovalRequest { .. } => panic!("unexpected approval request"),
         }
     }
 }

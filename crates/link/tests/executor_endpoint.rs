@@ -1,5 +1,5 @@
-//! An executor behind `quarterdeck.v1`: the same worker that serves anybody is the agent of a session, is left in the
-//! middle of a run, and attached to again without a word lost or doubled.
+//! An executor behind `quarterdeck.v1`: the same worker that serves plain peers becomes the agent of a session. A
+//! daemon detaches in the middle of a run, and another attaches without losing or repeating an update.
 #![expect(clippy::unwrap_used, reason = "a test that fails should say where")]
 
 use std::time::Duration;
@@ -19,7 +19,7 @@ use qd_protocol::worker::{AgentSpec, Secret};
 use qd_protocol::{EventNumber, RunId, SessionId, WorkerId};
 use tokio::net::TcpStream;
 
-/// The way to a server on this machine.
+/// Connects to a server on this machine.
 struct LocalServerRoute {
     host: String,
 }
@@ -36,7 +36,7 @@ impl WorkerConnector for LocalServerRoute {
         let (socket, chosen) = Socket::connect(Box::new(stream) as Box<dyn ByteStream>, &upgrade)
             .await
             .map_err(|_| WorkerUnreachable::RetryLater)?;
-        assert!(chosen, "the subprotocol is spoken");
+        assert!(chosen, "the server chose the subprotocol");
         Ok(socket)
     }
 
@@ -45,23 +45,23 @@ impl WorkerConnector for LocalServerRoute {
     }
 }
 
-/// What the prompt's first word says.
-async fn worker(job: RunAssignment, turn: RunHandle) -> TurnOutcome {
-    match job.prompt.as_str() {
+/// Does what the prompt says.
+async fn worker(assignment: RunAssignment, run: RunHandle) -> TurnOutcome {
+    match assignment.prompt.as_str() {
         "count" => {
-            // Half of it, then a word from outside, then the rest.
+            // Half of the numbers, then a steer, then the rest.
             for number in 0..500 {
-                turn.send_text(format!("{number} ")).await.unwrap();
+                run.send_text(format!("{number} ")).await.unwrap();
             }
-            let told = turn.next_steer().await.unwrap();
+            let steer = run.next_steer().await.unwrap();
             for number in 500..1000 {
-                turn.send_text(format!("{number} ")).await.unwrap();
+                run.send_text(format!("{number} ")).await.unwrap();
             }
-            TurnOutcome::completed(told)
+            TurnOutcome::completed(steer)
         }
-        "ask" => TurnOutcome::completed(turn.request_approval(PlainApproval::default()).await.to_string()),
+        "ask" => TurnOutcome::completed(run.request_approval(PlainApproval::default()).await.to_string()),
         _ => {
-            turn.cancelled().await;
+            run.cancelled().await;
             TurnOutcome::completed("too late")
         }
     }
@@ -74,19 +74,19 @@ async fn serve() -> String {
     host
 }
 
-fn open(host: &str, taken: u64) -> AgentLink {
+fn open(host: &str, journalled: u64) -> AgentLink {
     let (session, worker) = (SessionId::from_random(&[1; 8]), WorkerId::from_random(&[2; 8]));
     let spec = AgentSpec {
-        after: UpdateNumber(taken),
+        after: UpdateNumber(journalled),
         ..AgentSpec::new(session.clone(), worker.clone(), "test", "/")
     };
     let options = LinkOptions {
         session,
         worker,
         secret: Secret::default(),
-        journalled: UpdateNumber(taken),
+        journalled: UpdateNumber(journalled),
         software: "test".to_owned(),
-        start: (taken == 0).then(|| Box::new(spec)),
+        start: (journalled == 0).then(|| Box::new(spec)),
     };
     AgentLink::open(options, LocalServerRoute { host: host.to_owned() })
 }
@@ -106,38 +106,38 @@ fn prompt(number: u64, prompt: &str) -> AgentCommand {
     }
 }
 
-/// Everything that is said until `last` comes, which is part of it; all of it is acknowledged.
+/// Acknowledges and collects all updates up to and including the first for which `last` is true.
 async fn until(link: &mut AgentLink, last: impl Fn(&AgentUpdate) -> bool) -> Vec<NumberedUpdate> {
-    let mut heard = Vec::new();
+    let mut received = Vec::new();
     let wait = async {
         loop {
-            if let LinkEvent::Updates(said) = link.next_event().await {
-                link.ack(said.last().unwrap().number);
-                heard.extend(said);
+            if let LinkEvent::Updates(updates) = link.next_event().await {
+                link.ack(updates.last().unwrap().number);
+                received.extend(updates);
             }
-            if heard.iter().any(|thing| last(&thing.update)) {
+            if received.iter().any(|numbered| last(&numbered.update)) {
                 return;
             }
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), wait).await.expect("it comes");
-    heard
+    tokio::time::timeout(Duration::from_secs(30), wait).await.expect("the update comes in time");
+    received
 }
 
-fn text(heard: &[NumberedUpdate]) -> String {
-    let words = heard.iter().filter_map(|thing| match &thing.update {
+fn text(received: &[NumberedUpdate]) -> String {
+    let texts = received.iter().filter_map(|numbered| match &numbered.update {
         AgentUpdate::Turn { update: TurnUpdate::Text { text }, .. } => Some(text.as_str()),
         _ => None,
     });
-    words.collect()
+    texts.collect()
 }
 
-fn is_terminal(up: &AgentUpdate) -> bool {
-    matches!(up, AgentUpdate::Terminal { .. })
+fn is_terminal(update: &AgentUpdate) -> bool {
+    matches!(update, AgentUpdate::Terminal { .. })
 }
 
-fn outcome(heard: &[NumberedUpdate]) -> &TurnOutcome {
-    match &heard.last().unwrap().update {
+fn outcome(received: &[NumberedUpdate]) -> &TurnOutcome {
+    match &received.last().unwrap().update {
         AgentUpdate::Terminal { outcome, .. } => outcome,
         other => panic!("{other:?}"),
     }
@@ -147,38 +147,40 @@ fn outcome(heard: &[NumberedUpdate]) -> &TurnOutcome {
 async fn a_run_that_its_daemon_left_is_whole_when_another_one_comes() {
     let host = serve().await;
     let mut first = open(&host, 0);
-    let mut heard = until(&mut first, |up| matches!(up, AgentUpdate::Ready { .. })).await;
+    let mut received = until(&mut first, |update| matches!(update, AgentUpdate::Ready { .. })).await;
     first.send(prompt(1, "count"));
-    heard.extend(until(&mut first, |up| matches!(up, AgentUpdate::Turn { .. })).await);
+    received.extend(until(&mut first, |update| matches!(update, AgentUpdate::Turn { .. })).await);
     drop(first);
-    let mut second = open(&host, heard.last().unwrap().number.0);
+    let mut second = open(&host, received.last().unwrap().number.0);
     second.send(AgentCommand::Steer { number: EventNumber(2), run: run(), text: "go on".to_owned() });
-    heard.extend(until(&mut second, is_terminal).await);
-    assert_eq!(text(&heard), (0..1000).map(|number| format!("{number} ")).collect::<String>());
-    assert!(heard.iter().any(|thing| thing.update == AgentUpdate::SteerTaken { steer: EventNumber(2) }));
-    assert!(heard.iter().map(|thing| thing.number.0).eq(1..=heard.len() as u64));
-    assert_eq!(outcome(&heard).text.as_deref(), Some("go on"));
+    received.extend(until(&mut second, is_terminal).await);
+    assert_eq!(text(&received), (0..1000).map(|number| format!("{number} ")).collect::<String>());
+    assert!(
+        received.iter().any(|numbered| numbered.update == AgentUpdate::SteerTaken { steer: EventNumber(2) })
+    );
+    assert!(received.iter().map(|numbered| numbered.number.0).eq(1..=received.len() as u64));
+    assert_eq!(outcome(&received).text.as_deref(), Some("go on"));
 }
 
 #[tokio::test]
 async fn an_ask_is_answered_over_another_connection_than_it_was_asked() {
     let host = serve().await;
     let mut first = open(&host, 0);
-    until(&mut first, |up| matches!(up, AgentUpdate::Ready { .. })).await;
+    until(&mut first, |update| matches!(update, AgentUpdate::Ready { .. })).await;
     first.send(prompt(1, "ask"));
-    let heard = until(&mut first, |up| matches!(up, AgentUpdate::Ask { .. })).await;
-    let AgentUpdate::Ask { ask, .. } = &heard.last().unwrap().update else { panic!("it asks") };
+    let received = until(&mut first, |update| matches!(update, AgentUpdate::Ask { .. })).await;
+    let AgentUpdate::Ask { ask, .. } = &received.last().unwrap().update else { panic!("it asks") };
     drop(first);
-    let mut second = open(&host, heard.last().unwrap().number.0);
+    let mut second = open(&host, received.last().unwrap().number.0);
     let allow = AskAnswer { decision: Some(PermissionDecision::AllowOnce), value: None, reason: None };
     second.send(AgentCommand::Answer {
         number: EventNumber(2),
         ask: ask.id.clone(),
         answer: AskResolution::Answered(allow),
     });
-    let heard = until(&mut second, is_terminal).await;
-    assert_eq!(heard[0].update, AgentUpdate::AskDelivered { ask: ask.id.clone() });
-    assert_eq!(outcome(&heard).text.as_deref(), Some("true"));
+    let received = until(&mut second, is_terminal).await;
+    assert_eq!(received[0].update, AgentUpdate::AskDelivered { ask: ask.id.clone() });
+    assert_eq!(outcome(&received).text.as_deref(), Some("true"));
 }
 
 #[tokio::test]
@@ -188,17 +190,19 @@ async fn a_cancel_ends_the_run_and_a_steer_that_nobody_took_is_told() {
     link.send(prompt(1, "wait"));
     link.send(AgentCommand::Steer { number: EventNumber(2), run: run(), text: "unheard".to_owned() });
     link.send(AgentCommand::Cancel { number: EventNumber(3), run: run() });
-    let heard = until(&mut link, is_terminal).await;
-    assert_eq!(outcome(&heard).stop, TurnStopReason::Cancelled);
-    assert!(heard.iter().any(|thing| thing.update == AgentUpdate::SteerMissed { steer: EventNumber(2) }));
+    let received = until(&mut link, is_terminal).await;
+    assert_eq!(outcome(&received).stop, TurnStopReason::Cancelled);
+    assert!(
+        received.iter().any(|numbered| numbered.update == AgentUpdate::SteerMissed { steer: EventNumber(2) })
+    );
 }
 
 #[tokio::test]
 async fn a_session_that_is_closed_is_gone() {
     let host = serve().await;
     let mut link = open(&host, 0);
-    until(&mut link, |up| matches!(up, AgentUpdate::Ready { .. })).await;
+    until(&mut link, |update| matches!(update, AgentUpdate::Ready { .. })).await;
     link.close();
-    let heard = until(&mut link, |up| matches!(up, AgentUpdate::Gone(_))).await;
-    assert_eq!(heard.last().unwrap().update, AgentUpdate::Gone(AgentExitReason::Stopped));
+    let received = until(&mut link, |update| matches!(update, AgentUpdate::Gone(_))).await;
+    assert_eq!(received.last().unwrap().update, AgentUpdate::Gone(AgentExitReason::Stopped));
 }

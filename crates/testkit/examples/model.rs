@@ -1,5 +1,5 @@
-//! The scripted model by itself, to try an agent by hand: `cargo run -p qd-testkit --example model -- 8901`. It prints
-//! a line for every request and another when it ends.
+//! Runs the scripted model alone, to try an agent by hand: `cargo run -p qd-testkit --example model -- 8901`. It
+//! prints each request when it arrives and again when it ends.
 #![expect(clippy::print_stdout, reason = "the lines are its output")]
 
 use qd_testkit::model::{FakeModel, ModelRequestOutcome};
@@ -9,23 +9,23 @@ async fn main() {
     let port = std::env::args().nth(1).map_or(0, |port| port.parse().expect("the argument is a port"));
     let model = FakeModel::start_at(port);
     println!("{}", model.url());
-    let (mut changes, mut told, mut hosts) = (model.follow(), Vec::new(), 0);
+    let (mut changes, mut printed, mut hosts) = (model.follow(), Vec::new(), 0);
     while let Some(requests) = changes.next().await {
-        told.resize(requests.len(), None::<ModelRequestOutcome>);
-        for (n, (seen, told)) in requests.iter().zip(&mut told).enumerate() {
-            if told.replace(seen.outcome) == Some(seen.outcome) {
+        printed.resize(requests.len(), None::<ModelRequestOutcome>);
+        for (n, (record, printed)) in requests.iter().zip(&mut printed).enumerate() {
+            if printed.replace(record.outcome) == Some(record.outcome) {
                 continue;
             }
-            let (side, tools) = (if seen.is_side_call { " side" } else { "" }, seen.tools.join(","));
-            let (users, results, text) = (seen.user_count(), seen.results, seen.last_text());
+            let (side, tools) = (if record.is_side_call { " side" } else { "" }, record.tools.join(","));
+            let (users, results, text) = (record.user_count(), record.results, record.last_text());
             println!(
                 "{n} {:?} {} model={} users={users} results={results}{side}",
-                seen.api, seen.path, seen.model
+                record.api, record.path, record.model
             );
-            println!("  tools=[{tools}]\n  text={text:?}\n  {:?}", seen.outcome);
+            println!("  tools=[{tools}]\n  text={text:?}\n  {:?}", record.outcome);
         }
         let all = model.proxied_hosts();
-        all[hosts..].iter().for_each(|host| println!("refused a way to {host}"));
+        all[hosts..].iter().for_each(|host| println!("refused to proxy to {host}"));
         hosts = all.len();
     }
 }

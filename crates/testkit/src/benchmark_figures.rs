@@ -1,10 +1,10 @@
-//! Figures of the benchmarks: percentiles, units, and the table in which every figure stands beside its limit. Pure;
-//! whoever measures prints it.
+//! Formatting for the benchmarks: percentiles, units, and a table in which every figure is next to its limit. Pure;
+//! the benchmark prints it.
 
 use std::fmt;
 use std::time::Duration;
 
-/// One benchmark's table.
+/// The table of one benchmark.
 #[derive(Debug, Default)]
 pub struct BenchmarkTable {
     title: String,
@@ -14,36 +14,35 @@ pub struct BenchmarkTable {
 const HEADINGS: [&str; 6] = ["figure", "ours", "limit", "ratio", "aim", "the limit is"];
 
 impl BenchmarkTable {
-    /// An empty one.
     pub fn new(title: impl Into<String>) -> Self {
         Self { title: title.into(), rows: Vec::new() }
     }
 
-    /// A figure for which more is better, as a share of its limit.
-    pub fn add_rate(&mut self, name: &str, ours: f64, limit: f64, aim: &str, is: &str) -> &mut Self {
+    /// Adds a figure for which more is better, as a percentage of its limit.
+    pub fn add_rate(&mut self, name: &str, ours: f64, limit: f64, aim: &str, limit_name: &str) -> &mut Self {
         let ratio = format!("{:.0} %", 100.0 * ours / limit);
-        self.add_row([name, &format_rate(ours), &format_rate(limit), &ratio, aim, is])
+        self.add_row([name, &format_rate(ours), &format_rate(limit), &ratio, aim, limit_name])
     }
 
-    /// A figure for which less is better, as a multiple of its limit.
+    /// Adds a figure for which less is better, as a multiple of its limit.
     pub fn add_time(
         &mut self,
         name: &str,
         ours: Duration,
         limit: Duration,
         aim: &str,
-        is: &str,
+        limit_name: &str,
     ) -> &mut Self {
         let ratio = format!("{:.2} x", ours.as_secs_f64() / limit.as_secs_f64());
-        self.add_row([name, &format_duration(ours), &format_duration(limit), &ratio, aim, is])
+        self.add_row([name, &format_duration(ours), &format_duration(limit), &ratio, aim, limit_name])
     }
 
-    /// A figure that stands alone.
+    /// Adds a figure without a limit.
     pub fn add_plain(&mut self, name: &str, ours: &str, aim: &str) -> &mut Self {
         self.add_row([name, ours, "", "", aim, ""])
     }
 
-    /// Any figure.
+    /// Adds a row as it is.
     pub fn add_row(&mut self, cells: [&str; 6]) -> &mut Self {
         self.rows.push(cells.map(str::to_owned));
         self
@@ -69,13 +68,13 @@ impl fmt::Display for BenchmarkTable {
     }
 }
 
-/// The value below which `part` of a hundred lie. Sorts.
+/// The `part`-th percentile. Sorts `values`.
 pub fn percentile<T: Copy + Ord>(values: &mut [T], part: usize) -> T {
     values.sort_unstable();
     values[(values.len() - 1) * part / 100]
 }
 
-/// A rate in as many digits as it deserves.
+/// Formats a rate with a suitable number of digits.
 pub fn format_rate(rate: f64) -> String {
     match rate {
         _ if rate >= 1e6 => format!("{:.2} M/s", rate / 1e6),
@@ -84,7 +83,7 @@ pub fn format_rate(rate: f64) -> String {
     }
 }
 
-/// A time in as many digits as it deserves.
+/// Formats a duration with a suitable number of digits.
 pub fn format_duration(time: Duration) -> String {
     let us = time.as_secs_f64() * 1e6;
     match us {

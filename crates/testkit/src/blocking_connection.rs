@@ -1,5 +1,5 @@
-//! One connection that is kept open, without a runtime: what a request takes is then the daemon's time and two system
-//! calls of ours. For benchmarks; tests have [`Client`](crate::Client).
+//! One connection that is kept open, without a runtime: a request then costs the daemon's time and two system calls of
+//! ours. For benchmarks; tests use [`TestClient`](crate::TestClient).
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,13 +13,12 @@ pub struct BlockingConnection {
 }
 
 impl BlockingConnection {
-    /// Connects.
     pub fn open(socket: &Path) -> Self {
         let stream = UnixStream::connect(socket).expect("the daemon takes connections");
         Self { stream, received: Vec::new() }
     }
 
-    /// One request and the whole of its answer: status and body.
+    /// Sends a request and reads the whole response. Returns status and body.
     pub fn request(&mut self, method: &str, path: &str, body: &str) -> (u16, &[u8]) {
         let length = body.len();
         let request = format!(
@@ -38,22 +37,23 @@ impl BlockingConnection {
         }
     }
 
-    /// The same, of which only success is good.
+    /// Like [`BlockingConnection::request`], but fails unless the status is 2xx. Returns the body as JSON.
     pub fn request_ok(&mut self, method: &str, path: &str, body: &str) -> serde_json::Value {
-        let (status, answer) = self.request(method, path, body);
-        let text = String::from_utf8_lossy(answer);
+        let (status, body_bytes) = self.request(method, path, body);
+        let text = String::from_utf8_lossy(body_bytes);
         assert!((200..300).contains(&status), "{method} {path} gave {status}: {text}");
-        serde_json::from_slice(answer).unwrap_or_else(|error| panic!("{method} {path}: {error} in {text}"))
+        serde_json::from_slice(body_bytes)
+            .unwrap_or_else(|error| panic!("{method} {path}: {error} in {text}"))
     }
 }
 
-/// The status, and where the body begins, once all of it is there.
-fn parse_response(seen: &[u8]) -> Option<(u16, usize)> {
-    let head_end = seen.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
-    let head = std::str::from_utf8(&seen[..head_end]).expect("a head is text").to_ascii_lowercase();
+/// The status and the offset of the body, once the response is complete.
+fn parse_response(received: &[u8]) -> Option<(u16, usize)> {
+    let head_end = received.windows(4).position(|window| window == b"\r\n\r\n")? + 4;
+    let head = std::str::from_utf8(&received[..head_end]).expect("a head is text").to_ascii_lowercase();
     let status =
         head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("an answer has a status");
     let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
     let length: usize = length.and_then(|length| length.trim().parse().ok()).expect("an answer has a length");
-    (seen.len() >= head_end + length).then_some((status, head_end))
+    (received.len() >= head_end + length).then_some((status, head_end))
 }

@@ -1,5 +1,5 @@
 //! One HTTP request at a time, each on a connection of its own, over the socket or TCP. It knows paths and JSON and
-//! nothing of the product; a transport error is a failed test unless the caller says that it expects one.
+//! nothing of the product. A transport error fails the test, unless the caller uses a method that returns it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use crate::session::TestWorkspace;
 use crate::stream::TestEventStream;
 use crate::within;
 
-/// Where requests go, and what each of them bears.
+/// Where requests go, and the headers that each of them has.
 #[derive(Debug, Clone)]
 pub struct TestClient {
     address: TestClientAddress,
@@ -34,7 +34,7 @@ enum TestClientAddress {
 }
 
 impl TestClient {
-    /// Over a socket.
+    /// A client over a unix socket.
     pub fn unix(path: impl Into<PathBuf>) -> Self {
         Self {
             address: TestClientAddress::Unix(path.into()),
@@ -42,78 +42,74 @@ impl TestClient {
         }
     }
 
-    /// Over TCP.
+    /// A client over TCP.
     pub fn tcp(address: SocketAddr) -> Self {
         Self { address: TestClientAddress::Tcp(address), headers: vec![("host".into(), address.to_string())] }
     }
 
-    /// The same, with a header in every request; it replaces one of the same name.
+    /// A copy with this header in every request. It replaces a header of the same name.
     #[must_use]
     pub fn with_header(&self, name: &str, value: &str) -> Self {
         let mut client = self.clone();
-        client.headers.retain(|(known, _)| known != name);
+        client.headers.retain(|(existing, _)| existing != name);
         client.headers.push((name.to_owned(), value.to_owned()));
         client
     }
 
-    /// The same, with a bearer token.
+    /// A copy with a bearer token.
     #[must_use]
     pub fn with_token(&self, token: &str) -> Self {
         self.with_header("authorization", &format!("Bearer {token}"))
     }
 
-    /// The same, with an `Idempotency-Key`.
+    /// A copy with an `Idempotency-Key`.
     #[must_use]
     pub fn with_key(&self, key: &str) -> Self {
         self.with_header("idempotency-key", key)
     }
 
-    /// One request.
     pub async fn get(&self, path: &str) -> TestResponse {
         self.request(Method::GET, path, None).await
     }
 
-    /// One request.
     pub async fn delete(&self, path: &str) -> TestResponse {
         self.request(Method::DELETE, path, None).await
     }
 
-    /// One request with a body.
     pub async fn post(&self, path: &str, body: &Value) -> TestResponse {
         self.request(Method::POST, path, Some(body.to_string().into())).await
     }
 
-    /// One request without a body.
+    /// A POST without a body.
     pub async fn post_empty(&self, path: &str) -> TestResponse {
         self.request(Method::POST, path, None).await
     }
 
-    /// One request with a body.
     pub async fn patch(&self, path: &str, body: &Value) -> TestResponse {
         self.request(Method::PATCH, path, Some(body.to_string().into())).await
     }
 
-    /// One request, with a body that need not be JSON.
+    /// Sends a request with a body that need not be JSON.
     pub async fn request(&self, method: Method, path: &str, body: Option<Bytes>) -> TestResponse {
-        let what = format!("an answer to {method} {path}");
-        let answer = within(&what, self.send(method, path, body)).await;
-        answer.unwrap_or_else(|error| panic!("{what}: {error}"))
+        let description = format!("a response to {method} {path}");
+        let response = within(&description, self.send(method, path, body)).await;
+        response.unwrap_or_else(|error| panic!("{description}: {error}"))
     }
 
-    /// One request that may meet a dying daemon.
+    /// Sends a request that may meet a dying daemon.
     pub async fn send(&self, method: Method, path: &str, body: Option<Bytes>) -> io::Result<TestResponse> {
-        let asked = format!("{method} {path}");
+        let request_line = format!("{method} {path}");
         let (_connection, response) = self.open(method, path, body).await?;
         let (head, body) = response.into_parts();
         let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
-        Ok(TestResponse { request_line: asked, status: head.status.as_u16(), headers: head.headers, body })
+        Ok(TestResponse { request_line, status: head.status.as_u16(), headers: head.headers, body })
     }
 
-    /// The status of an answer whose body may never end.
+    /// The status of a response whose body may never end.
     pub async fn status(&self, method: Method, path: &str, body: Option<Bytes>) -> u16 {
-        let what = format!("the status of {method} {path}");
-        let opened = within(&what, self.open(method, path, body)).await;
-        opened.unwrap_or_else(|error| panic!("{what}: {error}")).1.status().as_u16()
+        let description = format!("the status of {method} {path}");
+        let opened = within(&description, self.open(method, path, body)).await;
+        opened.unwrap_or_else(|error| panic!("{description}: {error}")).1.status().as_u16()
     }
 
     /// Opens an event stream.
@@ -134,7 +130,7 @@ impl TestClient {
         Ok(TestEventStream::new(connection, response))
     }
 
-    /// Writes bytes and reads to the end: for requests that no client library would send.
+    /// Writes bytes and reads to the end, for requests that no client library would send.
     pub async fn exchange_raw(&self, request: &[u8]) -> String {
         within("the end of a raw exchange", async {
             match &self.address {
@@ -145,20 +141,19 @@ impl TestClient {
         .await
     }
 
-    /// The workspace of a directory, made if it is new.
+    /// The workspace of a directory, created if it is new.
     pub async fn workspace(&self, path: &Path) -> TestWorkspace {
-        let answer = self.post("/v1/workspaces", &serde_json::json!({ "path": path })).await;
-        assert!(matches!(answer.status, 200 | 201), "{answer:?}");
-        let id = answer.json()["id"].as_str().expect("a workspace has an id").to_owned();
+        let response = self.post("/v1/workspaces", &serde_json::json!({ "path": path })).await;
+        assert!(matches!(response.status, 200 | 201), "{response:?}");
+        let id = response.json()["id"].as_str().expect("a workspace has an id").to_owned();
         TestWorkspace { client: self.clone(), id }
     }
 
-    /// The asks that wait, of every session.
+    /// The pending asks of all sessions.
     pub async fn pending_asks(&self) -> Vec<Value> {
         self.get("/v1/asks?state=pending").await.list()
     }
 
-    /// Answers an ask.
     pub async fn answer_ask(&self, ask: &str, answer: &Value) -> TestResponse {
         self.post(&format!("/v1/asks/{ask}/answer"), answer).await
     }
@@ -187,7 +182,7 @@ impl TestClient {
     }
 }
 
-/// Drives one connection; the connection ends with it.
+/// Drives one connection, and closes it when dropped.
 #[derive(Debug)]
 pub(crate) struct TestConnection(JoinHandle<()>);
 
@@ -203,7 +198,7 @@ where
 {
     let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
     let drive = async move {
-        // What goes wrong here is seen by whoever waits for the answer.
+        // Errors here reach the caller through its response.
         let _ended = connection.await;
     };
     Ok((sender, TestConnection(tokio::spawn(drive))))
@@ -211,22 +206,18 @@ where
 
 async fn exchange<T: AsyncRead + AsyncWrite>(stream: io::Result<T>, request: &[u8]) -> String {
     let (mut read, mut write) = tokio::io::split(stream.expect("the daemon takes connections"));
-    let mut answer = Vec::new();
-    // The daemon may answer and close before it has read everything: then either half may end with an error.
-    let _either = tokio::join!(write.write_all(request), read.read_to_end(&mut answer));
-    String::from_utf8_lossy(&answer).into_owned()
+    let mut response = Vec::new();
+    // The daemon may response and close before it has read everything, so either half may end with an error.
+    let _either = tokio::join!(write.write_all(request), read.read_to_end(&mut response));
+    String::from_utf8_lossy(&response).into_owned()
 }
 
-/// What came back.
 #[derive(Debug)]
 pub struct TestResponse {
-    /// For messages: method and path.
+    /// Method and path, for messages.
     pub request_line: String,
-    /// The status.
     pub status: u16,
-    /// The headers.
     pub headers: HeaderMap,
-    /// The body as it came.
     pub body: Bytes,
 }
 
@@ -237,14 +228,14 @@ impl TestResponse {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{self}: no JSON: {error}"))
     }
 
-    /// The body as JSON, if the status is this one.
+    /// The body as JSON. Fails unless the status is this one.
     #[track_caller]
     pub fn expect(&self, status: u16) -> Value {
         assert_eq!(self.status, status, "{self}");
         self.json()
     }
 
-    /// The body as a list, if all went well.
+    /// The body as a list. Fails unless the status is 200.
     #[track_caller]
     pub fn list(&self) -> Vec<Value> {
         match self.expect(200) {
@@ -253,15 +244,15 @@ impl TestResponse {
         }
     }
 
-    /// Holds the refusal to the shape that all of them have, and to this status and code; gives its details.
+    /// Checks that this is a well-formed error with this status and code, and returns its details.
     #[track_caller]
     pub fn expect_refusal(&self, status: u16, code: &str) -> Value {
         let body = self.expect(status);
         let error = body["error"].as_object().unwrap_or_else(|| panic!("{self}: no error"));
         assert_eq!(error.get("code"), Some(&Value::from(code)), "{self}");
         let message = error.get("message").and_then(Value::as_str).unwrap_or_default();
-        assert!(!message.is_empty(), "{self}: a refusal says why");
-        assert!(error.get("details").is_some_and(Value::is_object), "{self}: a refusal has details");
+        assert!(!message.is_empty(), "{self}: an error has a message");
+        assert!(error.get("details").is_some_and(Value::is_object), "{self}: an error has details");
         error["details"].clone()
     }
 

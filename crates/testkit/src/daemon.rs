@@ -1,5 +1,5 @@
-//! `qd serve` in a home: started and heard, killed, ended and started again. It dies with its value, also when the
-//! test panics, and then says what it wrote to stderr.
+//! `qd serve` in a home: started, watched, killed, stopped and restarted. Dropping it kills the process. If the test
+//! is panicking, the drop also prints the end of the daemon's stderr.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -15,41 +15,40 @@ use crate::home::{TestCommandOutput, TestHome, binary, signal};
 use crate::session::{TestSession, TestWorkspace};
 use crate::within;
 
-/// How a daemon is started.
 #[derive(Debug, Clone, Default)]
 pub struct TestDaemonOptions {
-    /// Whether it also listens on TCP, on loopback.
+    /// Also listen on TCP, on loopback.
     pub tcp: bool,
-    /// More arguments of `serve`.
+    /// Additional arguments of `serve`.
     pub args: Vec<String>,
-    /// More environment.
+    /// Additional environment variables.
     pub env: Vec<(String, String)>,
-    /// A program that starts it, with its arguments: `env --ignore-signal=XFSZ`.
+    /// A program that starts the daemon, with its arguments, such as `env --ignore-signal=XFSZ`.
     pub wrapper: Vec<String>,
 }
 
 impl TestDaemonOptions {
-    /// Listens on loopback TCP too.
+    /// Also listens on loopback TCP.
     pub fn tcp(&mut self) -> &mut Self {
         self.tcp = true;
         self
     }
 
-    /// One more argument of `serve`.
+    /// Adds an argument of `serve`.
     pub fn arg(&mut self, arg: &str) -> &mut Self {
         self.args.push(arg.to_owned());
         self
     }
 
-    /// One more variable.
+    /// Adds an environment variable.
     pub fn env(&mut self, name: &str, value: &str) -> &mut Self {
         self.env.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// Started by another program.
+    /// Starts the daemon through another program.
     pub fn wrapped_in(&mut self, program: &[&str]) -> &mut Self {
-        self.wrapper = program.iter().map(|&word| word.to_owned()).collect();
+        self.wrapper = program.iter().map(|&arg| arg.to_owned()).collect();
         self
     }
 }
@@ -58,39 +57,38 @@ impl TestDaemonOptions {
 #[derive(Debug)]
 pub struct TestDaemon {
     child: Child,
-    /// Reads its stdout to the end, so that it never waits for us.
+    /// Reads the daemon's stdout to the end, so that it never blocks on the pipe.
     drain: JoinHandle<()>,
     listening: Vec<String>,
     options: TestDaemonOptions,
-    /// Where it lives. Dropped last.
+    /// The home. Dropped last.
     pub home: TestHome,
 }
 
 impl TestDaemon {
-    /// In a new home, on its socket alone.
+    /// Starts in a new home, listening on its socket only.
     pub async fn start() -> Self {
         Self::start_with(|_| {}).await
     }
 
-    /// In a new home, as told.
-    pub async fn start_with(tell: impl FnOnce(&mut TestDaemonOptions)) -> Self {
-        Self::start_in(TestHome::new(), tell).await
+    /// Starts in a new home with these options.
+    pub async fn start_with(configure: impl FnOnce(&mut TestDaemonOptions)) -> Self {
+        Self::start_in(TestHome::new(), configure).await
     }
 
-    /// In a home that may have been lived in.
-    pub async fn start_in(home: TestHome, tell: impl FnOnce(&mut TestDaemonOptions)) -> Self {
+    /// Starts in an existing home.
+    pub async fn start_in(home: TestHome, configure: impl FnOnce(&mut TestDaemonOptions)) -> Self {
         let mut options = TestDaemonOptions::default();
-        tell(&mut options);
+        configure(&mut options);
         let (child, drain, listening) = spawn(&home, &options).await;
         Self { child, drain, listening, options, home }
     }
 
-    /// Its pid.
     pub fn pid(&self) -> u32 {
         self.child.id().expect("it lives")
     }
 
-    /// What it said it listens on, line by line.
+    /// The lines in which the daemon announced its addresses.
     pub fn listening(&self) -> &[String] {
         &self.listening
     }
@@ -100,12 +98,12 @@ impl TestDaemon {
         TestClient::unix(self.home.socket())
     }
 
-    /// A client on TCP that knows the token.
+    /// A client on TCP with the token.
     pub fn tcp(&self) -> TestClient {
         self.tcp_without_token().with_token(&self.token())
     }
 
-    /// A client on TCP that does not.
+    /// A client on TCP without the token.
     pub fn tcp_without_token(&self) -> TestClient {
         let address = self.listening.iter().find_map(|line| line.strip_prefix("listening on http://"));
         TestClient::tcp(
@@ -113,7 +111,7 @@ impl TestDaemon {
         )
     }
 
-    /// The token of TCP.
+    /// The token for TCP.
     pub fn token(&self) -> String {
         let text = std::fs::read_to_string(self.home.path().join("token")).expect("there is a token");
         text.trim().to_owned()
@@ -134,12 +132,12 @@ impl TestDaemon {
         self.workspace().await.session_with(settings).await
     }
 
-    /// A `qd` command against this daemon, to its end.
+    /// Runs a `qd` command against this daemon to its end.
     pub async fn qd(&self, args: &[&str]) -> TestCommandOutput {
         self.home.qd(args).await
     }
 
-    /// Kills it without a word.
+    /// Kills the daemon with SIGKILL.
     pub async fn kill9(&mut self) {
         self.child.start_kill().expect("it was not waited for yet");
         let status =
@@ -152,44 +150,44 @@ impl TestDaemon {
         );
     }
 
-    /// Asks it to end, and gives its exit code.
+    /// Sends SIGTERM, and returns the exit code.
     pub async fn terminate(&mut self) -> Option<i32> {
         signal(self.pid(), Signal::TERM);
         self.wait_for_exit().await
     }
 
-    /// Waits for its end, and gives its exit code.
+    /// Waits for the daemon to exit, and returns the exit code.
     pub async fn wait_for_exit(&mut self) -> Option<i32> {
         within("the end of the daemon", self.child.wait()).await.expect("a child can be waited for").code()
     }
 
-    /// Kills it and starts another in the same home.
+    /// Kills the daemon and starts another in the same home.
     pub async fn restart(&mut self) {
         self.kill9().await;
         self.start_again().await;
     }
 
-    /// Whether it has died of `kill -9`. Any other end is a failure.
+    /// Whether the daemon has died of SIGKILL. Any other exit fails the test.
     pub fn is_killed(&mut self) -> bool {
-        let ended = self.child.try_wait().expect("a child can be waited for");
-        if let Some(status) = ended {
+        let status = self.child.try_wait().expect("a child can be waited for");
+        if let Some(status) = status {
             assert_eq!(status.signal(), Some(Signal::KILL.as_raw()), "{status}; {}", self.stderr());
         }
-        ended.is_some()
+        status.is_some()
     }
 
-    /// From the next start on without this variable.
+    /// Removes this variable from the next start on.
     pub fn unset(&mut self, name: &str) {
-        self.options.env.retain(|(set, _)| set != name);
+        self.options.env.retain(|(variable, _)| variable != name);
     }
 
-    /// Starts another in the same home, after the end of this one.
+    /// Starts another daemon in the same home, after this one has ended.
     pub async fn start_again(&mut self) {
         self.drain.abort();
         (self.child, self.drain, self.listening) = spawn(&self.home, &self.options).await;
     }
 
-    /// What it wrote to stderr.
+    /// Everything the daemon wrote to stderr.
     pub fn stderr(&self) -> String {
         std::fs::read_to_string(stderr_path(&self.home)).unwrap_or_default()
     }
@@ -208,11 +206,11 @@ impl Drop for TestDaemon {
     }
 }
 
-#[expect(clippy::print_stderr, reason = "a failed test shows what the daemon had to say")]
-fn print_stderr_tail(complaints: &str) {
-    let tail: Vec<_> = complaints.lines().rev().take(40).collect();
+#[expect(clippy::print_stderr, reason = "a failed test shows the daemon's stderr")]
+fn print_stderr_tail(stderr: &str) {
+    let tail: Vec<_> = stderr.lines().rev().take(40).collect();
     let tail: Vec<_> = tail.into_iter().rev().collect();
-    eprintln!("--- the daemon's stderr, its last lines\n{}\n---", tail.join("\n"));
+    eprintln!("--- the last lines of the daemon's stderr\n{}\n---", tail.join("\n"));
 }
 
 fn stderr_path(home: &TestHome) -> PathBuf {
@@ -246,8 +244,8 @@ async fn spawn(home: &TestHome, options: &TestDaemonOptions) -> (Child, JoinHand
             Some(line) if line.starts_with("listening on ") => listening.push(line),
             Some(_) => {}
             None => {
-                let complaints = std::fs::read_to_string(stderr_path(home)).unwrap_or_default();
-                panic!("the daemon ended before it listened: {complaints}");
+                let stderr = std::fs::read_to_string(stderr_path(home)).unwrap_or_default();
+                panic!("the daemon ended before it listened: {stderr}");
             }
         }
     }

@@ -1,7 +1,7 @@
-"""Processes that do not want to die: `escapees.py KIND COUNT DIR`.
+"""Processes that resist being killed: `escapees.py KIND COUNT DIR`.
 
-Each ignores every polite signal and has lost its parent; each leaves a file KIND.PID in DIR once it is what it wants to
-be. None outlives its test by much: all of them give up when DIR is gone, and after LIFE seconds.
+Each ignores every polite signal, loses its parent, and creates a file KIND.PID in DIR when it is ready. None outlives
+its test by much: all of them exit when DIR is gone, and after LIFE seconds.
 """
 
 import os
@@ -15,15 +15,15 @@ kind, count, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 ends = time.time() + LIFE
 
 
-def lost(go_on):
-    """Goes on in a grandchild whose parent has left."""
+def run_orphaned(action):
+    """Runs `action` in a grandchild whose parent has exited."""
     child = os.fork()
     if child:
         os.waitpid(child, 0)
         return
     if os.fork():
         os._exit(0)
-    go_on()
+    action()
     os._exit(0)
 
 
@@ -31,13 +31,13 @@ def ready():
     open(os.path.join(folder, f"{kind}.{os.getpid()}"), "w").close()
 
 
-def wanted():
+def should_stay():
     return time.time() < ends and os.path.isdir(folder)
 
 
 def stay():
     ready()
-    while wanted():
+    while should_stay():
         time.sleep(0.2)
 
 
@@ -53,10 +53,10 @@ def stop():
 
 
 def storm():
-    """A process that is always another one: whoever looks for it finds its dead parent. Some stay for a second."""
+    """Forks and exits all the time, so a search finds only its dead parent. Some generations stay for a second."""
     ready()
     generation = 0
-    while wanted():
+    while should_stay():
         time.sleep(0.01)
         generation += 1
         if os.fork():
@@ -67,7 +67,7 @@ def storm():
 
 
 def grandchild():
-    """A child of a child, whose parents leave one after the other."""
+    """A child of a child, whose parents exit one after the other."""
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -87,10 +87,10 @@ kinds = {
 for polite in POLITE:
     signal.signal(polite, signal.SIG_IGN)
 for _ in range(count):
-    # This kind stays in its group and its session; its parent leaves when all are there.
+    # This kind stays in its process group and session; its parent exits when all are started.
     if kind == "ignores_sigterm":
         if not os.fork():
             stay()
             os._exit(0)
     else:
-        lost(kinds[kind])
+        run_orphaned(kinds[kind])

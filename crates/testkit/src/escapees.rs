@@ -1,18 +1,17 @@
-//! Programs that do not want to die, as an agent's tools may start them: six kinds, each of which ignores every polite
-//! signal and has lost its parent. They are Python, so that what they do to the kernel is in plain sight.
+//! Programs that resist being killed, as an agent's tools may start them: six kinds, each of which ignores every
+//! polite signal and has lost its parent. They are written in Python, so that their system calls are easy to see.
 
 use serde_json::Value;
 
 use crate::home::TestHome;
 use crate::{poll_until, script};
 
-/// The six kinds.
 pub const KINDS: [&str; 6] =
     ["setsid", "double_fork", "ignores_sigterm", "stops_itself", "fork_storm", "grandchild"];
 
 const PROGRAM: &str = include_str!("escapees.py");
 
-/// A step of `script` that lets `count` of a kind loose.
+/// A step of `script` that starts `count` processes of a kind.
 pub fn spawn_step(home: &TestHome, kind: &str, count: usize) -> Value {
     let (program, folder) = (home.sibling_path("escapees.py"), home.sibling_path("escaped"));
     std::fs::write(&program, PROGRAM).expect("the directory can be written");
@@ -22,7 +21,7 @@ pub fn spawn_step(home: &TestHome, kind: &str, count: usize) -> Value {
     script::spawn(&["python3", "-I", "-S", &program, kind, &count.to_string(), &folder])
 }
 
-/// Waits until so many of a kind are what they want to be, in all that were let loose in this home.
+/// Waits until `count` processes of a kind are ready, among all that were started in this home.
 pub async fn wait_until_loose(home: &TestHome, kind: &str, count: usize) {
     let folder = home.sibling_path("escaped");
     poll_until(&format!("{count} times {kind}"), async || {
@@ -47,7 +46,7 @@ mod tests {
             let argv: Vec<_> = argv.into_iter().filter_map(Value::as_str).collect();
             let mut program = home.program(argv[0]);
             program.args(&argv[1..]);
-            // Kept until here: it is killed when it is dropped, and may have just begun.
+            // Kept until then, because dropping it kills the program, which may have just started.
             let started = crate::TestCommand::spawn(program);
             wait_until_loose(&home, kind, 2).await;
             drop(started);
@@ -55,12 +54,12 @@ mod tests {
         let directory = home.sibling_path("escaped");
         for kind in KINDS {
             let found = home.processes();
-            let alive = found.iter().filter(|one| one.args.iter().any(|arg| arg == kind)).count();
+            let alive = found.iter().filter(|process| process.args.iter().any(|arg| arg == kind)).count();
             assert!(alive >= 1, "{kind}: {found:#?}");
         }
         drop(home);
         let name = directory.display().to_string();
-        let is_left = || crate::processes::all_processes().iter().any(|one| one.args.contains(&name));
-        poll_until("their end", async || (!is_left()).then_some(())).await;
+        let is_left = || crate::processes::all_processes().iter().any(|process| process.args.contains(&name));
+        poll_until("the end of the escapees", async || (!is_left()).then_some(())).await;
     }
 }

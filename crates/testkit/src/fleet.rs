@@ -1,4 +1,4 @@
-//! The verbs of a fleet, over a client.
+//! The operations of a fleet, over a client.
 
 use serde_json::{Value, json};
 
@@ -6,26 +6,22 @@ use crate::client::{TestClient, TestResponse};
 use crate::session::{TestSession, TestWorkspace};
 use crate::stream::{TestEvent, TestEventStream};
 
-/// Several sessions that work together.
 #[derive(Debug, Clone)]
 pub struct TestFleet {
-    /// Who asks.
     pub client: TestClient,
-    /// Its project.
     pub workspace: String,
-    /// Its id.
     pub id: String,
 }
 
 impl TestWorkspace {
-    /// Starts a fleet from its file.
+    /// Starts a fleet from the text of its file.
     pub async fn fleet(&self, file: &str) -> TestFleet {
         let fleet = self.try_fleet(file).await.expect(201);
         let id = fleet["id"].as_str().expect("a fleet has an id").to_owned();
         TestFleet { client: self.client.clone(), workspace: self.id.clone(), id }
     }
 
-    /// Starts a fleet from its file, if it is allowed.
+    /// Starts a fleet from the text of its file, which may be refused.
     pub async fn try_fleet(&self, file: &str) -> TestResponse {
         let client = self.client.with_header("content-type", "application/yaml");
         client.request(hyper::Method::POST, &self.path("/fleets"), Some(file.to_owned().into())).await
@@ -33,17 +29,17 @@ impl TestWorkspace {
 }
 
 impl TestFleet {
-    /// A path below it.
+    /// A path below the fleet.
     pub fn path(&self, rest: &str) -> String {
         format!("/v1/workspaces/{}/fleets/{}{rest}", self.workspace, self.id)
     }
 
-    /// As it stands.
+    /// The current state of the fleet.
     pub async fn show(&self) -> Value {
         self.client.get(&self.path("")).await.expect(200)
     }
 
-    /// One of its sessions.
+    /// The fleet's session with this name.
     pub async fn session(&self, name: &str) -> TestSession {
         let id = self.show().await["sessions"][name]["session_id"]
             .as_str()
@@ -58,35 +54,34 @@ impl TestFleet {
         runs.iter().map(|run| run["prompt"].as_str().expect("a run has a prompt").to_owned()).collect()
     }
 
-    /// Everything that happened in its workspace, from the beginning, and then live.
+    /// All events of the fleet's workspace, from the beginning and then live.
     pub async fn stream(&self) -> TestEventStream {
         self.client.stream(&format!("/v1/workspaces/{}/events?after=0", self.workspace)).await
     }
 
-    /// Whether an event is the fleet's own.
+    /// Whether an event is one of the fleet's own.
     pub fn owns(&self, event: &TestEvent) -> bool {
         event.data["fleet_id"] == self.id.as_str()
     }
 
-    /// Its own events, once one of them is of this kind.
+    /// Waits for an event of this kind, and returns the fleet's own events up to it.
     pub async fn events_until(&self, kind: &str) -> Vec<TestEvent> {
         let mut stream = self.stream().await;
-        let seen = stream.until(kind, |event| event.kind == kind && self.owns(event)).await;
-        seen.into_iter().filter(|event| self.owns(event)).collect()
+        let events = stream.until(kind, |event| event.kind == kind && self.owns(event)).await;
+        events.into_iter().filter(|event| self.owns(event)).collect()
     }
 
-    /// How it ended.
+    /// Waits until the fleet has finished, and returns its state.
     pub async fn wait_for_end(&self) -> Value {
         self.events_until("fleet.finished").await;
         self.show().await
     }
 
-    /// Cancels it.
     pub async fn cancel(&self) -> Value {
         self.client.post(&self.path("/cancel"), &json!({})).await.expect(200)
     }
 
-    /// The id of the question that it asks a person, once it does.
+    /// Waits until the fleet asks a person, and returns the ask's id.
     pub async fn wait_for_ask(&self) -> String {
         let events = self.events_until("ask.opened").await;
         let opened = events.iter().find(|event| event.kind == "ask.opened").expect("it was waited for");

@@ -1,6 +1,6 @@
-//! A temporary home and any `qd` command in it, with an environment that nothing leaks into. Whatever daemon still
-//! answers on the home's socket when the home is dropped is killed by its pid, also one that a command started; and so
-//! are its workers, which would outlive it.
+//! A temporary home and any `qd` command in it, with an isolated environment. Dropping the home kills, by pid, the
+//! daemon that still answers on its socket, even one that a command started, and the workers, which would outlive the
+//! daemon.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -14,36 +14,36 @@ use tokio::process::{Child, Command};
 
 use crate::within;
 
-/// The binary under test: `QD_BIN`, else the `qd` that was built beside this test.
+/// The binary under test: `QD_BIN`, or else the `qd` that was built beside this test.
 pub fn binary() -> PathBuf {
-    if let Some(given) = std::env::var_os("QD_BIN") {
-        return given.into();
+    if let Some(path) = std::env::var_os("QD_BIN") {
+        return path.into();
     }
-    let me = std::env::current_exe().expect("a process knows its own file");
-    let target = me.parent().and_then(Path::parent).expect("tests are built in target/PROFILE/deps");
+    let test_binary = std::env::current_exe().expect("a process knows its own file");
+    let target = test_binary.parent().and_then(Path::parent).expect("tests are built in target/PROFILE/deps");
     target.join("qd")
 }
 
-/// A directory of our own with a home (not made yet), a project and a user's home in it.
+/// A temporary directory that contains a home (not created yet), a project and a user's home.
 #[derive(Debug)]
 pub struct TestHome {
     dir: tempfile::TempDir,
 }
 
 impl TestHome {
-    /// A new one. Below `/tmp`, whatever `TMPDIR` says: the path of a socket has room for 107 bytes.
+    /// Always below `/tmp`, whatever `TMPDIR` says, because a socket path may have at most 107 bytes.
     pub fn new() -> Self {
         let dir = tempfile::Builder::new().prefix("qd").tempdir_in("/tmp").expect("/tmp can be written");
         std::fs::create_dir(dir.path().join("work")).expect("a fresh directory takes a directory");
         Self { dir }
     }
 
-    /// `QD_HOME`. The daemon makes it.
+    /// `QD_HOME`. The daemon creates it.
     pub fn path(&self) -> PathBuf {
         self.dir.path().join("home")
     }
 
-    /// Where the daemon listens unless told otherwise.
+    /// Where the daemon listens by default.
     pub fn socket(&self) -> PathBuf {
         self.path().join("qd.sock")
     }
@@ -53,7 +53,7 @@ impl TestHome {
         self.dir.path().join("work")
     }
 
-    /// A path beside the home, for whatever else a test needs.
+    /// A path beside the home, for anything else a test needs.
     pub fn sibling_path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -64,7 +64,7 @@ impl TestHome {
         std::fs::write(self.path().join("config.toml"), settings).expect("the home can be written");
     }
 
-    /// `program` with an environment of our own making, in the project's directory.
+    /// `program` with an isolated environment, in the project directory.
     pub fn program(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         command
@@ -105,7 +105,7 @@ impl TestHome {
         running.wait().await
     }
 
-    /// Runs a line of shell to its end; `$QD` is the binary.
+    /// Runs a line of shell to its end. `$QD` is the binary.
     pub async fn shell(&self, line: &str) -> TestCommandOutput {
         let mut command = self.program("bash");
         command.args(["-c", line]);
@@ -117,33 +117,33 @@ impl TestHome {
         TestCommand::spawn(self.command(args))
     }
 
-    /// The pid of the daemon that answers on the socket now.
+    /// The pid of the daemon that currently answers on the socket.
     pub fn daemon_pid(&self) -> Option<u32> {
         let mut socket = UnixStream::connect(self.socket()).ok()?;
         socket.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
         socket.write_all(b"GET /v1/version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").ok()?;
-        let mut answer = String::new();
-        let _partial = socket.read_to_string(&mut answer);
-        let body = answer.split_once("\r\n\r\n")?.1;
+        let mut response = String::new();
+        let _partial = socket.read_to_string(&mut response);
+        let body = response.split_once("\r\n\r\n")?.1;
         let version: serde_json::Value = serde_json::from_str(body).ok()?;
         version["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
     }
 
-    /// The worker processes that have announced themselves in the home and are still there.
+    /// The pids of the worker processes that have a record in the home and are still running.
     pub fn worker_pids(&self) -> Vec<u32> {
         let Ok(entries) = std::fs::read_dir(self.path().join("workers")) else { return Vec::new() };
         let live = |path: PathBuf| {
             let record = std::fs::read(path).ok()?;
             let record: serde_json::Value = serde_json::from_slice(&record).ok()?;
             let pid = u32::try_from(record["pid"].as_u64()?).ok()?;
-            // A pid alone may be somebody else's by now.
+            // The pid may have been reused by another process.
             (start_ticks(pid)? == record["start_ticks"].as_u64()?).then_some(pid)
         };
         let records = entries.flatten().map(|entry| entry.path());
         records.filter(|path| path.extension().is_some_and(|ext| ext == "json")).filter_map(live).collect()
     }
 
-    /// Kills every worker without a word.
+    /// Kills every worker with SIGKILL.
     pub fn kill_workers(&self) {
         self.worker_pids().into_iter().for_each(|pid| signal(pid, Signal::KILL));
     }
@@ -175,12 +175,12 @@ impl Drop for TestHome {
     fn drop(&mut self) {
         for pid in self.daemon_pid().into_iter().chain(self.worker_pids()) {
             signal(pid, Signal::KILL);
-            // Not our child, so it cannot be waited for; its files must not come back while they are removed.
+            // It is not our child, so it cannot be waited for. Its files must not reappear while they are removed.
             while Path::new(&format!("/proc/{pid}/fd")).read_dir().is_ok_and(|mut fds| fds.next().is_some()) {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
-        // What a failed test left running must not outlive it.
+        // Processes left by a failed test must not outlive it.
         for process in self.processes() {
             signal(process.pid, Signal::KILL);
         }
@@ -190,49 +190,47 @@ impl Drop for TestHome {
 /// When a process started, in the kernel's ticks since boot.
 pub fn start_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may hold anything, also spaces and brackets; the fields after it do not.
+    // The name may contain spaces and brackets; the fields after it do not.
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// Sends a signal to one process that we started.
+/// Sends a signal to a process. Does nothing if the process is gone.
 pub fn signal(pid: u32, signal: Signal) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a pid is a positive number");
     let _already_gone = kill_process(pid, signal);
 }
 
-/// What a command left behind.
+/// The result of a command.
 #[derive(Debug)]
 pub struct TestCommandOutput {
-    /// Its exit code; none if a signal ended it.
+    /// The exit code, or `None` if a signal ended the command.
     pub code: Option<i32>,
-    /// What it wrote to stdout.
     pub stdout: String,
-    /// What it wrote to stderr.
     pub stderr: String,
 }
 
 impl TestCommandOutput {
-    /// Its stdout, if it ended with `code`.
+    /// Stdout. Fails unless the exit code is `code`.
     #[track_caller]
     pub fn expect_exit(self, code: i32) -> String {
         assert_eq!(self.code, Some(code), "{self:#?}");
         self.stdout
     }
 
-    /// Its stdout, if all went well.
+    /// Stdout. Fails unless the exit code is 0.
     #[track_caller]
     pub fn ok(self) -> String {
         self.expect_exit(0)
     }
 
-    /// Its stdout as one JSON value, if all went well.
+    /// Stdout as one JSON value. Fails unless the exit code is 0.
     #[track_caller]
     pub fn json(self) -> serde_json::Value {
         let text = self.ok();
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text:?}"))
     }
 
-    /// Its stdout as one JSON value for each line, if all went well.
+    /// Stdout as one JSON value per line. Fails unless the exit code is 0.
     #[track_caller]
     pub fn json_lines(self) -> Vec<serde_json::Value> {
         let text = self.ok();
@@ -241,7 +239,7 @@ impl TestCommandOutput {
     }
 }
 
-/// A command that runs. It is killed if it is dropped before its end.
+/// A running command. It is killed if it is dropped before its end.
 #[derive(Debug)]
 pub struct TestCommand {
     child: Child,
@@ -249,68 +247,66 @@ pub struct TestCommand {
 }
 
 impl TestCommand {
-    /// Starts it.
     pub fn spawn(mut command: Command) -> Self {
         let child = command.spawn().unwrap_or_else(|error| panic!("{command:?} does not start: {error}"));
         Self { child, read_stdout: String::new() }
     }
 
-    /// Its pid, while it lives.
+    /// The pid, while the command runs.
     pub fn pid(&self) -> u32 {
         self.child.id().expect("it was not waited for yet")
     }
 
-    /// Sends it a signal.
-    pub fn signal(&self, which: Signal) {
-        signal(self.pid(), which);
+    pub fn signal(&self, signal_to_send: Signal) {
+        signal(self.pid(), signal_to_send);
     }
 
-    /// Writes `input` to its stdin and closes it.
+    /// Writes `input` to stdin and closes it.
     pub async fn feed(&mut self, input: &str) {
         let mut stdin = self.child.stdin.take().expect("its stdin is piped");
         // A program that has read enough may close its end first.
         let _closed = stdin.write_all(input.as_bytes()).await;
     }
 
-    /// What has been waited for on stdout so far.
+    /// The stdout that has been read so far.
     pub fn stdout_so_far(&self) -> &str {
         &self.read_stdout
     }
 
-    /// Waits until `text` has come on stdout.
+    /// Waits until `text` appears on stdout.
     pub async fn wait_for_stdout(&mut self, text: &str) {
-        let Self { child, read_stdout: seen } = self;
+        let Self { child, read_stdout } = self;
         let stdout = child.stdout.as_mut().expect("its stdout is piped");
         within(&format!("{text:?} on stdout"), async {
-            while !seen.contains(text) {
+            while !read_stdout.contains(text) {
                 let mut piece = [0; 4096];
                 let n = stdout.read(&mut piece).await.expect("a pipe can be read");
-                assert!(n > 0, "stdout ended without {text:?}: {seen:?}");
-                seen.push_str(&String::from_utf8_lossy(&piece[..n]));
+                assert!(n > 0, "stdout ended without {text:?}: {read_stdout:?}");
+                read_stdout.push_str(&String::from_utf8_lossy(&piece[..n]));
             }
         })
         .await;
     }
 
-    /// Waits for its end, and for the end of its pipes: who still holds one is waited for too.
+    /// Waits until the command has exited and its pipes are closed, which includes processes that inherited them.
     pub async fn wait(mut self) -> TestCommandOutput {
-        let (mut out, mut err) = (self.child.stdout.take(), self.child.stderr.take());
+        let (mut stdout_pipe, mut stderr_pipe) = (self.child.stdout.take(), self.child.stderr.take());
         let (mut stdout, mut stderr) = (std::mem::take(&mut self.read_stdout).into_bytes(), Vec::new());
-        let all = async {
+        let read_and_wait = async {
             let stdout = async {
-                if let Some(out) = &mut out {
-                    out.read_to_end(&mut stdout).await.expect("a pipe can be read");
+                if let Some(stdout_pipe) = &mut stdout_pipe {
+                    stdout_pipe.read_to_end(&mut stdout).await.expect("a pipe can be read");
                 }
             };
             let stderr = async {
-                if let Some(err) = &mut err {
-                    err.read_to_end(&mut stderr).await.expect("a pipe can be read");
+                if let Some(stderr_pipe) = &mut stderr_pipe {
+                    stderr_pipe.read_to_end(&mut stderr).await.expect("a pipe can be read");
                 }
             };
             let ((), (), status) = tokio::join!(stdout, stderr, self.child.wait());
             status.expect("a child can be waited for")
         };
-        let ended = tokio::time::timeout(crate::WAIT_LIMIT, all).await;
+        let ended = tokio::time::timeout(crate::WAIT_LIMIT, read_and_wait).await;
         let (stdout, stderr) =
             (String::from_utf8_lossy(&stdout).into(), String::from_utf8_lossy(&stderr).into());
         match ended {

@@ -1,28 +1,28 @@
-//! What must hold of any journal, as one check that every suite can end with: the order of each run's events (rule
-//! 5.3 of the contract), one active run at a time, seqs that only grow. Pure: it is given events and panics.
+//! Rules that every journal must obey, as one check that any suite can end with: the order of each run's events (rule
+//! 5.3 of the contract), one active run at a time, seqs that only grow. Pure: it takes events and panics.
 
 use std::collections::BTreeMap;
 
 use crate::stream::{TestEvent, summarize_events};
 
-/// Holds all of this to the rules. Events of several sessions may be mixed; each session's must be whole.
+/// Checks all rules. Events of several sessions may be mixed, but each session must be complete.
 #[track_caller]
 pub fn check(events: &[TestEvent]) {
     check_order(events);
     let mut runs: BTreeMap<&str, Vec<&TestEvent>> = BTreeMap::new();
     let mut active: BTreeMap<&str, &str> = BTreeMap::new();
     for event in events {
-        let bears_run = event.run_id.is_some();
+        let has_run = event.run_id.is_some();
         if ["workspace.", "session.", "worker."].iter().any(|kind| event.kind.starts_with(kind)) {
-            assert!(!bears_run, "{} bears no run id: {event:?}", event.kind);
+            assert!(!has_run, "{} must not have a run id: {event:?}", event.kind);
         }
         let Some(run) = event.run_id.as_deref() else { continue };
         let session = event.session_id.as_deref().unwrap_or_else(|| panic!("a run has a session: {event:?}"));
         runs.entry(run).or_default().push(event);
         match event.kind.as_str() {
             "run.started" => {
-                let before = active.insert(session, run);
-                assert_eq!(before, None, "{run} starts while another is active");
+                let previous = active.insert(session, run);
+                assert_eq!(previous, None, "{run} starts while another run is active");
             }
             "run.finished" if active.get(session) == Some(&run) => {
                 active.remove(session);
@@ -35,31 +35,31 @@ pub fn check(events: &[TestEvent]) {
     }
 }
 
-/// Seqs grow strictly.
+/// Checks that seqs grow strictly.
 #[track_caller]
 pub fn check_order(events: &[TestEvent]) {
     for pair in events.windows(2) {
-        assert!(pair[0].seq < pair[1].seq, "seq {} comes after {}", pair[1].seq, pair[0].seq);
+        assert!(pair[0].seq < pair[1].seq, "seq {} follows {}", pair[1].seq, pair[0].seq);
     }
 }
 
-/// How a run ended, by its one `run.finished` among `events`.
+/// How a run ended, from its single `run.finished` among `events`.
 #[track_caller]
 pub fn finish_reason(events: &[TestEvent], run: &str) -> String {
     let finished: Vec<_> = events.iter().filter(|event| event.is_of_run(run, "run.finished")).collect();
     let [finished] = finished[..] else {
-        panic!("{run} ends {} times: {}", finished.len(), summarize_events(events))
+        panic!("{run} has {} run.finished events: {}", finished.len(), summarize_events(events))
     };
     finished.data["finish_reason"].as_str().expect("an end has a reason").to_owned()
 }
 
-/// The concatenation of a run's pieces of text.
+/// A run's text deltas, concatenated.
 pub fn run_text(events: &[TestEvent], run: &str) -> String {
     let pieces = events.iter().filter(|event| event.is_of_run(run, "text.delta"));
     pieces.map(|event| event.data["text"].as_str().unwrap_or_default()).collect()
 }
 
-/// Where each kind stands among a run's events.
+/// Finds the positions of events among those of one run.
 struct RunEventChecker<'a> {
     run: &'a str,
     events: &'a [&'a TestEvent],
@@ -78,7 +78,7 @@ impl RunEventChecker<'_> {
     fn only_position(&self, what: &str, wanted: impl Fn(&TestEvent) -> bool) -> usize {
         match self.positions(wanted)[..] {
             [at] => at,
-            ref many => self.fail(&format!("{} times {what}, not once", many.len())),
+            ref many => self.fail(&format!("{what} occurs {} times instead of once", many.len())),
         }
     }
 
@@ -91,64 +91,66 @@ impl RunEventChecker<'_> {
 
 #[track_caller]
 fn check_run(run: &str, events: &[&TestEvent]) {
-    let places = RunEventChecker { run, events };
+    let checker = RunEventChecker { run, events };
     let kind = |wanted: &'static str| move |event: &TestEvent| event.kind == wanted;
     let message = |role: &'static str| {
         move |event: &TestEvent| event.kind == "message.created" && event.data["role"] == role
     };
-    let accepted = places.only_position("run.accepted", kind("run.accepted"));
-    let user = places.only_position("the user's message.created", message("user"));
-    let assistant = places.only_position("the assistant's message.created", message("assistant"));
-    let closed = places.only_position("message.finished", kind("message.finished"));
-    let finished = places.only_position("run.finished", kind("run.finished"));
-    let started = places.positions(kind("run.started"));
+    let accepted = checker.only_position("run.accepted", kind("run.accepted"));
+    let user = checker.only_position("the user's message.created", message("user"));
+    let assistant = checker.only_position("the assistant's message.created", message("assistant"));
+    let closed = checker.only_position("message.finished", kind("message.finished"));
+    let finished = checker.only_position("run.finished", kind("run.finished"));
+    let started = checker.positions(kind("run.started"));
     if accepted != 0 {
-        places.fail("run.accepted is not its first");
+        checker.fail("run.accepted is not the first event");
     }
     if finished != events.len() - 1 {
-        places.fail("something comes after run.finished");
+        checker.fail("an event follows run.finished");
     }
-    places.expect_before("the user's message after run.accepted", accepted, user);
-    places.expect_before("message.finished before run.finished", closed, finished);
+    checker.expect_before("the user's message after run.accepted", accepted, user);
+    checker.expect_before("message.finished before run.finished", closed, finished);
     match started[..] {
-        [] if assistant + 1 != closed => places.fail("the assistant's message comes just before its end"),
+        [] if assistant + 1 != closed => {
+            checker.fail("the assistant's message is not directly before its end")
+        }
         [] => {}
         [started] => {
-            places.expect_before("run.started after the user's message", user, started);
+            checker.expect_before("run.started after the user's message", user, started);
             if assistant.abs_diff(started) != 1 {
-                places.fail("the assistant's message comes with run.started");
+                checker.fail("the assistant's message is not next to run.started");
             }
         }
-        _ => places.fail("it starts more than once"),
+        _ => checker.fail("it is started more than once"),
     }
     let id = &events[assistant].data["message_id"];
     for event in events {
-        let of_the_answer = ["text.delta", "thought.delta", "tool.started", "tool.output", "tool.finished"];
-        if of_the_answer.contains(&event.kind.as_str()) && &event.data["message_id"] != id {
-            places.fail("a piece of the answer bears another message's id");
+        let answer_kinds = ["text.delta", "thought.delta", "tool.started", "tool.output", "tool.finished"];
+        if answer_kinds.contains(&event.kind.as_str()) && &event.data["message_id"] != id {
+            checker.fail("a part of the answer has another message's id");
         }
-        if of_the_answer.contains(&event.kind.as_str()) && started.is_empty() {
-            places.fail("it says something without a start");
+        if answer_kinds.contains(&event.kind.as_str()) && started.is_empty() {
+            checker.fail("it has output without run.started");
         }
     }
     if &events[closed].data["message_id"] != id || events[closed].data["role"] != "assistant" {
-        places.fail("message.finished is the assistant's");
+        checker.fail("message.finished is not the assistant's");
     }
     if events[closed].data["finish"]["reason"] != events[finished].data["finish_reason"] {
-        places.fail("the message and the run end for different reasons");
+        checker.fail("the message and the run end for different reasons");
     }
-    check_asks(&places);
+    check_asks(&checker);
 }
 
-/// An ask is opened at most once and resolved exactly once, in this order; a person can only answer one that was
-/// opened. One that a policy decides, or that comes when its run is already being stopped, is never opened.
-fn check_asks(places: &RunEventChecker<'_>) {
+/// An ask is opened at most once and then resolved exactly once. A person can only answer an ask that was opened. An
+/// ask that a policy decides, or that comes while its run is already being stopped, is never opened.
+fn check_asks(checker: &RunEventChecker<'_>) {
     let mut asks: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for event in places.events.iter().filter(|event| event.kind.starts_with("ask.")) {
-        let id = event.data["ask_id"].as_str().unwrap_or_else(|| places.fail("an ask has an id"));
+    for event in checker.events.iter().filter(|event| event.kind.starts_with("ask.")) {
+        let id = event.data["ask_id"].as_str().unwrap_or_else(|| checker.fail("an ask without an id"));
         let what = match event.kind.as_str() {
             "ask.resolved" => {
-                event.data["by"].as_str().unwrap_or_else(|| places.fail("it is resolved by somebody"))
+                event.data["by"].as_str().unwrap_or_else(|| checker.fail("an ask is resolved without `by`"))
             }
             kind => kind,
         };
@@ -159,14 +161,14 @@ fn check_asks(places: &RunEventChecker<'_>) {
             ["ask.opened", ref rest @ ..] => (true, rest),
             ref rest => (false, rest),
         };
-        let fine = match rest {
+        let valid = match rest {
             ["user"] | ["user", "ask.delivered"] => opened,
             ["policy"] | ["policy", "ask.delivered"] => !opened,
             ["cancel" | "agent" | "end"] => true,
             _ => false,
         };
-        if !fine {
-            places.fail(&format!("an ask goes through {steps:?}"));
+        if !valid {
+            checker.fail(&format!("invalid order of ask events: {steps:?}"));
         }
     }
 }

@@ -1,24 +1,25 @@
-//! What the suites share: the real binary in a temporary home, a client for HTTP and SSE that knows only the
-//! contract, builders for the `script` agent, the order of a run's events as one check, and a terminal. It uses none
-//! of the product's crates, so that a mistake in a wire type cannot hide itself; it panics where a test should fail.
+//! Shared by the test suites: the real binary in a temporary home, an HTTP and SSE client that knows only the
+//! contract, builders for the `script` agent, checks of the journal, and a terminal. It uses none of the product's
+//! crates, so a mistake in a wire type cannot hide itself. It panics where a test should fail.
 //!
 //! - [`home`]: a temporary home, and any `qd` command in it.
-//! - [`daemon`]: `qd serve` in a home, killed and started again at will.
+//! - [`daemon`]: `qd serve` in a home, killed and restarted at will.
 //! - [`client`]: one HTTP request at a time, over the socket or TCP.
-//! - [`session`], [`fleet`]: the verbs of a workspace, a session and a fleet, over a client.
+//! - [`session`], [`fleet`]: the operations of a workspace, a session and a fleet, over a client.
 //! - [`stream`]: a reader of server-sent events.
 //! - [`script`]: steps of the `script` agent.
-//! - [`rules`]: what must hold of any journal.
-//! - [`processes`]: what `/proc` says of a home's daemon, workers and agents.
-//! - [`escapees`]: programs that do not want to die.
-//! - [`clis`]: the real agents, installed and isolated.
-//! - [`mcp`]: a client of `qd mcp`, by hand.
+//! - [`journal_rules`]: rules that every journal must obey.
+//! - [`processes`]: the daemon, workers and agents of a home, as seen in `/proc`.
+//! - [`escapees`]: programs that resist being killed.
+//! - [`real_agents`]: the real agents, installed and isolated.
+//! - [`mcp`]: a handwritten client of `qd mcp`.
 //! - [`model`]: a model for real agents, scripted by their prompts.
-//! - [`proxy`]: a network that breaks when told to.
-//! - [`remote`]: an agent elsewhere, scripted by its prompts.
-//! - [`random`]: numbers from a printed seed.
-//! - [`terminal`]: a real terminal, by tmux.
-//! - [`figures`], [`raw_log`], [`wire`]: what the benchmarks are made of: tables, the disk as a limit, one connection.
+//! - [`proxy`]: a network that breaks on command.
+//! - [`remote_agent`]: a remote agent, scripted by its prompts.
+//! - [`random`]: random numbers from a printed seed.
+//! - [`terminal`]: a real terminal, in tmux.
+//! - [`benchmark_figures`], [`raw_log`], [`blocking_connection`]: for the benchmarks: tables, the disk as a limit, one
+//!   connection.
 
 pub mod benchmark_figures;
 pub mod blocking_connection;
@@ -62,18 +63,19 @@ pub use session::{TestSession, TestWorkspace};
 pub use stream::{TestEvent, TestEventStream};
 pub use terminal::TestTerminal;
 
-/// How long a test waits for anything. It is a net and not an expectation: whoever meets it has failed.
+/// How long a test waits for anything. This is a safety net: a test that reaches it has failed.
 pub const WAIT_LIMIT: Duration = Duration::from_secs(30);
 
-/// Waits for `future`, and fails with `what` if it does not come.
+/// Waits for `future`, and fails with `what` if it takes longer than [`WAIT_LIMIT`].
 pub async fn within<F: Future>(what: &str, future: F) -> F::Output {
     match tokio::time::timeout(WAIT_LIMIT, future).await {
         Ok(value) => value,
-        Err(_) => panic!("waited {WAIT_LIMIT:?} in vain for {what}"),
+        Err(_) => panic!("timed out after {WAIT_LIMIT:?} waiting for {what}"),
     }
 }
 
-/// Tries `probe` again and again until it gives something. Only for what sends no event: a process, a screen, a file.
+/// Calls `probe` repeatedly until it returns something. Only for conditions that send no event: a process, a screen, a
+/// file.
 pub async fn poll_until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
     const PAUSE: Duration = Duration::from_millis(10);
     within(what, async {
@@ -93,7 +95,7 @@ pub fn sha256(content: &[u8]) -> String {
     sha2::Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// `content` in base64, as attachments are sent.
+/// `content` in base64, the form in which attachments are sent.
 pub fn base64(content: &[u8]) -> String {
     use base64::Engine;
     base64::engine::general_purpose::STANDARD.encode(content)

@@ -1,5 +1,5 @@
-//! A client of `qd mcp`, written by hand from the protocol's own pages: lines of JSON-RPC on the stdio of a process. It
-//! takes answers in any order, so that a call may be left open while others are made.
+//! A client of `qd mcp`, handwritten from the protocol's own documentation: JSON-RPC lines on the stdio of a process.
+//! It accepts responses in any order, so a call may stay open while others are made.
 
 use std::collections::HashMap;
 use std::process::Stdio;
@@ -10,11 +10,11 @@ use tokio::process::{Child, ChildStdin, ChildStdout};
 
 use crate::{TestHome, TestSession, within};
 
-/// The variable with a session's token.
+/// The environment variable with a session's token.
 pub const TOKEN_VAR: &str = "QD_SESSION_TOKEN";
 const VERSION: &str = "2025-06-18";
 
-/// A process `qd mcp` and our end of it. It is killed if it is dropped before its end.
+/// A process `qd mcp` and our end of its pipes. It is killed if it is dropped before its end.
 #[derive(Debug)]
 pub struct TestMcpClient {
     child: Child,
@@ -22,7 +22,7 @@ pub struct TestMcpClient {
     stdout: Lines<BufReader<ChildStdout>>,
     last_id: u64,
     early_responses: HashMap<u64, Value>,
-    /// Notifications that have come, in order.
+    /// Notifications received so far, in order.
     pub notifications: Vec<Value>,
 }
 
@@ -33,28 +33,28 @@ pub fn session_token(home: &TestHome, session: &str) -> String {
 }
 
 impl TestMcpClient {
-    /// With the user's rights.
+    /// Starts with the user's rights.
     pub async fn as_user(home: &TestHome) -> Self {
         Self::start(home, None).await
     }
 
-    /// With the rights of a session whose agent was given the tools.
+    /// Starts with the rights of a session whose agent was given the tools.
     pub async fn as_session(home: &TestHome, session: &TestSession) -> Self {
         Self::start(home, Some(&session_token(home, &session.id))).await
     }
 
-    /// With this token, past the handshake.
+    /// Starts with this token and completes the handshake.
     pub async fn start(home: &TestHome, token: Option<&str>) -> Self {
         let mut mcp = Self::spawn(home, token);
-        let about = json!({ "name": "testkit", "version": "1" });
-        let hello = json!({ "protocolVersion": VERSION, "capabilities": {}, "clientInfo": about });
-        let told = mcp.request("initialize", hello).await;
-        assert_eq!(told["result"]["serverInfo"]["name"], "quarterdeck", "{told}");
+        let client_info = json!({ "name": "testkit", "version": "1" });
+        let params = json!({ "protocolVersion": VERSION, "capabilities": {}, "clientInfo": client_info });
+        let response = mcp.request("initialize", params).await;
+        assert_eq!(response["result"]["serverInfo"]["name"], "quarterdeck", "{response}");
         mcp.send(&json!({ "jsonrpc": "2.0", "method": "notifications/initialized" })).await;
         mcp
     }
 
-    /// Before the handshake.
+    /// Starts the process without the handshake.
     pub fn spawn(home: &TestHome, token: Option<&str>) -> Self {
         let mut command = home.command(&["mcp"]);
         if let Some(token) = token {
@@ -73,7 +73,7 @@ impl TestMcpClient {
         stdin.write_all(format!("{message}\n").as_bytes()).await.expect("it listens");
     }
 
-    /// Begins a request; gives its id.
+    /// Sends a request, and returns its id.
     pub async fn begin_request(&mut self, method: &str, params: Value) -> u64 {
         self.last_id += 1;
         let id = self.last_id;
@@ -81,13 +81,13 @@ impl TestMcpClient {
         id
     }
 
-    /// Waits for the answer to a request.
+    /// Waits for the response to a request.
     pub async fn wait_for_response(&mut self, id: u64) -> Value {
         loop {
-            if let Some(answer) = self.early_responses.remove(&id) {
-                return answer;
+            if let Some(response) = self.early_responses.remove(&id) {
+                return response;
             }
-            let line = within("an answer of qd mcp", self.stdout.next_line()).await.expect("it can be read");
+            let line = within("a response of qd mcp", self.stdout.next_line()).await.expect("it can be read");
             let message: Value =
                 serde_json::from_str(&line.expect("it has not ended")).expect("only messages on stdout");
             match message["id"].as_u64() {
@@ -97,45 +97,45 @@ impl TestMcpClient {
         }
     }
 
-    /// A request and its answer.
+    /// Sends a request and waits for its response.
     pub async fn request(&mut self, method: &str, params: Value) -> Value {
         let id = self.begin_request(method, params).await;
         self.wait_for_response(id).await
     }
 
-    /// Begins a call of a tool.
+    /// Starts a tool call.
     pub async fn begin_call(&mut self, tool: &str, arguments: Value) -> u64 {
         self.begin_request("tools/call", json!({ "name": tool, "arguments": arguments })).await
     }
 
-    /// What a call came to, which must be well.
+    /// The result of a call, which must succeed.
     pub async fn wait_for_result(&mut self, id: u64) -> Value {
-        let answer = self.wait_for_response(id).await;
-        let result = &answer["result"];
-        assert_ne!(result["isError"], true, "{answer}");
-        let text = result["content"][0]["text"].as_str().unwrap_or_else(|| panic!("a text: {answer}"));
-        let said: Value = serde_json::from_str(text).expect("the text is JSON");
-        assert_eq!(said, result["structuredContent"], "the same twice");
-        said
+        let response = self.wait_for_response(id).await;
+        let result = &response["result"];
+        assert_ne!(result["isError"], true, "{response}");
+        let text = result["content"][0]["text"].as_str().unwrap_or_else(|| panic!("a text: {response}"));
+        let value: Value = serde_json::from_str(text).expect("the text is JSON");
+        assert_eq!(value, result["structuredContent"], "text and structured content agree");
+        value
     }
 
-    /// Calls a tool, which must go well.
+    /// Calls a tool, which must succeed.
     pub async fn call(&mut self, tool: &str, arguments: Value) -> Value {
         let id = self.begin_call(tool, arguments).await;
         self.wait_for_result(id).await
     }
 
-    /// Calls a tool, which must be refused with this code; gives the message.
+    /// Calls a tool, which must be refused with this code. Returns the message.
     pub async fn call_refused(&mut self, tool: &str, arguments: Value, code: &str) -> String {
         let id = self.begin_call(tool, arguments).await;
-        let answer = self.wait_for_response(id).await;
-        assert_eq!(answer["result"]["isError"], true, "{answer}");
-        let error = &answer["result"]["structuredContent"]["error"];
-        assert_eq!(error["code"], code, "{answer}");
+        let response = self.wait_for_response(id).await;
+        assert_eq!(response["result"]["isError"], true, "{response}");
+        let error = &response["result"]["structuredContent"]["error"];
+        assert_eq!(error["code"], code, "{response}");
         error["message"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// Hangs up, and gives its exit code.
+    /// Closes stdin, and returns the exit code.
     pub async fn close(mut self) -> Option<i32> {
         drop(self.stdin.take());
         within("the end of qd mcp", self.child.wait()).await.expect("it ends").code()

@@ -1,5 +1,5 @@
-//! What `/proc` says of the processes of one home, of what runs below them, and of what they hold. It reads and
-//! signals; a process that vanishes while it is looked at is not there.
+//! The processes of one home, as seen in `/proc`: what runs below them, and what they hold. It only reads and signals.
+//! A process that vanishes while it is read counts as absent.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,35 +9,33 @@ use rustix::process::Signal;
 use crate::home::{TestHome, signal};
 use crate::poll_until;
 
-/// The kernel's flag of a process that has begun to exit.
+/// The kernel's flag for a process that has begun to exit.
 const PF_EXITING: u32 = 4;
 
-/// A process, as it was when it was looked at.
+/// A process, as it was when it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedProcess {
-    /// Its pid.
     pub pid: u32,
-    /// When it started, in ticks since boot: with the pid, who it is.
+    /// The start time in ticks since boot. Together with the pid it identifies the process.
     pub start_ticks: u64,
-    /// Its parent's pid.
+    /// The parent's pid.
     pub parent: u32,
-    /// The kernel's letter for what it does: `Z` is a zombie, `T` is stopped.
+    /// The kernel's letter for the state: `Z` is a zombie, `T` is stopped.
     pub state: char,
-    /// Whether it has begun to exit: it runs nothing of its own any more, and may have no command line left.
+    /// The process has begun to exit. It no longer runs code of its own and may have no command line.
     pub is_exiting: bool,
-    /// Its command line.
     pub args: Vec<String>,
 }
 
 impl ObservedProcess {
-    /// The process with this pid, zombies too.
+    /// The process with this pid, even a zombie.
     pub fn find(pid: u32) -> Option<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name may hold anything, also spaces and brackets; the fields after it do not.
+        // The name may contain spaces and brackets; the fields after it do not.
         let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-        let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let cmdline = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
         let flags: u32 = fields.get(6)?.parse().ok()?;
-        let args = line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
+        let args = cmdline.split(|byte| *byte == 0).map(|arg| String::from_utf8_lossy(arg).into_owned());
         Some(Self {
             pid,
             start_ticks: fields.get(19)?.parse().ok()?,
@@ -48,117 +46,122 @@ impl ObservedProcess {
         })
     }
 
-    /// Whether this very process still runs, or is stopped.
+    /// Whether this same process is still running or stopped.
     pub fn is_alive(&self) -> bool {
         Self::find(self.pid).is_some_and(|now| now.start_ticks == self.start_ticks && !now.is_dead())
     }
 
-    /// Whether it is a zombie, or is becoming one.
+    /// Whether the process is a zombie, or about to be one.
     fn is_dead(&self) -> bool {
         self.is_exiting || self.state == 'Z'
     }
 
-    /// Whether it is `qd` as this part of itself: `serve`, `__worker`, `__keeper`, `__script`.
-    pub fn has_role(&self, part: &str) -> bool {
-        self.args.get(1).is_some_and(|arg| arg == part)
+    /// Whether this is `qd` in this role: `serve`, `__worker`, `__keeper` or `__script`.
+    pub fn has_role(&self, role: &str) -> bool {
+        self.args.get(1).is_some_and(|arg| arg == role)
     }
 
-    /// Kills it without a word, and waits until it runs no more.
+    /// Kills the process with SIGKILL, and waits until it is dead.
     pub async fn kill9(&self) {
         signal(self.pid, Signal::KILL);
         poll_until("the death of a process", async || (!self.is_alive()).then_some(())).await;
     }
 
-    /// What it holds open.
+    /// How many file descriptors the process holds.
     pub fn open_descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.pid)).map_or(0, Iterator::count)
     }
 
-    /// Its children that have ended and that it has not heard of.
+    /// Children that have ended and were not reaped.
     pub fn zombies(&self) -> Vec<Self> {
         all_processes().into_iter().filter(|child| child.parent == self.pid && child.state == 'Z').collect()
     }
 
-    /// Whether the home's directory is in its command line, its environment or its working directory.
+    /// Whether the directory occurs in the command line, the environment or the working directory.
     fn belongs_to(&self, directory: &str) -> bool {
         let file = |name: &str| fs::read(format!("/proc/{}/{name}", self.pid)).unwrap_or_default();
         let cwd = fs::read_link(format!("/proc/{}/cwd", self.pid)).unwrap_or_default();
-        let places = [file("cmdline"), file("environ"), cwd.into_os_string().into_encoded_bytes()];
-        places.iter().any(|place| String::from_utf8_lossy(place).contains(directory))
+        let sources = [file("cmdline"), file("environ"), cwd.into_os_string().into_encoded_bytes()];
+        sources.iter().any(|source| String::from_utf8_lossy(source).contains(directory))
     }
 }
 
-/// How much memory a living process has, in KiB.
+/// The resident memory of a living process, in KiB.
 pub fn resident_kib(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a process has a size");
     line.trim().trim_end_matches(" kB").parse().expect("the kernel writes numbers")
 }
 
-/// Everything that there is, zombies too.
+/// All processes, zombies included.
 pub fn all_processes() -> Vec<ObservedProcess> {
     let entries = fs::read_dir("/proc").expect("there is a /proc").flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    // At once, each as it is found: some are another process a moment later.
+    // Each is read as soon as its pid is found, because a pid may be another process a moment later.
     pids.filter_map(ObservedProcess::find).collect()
 }
 
-/// Everything alive below a process.
+/// All living descendants of a process.
 pub fn descendants(pid: u32) -> Vec<ObservedProcess> {
     let mut family = living_family(BTreeSet::from([pid]), all_processes());
-    family.retain(|one| one.pid != pid);
+    family.retain(|process| process.pid != pid);
     family
 }
 
-/// Those of `all` that are alive and have one of these pids, or descend from one that has.
+/// The living processes of `all` that have one of these pids, or descend from one.
 fn living_family(mut pids: BTreeSet<u32>, all: Vec<ObservedProcess>) -> Vec<ObservedProcess> {
     loop {
         let before = pids.len();
         let children: Vec<_> =
-            all.iter().filter(|one| pids.contains(&one.parent)).map(|one| one.pid).collect();
+            all.iter().filter(|process| pids.contains(&process.parent)).map(|process| process.pid).collect();
         pids.extend(children);
         if pids.len() == before {
-            return all.into_iter().filter(|one| pids.contains(&one.pid) && !one.is_dead()).collect();
+            return all
+                .into_iter()
+                .filter(|process| pids.contains(&process.pid) && !process.is_dead())
+                .collect();
         }
     }
 }
 
-/// Everything alive that was started with this worker's mark in its environment.
+/// All living processes with this worker's mark in their environment.
 pub fn marked_processes(worker: &str) -> Vec<ObservedProcess> {
     let mark = format!("QD_MARK={worker}.");
-    let bears_it = |one: &ObservedProcess| {
-        let environ = fs::read(format!("/proc/{}/environ", one.pid)).unwrap_or_default();
+    let has_mark = |process: &ObservedProcess| {
+        let environ = fs::read(format!("/proc/{}/environ", process.pid)).unwrap_or_default();
         environ.split(|byte| *byte == 0).any(|variable| variable.starts_with(mark.as_bytes()))
     };
-    all_processes().into_iter().filter(|one| !one.is_dead() && bears_it(one)).collect()
+    all_processes().into_iter().filter(|process| !process.is_dead() && has_mark(process)).collect()
 }
 
 impl TestHome {
-    /// Everything alive that has to do with this home: what has its directory in its command line, its environment or
-    /// its working directory, and all that is below that.
+    /// All living processes that belong to this home: those with its directory in their command line, environment or
+    /// working directory, and all their descendants.
     pub fn processes(&self) -> Vec<ObservedProcess> {
         let directory = self.sibling_path("");
         let directory = directory.to_str().expect("a temporary directory has a plain name");
         let all = all_processes();
-        let own = all.iter().filter(|one| one.belongs_to(directory)).map(|one| one.pid).collect();
-        living_family(own, all)
+        let own_pids =
+            all.iter().filter(|process| process.belongs_to(directory)).map(|process| process.pid).collect();
+        living_family(own_pids, all)
     }
 
-    /// Those of them that play a part of `qd`.
-    pub fn processes_with_role(&self, part: &str) -> Vec<ObservedProcess> {
-        self.processes().into_iter().filter(|one| one.has_role(part)).collect()
+    /// Those of them that are `qd` in this role.
+    pub fn processes_with_role(&self, role: &str) -> Vec<ObservedProcess> {
+        self.processes().into_iter().filter(|process| process.has_role(role)).collect()
     }
 
-    /// Those of them that are agents, or that agents have started.
+    /// Those of them that are agents, or were started by agents.
     pub fn agent_processes(&self) -> Vec<ObservedProcess> {
-        let is_ours =
-            |one: &ObservedProcess| ["serve", "__worker", "__keeper"].iter().any(|part| one.has_role(part));
-        self.processes().into_iter().filter(|one| !is_ours(one)).collect()
+        let is_ours = |process: &ObservedProcess| {
+            ["serve", "__worker", "__keeper"].iter().any(|role| process.has_role(role))
+        };
+        self.processes().into_iter().filter(|process| !is_ours(process)).collect()
     }
 
-    /// Waits until there is nothing left of any agent.
+    /// Waits until no agent process is left.
     pub async fn wait_for_no_agents(&self) {
-        poll_until("the end of every agent and all that it started", async || {
+        poll_until("the end of every agent and its processes", async || {
             self.agent_processes().is_empty().then_some(())
         })
         .await;

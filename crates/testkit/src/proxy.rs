@@ -1,5 +1,4 @@
-//! A TCP proxy that misbehaves when told to: it passes, holds or cuts whatever goes through it. It knows nothing of
-//! what that is.
+//! A TCP proxy that misbehaves on command: it passes, holds or cuts all connections. It knows nothing of the traffic.
 
 use std::net::SocketAddr;
 
@@ -8,18 +7,18 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
-/// What becomes of connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ProxyMode {
-    /// They are passed on.
+    /// Traffic is passed on.
     Pass,
-    /// They stay, and nothing gets through; new ones are taken and never answered. So looks a network that is gone.
+    /// Connections stay open, but nothing passes; new ones are accepted and never answered. This simulates a lost
+    /// network.
     Hold,
-    /// They end at once, and so do new ones. So looks a machine that is gone.
+    /// Connections are closed at once, and so are new ones. This simulates a lost machine.
     Cut,
 }
 
-/// A proxy in front of one address. It ends with its value.
+/// A proxy in front of one address. Dropping it ends the proxy.
 #[derive(Debug)]
 pub struct TestProxy {
     address: SocketAddr,
@@ -29,28 +28,27 @@ pub struct TestProxy {
 }
 
 impl TestProxy {
-    /// One that passes everything on.
+    /// Starts a proxy that passes everything on.
     pub async fn start(target: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has a free port");
         let address = listener.local_addr().expect("it is bound");
-        let (mood, moods) = watch::channel(ProxyMode::Pass);
+        let (mode_sender, mode) = watch::channel(ProxyMode::Pass);
         let (target, targets) = watch::channel(target);
         let accept = tokio::spawn(async move {
             let mut connections = JoinSet::new();
-            while let Ok((caller, _)) = listener.accept().await {
-                connections.spawn(relay_connection(caller, *targets.borrow(), moods.clone()));
+            while let Ok((client, _)) = listener.accept().await {
+                connections.spawn(relay_connection(client, *targets.borrow(), mode.clone()));
                 while connections.try_join_next().is_some() {}
             }
         });
-        Self { address, mode: mood, target, accept }
+        Self { address, mode: mode_sender, target, accept }
     }
 
-    /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// From now on it leads elsewhere: a daemon that was started again may have another port.
+    /// Redirects new connections, for a restarted daemon that may have another port.
     pub fn set_target(&self, target: SocketAddr) {
         self.target.send_replace(target);
     }
@@ -60,12 +58,12 @@ impl TestProxy {
         self.mode.send_replace(ProxyMode::Pass);
     }
 
-    /// Lets nothing through, and tells nobody.
+    /// Holds all traffic, without either end noticing.
     pub fn hold(&self) {
         self.mode.send_replace(ProxyMode::Hold);
     }
 
-    /// Ends every connection, and every new one.
+    /// Closes every connection, and every new one.
     pub fn cut(&self) {
         self.mode.send_replace(ProxyMode::Cut);
     }
@@ -77,38 +75,38 @@ impl Drop for TestProxy {
     }
 }
 
-async fn relay_connection(caller: TcpStream, target: SocketAddr, moods: watch::Receiver<ProxyMode>) {
-    let mut cut = moods.clone();
-    let both = async {
-        wait_until_passing(&mut moods.clone()).await;
-        let Ok(callee) = TcpStream::connect(target).await else { return };
-        // Who measures nothing here still must not be slowed down by us.
-        let _undelayed = (caller.set_nodelay(true), callee.set_nodelay(true));
-        let ((caller_reads, caller_writes), (callee_reads, callee_writes)) =
-            (caller.into_split(), callee.into_split());
+async fn relay_connection(client: TcpStream, target: SocketAddr, mode: watch::Receiver<ProxyMode>) {
+    let mut cut = mode.clone();
+    let relay = async {
+        wait_until_passing(&mut mode.clone()).await;
+        let Ok(server) = TcpStream::connect(target).await else { return };
+        // The proxy must not delay small packets.
+        let _undelayed = (client.set_nodelay(true), server.set_nodelay(true));
+        let ((client_reader, client_writer), (server_reader, server_writer)) =
+            (client.into_split(), server.into_split());
         tokio::join!(
-            copy(caller_reads, callee_writes, moods.clone()),
-            copy(callee_reads, caller_writes, moods.clone()),
+            copy(client_reader, server_writer, mode.clone()),
+            copy(server_reader, client_writer, mode.clone()),
         );
     };
     tokio::select! {
-        () = both => {}
-        _ = cut.wait_for(|mood| *mood == ProxyMode::Cut) => {}
+        () = relay => {}
+        _ = cut.wait_for(|current| *current == ProxyMode::Cut) => {}
     }
 }
 
-/// One direction, until either end has had enough.
+/// Copies one direction, until either end closes.
 async fn copy(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
-    mut moods: watch::Receiver<ProxyMode>,
+    mut mode: watch::Receiver<ProxyMode>,
 ) {
     let mut piece = vec![0; 16 << 10];
     loop {
-        wait_until_passing(&mut moods).await;
+        wait_until_passing(&mut mode).await;
         let Ok(read) = from.read(&mut piece).await else { break };
-        // What was read while it held is held too.
-        wait_until_passing(&mut moods).await;
+        // Data that was read while the proxy holds is held too.
+        wait_until_passing(&mut mode).await;
         if read == 0 || to.write_all(&piece[..read]).await.is_err() {
             break;
         }
@@ -116,9 +114,9 @@ async fn copy(
     let _closed = to.shutdown().await;
 }
 
-async fn wait_until_passing(moods: &mut watch::Receiver<ProxyMode>) {
-    if moods.wait_for(|mood| *mood == ProxyMode::Pass).await.is_err() {
-        // The proxy is gone, and its connections with it.
+async fn wait_until_passing(mode: &mut watch::Receiver<ProxyMode>) {
+    if mode.wait_for(|current| *current == ProxyMode::Pass).await.is_err() {
+        // The proxy is dropped, and its connections end with it.
         std::future::pending::<()>().await;
     }
 }
@@ -127,15 +125,15 @@ async fn wait_until_passing(moods: &mut watch::Receiver<ProxyMode>) {
 mod tests {
     use super::*;
 
-    /// A server that says everything again.
+    /// A server that echoes everything.
     async fn echo_server() -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 tokio::spawn(async move {
-                    let (mut reads, mut writes) = stream.into_split();
-                    tokio::io::copy(&mut reads, &mut writes).await
+                    let (mut reader, mut writer) = stream.into_split();
+                    tokio::io::copy(&mut reader, &mut writer).await
                 });
             }
         });
@@ -146,21 +144,21 @@ mod tests {
     async fn it_passes_holds_and_cuts() {
         let proxy = TestProxy::start(echo_server().await).await;
         let mut stream = TcpStream::connect(proxy.address()).await.unwrap();
-        let mut word = [0; 2];
+        let mut buffer = [0; 2];
         stream.write_all(b"hi").await.unwrap();
-        stream.read_exact(&mut word).await.unwrap();
+        stream.read_exact(&mut buffer).await.unwrap();
         proxy.hold();
         stream.write_all(b"ho").await.unwrap();
         let mut held = TcpStream::connect(proxy.address()).await.unwrap();
         held.write_all(b"ha").await.unwrap();
         proxy.pass();
-        stream.read_exact(&mut word).await.unwrap();
-        assert_eq!(&word, b"ho", "what was held is not lost");
-        held.read_exact(&mut word).await.unwrap();
-        assert_eq!(&word, b"ha");
+        stream.read_exact(&mut buffer).await.unwrap();
+        assert_eq!(&buffer, b"ho", "what was held is not lost");
+        held.read_exact(&mut buffer).await.unwrap();
+        assert_eq!(&buffer, b"ha");
         proxy.cut();
-        assert!(matches!(stream.read(&mut word).await, Ok(0) | Err(_)));
+        assert!(matches!(stream.read(&mut buffer).await, Ok(0) | Err(_)));
         let mut late = TcpStream::connect(proxy.address()).await.unwrap();
-        assert!(matches!(late.read(&mut word).await, Ok(0) | Err(_)));
+        assert!(matches!(late.read(&mut buffer).await, Ok(0) | Err(_)));
     }
 }

@@ -1,17 +1,16 @@
-//! Numbers from a seed, so that a failing run can be had again. Nothing here is good enough for a secret, and nothing
-//! here prints: the test prints the seed.
+//! Random numbers from a seed, so that a failing run can be repeated. Not for secrets. Nothing is printed here; the
+//! test prints the seed.
 
-/// A stream of numbers that its seed determines.
+/// A sequence of numbers that is determined by its seed.
 #[derive(Debug, Clone)]
 pub struct SeededRandom(u64);
 
 impl SeededRandom {
-    /// The stream of `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The seed in `QD_SEED` if there is one, else a fresh one out of the clock.
+    /// The seed in `QD_SEED` if it is set, or else one from the clock.
     pub fn choose_seed() -> u64 {
         let given = std::env::var("QD_SEED").ok();
         given.map(|text| text.parse().expect("QD_SEED is a number")).unwrap_or_else(|| {
@@ -20,7 +19,7 @@ impl SeededRandom {
         })
     }
 
-    /// The next number. SplitMix64: every seed is a good one.
+    /// The next number, by SplitMix64, for which every seed is a good one.
     pub fn next_number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -34,7 +33,7 @@ impl SeededRandom {
         self.next_number() % bound.max(1)
     }
 
-    /// One of `items`.
+    /// A random item.
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
         let bound = u64::try_from(items.len()).expect("a slice is shorter than 2^64");
         &items[usize::try_from(self.below(bound)).expect("below a length")]

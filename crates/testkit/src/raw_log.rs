@@ -1,5 +1,6 @@
-//! The disk itself, as the limit that durable figures are held against: records into a preallocated file, with one
-//! fdatasync for all who wait. It knows nothing of the product, and does no more than group commit cannot do without.
+//! The disk itself, as the limit that durable figures are compared with: records written to a preallocated file, with
+//! one fdatasync shared by all waiting callers. It knows nothing of the product, and does only what group commit
+//! cannot do without.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -11,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-/// Bytes of the file; the log begins again at its start when it is full.
+/// The size of the file. The log wraps around when it is full.
 const FILE_BYTES: u64 = 256 << 20;
 
-/// A log that can do nothing but be durable.
+/// A log that does nothing but make records durable.
 #[derive(Debug)]
 pub struct RawLog {
     shared: Arc<RawLogState>,
@@ -26,7 +27,7 @@ struct RawLogState {
     file: File,
     queue: Mutex<RawLogQueue>,
     not_empty: Condvar,
-    /// Where the next record goes that shares its sync with nobody.
+    /// Where [`RawLog::sync_one`] writes its next record.
     sync_offset: AtomicU64,
 }
 
@@ -38,13 +39,13 @@ struct RawLogQueue {
 }
 
 impl RawLog {
-    /// Makes the file, all of its blocks written and synced: a sync then has only data to move.
+    /// Creates the file with all blocks written and synced, so that a later sync only has data to move.
     pub fn create(path: &Path) -> Self {
         let file = OpenOptions::new().create_new(true).write(true).read(true).open(path);
         let file = file.expect("the log's directory can be written");
         let zeros = vec![0; 1 << 20];
-        for at in (0..FILE_BYTES).step_by(zeros.len()) {
-            file.write_all_at(&zeros, at).expect("the disk has room for the log");
+        for offset in (0..FILE_BYTES).step_by(zeros.len()) {
+            file.write_all_at(&zeros, offset).expect("the disk has room for the log");
         }
         file.sync_all().expect("the disk can be synced");
         let shared = Arc::new(RawLogState {
@@ -58,31 +59,32 @@ impl RawLog {
         Self { shared, writer: Some(writer) }
     }
 
-    /// Appends a record; it is synced when this returns.
+    /// Appends a record, and returns when it is synced.
     pub async fn append(&self, record: &[u8]) {
         let (synced, wait) = oneshot::channel();
         {
-            let mut waiting = self.shared.lock();
-            waiting.records.extend_from_slice(record);
-            waiting.callers.push(synced);
+            let mut queue = self.shared.lock();
+            queue.records.extend_from_slice(record);
+            queue.callers.push(synced);
         }
         self.shared.not_empty.notify_one();
         wait.await.expect("the writer lives as long as the log");
     }
 
-    /// One record written behind the last and synced, with nobody to share the sync.
+    /// Writes one record and syncs it alone. Returns the time it took.
     pub fn sync_one(&self, record: &[u8]) -> Duration {
-        let at = self.shared.sync_offset.fetch_add(record.len() as u64, Relaxed) % (FILE_BYTES / 2);
-        let begun = Instant::now();
-        self.shared.file.write_all_at(record, at).expect("the file can be written");
+        let offset = self.shared.sync_offset.fetch_add(record.len() as u64, Relaxed) % (FILE_BYTES / 2);
+        let started = Instant::now();
+        self.shared.file.write_all_at(record, offset).expect("the file can be written");
         self.shared.file.sync_data().expect("the disk can be synced");
-        begun.elapsed()
+        started.elapsed()
     }
 
-    /// Records of so many bytes per second, of producers that each wait for one before they make the next.
+    /// Measures records per second: `producers` tasks each append records of `bytes` bytes, one after another, for
+    /// `time`.
     pub async fn measure_throughput(self: &Arc<Self>, producers: usize, bytes: usize, time: Duration) -> f64 {
         let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let begun = Instant::now();
+        let started = Instant::now();
         let tasks: Vec<_> = (0..producers)
             .map(|_| {
                 let (log, stop, done) = (Arc::clone(self), Arc::clone(&stop), Arc::clone(&done));
@@ -100,7 +102,7 @@ impl RawLog {
         for task in tasks {
             task.await.expect("a producer does not panic");
         }
-        done.load(Relaxed) as f64 / begun.elapsed().as_secs_f64()
+        done.load(Relaxed) as f64 / started.elapsed().as_secs_f64()
     }
 }
 
@@ -120,26 +122,26 @@ impl RawLogState {
     }
 
     fn run_writer(&self) {
-        let mut at = 0;
+        let mut offset = 0;
         loop {
-            let mut waiting = self.lock();
-            while waiting.callers.is_empty() {
-                if waiting.is_closing {
+            let mut queue = self.lock();
+            while queue.callers.is_empty() {
+                if queue.is_closing {
                     return;
                 }
-                waiting = self.not_empty.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+                queue = self.not_empty.wait(queue).unwrap_or_else(PoisonError::into_inner);
             }
-            let RawLogQueue { records, callers, .. } = &mut *waiting;
+            let RawLogQueue { records, callers, .. } = &mut *queue;
             let (records, callers) = (std::mem::take(records), std::mem::take(callers));
-            drop(waiting);
-            if at + records.len() as u64 > FILE_BYTES {
-                at = 0;
+            drop(queue);
+            if offset + records.len() as u64 > FILE_BYTES {
+                offset = 0;
             }
-            self.file.write_all_at(&records, at).expect("the file can be written");
+            self.file.write_all_at(&records, offset).expect("the file can be written");
             self.file.sync_data().expect("the disk can be synced");
-            at += records.len() as u64;
+            offset += records.len() as u64;
             for caller in callers {
-                // Whoever does not wait any more does not need to know.
+                // The caller may no longer wait.
                 let _gone = caller.send(());
             }
         }

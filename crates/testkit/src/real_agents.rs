@@ -1,6 +1,6 @@
-//! The real agents that the suites drive: installed once, at the versions that `tests/agents/package.json` pins, and
-//! started in a home of their own, where nothing is known of the developer's and the only model is the scripted one.
-//! What an agent needs for that is written here and nowhere else.
+//! The real agents that the suites drive. They are installed once, at the versions pinned in
+//! `tests/agents/package.json`, and run in a home of their own: they see nothing of the developer's setup, and their
+//! only model is the scripted one. All settings that an agent needs for this are here and nowhere else.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,29 +11,28 @@ use serde_json::{Value, json};
 
 use crate::FakeModel;
 
-/// An agent's command line program, as something that speaks on stdin and stdout.
+/// An agent's command line program, in a mode that speaks a protocol on stdin and stdout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RealAgent {
-    /// Claude Code by its own stream of JSON lines.
+    /// Claude Code with its own stream of JSON lines.
     Claude,
-    /// Codex by its app server.
+    /// Codex with its app server.
     Codex,
-    /// Claude Code behind the ACP adapter, which brings a Claude of its own.
+    /// Claude Code behind the ACP adapter, which brings its own Claude.
     ClaudeAcp,
     /// Codex behind the ACP adapter.
     CodexAcp,
-    /// Gemini CLI by ACP.
+    /// Gemini CLI over ACP.
     Gemini,
-    /// GitHub Copilot CLI by ACP.
+    /// GitHub Copilot CLI over ACP.
     Copilot,
-    /// OpenCode by ACP.
+    /// OpenCode over ACP.
     Opencode,
-    /// Qwen Code by ACP.
+    /// Qwen Code over ACP.
     Qwen,
 }
 
 impl RealAgent {
-    /// Each of them.
     pub const ALL: [Self; 8] = [
         Self::Claude,
         Self::Codex,
@@ -45,7 +44,7 @@ impl RealAgent {
         Self::Qwen,
     ];
 
-    /// The name of the program, as a user has it in the path.
+    /// The name of the program in a user's PATH.
     pub fn name(self) -> &'static str {
         match self {
             Self::Claude => "claude",
@@ -59,7 +58,7 @@ impl RealAgent {
         }
     }
 
-    /// What makes the program speak its protocol.
+    /// The arguments that make the program speak its protocol.
     pub fn args(self) -> &'static [&'static str] {
         match self {
             Self::Claude => &[
@@ -74,16 +73,16 @@ impl RealAgent {
             ],
             Self::Codex => &["app-server"],
             Self::ClaudeAcp | Self::CodexAcp => &[],
-            // A model by name, or another model is asked which one to take.
+            // Without a named model, another model is asked which one to use.
             Self::Gemini => &["--acp", "-m", "gemini-2.5-pro"],
             Self::Copilot => &["--acp"],
             Self::Opencode => &["acp"],
-            // Else another model is asked whether a call is allowed, and not the user.
+            // In other modes another model decides whether a call is allowed, instead of the user.
             Self::Qwen => &["--acp", "--approval-mode", "default"],
         }
     }
 
-    /// The file that node runs, of a program that is not its own.
+    /// The script that node runs, for programs that are not executables of their own.
     fn node_script(self) -> Option<&'static str> {
         match self {
             Self::ClaudeAcp => Some("@agentclientprotocol/claude-agent-acp/dist/index.js"),
@@ -95,15 +94,15 @@ impl RealAgent {
     }
 }
 
-/// Where they are installed.
+/// Where the agents are installed.
 #[derive(Debug)]
 pub struct InstalledAgents {
     root: PathBuf,
 }
 
 impl InstalledAgents {
-    /// Installs them if nobody has yet: `tests/agents/install` does it, and makes whoever comes meanwhile wait. That it
-    /// cannot be done is a failure, and not a reason to test less.
+    /// Installs the agents if necessary. `tests/agents/install` does the work and makes concurrent callers wait. If it
+    /// fails, the test fails; it is not skipped.
     pub fn installed() -> &'static Self {
         static INSTALLED: OnceLock<InstalledAgents> = OnceLock::new();
         INSTALLED.get_or_init(|| {
@@ -115,19 +114,19 @@ impl InstalledAgents {
             let stderr = String::from_utf8_lossy(&output.stderr);
             assert!(
                 output.status.success(),
-                "the agents cannot be installed: {}\n{stderr}{stdout}",
+                "failed to install the agents: {}\n{stderr}{stdout}",
                 output.status
             );
             Self { root: stdout.trim_end().into() }
         })
     }
 
-    /// A directory for the path, with every program under its name, and the node that they want.
+    /// A directory for PATH with every program under its name, and the node that they need.
     pub fn bin(&self) -> PathBuf {
         self.root.join("bin")
     }
 
-    /// The program alone: its own executable, or node with the file that it runs. No shell and no shim in between.
+    /// The program alone: its own executable, or node with the script. No shell and no shim in between.
     pub fn program(&self, cli: RealAgent) -> Vec<String> {
         let path = |path: PathBuf| path.to_str().expect("the cache's path is text").to_owned();
         match cli.node_script() {
@@ -138,25 +137,25 @@ impl InstalledAgents {
         }
     }
 
-    /// The program, speaking its protocol.
+    /// The program with the arguments for its protocol.
     pub fn argv(&self, cli: RealAgent) -> Vec<String> {
         self.program(cli).into_iter().chain(cli.args().iter().map(|&arg| arg.to_owned())).collect()
     }
 }
 
-/// The environment of an agent that knows nobody but `model`, and a `home` with the settings that it reads there. The
-/// home is made if it is missing. The environment is all that the agent needs: it may be the only one it gets.
+/// The environment of an agent that can only reach `model`, and a `home` with the settings files that the agent reads
+/// there. The home is created if it is missing. The environment is complete: an agent needs no other variables.
 ///
-/// Whatever an agent sends elsewhere goes to the model as a proxy, and is in [`Model::phone_home`]: nothing, but for two
-/// lookups of a package by OpenCode when it starts.
+/// The proxy variables point to the model, so requests to other hosts show up in [`FakeModel::proxied_hosts`]. There
+/// are none, except for two package lookups by OpenCode when it starts.
 ///
-/// Which of them can put a question to the user: Claude does (a control request), and so does its adapter to a client
-/// that declares `elicitation`; Qwen does (a permission request with `qwenInteractionKind`); Codex does with `--enable
-/// default_mode_request_user_input` alone. The others do not offer the tool.
+/// Agents that can ask the user a question: Claude (a control request), its adapter if the client declares
+/// `elicitation`, Qwen (a permission request with `qwenInteractionKind`), and Codex only with `--enable
+/// default_mode_request_user_input`. The others do not offer the tool.
 pub fn isolated_environment(cli: RealAgent, home: &Path, model: &FakeModel) -> BTreeMap<String, String> {
     let (url, v1) = (model.url(), format!("{}/v1", model.url()));
     let text = |path: &Path| path.to_str().expect("the home's path is text").to_owned();
-    // Some agents leave sockets and scratch files there, whatever their home is.
+    // Some agents put sockets and scratch files there, wherever their home is.
     let tmp = home.join("tmp");
     std::fs::create_dir_all(&tmp).expect("the home can be made");
     let bin = text(&InstalledAgents::installed().bin());
@@ -165,7 +164,7 @@ pub fn isolated_environment(cli: RealAgent, home: &Path, model: &FakeModel) -> B
     let mut set = |name: &str, value: &str| env.insert(name.to_owned(), value.to_owned());
     set("PATH", &path);
     set("HOME", &text(home));
-    // What the model has the shell do is meant for this one.
+    // The model's shell commands are written for this shell.
     set("SHELL", "/bin/bash");
     set("TMPDIR", &text(&tmp));
     set("XDG_CONFIG_HOME", &text(&home.join(".config")));
@@ -183,7 +182,7 @@ pub fn isolated_environment(cli: RealAgent, home: &Path, model: &FakeModel) -> B
             set("ANTHROPIC_API_KEY", "a-key-of-nobody");
             set("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1");
             set("DISABLE_AUTOUPDATER", "1");
-            // Else it asks the model after a turn what the user may say next.
+            // Otherwise it asks the model after a turn what the user may type next.
             set("CLAUDE_CODE_ENABLE_PROMPT_SUGGESTION", "false");
         }
         RealAgent::Codex | RealAgent::CodexAcp => {
@@ -223,8 +222,9 @@ pub fn isolated_environment(cli: RealAgent, home: &Path, model: &FakeModel) -> B
     env
 }
 
-/// `on-request`: only what leaves the sandbox is asked for. Without plugins and analytics nobody else is called. The
-/// model is one that Codex knows, or it would warn in every turn, and one without code mode, so that there is a shell.
+/// With `on-request`, only commands that leave the sandbox need approval. Plugins and analytics are off because they
+/// call other hosts. Codex must know the model, or it warns in every turn; and the model must be one without code
+/// mode, or there is no shell tool.
 fn codex_config(url: &str) -> String {
     format!(
         r#"model = "gpt-5.5"
@@ -247,7 +247,7 @@ plugins = false
     )
 }
 
-/// Without retention: its sweep at the start deletes sessions that it cannot read.
+/// Session retention is off, because its cleanup at the start deletes sessions that it cannot read.
 fn gemini_settings() -> Value {
     json!({
         "security": { "auth": { "selectedType": "gemini-api-key" } },
@@ -257,7 +257,7 @@ fn gemini_settings() -> Value {
     })
 }
 
-/// Its question tool stays off: by ACP it would wait for ever.
+/// The question tool stays off: over ACP it would wait for ever.
 fn opencode_config(url: &str) -> Value {
     let limit = json!({ "context": 100_000, "output": 8_000 });
     let model = json!({ "name": "Scripted", "tool_call": true, "limit": limit });
@@ -283,7 +283,7 @@ fn qwen_settings() -> Value {
         "privacy": { "usageStatisticsEnabled": false },
         "telemetry": { "enabled": false },
         "general": { "enableAutoUpdate": false },
-        // Else it asks the model after a turn what the user may say next, and what to remember of it.
+        // Otherwise it asks the model after a turn what the user may type next, and what to remember.
         "ui": { "enableFollowupSuggestions": false },
         "memory": { "enableManagedAutoMemory": false, "enableManagedAutoDream": false },
     })

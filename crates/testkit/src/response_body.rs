@@ -1,4 +1,4 @@
-//! What the servers of the suites answer with: a body that is there, or one that is fed while its client reads.
+//! Response bodies of the test servers: either complete, or fed while the client reads.
 
 use std::io;
 use std::pin::Pin;
@@ -8,7 +8,6 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame};
 use tokio::sync::mpsc;
 
-/// A body that is there, or that comes piece by piece.
 #[derive(Debug)]
 pub(crate) enum TestResponseBody {
     Whole(Option<Bytes>),

@@ -1,5 +1,5 @@
-//! The verbs of a workspace and of a session, over a client: paths and statuses are written here once, so that a test
-//! reads as the rule that it is about. A verb that a test expects to be refused has a `try_` beside it.
+//! The operations of a workspace and a session, over a client. Paths and statuses are written here once, so that a
+//! test reads like the rule that it checks. An operation that a test expects to be refused has a `try_` variant.
 
 use serde_json::{Value, json};
 
@@ -10,24 +10,20 @@ use crate::stream::{TestEvent, TestEventStream};
 /// A project directory that the daemon knows.
 #[derive(Debug, Clone)]
 pub struct TestWorkspace {
-    /// Who asks.
     pub client: TestClient,
-    /// Its id.
     pub id: String,
 }
 
 impl TestWorkspace {
-    /// A path below it.
+    /// A path below the workspace.
     pub fn path(&self, rest: &str) -> String {
         format!("/v1/workspaces/{}{rest}", self.id)
     }
 
-    /// A new session.
     pub async fn session(&self, agent: &str) -> TestSession {
         self.session_with(json!({ "agent": agent })).await
     }
 
-    /// A new session with settings.
     pub async fn session_with(&self, settings: Value) -> TestSession {
         let session = self.try_session(settings).await.expect(201);
         TestSession {
@@ -42,20 +38,16 @@ impl TestWorkspace {
         self.client.post(&self.path("/sessions"), &settings).await
     }
 
-    /// Its event stream, attached; `query` begins with `?` or is empty.
+    /// The attached event stream. `query` begins with `?` or is empty.
     pub async fn stream(&self, query: &str) -> TestEventStream {
         self.client.stream(&self.path(&format!("/events{query}"))).await.wait_until_ready().await
     }
 }
 
-/// A conversation.
 #[derive(Debug, Clone)]
 pub struct TestSession {
-    /// Who asks.
     pub client: TestClient,
-    /// Its project.
     pub workspace: String,
-    /// Its id.
     pub id: String,
 }
 
@@ -65,17 +57,17 @@ impl TestSession {
         format!("/v1/workspaces/{}/sessions/{}{rest}", self.workspace, self.id)
     }
 
-    /// A path below what its agent does.
+    /// A path below the session's agent.
     pub fn agent_path(&self, rest: &str) -> String {
         format!("/v1/workspaces/{}/agent/sessions/{}{rest}", self.workspace, self.id)
     }
 
-    /// A path below its project.
+    /// A path below the workspace.
     pub fn workspace_path(&self, rest: &str) -> String {
         format!("/v1/workspaces/{}{rest}", self.workspace)
     }
 
-    /// The same session, asked by another client.
+    /// The same session with another client.
     #[must_use]
     pub fn with_client(&self, client: TestClient) -> Self {
         Self { client, ..self.clone() }
@@ -87,107 +79,102 @@ impl TestSession {
         TestWorkspace { client: self.client.clone(), id: self.workspace.clone() }.session_with(settings).await
     }
 
-    /// Prompts it, if it takes prompts.
+    /// Sends a prompt, which may be refused.
     pub async fn try_prompt(&self, prompt: &str) -> TestResponse {
         self.post_run(&json!({ "prompt": prompt })).await
     }
 
-    /// Prompts it under a name of our own, if it takes that.
+    /// Sends a prompt with a run id of our own, which may be refused.
     pub async fn try_prompt_as(&self, run: &str, prompt: &str) -> TestResponse {
         self.post_run(&json!({ "prompt": prompt, "run_id": run })).await
     }
 
-    /// Prompts it with any body but its id.
+    /// Sends a prompt with this body plus the session id.
     pub async fn post_run(&self, body: &Value) -> TestResponse {
         let mut body = body.clone();
         body["session_id"] = json!(self.id);
         self.client.post(&self.workspace_path("/agent"), &body).await
     }
 
-    /// Prompts it; gives the run.
+    /// Sends a prompt and returns the run id.
     pub async fn prompt(&self, prompt: &str) -> String {
         let receipt = self.try_prompt(prompt).await.expect(202);
         receipt["run_id"].as_str().expect("a receipt names its run").to_owned()
     }
 
-    /// Prompts a `script` session with steps; gives the run.
+    /// Prompts a `script` session with steps, and returns the run id.
     pub async fn prompt_script(&self, script: &[Value]) -> String {
         self.prompt(&steps(script)).await
     }
 
-    /// Prompts a `script` session with steps, under a name of our own; gives the run.
+    /// Prompts a `script` session with steps and a run id of our own, which is returned.
     pub async fn prompt_script_as(&self, run: &str, script: &[Value]) -> String {
         self.try_prompt_as(run, &steps(script)).await.expect(202);
         run.to_owned()
     }
 
-    /// Prompts a `script` session with steps and waits; gives the run as it ended.
+    /// Prompts a `script` session with steps, waits, and returns the finished run.
     pub async fn run_script(&self, script: &[Value]) -> Value {
         self.wait(&self.prompt_script(script).await).await
     }
 
-    /// Waits for the end of a run, and gives it.
+    /// Waits for the end of a run, and returns it.
     pub async fn wait(&self, run: &str) -> Value {
         self.client.get(&self.workspace_path(&format!("/runs/{run}/wait?timeout_s=25"))).await.expect(200)
     }
 
-    /// A run as it stands.
+    /// The current state of a run.
     pub async fn run(&self, run: &str) -> Value {
         self.client.get(&self.workspace_path(&format!("/runs/{run}"))).await.expect(200)
     }
 
-    /// Its runs.
     pub async fn runs(&self) -> Vec<Value> {
         self.client.get(&self.workspace_path(&format!("/runs?session={}", self.id))).await.list()
     }
 
-    /// Cancels what it does.
+    /// Cancels the session's runs.
     pub async fn cancel(&self) -> Value {
         self.client.post_empty(&self.agent_path("/cancel")).await.expect(200)
     }
 
-    /// Cancels one run.
     pub async fn cancel_run(&self, run: &str) -> Value {
         self.client.post(&self.agent_path("/cancel"), &json!({ "run_id": run })).await.expect(200)
     }
 
-    /// Tells the running turn something, if it can be told.
+    /// Steers the active turn, which may be refused.
     pub async fn try_steer(&self, text: &str) -> TestResponse {
         self.client.post(&self.agent_path("/steer"), &json!({ "text": text })).await
     }
 
-    /// Tells the running turn something.
+    /// Steers the active turn.
     pub async fn steer(&self, text: &str) -> Value {
         self.try_steer(text).await.expect(202)
     }
 
-    /// What waits.
+    /// The runs that wait.
     pub async fn queue(&self) -> Vec<Value> {
         self.client.get(&self.agent_path("/queue")).await.list()
     }
 
-    /// The session as it stands.
+    /// The current state of the session.
     pub async fn show(&self) -> Value {
         self.client.get(&self.path("")).await.expect(200)
     }
 
-    /// Changes it.
     pub async fn patch(&self, change: Value) -> Value {
         self.client.patch(&self.path(""), &change).await.expect(200)
     }
 
-    /// Closes it.
     pub async fn close(&self) {
-        let answer = self.client.delete(&self.path("")).await;
-        assert!(matches!(answer.status, 200 | 202 | 204), "{answer}");
+        let response = self.client.delete(&self.path("")).await;
+        assert!(matches!(response.status, 200 | 202 | 204), "{response}");
     }
 
-    /// Its messages.
     pub async fn messages(&self) -> Vec<Value> {
         self.client.get(&self.path("/messages")).await.list()
     }
 
-    /// All its events, page by page.
+    /// All events, read page by page.
     pub async fn events(&self) -> Vec<TestEvent> {
         let (mut events, mut after) = (Vec::new(), 0);
         loop {
@@ -203,41 +190,41 @@ impl TestSession {
         }
     }
 
-    /// Its events of one run.
+    /// The events of one run.
     pub async fn events_of(&self, run: &str) -> Vec<TestEvent> {
         let mut events = self.events().await;
         events.retain(|event| event.run_id.as_deref() == Some(run));
         events
     }
 
-    /// Its event stream, attached; `query` begins with `&` or is empty.
+    /// The attached event stream. `query` begins with `&` or is empty.
     pub async fn stream(&self, query: &str) -> TestEventStream {
         let path = self.workspace_path(&format!("/events?session={}{query}", self.id));
         self.client.stream(&path).await.wait_until_ready().await
     }
 
-    /// Waits until an event that `wanted` holds for is in its journal, and gives it.
+    /// Waits until an event that matches `wanted` is journalled, and returns it.
     pub async fn wait_for_event(&self, what: &str, wanted: impl FnMut(&TestEvent) -> bool) -> TestEvent {
         let mut events = self.stream("&after=0").await.until(what, wanted).await;
         events.pop().expect("`until` gives at least the event it waited for")
     }
 
-    /// Waits until a run has an event of this kind, and gives it.
+    /// Waits until a run has an event of this kind, and returns it.
     pub async fn wait_for_run_event(&self, run: &str, kind: &str) -> TestEvent {
         self.wait_for_event(&format!("{kind} of {run}"), |event| event.is_of_run(run, kind)).await
     }
 
-    /// Waits until the agent has received a run's prompt.
+    /// Waits until the agent has received the run's prompt.
     pub async fn wait_for_start(&self, run: &str) {
         self.wait_for_run_event(run, "run.started").await;
     }
 
-    /// Waits until a run asks something, and gives the ask's id.
+    /// Waits until a run asks something, and returns the ask's id.
     pub async fn wait_for_ask(&self, run: &str) -> String {
         ask_id(&self.wait_for_run_event(run, "ask.opened").await)
     }
 
-    /// Plays one step that asks, answers it, and gives the run as it ended.
+    /// Runs one step that asks, answers the ask, and returns the finished run.
     pub async fn run_with_answer(&self, step: Value, answer: Value) -> Value {
         let run = self.prompt_script(&[step]).await;
         let ask = self.wait_for_ask(&run).await;

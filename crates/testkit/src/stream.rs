@@ -1,5 +1,5 @@
-//! A reader of server-sent events that holds every frame to the contract as it comes: one line of each field, the id
-//! and the kind as in the data. A stream that is not polled reads nothing, which makes it a slow reader.
+//! A reader of server-sent events that checks every frame against the contract: one line per field, with id and kind
+//! as in the data. A stream that is not polled reads nothing, which makes it a slow reader.
 
 use std::collections::VecDeque;
 
@@ -13,47 +13,37 @@ use serde_json::Value;
 use crate::client::TestConnection;
 use crate::within;
 
-/// One record of the journal, as a client sees it.
+/// One event of the journal, as a client sees it.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct TestEvent {
-    /// Its place.
     pub seq: u64,
-    /// When.
     pub ts: String,
-    /// Whose project.
     pub workspace_id: Option<String>,
-    /// Whose conversation.
     pub session_id: Option<String>,
-    /// Whose run.
     pub run_id: Option<String>,
-    /// What happened.
     pub kind: String,
-    /// The particulars.
     pub data: Value,
 }
 
 impl TestEvent {
-    /// Whether it is of this run and kind.
+    /// Whether the event belongs to this run and is of this kind.
     pub fn is_of_run(&self, run: &str, kind: &str) -> bool {
         self.run_id.as_deref() == Some(run) && self.kind == kind
     }
 }
 
-/// What a stream can bring.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TestStreamItem {
-    /// An event.
     Event(TestEvent),
     /// A comment, without its colon.
     Comment(String),
 }
 
-/// An open stream.
 #[derive(Debug)]
 pub struct TestEventStream {
     body: Incoming,
     unparsed: BytesMut,
-    /// Came while something else was waited for.
+    /// Events that came while something else was waited for.
     pending: VecDeque<TestEvent>,
     is_ready: bool,
     _connection: TestConnection,
@@ -73,7 +63,7 @@ impl TestEventStream {
         }
     }
 
-    /// Waits for the comment `ready`; events that come before it are kept.
+    /// Waits for the comment `ready`. Events that come before it are kept.
     pub async fn wait_until_ready(mut self) -> Self {
         within("`: ready`", async {
             while !self.is_ready {
@@ -88,7 +78,7 @@ impl TestEventStream {
         self
     }
 
-    /// The next event or comment; `None` at a clean end, an error if the connection broke.
+    /// The next event or comment. `None` at a clean end, an error if the connection broke.
     pub async fn next_item(&mut self) -> Result<Option<TestStreamItem>, hyper::Error> {
         loop {
             if let Some(end) = self.unparsed.windows(2).position(|pair| pair == b"\n\n") {
@@ -111,7 +101,7 @@ impl TestEventStream {
         }
     }
 
-    /// The next event; `None` at a clean end, an error if the connection broke.
+    /// The next event. `None` at a clean end, an error if the connection broke.
     pub async fn try_next(&mut self) -> Result<Option<TestEvent>, hyper::Error> {
         if let Some(event) = self.pending.pop_front() {
             return Ok(Some(event));
@@ -125,60 +115,60 @@ impl TestEventStream {
         }
     }
 
-    /// The next event.
+    /// The next event. Fails at the end of the stream.
     pub async fn next(&mut self) -> TestEvent {
         let next = within("an event", self.try_next()).await.expect("the stream does not break");
         next.expect("the stream does not end")
     }
 
-    /// Everything up to the first event that `last` holds for, which is the last one given.
+    /// All events up to and including the first for which `last` is true.
     pub async fn until(&mut self, what: &str, mut last: impl FnMut(&TestEvent) -> bool) -> Vec<TestEvent> {
-        let mut seen = Vec::new();
+        let mut received = Vec::new();
         loop {
             let next = tokio::time::timeout(crate::WAIT_LIMIT, self.try_next()).await;
             let Ok(next) = next else {
-                panic!("waited in vain for {what}; seen: {}", summarize_events(&seen))
+                panic!("timed out waiting for {what}; received: {}", summarize_events(&received))
             };
             match next.expect("the stream does not break") {
-                None => panic!("the stream ended before {what}; seen: {}", summarize_events(&seen)),
+                None => panic!("the stream ended before {what}; received: {}", summarize_events(&received)),
                 Some(event) => {
                     let found = last(&event);
-                    seen.push(event);
+                    received.push(event);
                     if found {
-                        return seen;
+                        return received;
                     }
                 }
             }
         }
     }
 
-    /// Everything up to the first event of this run and kind.
+    /// All events up to the first of this run and kind.
     pub async fn until_run(&mut self, run: &str, kind: &str) -> Vec<TestEvent> {
         self.until(&format!("{kind} of {run}"), |event| event.is_of_run(run, kind)).await
     }
 
-    /// Everything up to the event with this seq.
+    /// All events up to the one with this seq.
     pub async fn until_seq(&mut self, seq: u64) -> Vec<TestEvent> {
         self.until(&format!("seq {seq}"), |event| event.seq >= seq).await
     }
 
-    /// Everything that still comes before a clean end.
+    /// All remaining events up to a clean end.
     pub async fn to_end(&mut self) -> Vec<TestEvent> {
-        let mut seen = Vec::new();
+        let mut received = Vec::new();
         while let Some(event) =
             within("the end of the stream", self.try_next()).await.expect("it ends cleanly")
         {
-            seen.push(event);
+            received.push(event);
         }
-        seen
+        received
     }
 }
 
-/// Events in short, for messages.
+/// A short list of events, for messages.
 pub fn summarize_events(events: &[TestEvent]) -> String {
-    let line = |e: &TestEvent| {
-        let data: String = e.data.to_string().chars().take(160).collect();
-        format!("\n  {} {} {} {data}", e.seq, e.kind, e.run_id.as_deref().unwrap_or("-"))
+    let line = |event: &TestEvent| {
+        let data: String = event.data.to_string().chars().take(160).collect();
+        format!("\n  {} {} {} {data}", event.seq, event.kind, event.run_id.as_deref().unwrap_or("-"))
     };
     let (skipped, shown) = events.split_at(events.len().saturating_sub(60));
     format!("({} earlier){}", skipped.len(), shown.iter().map(line).collect::<String>())

@@ -1,5 +1,5 @@
-//! A real terminal, by tmux, on a server of its own that ends with the value. Its screen sends no event, so it is
-//! looked at until it shows what is waited for.
+//! A real terminal, in tmux, on a tmux server of its own that ends with the value. A screen sends no events, so it is
+//! polled until it shows the expected text.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -14,27 +14,27 @@ pub struct TestTerminal<'a> {
 }
 
 impl<'a> TestTerminal<'a> {
-    /// Starts `qd` with these arguments in a terminal; when it has ended, the screen says `exit CODE`.
+    /// Starts `qd` with these arguments in a terminal. When it has ended, the screen shows `exit CODE`.
     pub async fn start_qd(home: &'a TestHome, args: &[&str]) -> Self {
-        // A socket of its own: a server that ends takes a moment, and would take the next one's with it.
+        // Each terminal has its own socket: a server that is shutting down would take the next one with it.
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let nth = NEXT.fetch_add(1, Ordering::Relaxed);
-        let server = home.sibling_path(&format!("tmux{nth}.sock")).display().to_string();
+        let index = NEXT.fetch_add(1, Ordering::Relaxed);
+        let server = home.sibling_path(&format!("tmux{index}.sock")).display().to_string();
         let terminal = Self { home, server };
-        let mut words = vec![quoted(&binary().display().to_string())];
-        words.extend(args.iter().map(|arg| quoted(arg)));
-        // Ctrl-C goes to the shell as well; with a trap it lives on and tells the exit code.
-        let line = format!("trap : INT; {}; printf '\\nexit %s\\n' $?; exec sleep 600", words.join(" "));
+        let mut command = vec![quoted(&binary().display().to_string())];
+        command.extend(args.iter().map(|arg| quoted(arg)));
+        // Ctrl-C also reaches the shell; with the trap it survives and prints the exit code.
+        let line = format!("trap : INT; {}; printf '\\nexit %s\\n' $?; exec sleep 600", command.join(" "));
         terminal.tmux(&["new-session", "-d", "-x", "120", "-y", "40", &line]).await;
         terminal
     }
 
-    /// Waits until the screen shows `text`, and gives all of it.
+    /// Waits until the screen shows `text`, and returns the whole screen.
     pub async fn wait_for_text(&self, text: &str) -> String {
         self.wait_for_screen(text, |screen| screen.contains(text)).await
     }
 
-    /// Waits until the screen is as wanted, and gives all of it.
+    /// Waits until the screen matches `wanted`, and returns the whole screen.
     pub async fn wait_for_screen(&self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
         let last = std::cell::RefCell::new(String::new());
         let found = poll_until(what, async || {
@@ -48,12 +48,12 @@ impl<'a> TestTerminal<'a> {
         }
     }
 
-    /// Types `text` as it is.
+    /// Types `text` literally.
     pub async fn type_text(&self, text: &str) {
         self.tmux(&["send-keys", "-l", text]).await;
     }
 
-    /// Presses a key, by tmux's name for it: `Enter`, `C-c`.
+    /// Presses a key, by its tmux name: `Enter`, `C-c`.
     pub async fn press_key(&self, key: &str) {
         self.tmux(&["send-keys", key]).await;
     }

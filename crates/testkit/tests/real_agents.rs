@@ -1,11 +1,11 @@
-//! The agents that the suites drive are the ones that are pinned, and run where nothing but their own home is known.
+//! The agents that the suites drive are the pinned versions, and run in a home of their own.
 
 use qd_testkit::real_agents::{InstalledAgents, RealAgent, isolated_environment};
 use qd_testkit::{FakeModel, TestHome};
 
-/// The package whose version a program tells.
-fn package(cli: RealAgent) -> &'static str {
-    match cli {
+/// The package whose version a program reports.
+fn package(agent: RealAgent) -> &'static str {
+    match agent {
         RealAgent::Claude => "@anthropic-ai/claude-code",
         RealAgent::Codex => "@openai/codex",
         RealAgent::ClaudeAcp => "@agentclientprotocol/claude-agent-acp",
@@ -22,21 +22,24 @@ async fn every_agent_is_there_at_its_pinned_version() {
     let pins = include_str!("../../../tests/agents/package.json");
     let pins: serde_json::Value = serde_json::from_str(pins).expect("a package.json is JSON");
     let (home, model) = (TestHome::new(), FakeModel::start());
-    for cli in RealAgent::ALL {
-        let pin = pins["dependencies"][package(cli)].as_str().expect("every agent is pinned");
-        let program = InstalledAgents::installed().program(cli);
+    for agent in RealAgent::ALL {
+        let pin = pins["dependencies"][package(agent)].as_str().expect("every agent is pinned");
+        let program = InstalledAgents::installed().program(agent);
         let mut command = home.program(&program[0]);
         command.args(&program[1..]).arg("--version").env_clear();
-        command.envs(isolated_environment(cli, &home.sibling_path(cli.name()), &model));
+        command.envs(isolated_environment(agent, &home.sibling_path(agent.name()), &model));
         let output = command.output().await.expect("it starts");
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(said.contains(pin), "{} is to be {pin}, and says {output:?}", cli.name());
-        // Under its name in the path it is the same program.
-        let named =
-            home.program(InstalledAgents::installed().bin().join(cli.name())).arg("--version").output().await;
-        assert_eq!(named.expect("it starts").stdout, output.stdout, "{}", cli.name());
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        assert!(stdout.contains(pin), "{} should report {pin} but reports {output:?}", agent.name());
+        // The name in PATH starts the same program.
+        let by_name = home
+            .program(InstalledAgents::installed().bin().join(agent.name()))
+            .arg("--version")
+            .output()
+            .await;
+        assert_eq!(by_name.expect("it starts").stdout, output.stdout, "{}", agent.name());
     }
-    assert!(model.requests().is_empty(), "who only says its version asks no model");
+    assert!(model.requests().is_empty(), "printing the version needs no model");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! The task behind a session's link: reaches the worker, makes sure that it is the one, takes what it says and sends
-//! what waits for it, and begins again when the connection breaks. It knows the frames and decides nothing.
+//! The task behind a session's link. It connects to the worker, authenticates it, exchanges frames with it, and
+//! reconnects when the connection breaks. It knows the frames but makes no decisions about the session.
 
 use std::io;
 use std::sync::Arc;
@@ -19,41 +19,39 @@ use crate::proof;
 use crate::socket::{ByteStream, Socket, SocketError};
 use crate::update_window::{NumberedUpdate, approximate_bytes};
 
-/// The shortest and the longest wait before a worker is tried again.
+/// The shortest and the longest pause before the worker is tried again.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
-/// How often a worker may say what cannot be read, with nothing in between that can: it would say it for ever.
+/// How many unreadable frames in a row a worker may send before it is given up. It would resend them for ever.
 const UNREADABLE_MAX: u32 = 3;
 
-/// See the module.
 pub(super) struct AgentLinkTask<R> {
     options: LinkOptions,
     connector: R,
     shared: Arc<AgentLinkShared>,
     backoff: Duration,
-    /// What was last logged of this worker, so that it is not logged again with every try.
+    /// The last warning about this worker, so that it is not repeated with every retry.
     last_warning: Option<String>,
-    /// How often in a row it has said what cannot be read.
+    /// Unreadable frames in a row.
     unreadable_count: u32,
 }
 
-/// Why there is no going on with a worker.
 enum LinkEndReason {
-    /// It is dead, or has lost its agent.
+    /// The worker is dead, or has lost its agent.
     WorkerLost,
-    /// The session has let go.
+    /// The session has closed the link.
     Detached,
 }
 
-/// Why a worker that was reached is not listened to.
+/// Why the handshake with a worker failed. The connection is retried.
 #[derive(Debug, thiserror::Error)]
 enum WorkerHandshakeError {
-    #[error("the worker refused: {message} ({code})")]
+    #[error("the worker refused the connection: {message} ({code})")]
     Refused { code: String, message: String },
     #[error("the worker does not know its secret")]
     WrongSecret,
-    #[error("the worker speaks version {0} of the frames, which we do not")]
+    #[error("the worker uses protocol version {0}, which this daemon does not support")]
     UnsupportedVersion(u32),
-    #[error("the worker has said less than was heard of it")]
+    #[error("the worker has fewer updates than the daemon already received from it")]
     BehindSession,
     #[error(transparent)]
     Socket(#[from] SocketError),
@@ -64,7 +62,7 @@ impl<R: WorkerConnector> AgentLinkTask<R> {
         Self { options, connector, shared, backoff: BACKOFF.0, last_warning: None, unreadable_count: 0 }
     }
 
-    /// Keeps the link until the agent is lost or the session lets go.
+    /// Keeps the link up until the agent is lost or the session detaches.
     pub(super) async fn run(mut self) {
         let end = loop {
             if let Err(end) = self.run_connection().await {
@@ -76,30 +74,30 @@ impl<R: WorkerConnector> AgentLinkTask<R> {
         }
     }
 
-    /// One connection, from the dialling to its break.
+    /// One connection, from dialling until it breaks.
     async fn run_connection(&mut self) -> Result<(), LinkEndReason> {
         let shared = Arc::clone(&self.shared);
-        let reached = tokio::select! {
+        let connection = tokio::select! {
             () = shared.detach.notified() => return Err(LinkEndReason::Detached),
-            reached = self.connect() => reached?,
+            connection = self.connect() => connection?,
         };
-        if let Some(mut line) = reached {
-            let began = (Instant::now(), shared.lock().last_received());
-            let broken = self.exchange_frames(&mut line).await;
+        if let Some(mut connection) = connection {
+            let (connected_at, received_before) = (Instant::now(), shared.lock().last_received());
+            let broken = self.exchange_frames(&mut connection).await;
             let Err(broken) = broken else {
-                line.close().await;
+                connection.close().await;
                 return Err(LinkEndReason::Detached);
             };
-            tracing::debug!(session = %self.options.session, %broken, "the connection to a worker broke");
+            tracing::debug!(session = %self.options.session, %broken, "lost the connection to a worker");
             shared.lock().on_disconnected();
             shared.event_ready.notify_one();
-            if shared.lock().last_received() > began.1 {
+            if shared.lock().last_received() > received_before {
                 self.unreadable_count = 0;
             } else if self.unreadable_count >= UNREADABLE_MAX {
-                tracing::error!(session = %self.options.session, %broken, "a worker is given up: it cannot be understood");
+                tracing::error!(session = %self.options.session, %broken, "giving up on a worker that sends unreadable frames");
                 return Err(LinkEndReason::WorkerLost);
             }
-            if began.0.elapsed() >= BACKOFF.1 || shared.lock().last_received() > began.1 {
+            if connected_at.elapsed() >= BACKOFF.1 || shared.lock().last_received() > received_before {
                 self.backoff = BACKOFF.0;
                 return Ok(());
             }
@@ -112,52 +110,52 @@ impl<R: WorkerConnector> AgentLinkTask<R> {
         Ok(())
     }
 
-    /// A connection to the worker, proven; none if it has to be tried again.
+    /// Connects and authenticates; `None` if it has to be tried again.
     async fn connect(&mut self) -> Result<Option<LinkConnection<Box<dyn ByteStream>>>, LinkEndReason> {
         let mut socket = match self.connector.dial().await {
             Ok(socket) => socket,
             Err(WorkerUnreachable::RetryLater) => return Ok(None),
             Err(WorkerUnreachable::Dead) => return Err(LinkEndReason::WorkerLost),
         };
-        let taken = self.shared.lock().last_acked();
-        let hello = match self.shake_hands(&mut socket, taken).await {
+        let acked = self.shared.lock().last_acked();
+        let hello = match self.shake_hands(&mut socket, acked).await {
             Ok(hello) => hello,
-            Err(unfit) => {
-                self.warn_once(&unfit);
+            Err(error) => {
+                self.warn_once(&error);
                 return Ok(None);
             }
         };
         self.last_warning = None;
         {
-            let mut mailbox = self.shared.lock();
-            if hello.presence == AgentPresence::Empty && !mailbox.outbox.can_start() {
+            let mut inbox = self.shared.lock();
+            if hello.presence == AgentPresence::Empty && !inbox.outbox.can_start() {
                 return Err(LinkEndReason::WorkerLost);
             }
-            mailbox.on_connected(taken, &hello);
+            inbox.on_connected(acked, &hello);
         }
         self.shared.event_ready.notify_one();
         Ok(Some(LinkConnection::new(socket)))
     }
 
-    /// Makes sure that the worker is the one, and shows it that we are.
+    /// Checks that this is the expected worker, and proves to it that we know the secret.
     async fn shake_hands(
         &mut self,
         socket: &mut Socket<Box<dyn ByteStream>>,
-        taken: UpdateNumber,
+        acked: UpdateNumber,
     ) -> Result<WorkerHello, WorkerHandshakeError> {
         let LinkOptions { session, worker, secret, software, .. } = &self.options;
         let nonce = proof::fresh_nonce();
-        let ours = DaemonHello {
+        let our_hello = DaemonHello {
             versions: ProtocolVersions::SUPPORTED,
             software: software.clone(),
             capabilities: Vec::new(),
             session: session.clone(),
             worker: worker.clone(),
             nonce: nonce.clone(),
-            journalled: taken,
+            journalled: acked,
         };
-        socket.send(&DaemonLinkFrame::Hello(ours)).await?;
-        let theirs = loop {
+        socket.send(&DaemonLinkFrame::Hello(our_hello)).await?;
+        let worker_hello = loop {
             match read_frame(socket).await? {
                 WorkerLinkFrame::Hello(hello) => break hello,
                 WorkerLinkFrame::Refused { code, message } => {
@@ -166,86 +164,91 @@ impl<R: WorkerConnector> AgentLinkTask<R> {
                 WorkerLinkFrame::Updates { .. } => {}
             }
         };
-        if !proof::verify_proof(secret, &proof::worker_proof(secret, &nonce, &theirs.nonce), &theirs.proof) {
+        if !proof::verify_proof(
+            secret,
+            &proof::worker_proof(secret, &nonce, &worker_hello.nonce),
+            &worker_hello.proof,
+        ) {
             return Err(WorkerHandshakeError::WrongSecret);
         }
-        let spoken = ProtocolVersions { min: theirs.version, max: theirs.version };
-        if ProtocolVersions::SUPPORTED.newest_common(spoken).is_none() {
-            return Err(WorkerHandshakeError::UnsupportedVersion(theirs.version));
+        let version = ProtocolVersions { min: worker_hello.version, max: worker_hello.version };
+        if ProtocolVersions::SUPPORTED.newest_common(version).is_none() {
+            return Err(WorkerHandshakeError::UnsupportedVersion(worker_hello.version));
         }
-        if theirs.last < self.shared.lock().last_received() {
+        if worker_hello.last < self.shared.lock().last_received() {
             return Err(WorkerHandshakeError::BehindSession);
         }
-        let proof = proof::daemon_proof(secret, &theirs.nonce, &nonce);
+        let proof = proof::daemon_proof(secret, &worker_hello.nonce, &nonce);
         socket.send(&DaemonLinkFrame::Proof(proof)).await?;
-        Ok(theirs)
+        Ok(worker_hello)
     }
 
-    /// Talks to the worker until the connection breaks, or until the session has let go and all that it wanted said has
-    /// been said.
+    /// Exchanges frames until the connection breaks, or until the session has detached and everything queued is
+    /// written.
     async fn exchange_frames(
         &mut self,
-        line: &mut LinkConnection<Box<dyn ByteStream>>,
+        connection: &mut LinkConnection<Box<dyn ByteStream>>,
     ) -> Result<(), SocketError> {
-        let mut leaves = false;
+        let mut detaching = false;
         loop {
-            if !line.is_writing() {
+            if !connection.is_writing() {
                 while let Some(frame) = self.shared.lock().next_frame() {
-                    line.queue_frame(&frame)?;
+                    connection.queue_frame(&frame)?;
                 }
-                if leaves && !line.is_writing() {
+                if detaching && !connection.is_writing() {
                     return Ok(());
                 }
             }
             let reading = self.shared.lock().has_room();
             tokio::select! {
-                step = line.progress(reading) => if let ConnectionProgress::Frame(text) = step? {
+                progress = connection.progress(reading) => if let ConnectionProgress::Frame(text) = progress? {
                     self.receive_frame(text.as_str())?;
                 },
                 () = self.shared.wake.notified() => {}
-                () = self.shared.detach.notified() => leaves = true,
+                () = self.shared.detach.notified() => detaching = true,
             }
         }
     }
 
     fn receive_frame(&mut self, text: &str) -> Result<(), SocketError> {
         match serde_json::from_str(text) {
-            Ok(WorkerLinkFrame::Updates { first, updates: mut ups }) => {
-                // One that is too large makes its frame too large as well.
+            Ok(WorkerLinkFrame::Updates { first, mut updates }) => {
+                // An update that is too large makes its frame too large as well, so small frames need no check.
                 if text.len() > INLINE_MAX {
-                    ups = ups.into_iter().map(event_size::fit_received).collect();
+                    updates = updates.into_iter().map(event_size::fit_received).collect();
                 }
-                self.shared.lock().receive_updates(first, ups, text.len()).map_err(unreadable_error)?;
+                self.shared.lock().receive_updates(first, updates, text.len()).map_err(unreadable_error)?;
                 self.shared.event_ready.notify_one();
                 Ok(())
             }
             Ok(WorkerLinkFrame::Hello(_) | WorkerLinkFrame::Refused { .. }) => Ok(()),
-            // To go on without it would be to lose it.
+            // Skipping a frame with updates would lose them, so the connection is dropped and they are sent again.
             Err(error) if text.starts_with(r#"{"said""#) => {
                 self.unreadable_count += 1;
                 Err(unreadable_error(error))
             }
             Err(error) => {
-                tracing::debug!(%error, "a frame that cannot be read");
+                tracing::debug!(%error, "ignoring a frame that cannot be read");
                 Ok(())
             }
         }
     }
 
-    /// What a dead worker left is heard before its end is.
+    /// Delivers what a dead worker left in its spool, then reports that the agent is gone.
     async fn deliver_spool_remains(&mut self) {
         let after = self.shared.lock().last_received();
-        let mut remains = self.connector.read_undelivered(after).await.into_iter().peekable();
-        while remains.peek().is_some() {
-            let some: Vec<NumberedUpdate> = remains.by_ref().take(LINK_WINDOW).collect();
+        let mut undelivered = self.connector.read_undelivered(after).await.into_iter().peekable();
+        while undelivered.peek().is_some() {
+            let batch: Vec<NumberedUpdate> = undelivered.by_ref().take(LINK_WINDOW).collect();
             while !self.shared.lock().has_room() {
                 self.shared.wake.notified().await;
             }
-            let first = some[0].number;
-            let bytes = some.iter().map(|thing| approximate_bytes(&thing.update)).sum();
-            let ups = some.into_iter().map(|thing| event_size::fit_received(thing.update)).collect();
-            if let Err(hole) = self.shared.lock().receive_updates(first, ups, bytes) {
-                tracing::error!(session = %self.options.session, %hole, "a spool has a hole; what follows is not used");
+            let first = batch[0].number;
+            let bytes = batch.iter().map(|numbered| approximate_bytes(&numbered.update)).sum();
+            let updates =
+                batch.into_iter().map(|numbered| event_size::fit_received(numbered.update)).collect();
+            if let Err(gap) = self.shared.lock().receive_updates(first, updates, bytes) {
+                tracing::error!(session = %self.options.session, %gap, "gap in a worker's spool: ignoring the rest");
                 break;
             }
             self.shared.event_ready.notify_one();
@@ -254,12 +257,12 @@ impl<R: WorkerConnector> AgentLinkTask<R> {
         self.shared.event_ready.notify_one();
     }
 
-    fn warn_once(&mut self, unfit: &WorkerHandshakeError) {
-        let complaint = unfit.to_string();
-        if self.last_warning.as_ref() != Some(&complaint) {
+    fn warn_once(&mut self, error: &WorkerHandshakeError) {
+        let warning = error.to_string();
+        if self.last_warning.as_ref() != Some(&warning) {
             let LinkOptions { session, worker, .. } = &self.options;
-            tracing::warn!(%session, %worker, %complaint, "a worker cannot be used, and is tried again");
-            self.last_warning = Some(complaint);
+            tracing::warn!(%session, %worker, %warning, "the handshake with a worker failed; retrying");
+            self.last_warning = Some(warning);
         }
     }
 }

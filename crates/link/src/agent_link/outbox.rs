@@ -1,5 +1,5 @@
-//! What a session has for its worker and has not got rid of: wishes until they are answered, and commands, which the
-//! session says again after every break. No task, lock or connection is known here.
+//! What a session has to send to its worker: requests, which are kept until they are answered, and commands, which the
+//! session sends again after every break. No task, lock or connection is known here.
 
 use qd_protocol::RunId;
 use qd_protocol::frame::v1::{AgentPresence, DaemonLinkFrame};
@@ -8,38 +8,37 @@ use qd_protocol::worker::AgentSpec;
 
 use crate::command_queue::CommandQueue;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct AgentLinkOutbox {
-    /// What goes out.
+    /// Commands that may be sent.
     commands: CommandQueue,
-    /// What was said while the session knew of no connection. It waits, since what the session owes from before comes
-    /// first.
+    /// Commands that were sent while the session knew of no connection. They wait, because the session's older
+    /// outstanding commands go first.
     held_commands: CommandQueue,
     phase: OutboxPhase,
-    /// What a turn has left, until it has gone out.
+    /// The remaining limits of a turn, until they are sent.
     pending_limits: Option<(RunId, TurnLimits)>,
-    /// An agent that is wanted, until it is known to be on its way.
+    /// The agent to start, until it is known to be starting.
     pending_start: Option<Box<AgentSpec>>,
-    /// A rest that is wanted, until the agent rests.
+    /// The agent is to be stopped; set until it is.
     rest_requested: bool,
-    /// An end that is wanted, until it has come.
+    /// The agent is to be ended; set until it is.
     close_requested: bool,
     sent: SentOnConnection,
 }
 
-/// How far a session is with a connection.
+/// How far the session is with the current connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OutboxPhase {
-    /// It knows of none.
+    /// The session knows of no connection.
     Disconnected,
-    /// It has heard of one, and says what it owes.
+    /// The session has taken the `Attached` event and is resending its outstanding commands.
     Resending,
-    /// It has said all that it owes.
+    /// The session has resent everything.
     Open,
 }
 
-/// What has gone out on this connection.
+/// What has already been sent on this connection.
 #[derive(Debug, Default)]
 struct SentOnConnection {
     acked: UpdateNumber,
@@ -62,10 +61,10 @@ impl AgentLinkOutbox {
         }
     }
 
-    pub(super) fn push_command(&mut self, down: AgentCommand) {
+    pub(super) fn push_command(&mut self, command: AgentCommand) {
         match self.phase {
-            OutboxPhase::Disconnected => self.held_commands.push(down),
-            OutboxPhase::Resending | OutboxPhase::Open => self.commands.push(down),
+            OutboxPhase::Disconnected => self.held_commands.push(command),
+            OutboxPhase::Resending | OutboxPhase::Open => self.commands.push(command),
         }
     }
 
@@ -79,7 +78,7 @@ impl AgentLinkOutbox {
     }
 
     pub(super) fn request_rest(&mut self) {
-        // One that is still wanted has gone out once; one that was answered is another wish.
+        // A request that is still open was sent already; after an answer this is a new request.
         self.sent.rest &= self.rest_requested;
         self.rest_requested = true;
     }
@@ -88,16 +87,16 @@ impl AgentLinkOutbox {
         self.close_requested = true;
     }
 
-    /// Whether there is something to start in an empty seat.
+    /// Whether there is an agent to start on a worker that has none.
     pub(super) fn can_start(&self) -> bool {
         self.pending_start.is_some()
     }
 
-    /// There is a connection to a worker that knows of this acknowledgement and has this for us.
-    pub(super) fn on_connected(&mut self, acked: UpdateNumber, seat: AgentPresence) {
+    /// A connection was made. The worker knows of the acknowledgement `acked` and reports this presence.
+    pub(super) fn on_connected(&mut self, acked: UpdateNumber, presence: AgentPresence) {
         self.sent = SentOnConnection { acked, ..SentOnConnection::default() };
-        match seat {
-            // Before it has rested, the agent that is there is not yet the one that is wanted.
+        match presence {
+            // While a stop is outstanding, the agent that is there is the old one and not the one to start.
             AgentPresence::Starting | AgentPresence::Ready { .. } if !self.rest_requested => {
                 self.pending_start = None
             }
@@ -109,31 +108,32 @@ impl AgentLinkOutbox {
         }
     }
 
-    /// The session has heard of the connection.
+    /// The session has taken the `Attached` event.
     pub(super) fn begin_resend(&mut self) {
         self.phase = OutboxPhase::Resending;
     }
 
-    /// The session has come back to listen, and so has said what it owes. True if something can go out now.
+    /// The session waits for events again, so it has resent its outstanding commands. Returns true if commands may now
+    /// go out.
     pub(super) fn finish_resend(&mut self) -> bool {
-        let told = self.phase == OutboxPhase::Resending;
-        if told {
+        let resent = self.phase == OutboxPhase::Resending;
+        if resent {
             self.phase = OutboxPhase::Open;
             self.commands.append(std::mem::take(&mut self.held_commands));
         }
-        told
+        resent
     }
 
-    /// The connection broke. What went out on it is forgotten, so that it can be said again.
+    /// The connection broke. What was sent on it is forgotten; the session resends it.
     pub(super) fn on_disconnected(&mut self) {
         self.phase = OutboxPhase::Disconnected;
         self.held_commands.append(std::mem::take(&mut self.commands));
         self.pending_limits = None;
     }
 
-    /// What the worker's word answers.
-    pub(super) fn on_update(&mut self, up: &AgentUpdate) {
-        match up {
+    /// Clears the requests that this update answers.
+    pub(super) fn on_update(&mut self, update: &AgentUpdate) {
+        match update {
             AgentUpdate::Ready { .. } if !self.rest_requested => self.pending_start = None,
             AgentUpdate::Rested => self.rest_requested = false,
             AgentUpdate::Gone(_) => {
@@ -145,7 +145,7 @@ impl AgentLinkOutbox {
         }
     }
 
-    /// The next frame of this connection.
+    /// The next frame to send on this connection.
     pub(super) fn next_frame(&mut self, acked: UpdateNumber) -> Option<DaemonLinkFrame> {
         if self.sent.acked < acked {
             self.sent.acked = acked;
@@ -157,8 +157,8 @@ impl AgentLinkOutbox {
         if self.rest_requested && !self.close_requested && !std::mem::replace(&mut self.sent.rest, true) {
             return Some(DaemonLinkFrame::Rest);
         }
-        // An agent that is to rest first is not started again before it does: a worker could not tell a repeated rest
-        // from one that is meant for the new agent.
+        // The new agent is not started before the old one has stopped: a worker could not tell a repeated stop request
+        // from a stop of the new agent.
         if let Some(spec) = &self.pending_start
             && !self.rest_requested
             && !self.close_requested
@@ -167,7 +167,7 @@ impl AgentLinkOutbox {
             return Some(DaemonLinkFrame::Start(spec.clone()));
         }
         match self.phase {
-            // After the prompt that they are for.
+            // Limits go after the prompt that they belong to.
             OutboxPhase::Open => self.commands.pop().map(DaemonLinkFrame::Command).or_else(|| {
                 let (run, limits) = self.pending_limits.take()?;
                 Some(DaemonLinkFrame::Limits { run, limits })
@@ -200,8 +200,8 @@ mod tests {
         std::iter::from_fn(|| outbox.next_frame(UpdateNumber(0))).collect()
     }
 
-    fn connect(outbox: &mut AgentLinkOutbox, seat: AgentPresence) {
-        outbox.on_connected(UpdateNumber(0), seat);
+    fn connect(outbox: &mut AgentLinkOutbox, presence: AgentPresence) {
+        outbox.on_connected(UpdateNumber(0), presence);
         outbox.begin_resend();
     }
 
@@ -215,7 +215,7 @@ mod tests {
             outbox.request_rest();
             assert!(matches!(drain_frames(&mut outbox)[..], [DaemonLinkFrame::Rest]));
             outbox.request_rest();
-            assert!(drain_frames(&mut outbox).is_empty(), "it has been said");
+            assert!(drain_frames(&mut outbox).is_empty(), "the request was already sent");
             outbox.on_update(&AgentUpdate::Rested);
             outbox.request_start(spec());
             assert!(matches!(drain_frames(&mut outbox)[..], [DaemonLinkFrame::Start(_)]));
@@ -227,15 +227,15 @@ mod tests {
     fn what_is_owed_goes_out_before_what_was_said_without_a_connection() {
         let mut outbox = AgentLinkOutbox::new(None);
         connect(&mut outbox, READY);
-        [1, 2, 3].map(steer).into_iter().for_each(|down| outbox.push_command(down));
+        [1, 2, 3].map(steer).into_iter().for_each(|command| outbox.push_command(command));
         outbox.finish_resend();
         assert_eq!(outbox.next_frame(UpdateNumber(0)), Some(DaemonLinkFrame::Command(steer(1))));
 
         outbox.on_disconnected();
         outbox.push_command(steer(4));
         connect(&mut outbox, READY);
-        assert_eq!(drain_frames(&mut outbox), [], "the session has not said what it owes");
-        [1, 2, 3, 4].map(steer).into_iter().for_each(|down| outbox.push_command(down));
+        assert_eq!(drain_frames(&mut outbox), [], "the session has not resent its commands yet");
+        [1, 2, 3, 4].map(steer).into_iter().for_each(|command| outbox.push_command(command));
         outbox.finish_resend();
         assert_eq!(
             drain_frames(&mut outbox),
@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(drain_frames(&mut outbox), [DaemonLinkFrame::Start(spec())]);
         outbox.on_disconnected();
         connect(&mut outbox, AgentPresence::Starting);
-        assert_eq!(drain_frames(&mut outbox), [], "it has arrived");
+        assert_eq!(drain_frames(&mut outbox), [], "the start request has arrived");
     }
 
     #[test]

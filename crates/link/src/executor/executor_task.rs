@@ -1,5 +1,5 @@
-//! An executor at work on one job, in a task of its own: how it ends, whatever it does. A panic is a failure, a cancel
-//! that is not obeyed ends with the grace, and dropping this ends the work.
+//! An executor at work on one run, in a task of its own. This guarantees that the run ends: a panic is a failure, a
+//! cancel that is not obeyed is enforced after the grace, and dropping the task ends the work.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,15 +12,14 @@ use tokio::time::Instant;
 
 use super::{Executor, RunAssignment, RunHandle};
 
-/// How long an executor may take to end after a cancel, unless its session says otherwise.
+/// How long an executor may take to end after a cancel, unless its session sets another grace.
 pub(crate) const CANCEL_GRACE: Duration = Duration::from_secs(CANCEL_GRACE_S);
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct ExecutorTask {
     /// Holds one task, and aborts it when dropped.
     task: JoinSet<TurnOutcome>,
-    turn: RunHandle,
+    handle: RunHandle,
     grace: Duration,
     /// When a cancel that was not obeyed is enforced.
     kill_at: Option<Instant>,
@@ -29,46 +28,46 @@ pub(crate) struct ExecutorTask {
 impl ExecutorTask {
     pub(crate) fn start<E: Executor>(
         executor: &Arc<E>,
-        job: RunAssignment,
-        turn: RunHandle,
+        assignment: RunAssignment,
+        handle: RunHandle,
         grace: Duration,
     ) -> Self {
         let mut task = JoinSet::new();
-        let (executor, theirs) = (Arc::clone(executor), turn.clone());
-        task.spawn(async move { executor.run(job, theirs).await });
-        Self { task, turn, grace, kill_at: None }
+        let (executor, task_handle) = (Arc::clone(executor), handle.clone());
+        task.spawn(async move { executor.run(assignment, task_handle).await });
+        Self { task, handle, grace, kill_at: None }
     }
 
-    pub(crate) fn turn(&self) -> &RunHandle {
-        &self.turn
+    pub(crate) fn handle(&self) -> &RunHandle {
+        &self.handle
     }
 
-    /// Asks for the end. A repeat gives no more time.
+    /// Asks the executor to end. A repeated cancel does not extend the grace.
     pub(crate) fn cancel(&mut self) {
-        self.turn.cancel();
+        self.handle.cancel();
         self.kill_at.get_or_insert_with(|| Instant::now() + self.grace);
     }
 
-    /// Ends it where it stands; [`Running::ended`] tells at once.
+    /// Ends the executor at once; [`ExecutorTask::wait_for_outcome`] returns immediately.
     pub(crate) fn kill(&mut self) {
-        self.turn.cancel();
+        self.handle.cancel();
         self.kill_at = Some(Instant::now());
     }
 
-    /// Waits for the end; to be asked once more only if the wait was given up. What was cancelled has been cancelled,
-    /// whatever the executor says of it.
+    /// Waits for the outcome. Call it again only if the wait was cancelled. A cancelled run counts as cancelled,
+    /// whatever the executor returns.
     pub(crate) async fn wait_for_outcome(&mut self) -> TurnOutcome {
-        let end = self.task.join_next();
-        let end = match self.kill_at {
-            Some(at) => tokio::time::timeout_at(at, end).await.unwrap_or_default(),
-            None => end.await,
+        let join = self.task.join_next();
+        let result = match self.kill_at {
+            Some(at) => tokio::time::timeout_at(at, join).await.unwrap_or_default(),
+            None => join.await,
         };
-        match end {
-            Some(Ok(outcome)) if self.turn.is_cancelled() => {
+        match result {
+            Some(Ok(outcome)) if self.handle.is_cancelled() => {
                 TurnOutcome { processes: outcome.processes, ..TurnOutcome::cancelled() }
             }
             Some(Ok(outcome)) => outcome,
-            Some(Err(error)) if !self.turn.is_cancelled() => TurnOutcome::failed(panic_error(error)),
+            Some(Err(error)) if !self.handle.is_cancelled() => TurnOutcome::failed(panic_error(error)),
             Some(Err(_)) | None => {
                 self.task.abort_all();
                 TurnOutcome::cancelled()
@@ -79,8 +78,8 @@ impl ExecutorTask {
 
 fn panic_error(error: JoinError) -> RunError {
     let panic = error.try_into_panic().ok();
-    let words = panic.as_ref().and_then(|panic| {
+    let message = panic.as_ref().and_then(|panic| {
         panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str))
     });
-    RunError::new("worker_panicked", format!("the worker panicked: {}", words.unwrap_or("without a word")))
+    RunError::new("worker_panicked", format!("the worker panicked: {}", message.unwrap_or("no message")))
 }

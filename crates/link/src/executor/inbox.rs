@@ -1,5 +1,5 @@
-//! What has come down for one run: words on its way, and answers to what it asked. Bounded; who puts something in
-//! never waits, so that a cancel behind it is always heard.
+//! What has arrived for one run: steers, and answers to its asks. It is bounded, and adding to it never waits, so a
+//! cancel behind it is always read.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,16 +10,14 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::update_window::{PENDING_ASKS_MAX, WINDOW_BYTES};
 
-/// Something a run is told on its way.
+/// A message to a run that is already under way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RunSteer {
-    /// The words.
     pub(crate) text: String,
-    /// Its name, where the peer wants to know what became of it.
+    /// The steer's number, if the peer wants to know whether the run took it.
     pub(crate) number: Option<EventNumber>,
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct RunInbox {
     state: Mutex<RunInboxState>,
@@ -30,14 +28,14 @@ pub(crate) struct RunInbox {
 struct RunInboxState {
     /// In order of arrival.
     steers: VecDeque<RunSteer>,
-    /// Of their texts.
+    /// The size of their texts.
     steer_bytes: usize,
-    /// Those that nobody has answered.
+    /// Asks without an answer.
     open_asks: BTreeMap<AskId, oneshot::Sender<Option<bool>>>,
 }
 
 impl RunInbox {
-    /// Keeps a steer until the run wants it; false if too much waits already.
+    /// Keeps a steer until the run takes it. Returns false if too much waits already.
     #[must_use]
     pub(crate) fn push_steer(&self, steer: RunSteer) -> bool {
         let mut state = self.lock();
@@ -51,36 +49,37 @@ impl RunInbox {
         !full
     }
 
-    /// The next steer. Nothing is lost if the wait is given up.
+    /// Waits for the next steer. Cancelling the wait loses nothing.
     pub(crate) async fn wait_for_steer(&self) -> RunSteer {
         loop {
-            // Made before the look: what comes in between wakes it.
-            let steered = self.steer_arrived.notified();
+            // Registered before the check, so that a steer in between is not missed.
+            let arrival = self.steer_arrived.notified();
             if let Some(steer) = self.pop_steer() {
                 return steer;
             }
-            steered.await;
+            arrival.await;
         }
     }
 
-    /// The steers that the run did not take, by name.
+    /// The numbers of the steers that the run did not take.
     pub(crate) fn take_missed_steers(&self) -> Vec<EventNumber> {
         let mut state = self.lock();
         state.steer_bytes = 0;
         state.steers.drain(..).filter_map(|steer| steer.number).collect()
     }
 
-    /// Gives an answer, or that there will be none, to whoever waits for it. One that nobody waits for is dropped, and
-    /// so is every one but the first.
+    /// Delivers an answer to the waiting ask, or `None` if there will be no answer. Only the first answer counts, and
+    /// an answer that nobody waits for is dropped.
     pub(crate) fn resolve_ask(&self, ask: &AskId, allowed: Option<bool>) {
-        let waiting = self.lock().open_asks.remove(ask);
-        if let Some(waiting) = waiting {
-            // The wait may have been given up.
-            let _taken = waiting.send(allowed);
+        let sender = self.lock().open_asks.remove(ask);
+        if let Some(sender) = sender {
+            // The run may no longer wait for the answer.
+            let _taken = sender.send(allowed);
         }
     }
 
-    /// Waits for the answer to this ask, from now on; none if too many wait already. The ask is forgotten with the wait.
+    /// Registers an ask and returns a future of its answer, or `None` if too many asks are open. Dropping the future
+    /// forgets the ask.
     pub(crate) fn open_ask(&self, ask: AskId) -> Option<impl Future<Output = Option<bool>>> {
         let mut state = self.lock();
         if state.open_asks.len() >= PENDING_ASKS_MAX {
@@ -89,10 +88,10 @@ impl RunInbox {
         let (sender, receiver) = oneshot::channel();
         state.open_asks.insert(ask.clone(), sender);
         drop(state);
-        let waiting = OpenAskGuard { inbox: self, ask };
+        let guard = OpenAskGuard { inbox: self, ask };
         Some(async move {
             let allowed = receiver.await.ok().flatten();
-            drop(waiting);
+            drop(guard);
             allowed
         })
     }
@@ -109,7 +108,7 @@ impl RunInbox {
     }
 }
 
-/// Takes its ask out when nobody waits any more.
+/// Removes its ask when the run stops waiting.
 struct OpenAskGuard<'a> {
     inbox: &'a RunInbox,
     ask: AskId,
@@ -145,14 +144,15 @@ mod tests {
     #[test]
     fn steers_that_nobody_takes_cost_bounded_memory() {
         let inbox = RunInbox::default();
-        let taken =
-            std::iter::repeat_with(|| inbox.push_steer(steer("x"))).take_while(|taken| *taken).count();
-        assert_eq!(taken, QUEUE_MAX);
+        let accepted =
+            std::iter::repeat_with(|| inbox.push_steer(steer("x"))).take_while(|accepted| *accepted).count();
+        assert_eq!(accepted, QUEUE_MAX);
         let inbox = RunInbox::default();
         let large = "x".repeat(WINDOW_BYTES / 2);
-        let taken =
-            std::iter::repeat_with(|| inbox.push_steer(steer(&large))).take_while(|taken| *taken).count();
-        assert_eq!(taken, 2);
+        let accepted = std::iter::repeat_with(|| inbox.push_steer(steer(&large)))
+            .take_while(|accepted| *accepted)
+            .count();
+        assert_eq!(accepted, 2);
     }
 
     #[tokio::test]

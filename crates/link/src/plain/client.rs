@@ -1,4 +1,5 @@
-//! The parent's side of a connection without a subprotocol: speaks to any worker that knows the frames, ours or not.
+//! The parent's side of a connection without a subprotocol. It can talk to any worker that knows the frames, ours or
+//! not.
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};
@@ -15,21 +16,20 @@ use crate::socket::{ByteStream, ClientUpgrade, IncomingFrame, STEP_TIMEOUT, Sock
 #[derive(Debug)]
 pub struct PlainClient<W = TcpStream> {
     socket: Socket<W>,
-    /// Whether something was posted that may not be written.
+    /// Whether a queued frame may not be written yet.
     unflushed: bool,
 }
 
-/// What came from a worker.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PlainClientEvent {
-    /// A frame that means something.
+    /// A frame that could be parsed.
     Frame(PlainWorkerFrame),
-    /// A sign of life and no more.
+    /// The worker is alive: a ping or a pong.
     Alive,
 }
 
 impl PlainClient {
-    /// Connects to `HOST:PORT`, with or without `ws://` before it.
+    /// Connects to `HOST:PORT`, with or without a leading `ws://`.
     pub async fn connect(endpoint: &str, token: Option<&str>) -> Result<Self, SocketError> {
         let host = endpoint.strip_prefix("ws://").unwrap_or(endpoint).trim_end_matches('/');
         let stream = tokio::time::timeout(STEP_TIMEOUT, TcpStream::connect(host));
@@ -40,40 +40,40 @@ impl PlainClient {
 }
 
 impl<W: ByteStream> PlainClient<W> {
-    /// Upgrades a stream that is there already: TLS, a unix socket, a pipe in a test.
-    pub async fn connect_over(wire: W, host: &str, token: Option<&str>) -> Result<Self, SocketError> {
+    /// Upgrades an existing stream: TLS, a unix socket, a pipe in a test.
+    pub async fn connect_over(stream: W, host: &str, token: Option<&str>) -> Result<Self, SocketError> {
         let upgrade = ClientUpgrade {
             host: host.to_owned(),
             path: "/".to_owned(),
             subprotocol: None,
             token: token.map(str::to_owned),
         };
-        Self::connect_with(wire, &upgrade).await
+        Self::connect_with(stream, &upgrade).await
     }
 
-    /// The same, as the upgrade says.
-    pub async fn connect_with(wire: W, upgrade: &ClientUpgrade) -> Result<Self, SocketError> {
-        let (socket, _) = Socket::connect(wire, upgrade).await?;
+    /// Upgrades an existing stream with these upgrade options.
+    pub async fn connect_with(stream: W, upgrade: &ClientUpgrade) -> Result<Self, SocketError> {
+        let (socket, _) = Socket::connect(stream, upgrade).await?;
         Ok(Self { socket, unflushed: false })
     }
 
-    /// Begins a run; one that is active is cancelled first.
-    pub async fn start_run(&mut self, job: RunAssignment) -> Result<(), SocketError> {
-        let RunAssignment { prompt: assignment, reasoning_effort, messages, .. } = job;
+    /// Starts a run. An active run is cancelled first.
+    pub async fn start_run(&mut self, assignment: RunAssignment) -> Result<(), SocketError> {
+        let RunAssignment { prompt: assignment, reasoning_effort, messages, .. } = assignment;
         self.socket.send(&PlainParentFrame::Run { assignment, reasoning_effort, messages }).await
     }
 
-    /// Stops the active run.
+    /// Cancels the active run.
     pub async fn cancel(&mut self) -> Result<(), SocketError> {
         self.socket.send(&PlainParentFrame::Cancel).await
     }
 
-    /// Tells the active run something.
+    /// Sends a message to the active run.
     pub async fn send_message(&mut self, text: impl Into<String>) -> Result<(), SocketError> {
         self.socket.send(&PlainParentFrame::Message { text: text.into() }).await
     }
 
-    /// Answers an approval.
+    /// Answers an approval request.
     pub async fn reply_to_approval(
         &mut self,
         id: impl Into<String>,
@@ -82,7 +82,7 @@ impl<W: ByteStream> PlainClient<W> {
         self.socket.send(&PlainParentFrame::ApprovalReply { id: id.into(), approved }).await
     }
 
-    /// The next frame that means something. Nothing is lost if the wait is given up.
+    /// The next frame that can be parsed. Cancelling the wait loses nothing.
     pub async fn next_frame(&mut self) -> Result<PlainWorkerFrame, SocketError> {
         loop {
             if let IncomingFrame::Text(text) = self.socket.next().await?
@@ -93,8 +93,8 @@ impl<W: ByteStream> PlainClient<W> {
         }
     }
 
-    /// Puts a frame in line and waits for nothing. It goes out while [`PlainClient::came`] is waited for, so that a worker
-    /// which does not read keeps nobody from hearing it.
+    /// Queues a frame without waiting. [`PlainClient::next_event`] writes it, so a worker that does not read cannot
+    /// block the caller from reading.
     pub fn queue_frame(&mut self, frame: &PlainParentFrame) -> Result<(), SocketError> {
         let text = serde_json::to_string(frame).map_err(std::io::Error::from)?;
         self.socket.queue_text(text)?;
@@ -102,15 +102,15 @@ impl<W: ByteStream> PlainClient<W> {
         Ok(())
     }
 
-    /// Asks for a sign of life in the same way. When that comes, the worker has read all that was posted before.
+    /// Queues a ping. When the pong comes, the worker has read everything queued before.
     pub fn queue_ping(&mut self) -> Result<(), SocketError> {
         self.socket.queue_ping()?;
         self.unflushed = true;
         Ok(())
     }
 
-    /// Sends what was posted, and waits for what comes; for ever, if nobody is listening. Nothing is lost if the wait is
-    /// given up.
+    /// Writes queued frames and waits for the next event. If `listening` is false, it only writes and never returns an
+    /// event. Cancelling the wait loses nothing.
     pub async fn next_event(&mut self, listening: bool) -> Result<PlainClientEvent, SocketError> {
         loop {
             match poll_fn(|context| self.poll_event(listening, context)).await? {
@@ -121,7 +121,7 @@ impl<W: ByteStream> PlainClient<W> {
                 }
                 IncomingFrame::Binary(_) => {}
                 IncomingFrame::Alive => {
-                    // It may have been a question, whose answer is in line now.
+                    // If this was a ping, our pong is queued now and has to be flushed.
                     self.unflushed = true;
                     return Ok(PlainClientEvent::Alive);
                 }
@@ -129,26 +129,27 @@ impl<W: ByteStream> PlainClient<W> {
         }
     }
 
-    /// Writes first: a worker that never stops talking would otherwise never be told to.
+    /// Writes first: a worker that never stops sending could otherwise never be cancelled.
     fn poll_event(
         &mut self,
         listening: bool,
         context: &mut Context<'_>,
     ) -> Poll<Result<IncomingFrame, SocketError>> {
-        // That it cannot be written shows in reading, too, and there only after the worker's last words.
+        // A write error also shows up when reading, but there only after the worker's last frames.
         if self.unflushed && self.socket.poll_flush(context).is_ready() {
             self.unflushed = false;
         }
         if listening { self.socket.poll_next(context) } else { Poll::Pending }
     }
 
-    /// Says goodbye. The worker's run, if one is active, is cancelled.
+    /// Closes the connection. The worker's active run, if any, is cancelled.
     pub async fn close(mut self) {
         self.socket.close().await;
     }
 }
 
-/// Every frame at once, flat: an enum with its tag inside is read twice, and events come by the million.
+/// All kinds of frame in one flat struct. Serde parses an internally tagged enum twice, and events come by the
+/// million.
 #[derive(Deserialize)]
 struct FlatWorkerFrame {
     kind: WorkerFrameKind,

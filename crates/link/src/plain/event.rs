@@ -1,5 +1,5 @@
-//! What a run says, as events `{"type":KIND,…}` and back. Text is `token` and the last event `complete`; the other
-//! names are ours, and streamed words are always in `content`.
+//! The updates of a run as JSON events `{"type":KIND,…}`, and back. Text is `token`, and the last event is `complete`;
+//! the other names are ours. Streamed text is always in `content`.
 
 use qd_protocol::TokenUsage;
 use qd_protocol::event::PlanEntry;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 
-/// Reads an event of any worker; `None` for one that means nothing to us, `complete` among them.
+/// Parses an event of any worker. Returns `None` for events without a meaning for us, such as `complete`.
 pub fn parse_event(event: Map<String, Value>) -> Option<TurnUpdate> {
     match serde_json::from_value(Value::Object(event)).ok()? {
         PlainEvent::Token { content } => Some(TurnUpdate::Text { text: content.into_owned() }),
@@ -35,7 +35,7 @@ pub fn parse_event(event: Map<String, Value>) -> Option<TurnUpdate> {
     }
 }
 
-/// An event, as it travels.
+/// An event as it is sent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum PlainEvent<'a> {
@@ -78,8 +78,8 @@ pub(super) enum PlainEvent<'a> {
 }
 
 impl<'a> From<&'a TurnUpdate> for PlainEvent<'a> {
-    fn from(said: &'a TurnUpdate) -> Self {
-        match said {
+    fn from(update: &'a TurnUpdate) -> Self {
+        match update {
             TurnUpdate::Text { text } => Self::Token { content: text.into() },
             TurnUpdate::Thought { text } => Self::Thought { content: text.into() },
             TurnUpdate::ToolStarted { call_id, name, input } => {
@@ -102,7 +102,7 @@ impl<'a> From<&'a TurnUpdate> for PlainEvent<'a> {
     }
 }
 
-/// A frame with an event, which is not first made into a map.
+/// A frame with an event. It is serialized directly, without building a map first.
 #[derive(Debug, Serialize)]
 #[serde(tag = "kind", rename = "event")]
 pub(super) struct PlainEventFrame<'a> {
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn everything_a_run_can_say_comes_back_as_it_was() {
-        for what in [
+        for update in [
             TurnUpdate::Text { text: "a\n\"b\"".to_owned() },
             TurnUpdate::Thought { text: "hm".to_owned() },
             TurnUpdate::ToolStarted {
@@ -139,10 +139,10 @@ mod tests {
             TurnUpdate::Usage { usage: TokenUsage { input_tokens: 1, output_tokens: 2, cost_usd: 0.5 } },
             TurnUpdate::ModelCall,
         ] {
-            let Value::Object(event) = serde_json::to_value(PlainEvent::from(&what)).unwrap() else {
+            let Value::Object(event) = serde_json::to_value(PlainEvent::from(&update)).unwrap() else {
                 panic!("an event is an object")
             };
-            assert_eq!(parse_event(event), Some(what));
+            assert_eq!(parse_event(event), Some(update));
         }
     }
 

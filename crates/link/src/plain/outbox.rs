@@ -1,5 +1,5 @@
-//! What waits to be sent to a peer: frames in order, of one run at a time, bounded in bytes. A run's words wait for
-//! room, its terminal never does, and nothing of a run is taken once its terminal is in.
+//! The frames that wait for a peer: in order, of one run at a time, bounded in bytes. A run's updates wait for room,
+//! its terminal never does, and nothing of a run is accepted after its terminal.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,12 +14,12 @@ use tokio_util::sync::CancellationToken;
 use super::event::{PlainEvent, PlainEventFrame};
 use crate::executor::RunStopped;
 
-/// Bytes that may wait before a run has to.
+/// How many bytes may wait before the run has to.
 const OUTBOX_BYTES_MAX: usize = 256 << 10;
-/// Terminals that may wait before the peer is no longer read: each was caused by a frame of its own.
+/// How many terminals may wait before the peer is no longer read. Each was caused by one of the peer's frames.
 const TERMINALS_MAX: usize = 16;
 
-/// The mouth of one run.
+/// Sends the frames of one run.
 #[derive(Debug)]
 pub(crate) struct PlainRunOutput {
     outbox: Arc<PlainOutbox>,
@@ -31,16 +31,16 @@ impl PlainRunOutput {
         Self { outbox: Arc::clone(outbox), run }
     }
 
-    /// Says something; waits for room until there is some or the run is cancelled.
+    /// Sends an update. Waits until there is room or the run is cancelled.
     pub(crate) async fn send_update(
         &self,
-        what: &TurnUpdate,
+        update: &TurnUpdate,
         cancel: &CancellationToken,
     ) -> Result<(), RunStopped> {
-        self.send_frame(&PlainEventFrame { event: PlainEvent::from(what) }, cancel).await
+        self.send_frame(&PlainEventFrame { event: PlainEvent::from(update) }, cancel).await
     }
 
-    /// Asks for leave; waits in the same way.
+    /// Sends an approval request, waiting in the same way.
     pub(crate) async fn send_approval_request(
         &self,
         id: &AskId,
@@ -52,36 +52,34 @@ impl PlainRunOutput {
     }
 
     async fn send_frame(&self, frame: &impl Serialize, cancel: &CancellationToken) -> Result<(), RunStopped> {
-        // Tried once before anything is made to wait with: mostly there is room.
+        // The first try needs no waiter, because usually there is room.
         let mut sent = self.outbox.try_push(self.run, frame)?;
         while !sent {
-            // Made before the next try: room that appears in between wakes it.
-            let room = self.outbox.space_freed.notified();
+            // Registered before the next try, so that space freed in between is not missed.
+            let space_freed = self.outbox.space_freed.notified();
             sent = self.outbox.try_push(self.run, frame)?;
             if !sent {
                 tokio::select! {
-                    () = room => {}
+                    () = space_freed => {}
                     () = cancel.cancelled() => return Err(RunStopped),
                 }
             }
         }
-        // An executor that never waits would otherwise keep its own task from being ended.
+        // Without this, an executor that never waits would keep its own task from being aborted.
         tokio::task::coop::consume_budget().await;
         Ok(())
     }
 }
 
-/// Frames that are to be sent, in order.
 #[derive(Debug, Default)]
 pub(super) struct PlainFrameBatch {
-    /// One after another: a million small events are not a million small pieces of memory.
+    /// All frames back to back, so that a million small events are not a million allocations.
     json: Vec<u8>,
-    /// Where each of them ends.
+    /// Where each frame ends.
     frame_ends: Vec<usize>,
 }
 
 impl PlainFrameBatch {
-    /// Each of them.
     pub(super) fn frames(self) -> impl Iterator<Item = Bytes> {
         let (json, mut begin) = (Bytes::from(self.json), 0);
         self.frame_ends.into_iter().map(move |end| json.slice(std::mem::replace(&mut begin, end)..end))
@@ -98,32 +96,32 @@ impl PlainFrameBatch {
     }
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct PlainOutbox {
     state: Mutex<PlainOutboxState>,
     /// Wakes the writer.
     frames_ready: Notify,
-    /// Wakes runs that wait for room.
+    /// Wakes runs that wait for space.
     space_freed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct PlainOutboxState {
     batch: PlainFrameBatch,
-    /// Of the batch.
+    /// How many terminals the batch contains.
     waiting_terminals: usize,
-    /// The run that may speak.
+    /// The run whose frames are accepted.
     open_run: Option<u64>,
 }
 
 impl PlainOutbox {
-    /// Lets a run speak.
+    /// Accepts frames of this run from now on.
     pub(super) fn open_run(&self, run: u64) {
         self.lock().open_run = Some(run);
     }
 
-    /// Sends the last words of the run that could speak, if there was one, and lets nobody speak.
+    /// Queues the terminal of the open run, or of a run that was never opened, and accepts no more frames until the
+    /// next run opens.
     pub(super) fn finish_run(&self, complete: bool, terminal: &PlainWorkerFrame) {
         let mut state = self.lock();
         state.open_run = None;
@@ -136,7 +134,7 @@ impl PlainOutbox {
         self.frames_ready.notify_one();
     }
 
-    /// Waits until something is to be sent, and takes all of it.
+    /// Waits for frames and takes all of them.
     pub(super) async fn take(&self) -> PlainFrameBatch {
         loop {
             let batch = self.take_now();
@@ -147,7 +145,7 @@ impl PlainOutbox {
         }
     }
 
-    /// What is to be sent, if anything is.
+    /// Takes the waiting frames, if any.
     pub(super) fn take_now(&self) -> PlainFrameBatch {
         let mut state = self.lock();
         state.waiting_terminals = 0;
@@ -159,12 +157,12 @@ impl PlainOutbox {
         batch
     }
 
-    /// Whether so many ends wait that the peer should not cause another.
+    /// Whether so many terminals wait that the peer should not cause another.
     pub(super) fn has_terminal_backlog(&self) -> bool {
         self.lock().waiting_terminals >= TERMINALS_MAX
     }
 
-    /// Takes a frame in, if there is room.
+    /// Queues a frame and returns true, or false if there is no room.
     fn try_push(&self, run: u64, frame: &impl Serialize) -> Result<bool, RunStopped> {
         let mut state = self.lock();
         if state.open_run != Some(run) {
@@ -173,10 +171,10 @@ impl PlainOutbox {
         if state.batch.json.len() >= OUTBOX_BYTES_MAX {
             return Ok(false);
         }
-        let first = state.batch.is_empty();
+        let was_empty = state.batch.is_empty();
         state.batch.push(frame);
         drop(state);
-        if first {
+        if was_empty {
             self.frames_ready.notify_one();
         }
         Ok(true)

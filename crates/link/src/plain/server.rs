@@ -1,5 +1,5 @@
-//! One connection of a worker, without a subprotocol: its frames become what happens to runs, and what runs say
-//! becomes frames. Reading never waits for writing, so a cancel is heard from a peer that does not read.
+//! One connection of a worker, without a subprotocol. The peer's frames start, steer and stop runs, and the updates of
+//! runs become frames. Reading never waits for writing, so even a peer that does not read can cancel.
 
 use std::sync::Arc;
 
@@ -13,47 +13,47 @@ use crate::executor::executor_task::{CANCEL_GRACE, ExecutorTask};
 use crate::executor::{self, Executor, RunAssignment, RunHandle, RunSteer};
 use crate::socket::{ByteStream, IncomingFrame, STEP_TIMEOUT, Socket, SocketError, SocketProgress};
 
-/// Runs that were overtaken while the one before them ended; beyond that the peer is no longer read.
+/// How many runs may be superseded while the active one ends. Beyond that the peer is no longer read.
 const SUPERSEDED_MAX: usize = 64;
 
-/// Serves one connection until the peer ends it or `stop` says so. Its run ends with it, and has ended when this
+/// Serves one connection until the peer closes it or `stop` is cancelled. The connection's run has ended when this
 /// returns.
 pub(crate) async fn serve_connection<E: Executor, W: ByteStream>(
     mut socket: Socket<W>,
     executor: Arc<E>,
     stop: &CancellationToken,
 ) {
-    let mut desk = PlainConnectionRuns::new(executor);
-    let outbox = Arc::clone(&desk.outbox);
+    let mut runs = PlainConnectionRuns::new(executor);
+    let outbox = Arc::clone(&runs.outbox);
     let ended = tokio::select! {
-        ended = exchange_frames(&mut socket, &mut desk, &outbox) => ended,
+        ended = exchange_frames(&mut socket, &mut runs, &outbox) => ended,
         () = stop.cancelled() => Ok(()),
     };
-    desk.cancel_and_wait().await;
+    runs.cancel_and_wait().await;
     if ended.is_ok() {
-        // A peer that does not read has had its chance.
-        let _heard = tokio::time::timeout(STEP_TIMEOUT, flush_and_close(&mut socket, &outbox)).await;
+        // A peer that does not read gets no more than this time.
+        let _flushed = tokio::time::timeout(STEP_TIMEOUT, flush_and_close(&mut socket, &outbox)).await;
     }
 }
 
-/// Goes on until the connection breaks.
+/// Exchanges frames until the connection breaks.
 async fn exchange_frames<E: Executor, W: ByteStream>(
     socket: &mut Socket<W>,
-    desk: &mut PlainConnectionRuns<E>,
+    runs: &mut PlainConnectionRuns<E>,
     outbox: &PlainOutbox,
 ) -> Result<(), SocketError> {
     let mut writing = false;
     loop {
-        let reading = !outbox.has_terminal_backlog() && desk.superseded < SUPERSEDED_MAX;
+        let reading = !outbox.has_terminal_backlog() && runs.superseded < SUPERSEDED_MAX;
         tokio::select! {
-            // What the peer wants goes before what it gets.
+            // Reading goes before writing, so a cancel is not delayed by output.
             biased;
-            moved = socket.progress(reading, writing) => match moved? {
-                SocketProgress::Read(IncomingFrame::Text(text)) => desk.receive_frame(text.as_str()),
+            progress = socket.progress(reading, writing) => match progress? {
+                SocketProgress::Read(IncomingFrame::Text(text)) => runs.receive_frame(text.as_str()),
                 SocketProgress::Read(IncomingFrame::Binary(_) | IncomingFrame::Alive) => {}
                 SocketProgress::Written => writing = false,
             },
-            outcome = desk.wait_for_outcome() => desk.finish_active(outcome),
+            outcome = runs.wait_for_outcome() => runs.finish_active(outcome),
             batch = outbox.take(), if !writing => {
                 for frame in batch.frames() {
                     socket.queue_text_bytes(frame)?;
@@ -76,17 +76,17 @@ async fn flush_and_close<W: ByteStream>(
     Ok(())
 }
 
-/// The runs of one connection: the one that is active, and the one that replaces it when it has ended.
+/// The runs of one connection: the active run, and the run that replaces it when it has ended.
 #[derive(Debug)]
 struct PlainConnectionRuns<E> {
     executor: Arc<E>,
     outbox: Arc<PlainOutbox>,
     active: Option<ExecutorTask>,
-    /// Made at once, so that what comes for it has somewhere to go.
+    /// Its handle exists at once, so that messages for it have somewhere to go.
     next: Option<(RunAssignment, RunHandle)>,
-    /// Runs that were the next one and are owed no more than their terminals.
+    /// Runs that were replaced before they started. Each still gets its terminal frame.
     superseded: usize,
-    /// The last number that a run was given.
+    /// The number of the newest run.
     last_run: u64,
 }
 
@@ -95,7 +95,7 @@ impl<E: Executor> PlainConnectionRuns<E> {
         Self { executor, outbox: Arc::default(), active: None, next: None, superseded: 0, last_run: 0 }
     }
 
-    /// Does what a frame says; one that cannot be read says nothing.
+    /// Handles a frame. One that cannot be parsed is ignored.
     fn receive_frame(&mut self, frame: &str) {
         match serde_json::from_str(frame) {
             Ok(PlainParentFrame::Run { assignment, reasoning_effort, messages }) => {
@@ -110,21 +110,21 @@ impl<E: Executor> PlainConnectionRuns<E> {
             Ok(PlainParentFrame::Message { text }) => self.deliver_message(text),
             Ok(PlainParentFrame::ApprovalReply { id, approved }) => {
                 if let (Ok(ask), Some(active)) = (AskId::parse(&id), &self.active) {
-                    active.turn().inbox().resolve_ask(&ask, Some(approved));
+                    active.handle().inbox().resolve_ask(&ask, Some(approved));
                 }
             }
             Err(_) => {}
         }
     }
 
-    fn queue_run(&mut self, job: RunAssignment) {
+    fn queue_run(&mut self, assignment: RunAssignment) {
         if let Some(active) = &mut self.active {
             active.cancel();
         }
         self.last_run += 1;
-        let turn =
+        let handle =
             RunHandle::new(executor::RunOutput::Plain(PlainRunOutput::new(&self.outbox, self.last_run)));
-        if self.next.replace((job, turn)).is_some() {
+        if self.next.replace((assignment, handle)).is_some() {
             self.superseded += 1;
         }
         self.start_next();
@@ -134,17 +134,17 @@ impl<E: Executor> PlainConnectionRuns<E> {
         if let Some(active) = &mut self.active {
             active.cancel();
         }
-        if let Some((_, turn)) = &self.next {
-            turn.cancel();
+        if let Some((_, handle)) = &self.next {
+            handle.cancel();
         }
     }
 
-    /// It is for the newest run, started or not.
+    /// Delivers a message to the newest run, started or not.
     fn deliver_message(&self, text: String) {
-        let next = self.next.as_ref().map(|(_, turn)| turn);
-        let Some(turn) = next.or(self.active.as_ref().map(ExecutorTask::turn)) else { return };
-        if !turn.inbox().push_steer(RunSteer { text, number: None }) {
-            tracing::warn!("a run takes no messages and too many wait: one is dropped");
+        let next = self.next.as_ref().map(|(_, handle)| handle);
+        let Some(handle) = next.or(self.active.as_ref().map(ExecutorTask::handle)) else { return };
+        if !handle.inbox().push_steer(RunSteer { text, number: None }) {
+            tracing::warn!("dropping a message: too many wait for the run");
         }
     }
 
@@ -164,17 +164,17 @@ impl<E: Executor> PlainConnectionRuns<E> {
         self.start_next();
     }
 
-    /// Starts the run that waits, if it may.
+    /// Starts the waiting run if no other is active.
     fn start_next(&mut self) {
         if self.active.is_some() {
             return;
         }
-        let Some((job, turn)) = self.next.take() else { return };
-        if turn.is_cancelled() {
+        let Some((assignment, handle)) = self.next.take() else { return };
+        if handle.is_cancelled() {
             self.send_terminal(TurnOutcome::cancelled());
         } else {
             self.outbox.open_run(self.last_run);
-            self.active = Some(ExecutorTask::start(&self.executor, job, turn, CANCEL_GRACE));
+            self.active = Some(ExecutorTask::start(&self.executor, assignment, handle, CANCEL_GRACE));
         }
     }
 
@@ -182,7 +182,7 @@ impl<E: Executor> PlainConnectionRuns<E> {
         self.outbox.finish_run(outcome.stop == TurnStopReason::EndTurn, &terminal_frame(outcome));
     }
 
-    /// Ends everything, politely first.
+    /// Cancels all runs and waits for the active one to end.
     async fn cancel_and_wait(&mut self) {
         self.cancel_runs();
         while self.active.is_some() {
@@ -192,7 +192,7 @@ impl<E: Executor> PlainConnectionRuns<E> {
     }
 }
 
-/// Four ends are known here; the rest are errors that say which they are.
+/// The plain frames know four outcomes. All others are errors whose message says what happened.
 fn terminal_frame(outcome: TurnOutcome) -> PlainWorkerFrame {
     let status = match outcome.stop {
         TurnStopReason::EndTurn => PlainRunStatus::Completed,
@@ -213,15 +213,15 @@ fn terminal_frame(outcome: TurnOutcome) -> PlainWorkerFrame {
 
 fn stop_description(stop: TurnStopReason) -> &'static str {
     match stop {
-        TurnStopReason::MaxTokens => "the model's limit on its answer was reached",
-        TurnStopReason::MaxTurns => "the agent's limit on its turns was reached",
+        TurnStopReason::MaxTokens => "the model reached its output limit",
+        TurnStopReason::MaxTurns => "the agent reached its turn limit",
         TurnStopReason::Refused => "the model refused",
-        TurnStopReason::Timeout => "its time was over",
-        TurnStopReason::BudgetExceeded => "its budget was spent",
+        TurnStopReason::Timeout => "the run timed out",
+        TurnStopReason::BudgetExceeded => "the budget is spent",
         TurnStopReason::EndTurn
         | TurnStopReason::Cancelled
         | TurnStopReason::Suspended
-        | TurnStopReason::Error => "it failed without a word",
+        | TurnStopReason::Error => "the run failed without an error message",
     }
 }
 
@@ -235,18 +235,18 @@ mod tests {
 
     use super::*;
 
-    /// The wire itself holds next to nothing, so whatever is kept is kept by us.
-    const WIRE_BYTES: usize = 1 << 10;
-    /// The clock is stopped and jumps over this only when nobody has anything to do.
-    const REST: Duration = Duration::from_secs(1);
+    /// The pipe holds next to nothing, so anything buffered is buffered by our code.
+    const PIPE_BYTES: usize = 1 << 10;
+    /// The clock is paused and jumps over this only when no task has work to do.
+    const IDLE_TIME: Duration = Duration::from_secs(1);
 
     async fn peer_of(executor: impl Executor) -> Socket<DuplexStream> {
-        let (ours, theirs) = tokio::io::duplex(WIRE_BYTES);
-        let ours = Socket::from_upgraded(ours, Role::Server).await;
-        tokio::spawn(
-            async move { serve_connection(ours, Arc::new(executor), &CancellationToken::new()).await },
-        );
-        Socket::from_upgraded(theirs, Role::Client).await
+        let (worker_end, peer_end) = tokio::io::duplex(PIPE_BYTES);
+        let worker_end = Socket::from_upgraded(worker_end, Role::Server).await;
+        tokio::spawn(async move {
+            serve_connection(worker_end, Arc::new(executor), &CancellationToken::new()).await
+        });
+        Socket::from_upgraded(peer_end, Role::Client).await
     }
 
     fn run_frame() -> PlainParentFrame {
@@ -255,20 +255,20 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_peer_that_reads_nothing_slows_its_run_down_instead_of_filling_memory() {
-        static SAID: AtomicUsize = AtomicUsize::new(0);
-        let mut peer = peer_of(async |_: RunAssignment, turn: RunHandle| {
-            while turn.send_text("x".repeat(1000)).await.is_ok() {
-                SAID.fetch_add(1, Ordering::SeqCst);
+        static SENT_KB: AtomicUsize = AtomicUsize::new(0);
+        let mut peer = peer_of(async |_: RunAssignment, run: RunHandle| {
+            while run.send_text("x".repeat(1000)).await.is_ok() {
+                SENT_KB.fetch_add(1, Ordering::SeqCst);
             }
             TurnOutcome::cancelled()
         })
         .await;
         peer.send(&run_frame()).await.unwrap();
-        tokio::time::sleep(REST).await;
-        let said = SAID.load(Ordering::SeqCst);
-        assert!((100..1000).contains(&said), "{said} kB wait for a peer that does not read");
-        tokio::time::sleep(REST).await;
-        assert_eq!(said, SAID.load(Ordering::SeqCst));
+        tokio::time::sleep(IDLE_TIME).await;
+        let sent_kb = SENT_KB.load(Ordering::SeqCst);
+        assert!((100..1000).contains(&sent_kb), "{sent_kb} kB wait for a peer that does not read");
+        tokio::time::sleep(IDLE_TIME).await;
+        assert_eq!(sent_kb, SENT_KB.load(Ordering::SeqCst));
     }
 
     #[tokio::test(start_paused = true)]
@@ -276,11 +276,11 @@ mod tests {
         let mut peer =
             peer_of(async |_: RunAssignment, _: RunHandle| TurnOutcome::completed("x".repeat(1000))).await;
         let mut sent = 0;
-        while tokio::time::timeout(REST, peer.send(&run_frame())).await.is_ok() {
+        while tokio::time::timeout(IDLE_TIME, peer.send(&run_frame())).await.is_ok() {
             sent += 1;
-            assert!(sent < 10_000, "it is read without end");
+            assert!(sent < 10_000, "the peer is read without end");
         }
-        // Whoever begins to read is served again.
+        // Reading resumes once the peer reads.
         while !matches!(peer.next().await, Ok(IncomingFrame::Text(_))) {}
     }
 }

@@ -1,5 +1,6 @@
-//! The sessions of a worker that is nothing but an executor: one seat each, kept in memory, which can be left and
-//! attached to again while its run goes on. No secret is asked for; the door has asked for a token already.
+//! The sessions of a worker that consists of just an executor. Each has a worker endpoint in memory; a daemon can
+//! detach from it and reattach while its run continues. No secret is checked here, because the server has already
+//! checked the token.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,10 +22,10 @@ use crate::worker_endpoint::{
     receive_agent_start,
 };
 
-/// Our version, for people.
+/// Our version, for logs.
 const SOFTWARE: &str = concat!("qd-link ", env!("CARGO_PKG_VERSION"));
 
-/// See the module. Dropping it ends all runs.
+/// Dropping it ends all runs.
 #[derive(Debug)]
 pub(super) struct EndpointRegistry<E> {
     executor: Arc<E>,
@@ -36,7 +37,7 @@ type EndpointKey = (SessionId, WorkerId);
 #[derive(Debug)]
 struct RegisteredEndpoint {
     endpoint: WorkerEndpoint,
-    /// Sees to the seat until it is given up.
+    /// Runs the endpoint until it is abandoned or closed.
     task: JoinHandle<()>,
 }
 
@@ -51,17 +52,19 @@ impl<E: Executor> EndpointRegistry<E> {
         Self { executor, endpoints: Arc::default() }
     }
 
-    /// Serves one connection for the session that it names. A session that is new here is started if the peer wants.
+    /// Serves one connection for the session that its hello names. A session that is unknown here is created if the
+    /// peer sends a start.
     pub(super) async fn serve<W: ByteStream>(&self, mut socket: Socket<W>) -> Result<(), SocketError> {
         let hello = read_hello(&mut socket).await?;
         let key = (hello.session.clone(), hello.worker.clone());
-        let known = lock(&self.endpoints).get(&key).map(|held| held.endpoint.clone());
-        if let Some(seat) = known {
-            return seat.serve(socket, hello).await;
+        let known = lock(&self.endpoints).get(&key).map(|registered| registered.endpoint.clone());
+        if let Some(endpoint) = known {
+            return endpoint.serve(socket, hello).await;
         }
         if lock(&self.endpoints).len() >= CONNECTIONS_MAX {
-            let message =
-                format!("this worker holds {CONNECTIONS_MAX} sessions already; close some, or ask another");
+            let message = format!(
+                "this worker holds {CONNECTIONS_MAX} sessions already; close some, or use another worker"
+            );
             socket
                 .send(&WorkerLinkFrame::Refused { code: "busy".to_owned(), message: message.clone() })
                 .await?;
@@ -71,12 +74,13 @@ impl<E: Executor> EndpointRegistry<E> {
         self.create_endpoint(key, &started.spec).serve_started(started).await
     }
 
-    /// Whether a run goes on, attached or not.
+    /// Whether any run is active, attached or not.
     pub(super) fn is_busy(&self) -> bool {
-        lock(&self.endpoints).values().any(|held| held.endpoint.watch_status().borrow().run.is_some())
+        lock(&self.endpoints)
+            .values()
+            .any(|registered| registered.endpoint.watch_status().borrow().run.is_some())
     }
 
-    /// A seat for a new session.
     fn create_endpoint(&self, key: EndpointKey, spec: &AgentSpec) -> WorkerEndpoint {
         let options = WorkerEndpointOptions {
             session: key.0.clone(),
@@ -86,59 +90,59 @@ impl<E: Executor> EndpointRegistry<E> {
             spool_max: SPOOL_MAX,
             software: SOFTWARE.to_owned(),
         };
-        let seat = WorkerEndpoint::new(options, Box::new(MemorySpool::default()));
-        seat.set_model(spec.model.clone());
-        let (seated, executor) = (seat.clone(), Arc::clone(&self.executor));
-        let (all, name) = (Arc::clone(&self.endpoints), key.clone());
+        let endpoint = WorkerEndpoint::new(options, Box::new(MemorySpool::default()));
+        endpoint.set_model(spec.model.clone());
+        let (task_endpoint, executor) = (endpoint.clone(), Arc::clone(&self.executor));
+        let (endpoints, task_key) = (Arc::clone(&self.endpoints), key.clone());
         let task = tokio::spawn(async move {
-            run_endpoint(&seated, executor).await;
-            lock(&all).remove(&name);
+            run_endpoint(&task_endpoint, executor).await;
+            lock(&endpoints).remove(&task_key);
         });
-        lock(&self.endpoints).insert(key, RegisteredEndpoint { endpoint: seat.clone(), task });
-        seat
+        lock(&self.endpoints).insert(key, RegisteredEndpoint { endpoint: endpoint.clone(), task });
+        endpoint
     }
 }
 
-/// The life of a seat: its agent is started, does what the daemon wants, and is given up when nobody comes for it.
-async fn run_endpoint<E: Executor>(seat: &WorkerEndpoint, executor: Arc<E>) {
-    // The seat numbers what is said; the link inside begins anywhere.
+/// Runs an endpoint: starts its agent, handles lifecycle requests, and gives up when no daemon comes back.
+async fn run_endpoint<E: Executor>(endpoint: &WorkerEndpoint, executor: Arc<E>) {
+    // The endpoint numbers the updates again, so the inner link may start at any number.
     let start = || {
-        seat.set_agent(host_agent(UpdateNumber(0), |end| {
+        endpoint.set_agent(host_agent(UpdateNumber(0), |end| {
             linked_agent::run_linked_agent(Arc::clone(&executor), end)
         }))
     };
     start();
     loop {
-        let wanted = tokio::select! {
-            wanted = seat.next_request() => wanted,
-            () = wait_until_abandoned(seat) => return,
+        let request = tokio::select! {
+            request = endpoint.next_request() => request,
+            () = wait_until_abandoned(endpoint) => return,
         };
-        match wanted {
+        match request {
             LifecycleRequest::Start(_) => start(),
-            // Nothing is left by an executor that could rest.
+            // An executor leaves nothing running that would have to be kept, so stopping it is the same as closing it.
             LifecycleRequest::Rest | LifecycleRequest::Close => break,
         }
     }
-    seat.remove_agent().await;
-    seat.send(AgentUpdate::Gone(AgentExitReason::Stopped)).await;
+    endpoint.remove_agent().await;
+    endpoint.send(AgentUpdate::Gone(AgentExitReason::Stopped)).await;
     tokio::select! {
-        _heard = async { seat.watch_status().wait_for(|state| !state.has_unacked).await.is_ok() } => {}
-        () = wait_until_abandoned(seat) => {}
+        _acked = async { endpoint.watch_status().wait_for(|status| !status.has_unacked).await.is_ok() } => {}
+        () = wait_until_abandoned(endpoint) => {}
     }
 }
 
-/// Waits until no daemon has been attached for so long that none will come.
-async fn wait_until_abandoned(seat: &WorkerEndpoint) {
-    let mut changes = seat.watch_status();
+/// Waits until no daemon has been attached for so long that none is expected any more.
+async fn wait_until_abandoned(endpoint: &WorkerEndpoint) {
+    let mut changes = endpoint.watch_status();
     loop {
-        let patience = time_until_abandoned(&changes.borrow_and_update());
+        let time_left = time_until_abandoned(&changes.borrow_and_update());
         tokio::select! {
             changed = changes.changed() => if changed.is_err() {
                 return;
             },
             () = async {
-                match patience {
-                    Some(patience) => tokio::time::sleep(patience).await,
+                match time_left {
+                    Some(time_left) => tokio::time::sleep(time_left).await,
                     None => std::future::pending().await,
                 }
             } => return,
@@ -146,12 +150,12 @@ async fn wait_until_abandoned(seat: &WorkerEndpoint) {
     }
 }
 
-fn time_until_abandoned(state: &WorkerEndpointStatus) -> Option<Duration> {
-    let seconds = if state.run.is_some() { ORPHAN_BUSY_S } else { ORPHAN_IDLE_S };
-    (!state.attached)
-        .then(|| Duration::from_secs(seconds).saturating_sub(state.attachment_changed_at.elapsed()))
+fn time_until_abandoned(status: &WorkerEndpointStatus) -> Option<Duration> {
+    let seconds = if status.run.is_some() { ORPHAN_BUSY_S } else { ORPHAN_IDLE_S };
+    (!status.attached)
+        .then(|| Duration::from_secs(seconds).saturating_sub(status.attachment_changed_at.elapsed()))
 }
 
-fn lock<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
-    held.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

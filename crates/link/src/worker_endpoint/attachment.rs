@@ -1,5 +1,5 @@
-//! One connection of a seat, once both sides have proven themselves: what waits goes out in few large frames, and
-//! commands and acknowledgements are read whatever is being written.
+//! One connection of an endpoint, after the handshake. Waiting updates go out in few large frames, and commands and
+//! acknowledgements are read even while a frame is being written.
 
 use std::sync::Arc;
 
@@ -14,35 +14,36 @@ use super::{EndpointShared, LifecycleRequest};
 use crate::link_connection::{ConnectionProgress, LinkConnection};
 use crate::socket::{ByteStream, Socket, SocketError};
 
-/// About how much goes into one frame. More would only make commands wait behind it.
+/// The approximate size of one frame. Larger frames would only delay commands behind them.
 const BATCH_MAX: usize = 64 << 10;
 
-/// Talks to a daemon that has everything up to `taken`, until the connection ends or a newer one comes.
+/// Serves a daemon that has received everything up to `received`, until the connection ends or a newer one replaces
+/// it.
 pub(super) async fn serve_daemon<W: ByteStream>(
     shared: &EndpointShared,
     mut socket: Socket<W>,
-    taken: UpdateNumber,
+    received: UpdateNumber,
 ) -> Result<(), SocketError> {
-    let Some(attached) = DaemonAttachment::new(shared, taken) else {
-        return Err(refuse_daemon(&mut socket, HandshakeRefusal::bad_number(taken)).await);
+    let Some(attachment) = DaemonAttachment::new(shared, received) else {
+        return Err(refuse_daemon(&mut socket, HandshakeRefusal::bad_number(received)).await);
     };
-    let mut line = LinkConnection::new(socket);
+    let mut connection = LinkConnection::new(socket);
     loop {
-        match attached.next_step(!line.is_writing())? {
-            AttachmentStep::Frame(frame) => line.queue_text(frame)?,
+        match attachment.next_step(!connection.is_writing())? {
+            AttachmentStep::Frame(frame) => connection.queue_text(frame)?,
             AttachmentStep::Nothing => {}
             AttachmentStep::Superseded => return Ok(()),
         }
         tokio::select! {
-            step = line.progress(true) => if let ConnectionProgress::Frame(text) = step? {
-                attached.receive_frame(text.as_str());
+            progress = connection.progress(true) => if let ConnectionProgress::Frame(text) = progress? {
+                attachment.receive_frame(text.as_str());
             },
-            () = attached.wake.notified() => {}
+            () = attachment.wake.notified() => {}
         }
     }
 }
 
-/// That a daemon is attached. When it is dropped, none is, unless another has come.
+/// Marks a daemon as attached. Dropping it detaches the daemon, unless a newer connection has taken over.
 struct DaemonAttachment<'a> {
     shared: &'a EndpointShared,
     wake: Arc<Notify>,
@@ -55,15 +56,15 @@ enum AttachmentStep {
 }
 
 impl<'a> DaemonAttachment<'a> {
-    /// `None` if there is no going on from what was taken.
-    fn new(shared: &'a EndpointShared, taken: UpdateNumber) -> Option<Self> {
+    /// `None` if the outbox cannot continue after this number.
+    fn new(shared: &'a EndpointShared, received: UpdateNumber) -> Option<Self> {
         let wake = Arc::new(Notify::new());
         let mut state = shared.lock();
-        if !state.outbox.can_resume_after(taken) {
+        if !state.outbox.can_resume_after(received) {
             return None;
         }
-        state.outbox.ack(taken);
-        state.outbox.set_last_sent(Some(taken));
+        state.outbox.ack(received);
+        state.outbox.set_last_sent(Some(received));
         state.attachment_changed_at = Instant::now();
         if let Some(older) = state.connection.replace(Arc::clone(&wake)) {
             older.notify_one();
@@ -73,13 +74,13 @@ impl<'a> DaemonAttachment<'a> {
         Some(Self { shared, wake })
     }
 
-    /// What is to be done next; a frame only if there is room for one.
-    fn next_step(&self, room: bool) -> Result<AttachmentStep, SocketError> {
+    /// What to do next. Returns a frame only if `can_write`.
+    fn next_step(&self, can_write: bool) -> Result<AttachmentStep, SocketError> {
         let mut state = self.shared.lock();
         if !self.is_current(state.connection.as_ref()) {
             return Ok(AttachmentStep::Superseded);
         }
-        if !room {
+        if !can_write {
             return Ok(AttachmentStep::Nothing);
         }
         match state.outbox.next_batch(BATCH_MAX)? {
@@ -91,7 +92,7 @@ impl<'a> DaemonAttachment<'a> {
         }
     }
 
-    /// Does what a frame says; one that cannot be read is nothing to us.
+    /// Handles a frame. One that cannot be parsed is ignored.
     fn receive_frame(&self, text: &str) {
         match serde_json::from_str(text) {
             Ok(DaemonLinkFrame::Ack(upto)) => {
@@ -99,13 +100,13 @@ impl<'a> DaemonAttachment<'a> {
                 state.outbox.ack(upto);
                 self.shared.notify_changed(&state);
             }
-            Ok(DaemonLinkFrame::Command(down)) => self.shared.push_command(down),
+            Ok(DaemonLinkFrame::Command(command)) => self.shared.push_command(command),
             Ok(DaemonLinkFrame::Limits { run, limits }) => self.shared.set_turn_limits(run, limits),
             Ok(DaemonLinkFrame::Start(spec)) => self.shared.push_request(LifecycleRequest::Start(spec)),
             Ok(DaemonLinkFrame::Rest) => self.shared.push_request(LifecycleRequest::Rest),
             Ok(DaemonLinkFrame::Close) => self.shared.push_request(LifecycleRequest::Close),
             Ok(DaemonLinkFrame::Hello(_) | DaemonLinkFrame::Proof(_)) => {}
-            Err(error) => tracing::debug!(%error, "a frame that cannot be read"),
+            Err(error) => tracing::debug!(%error, "ignoring a frame that cannot be read"),
         }
     }
 
@@ -126,14 +127,14 @@ impl Drop for DaemonAttachment<'_> {
     }
 }
 
-/// The frame with these lines, put together as text: they are JSON already.
+/// Assembles the frame as text, because the lines are JSON already.
 fn updates_frame(first: UpdateNumber, lines: &[Bytes]) -> Result<String, SocketError> {
     let head = format!(r#"{{"said":{{"first":{},"ups":["#, first.0);
     let size = head.len() + lines.iter().map(|line| line.len() + 1).sum::<usize>() + 3;
     let mut frame = Vec::with_capacity(size);
     frame.extend_from_slice(head.as_bytes());
-    for (place, line) in lines.iter().enumerate() {
-        if place > 0 {
+    for (index, line) in lines.iter().enumerate() {
+        if index > 0 {
             frame.push(b',');
         }
         frame.extend_from_slice(line);

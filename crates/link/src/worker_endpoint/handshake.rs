@@ -1,5 +1,5 @@
-//! The first frames of a connection, from the worker's side: who asks, whether both know the secret, and what there is
-//! for the session. Nothing of the session is said before the daemon has proven itself.
+//! The first frames of a connection, from the worker's side: which daemon asks for which session, whether both know
+//! the secret, and what the worker has. No update is sent before the daemon has proven that it knows the secret.
 
 use std::time::Duration;
 
@@ -14,8 +14,9 @@ use crate::link_connection::read_frame;
 use crate::proof;
 use crate::socket::{ByteStream, Socket, SocketError};
 
-/// Reads the first frame of an upgraded connection, and refuses versions that do not meet ours. Whom it is for is for
-/// the caller to find: [`Seat::serve`](crate::Seat::serve) if there is a seat, else [`offer_empty`].
+/// Reads the first frame of an upgraded connection and refuses unsupported versions. The caller then looks up the
+/// session: [`WorkerEndpoint::serve`](crate::WorkerEndpoint::serve) if it has an endpoint, else
+/// [`receive_agent_start`].
 pub async fn read_hello<W: ByteStream>(socket: &mut Socket<W>) -> Result<DaemonHello, SocketError> {
     let hello: DaemonHello = loop {
         if let DaemonLinkFrame::Hello(hello) = read_frame(socket).await? {
@@ -28,32 +29,31 @@ pub async fn read_hello<W: ByteStream>(socket: &mut Socket<W>) -> Result<DaemonH
     }
 }
 
-/// A connection on which a session was started that the worker did not have. It goes on in the seat that is made for
-/// it: [`Seat::serve_started`](crate::Seat::serve_started).
+/// A connection on which the daemon started a session that the worker did not have. It continues in the new endpoint:
+/// [`WorkerEndpoint::serve_started`](crate::WorkerEndpoint::serve_started).
 #[derive(Debug)]
 pub struct StartedConnection<W> {
-    /// What to start.
     pub spec: Box<AgentSpec>,
     pub(super) socket: Socket<W>,
     pub(super) journalled: UpdateNumber,
 }
 
-/// For a session that the worker does not have: proves itself, says that the seat is empty, and waits for what to start
-/// in it. A daemon that expected an agent here ends the connection instead.
+/// Handles a session that the worker does not have: completes the handshake, reports that there is no agent, and waits
+/// for a start request. A daemon that expected an agent here closes the connection instead.
 pub async fn receive_agent_start<W: ByteStream>(
     mut socket: Socket<W>,
     hello: DaemonHello,
     secret: &Secret,
     software: &str,
 ) -> Result<StartedConnection<W>, SocketError> {
-    let nothing = EndpointSummary {
+    let summary = EndpointSummary {
         presence: v1::AgentPresence::Empty,
         last: hello.journalled,
         applied: EventNumber::default(),
         run_time: None,
         model: None,
     };
-    complete_handshake(&mut socket, &hello, secret, software, nothing).await?;
+    complete_handshake(&mut socket, &hello, secret, software, summary).await?;
     let spec = loop {
         if let DaemonLinkFrame::Start(spec) = read_frame(&mut socket).await? {
             break spec;
@@ -75,44 +75,44 @@ pub(super) struct EndpointSummary {
     pub(super) model: Option<String>,
 }
 
-/// Answers a hello with ours, and returns when the daemon has proven itself.
+/// Answers a hello with ours, and returns once the daemon has proven that it knows the secret.
 pub(super) async fn complete_handshake<W: ByteStream>(
     socket: &mut Socket<W>,
-    theirs: &DaemonHello,
+    hello: &DaemonHello,
     secret: &Secret,
     software: &str,
-    having: EndpointSummary,
+    summary: EndpointSummary,
 ) -> Result<(), SocketError> {
     let nonce = proof::fresh_nonce();
-    let EndpointSummary { presence: seat, last, applied, run_time, model } = having;
-    let ours = WorkerHello {
-        version: ProtocolVersions::SUPPORTED.newest_common(theirs.versions).unwrap_or(v1::VERSION_MAX),
+    let EndpointSummary { presence, last, applied, run_time, model } = summary;
+    let our_hello = WorkerHello {
+        version: ProtocolVersions::SUPPORTED.newest_common(hello.versions).unwrap_or(v1::VERSION_MAX),
         software: software.to_owned(),
         capabilities: Vec::new(),
-        proof: proof::worker_proof(secret, &theirs.nonce, &nonce),
+        proof: proof::worker_proof(secret, &hello.nonce, &nonce),
         nonce,
-        presence: seat,
+        presence,
         last,
         applied,
         pid: std::process::id(),
         run_time_ms: run_time.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
         model,
     };
-    let right = proof::daemon_proof(secret, &ours.nonce, &theirs.nonce);
-    socket.send(&WorkerLinkFrame::Hello(ours)).await?;
+    let expected = proof::daemon_proof(secret, &our_hello.nonce, &hello.nonce);
+    socket.send(&WorkerLinkFrame::Hello(our_hello)).await?;
     let given = loop {
         if let DaemonLinkFrame::Proof(given) = read_frame(socket).await? {
             break given;
         }
     };
-    if proof::verify_proof(secret, &right, &given) {
+    if proof::verify_proof(secret, &expected, &given) {
         Ok(())
     } else {
         Err(refuse_daemon(socket, HandshakeRefusal::unauthorized()).await)
     }
 }
 
-/// Why a daemon is sent away.
+/// Why a daemon is refused.
 #[derive(Debug)]
 pub(super) struct HandshakeRefusal {
     code: &'static str,
@@ -120,40 +120,43 @@ pub(super) struct HandshakeRefusal {
 }
 
 impl HandshakeRefusal {
-    fn unsupported_versions(theirs: ProtocolVersions) -> Self {
+    fn unsupported_versions(daemon_versions: ProtocolVersions) -> Self {
         let ProtocolVersions { min, max } = ProtocolVersions::SUPPORTED;
         let message = format!(
-            "this worker speaks versions {min} to {max} of the frames and the daemon {} to {}; run releases that meet",
-            theirs.min, theirs.max
+            "this worker supports protocol versions {min} to {max}, the daemon {} to {}; update the older of the two",
+            daemon_versions.min, daemon_versions.max
         );
         Self { code: "unsupported_version", message }
     }
 
     fn unauthorized() -> Self {
-        let message = "the daemon does not know this worker's secret; it is not the one that started it";
+        let message =
+            "the daemon does not know this worker's secret, so it is not the daemon that started it";
         Self { code: "unauthorized", message: message.to_owned() }
     }
 
     pub(super) fn wrong_worker(hello: &DaemonHello) -> Self {
-        let message = format!("there is no worker {} of {} here", hello.worker, hello.session);
+        let message = format!("there is no worker {} for session {} here", hello.worker, hello.session);
         Self { code: "wrong_worker", message }
     }
 
-    pub(super) fn bad_number(taken: UpdateNumber) -> Self {
-        let message =
-            format!("what comes after {} is no longer or not yet here; the journal is another one", taken.0);
+    pub(super) fn bad_number(received: UpdateNumber) -> Self {
+        let message = format!(
+            "this worker cannot continue after update {}; the daemon uses a different journal",
+            received.0
+        );
         Self { code: "bad_number", message }
     }
 }
 
-/// Sends a daemon away. Gives what the caller ends with.
+/// Refuses a daemon and closes the connection. Returns the error for the caller to end with.
 pub(super) async fn refuse_daemon<W: ByteStream>(
     socket: &mut Socket<W>,
     refusal: HandshakeRefusal,
 ) -> SocketError {
     let HandshakeRefusal { code, message } = refusal;
     let frame = WorkerLinkFrame::Refused { code: code.to_owned(), message: message.clone() };
-    // A daemon that does not wait to hear it is gone as well.
+    // If the refusal cannot be sent, the daemon is gone and there is nothing to close.
     if socket.send(&frame).await.is_ok() {
         socket.close().await;
     }

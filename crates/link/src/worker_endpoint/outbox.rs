@@ -1,5 +1,5 @@
-//! What a seat has said and the daemon has not acknowledged: numbered, kept in the spool, and the newest of it at hand.
-//! No task, lock or connection is known here; the spool is the only thing that is touched.
+//! The updates of an endpoint that the daemon has not acknowledged: numbered, kept in the spool, and the newest of
+//! them in memory. The spool is the only thing touched here; no task, lock or connection is known.
 
 use std::collections::VecDeque;
 use std::{fmt, io};
@@ -10,32 +10,31 @@ use qd_protocol::link::UpdateNumber;
 use crate::spool::Spool;
 use crate::update_window::WINDOW_BYTES;
 
-/// What is kept at hand for a connection that is a little behind; one that is further behind is served from the spool.
+/// Bytes kept in memory for a connection that is slightly behind. One that is further behind is served from the spool.
 const RECENT_MAX: usize = 256 << 10;
 
-/// See the module.
 pub(super) struct EndpointOutbox {
-    /// `None` while it is being synced elsewhere.
+    /// `None` while another thread syncs it.
     spool: Option<Box<dyn Spool>>,
     spool_max: u64,
-    /// What the spool held when it was last seen.
+    /// The size of the spool when it was last checked.
     spool_bytes: u64,
-    /// Something is in the spool that a power cut would take.
+    /// The spool holds updates that a power failure would lose.
     unsynced: bool,
-    /// The spool failed to take what it was given; this is said once.
+    /// The last append to the spool failed. Logged only when it changes.
     failing: bool,
-    /// The last number that was given.
+    /// The last number that was given out.
     last: UpdateNumber,
-    /// Everything up to here is acknowledged, and forgotten.
+    /// Everything up to this number is acknowledged and forgotten.
     acked: UpdateNumber,
-    /// Everything up to here is in the spool, or acknowledged.
+    /// Everything up to this number is in the spool, or acknowledged.
     spooled: UpdateNumber,
-    /// The last number that the connection has been given, if there is a connection.
+    /// The last number that was sent on the connection. `None` without a connection.
     last_sent: Option<UpdateNumber>,
-    /// The newest lines, up to `last` without a hole: at least those that are not in the spool.
+    /// The newest lines up to `last`, without gaps. They include at least the lines that are not in the spool.
     recent: VecDeque<Bytes>,
     recent_bytes: usize,
-    /// Of these, what is not in the spool.
+    /// The bytes of `recent` that are not in the spool.
     unspooled_bytes: usize,
 }
 
@@ -57,33 +56,31 @@ impl EndpointOutbox {
         }
     }
 
-    /// The last number that was given.
     pub(super) fn last(&self) -> UpdateNumber {
         self.last
     }
 
-    /// Whether something waits to be acknowledged.
     pub(super) fn is_unacked(&self) -> bool {
         self.acked < self.last
     }
 
-    /// Whether so much waits that the agent has to.
+    /// Whether so much waits that the agent has to wait.
     pub(super) fn is_full(&self) -> bool {
         self.spool_bytes + self.unspooled_bytes as u64 >= self.spool_max
             || self.unspooled_bytes >= WINDOW_BYTES
     }
 
-    /// Whether a daemon that has taken everything up to here can go on from here.
-    pub(super) fn can_resume_after(&self, taken: UpdateNumber) -> bool {
-        (self.acked..=self.last).contains(&taken)
+    /// Whether a daemon that has received everything up to this number can continue from there.
+    pub(super) fn can_resume_after(&self, received: UpdateNumber) -> bool {
+        (self.acked..=self.last).contains(&received)
     }
 
-    /// Whether the spool does not take what it is given.
+    /// Whether the last append to the spool failed.
     pub(super) fn is_failing(&self) -> bool {
         self.failing
     }
 
-    /// Takes in something said, which gets the next number; for all of a batch, [`Store::write_through`] comes after.
+    /// Adds a line under the next number. After a batch, the caller calls [`EndpointOutbox::flush_to_spool`].
     pub(super) fn push(&mut self, line: Bytes) {
         self.last.0 += 1;
         self.recent_bytes += line.len();
@@ -91,7 +88,7 @@ impl EndpointOutbox {
         self.recent.push_back(line);
     }
 
-    /// Everything up to here need not be kept.
+    /// Forgets everything up to this number.
     pub(super) fn ack(&mut self, upto: UpdateNumber) {
         let upto = upto.min(self.last);
         if upto <= self.acked {
@@ -107,35 +104,37 @@ impl EndpointOutbox {
         self.flush_to_spool();
     }
 
-    /// A connection begins after this number, or there is none any more.
-    pub(super) fn set_last_sent(&mut self, given: Option<UpdateNumber>) {
-        self.last_sent = given;
+    /// A connection begins after this number, or with `None` there is no connection any more.
+    pub(super) fn set_last_sent(&mut self, last_sent: Option<UpdateNumber>) {
+        self.last_sent = last_sent;
         self.drop_recent();
     }
 
-    /// What the connection gets next: all that waits for it, up to about `max_bytes`, and the number of the first.
+    /// The next lines for the connection, about `max_bytes` of them, and the number of the first.
     pub(super) fn next_batch(&mut self, max_bytes: usize) -> io::Result<Option<(UpdateNumber, Vec<Bytes>)>> {
-        let Some(given) = self.last_sent.filter(|given| *given < self.last) else { return Ok(None) };
-        let behind = usize::try_from(self.last.0 - given.0).unwrap_or(usize::MAX);
+        let Some(last_sent) = self.last_sent.filter(|last_sent| *last_sent < self.last) else {
+            return Ok(None);
+        };
+        let behind = usize::try_from(self.last.0 - last_sent.0).unwrap_or(usize::MAX);
         let lines = match self.recent.len().checked_sub(behind) {
             Some(skip) => self.read_recent(skip, max_bytes),
-            None => self.read_spool(given, max_bytes)?,
+            None => self.read_spool(last_sent, max_bytes)?,
         };
         if lines.is_empty() {
             return Ok(None);
         }
-        self.last_sent = Some(UpdateNumber(given.0 + lines.len() as u64));
+        self.last_sent = Some(UpdateNumber(last_sent.0 + lines.len() as u64));
         self.drop_recent();
-        Ok(Some((UpdateNumber(given.0 + 1), lines)))
+        Ok(Some((UpdateNumber(last_sent.0 + 1), lines)))
     }
 
-    /// Gives the spool what it has not taken yet.
+    /// Appends to the spool what is not in it yet.
     pub(super) fn flush_to_spool(&mut self) {
-        let unspooled = self.first_unspooled();
+        let first_unspooled = self.first_unspooled();
         if let Some(spool) = &mut self.spool
             && self.spooled < self.last
         {
-            let lines = &self.recent.make_contiguous()[unspooled..];
+            let lines = &self.recent.make_contiguous()[first_unspooled..];
             match spool.append(UpdateNumber(self.spooled.0 + 1), lines) {
                 Ok(()) => {
                     self.spooled = self.last;
@@ -144,7 +143,7 @@ impl EndpointOutbox {
                     self.failing = false;
                 }
                 Err(error) if !self.failing => {
-                    tracing::error!(%error, "the spool takes nothing; the agent waits unless the daemon takes it");
+                    tracing::error!(%error, "failed to append to the spool; updates wait in memory");
                     self.failing = true;
                 }
                 Err(_) => {}
@@ -154,13 +153,12 @@ impl EndpointOutbox {
         self.drop_recent();
     }
 
-    /// Gives the spool away to be synced where it may take long, if there is something to sync. What is said meanwhile
-    /// waits in memory.
+    /// Hands out the spool to be synced on another thread, if there is something to sync. New updates wait in memory
+    /// meanwhile.
     pub(super) fn take_spool_to_sync(&mut self) -> Option<Box<dyn Spool>> {
         if self.unsynced { self.spool.take() } else { None }
     }
 
-    /// Takes the spool back.
     pub(super) fn return_spool(&mut self, spool: Box<dyn Spool>, synced: bool) {
         self.spool = Some(spool);
         self.unsynced &= !synced;
@@ -168,7 +166,7 @@ impl EndpointOutbox {
         self.flush_to_spool();
     }
 
-    /// Where in `recent` those begin that are not in the spool.
+    /// The index in `recent` of the first line that is not in the spool.
     fn first_unspooled(&self) -> usize {
         let count = usize::try_from(self.last.0 - self.spooled.0).unwrap_or(usize::MAX);
         self.recent.len().saturating_sub(count)
@@ -188,7 +186,7 @@ impl EndpointOutbox {
         let Some(spool) = &mut self.spool else { return Ok(Vec::new()) };
         let read = spool.read(after, max_bytes)?;
         if !read.iter().map(|(number, _)| number.0).eq((after.0 + 1..).take(read.len())) || read.is_empty() {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the spool has a hole"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "gap in the spool"));
         }
         Ok(read.into_iter().map(|(_, line)| line).collect())
     }
@@ -196,18 +194,18 @@ impl EndpointOutbox {
     fn trim(&mut self) {
         if let Some(spool) = &mut self.spool {
             if let Err(error) = spool.trim(self.acked) {
-                tracing::warn!(%error, "the spool could not forget what was acknowledged");
+                tracing::warn!(%error, "failed to remove acknowledged updates from the spool");
             }
             self.spool_bytes = spool.bytes();
         }
     }
 
-    /// Drops what is in the spool and nobody needs at hand: what the connection has, and what is more than a little.
+    /// Drops spooled lines from memory that the connection has already received, or that exceed [`RECENT_MAX`].
     fn drop_recent(&mut self) {
         while let Some(line) = self.recent.front() {
             let number = UpdateNumber(self.last.0 + 1 - self.recent.len() as u64);
             let needed =
-                self.last_sent.is_some_and(|given| number > given) && self.recent_bytes <= RECENT_MAX;
+                self.last_sent.is_some_and(|last_sent| number > last_sent) && self.recent_bytes <= RECENT_MAX;
             if number > self.spooled || needed {
                 return;
             }
@@ -220,12 +218,12 @@ impl EndpointOutbox {
 
 impl fmt::Debug for EndpointOutbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { last, acked, spooled, last_sent: given, recent, .. } = self;
-        f.debug_struct("Store")
+        let Self { last, acked, spooled, last_sent, recent, .. } = self;
+        f.debug_struct("EndpointOutbox")
             .field("last", last)
             .field("acked", acked)
             .field("spooled", spooled)
-            .field("given", given)
+            .field("last_sent", last_sent)
             .field("recent", &recent.len())
             .finish_non_exhaustive()
     }
@@ -241,7 +239,7 @@ mod tests {
     use super::*;
     use crate::spool::MemorySpool;
 
-    /// A spool that can be looked into, and made to take nothing.
+    /// A spool that a test can inspect, and make refuse appends.
     #[derive(Clone, Default)]
     struct InspectableSpool {
         spool: Arc<Mutex<MemorySpool>>,
@@ -249,8 +247,8 @@ mod tests {
     }
 
     impl InspectableSpool {
-        fn inspect<T>(&self, look: impl FnOnce(&mut MemorySpool) -> T) -> T {
-            look(&mut self.spool.lock().expect("no test panics with it"))
+        fn inspect<T>(&self, inspector: impl FnOnce(&mut MemorySpool) -> T) -> T {
+            inspector(&mut self.spool.lock().expect("no test panics while it holds the lock"))
         }
     }
 
@@ -289,17 +287,17 @@ mod tests {
         EndpointOutbox::new(UpdateNumber(0), Box::new(spool.clone()), 1 << 20)
     }
 
-    fn push_lines(store: &mut EndpointOutbox, count: u64) {
+    fn push_lines(outbox: &mut EndpointOutbox, count: u64) {
         for _ in 0..count {
-            store.push(line(store.last().0 + 1));
+            outbox.push(line(outbox.last().0 + 1));
         }
-        store.flush_to_spool();
+        outbox.flush_to_spool();
     }
 
-    /// All that the connection is given, which has to be what was said.
-    fn drain_batches(store: &mut EndpointOutbox, max_bytes: usize) -> Vec<u64> {
+    /// Drains all batches and checks that each line is the one that was pushed.
+    fn drain_batches(outbox: &mut EndpointOutbox, max_bytes: usize) -> Vec<u64> {
         let mut numbers = Vec::new();
-        while let Some((first, lines)) = store.next_batch(max_bytes).unwrap() {
+        while let Some((first, lines)) = outbox.next_batch(max_bytes).unwrap() {
             for (number, found) in (first.0..).zip(lines) {
                 assert_eq!(found, line(number));
                 numbers.push(number);
@@ -310,58 +308,59 @@ mod tests {
 
     #[test]
     fn a_daemon_goes_on_after_what_it_has_and_from_nowhere_else() {
-        let mut store = outbox_over(&InspectableSpool::default());
-        push_lines(&mut store, 10);
-        store.ack(UpdateNumber(4));
-        let possible: Vec<_> = (0..12).filter(|taken| store.can_resume_after(UpdateNumber(*taken))).collect();
+        let mut outbox = outbox_over(&InspectableSpool::default());
+        push_lines(&mut outbox, 10);
+        outbox.ack(UpdateNumber(4));
+        let possible: Vec<_> =
+            (0..12).filter(|number| outbox.can_resume_after(UpdateNumber(*number))).collect();
         assert_eq!(possible, (4..=10).collect::<Vec<_>>());
-        store.set_last_sent(Some(UpdateNumber(7)));
-        assert_eq!(drain_batches(&mut store, 1), [8, 9, 10]);
-        store.ack(UpdateNumber(99));
-        assert!(!store.is_unacked());
+        outbox.set_last_sent(Some(UpdateNumber(7)));
+        assert_eq!(drain_batches(&mut outbox, 1), [8, 9, 10]);
+        outbox.ack(UpdateNumber(99));
+        assert!(!outbox.is_unacked());
     }
 
     #[test]
     fn nothing_is_held_in_memory_that_the_spool_has_and_nobody_waits_for() {
-        let mut store = outbox_over(&InspectableSpool::default());
-        push_lines(&mut store, 100);
-        assert_eq!(store.recent.capacity(), 0);
-        store.set_last_sent(Some(UpdateNumber(0)));
-        push_lines(&mut store, 5000);
-        assert!(store.recent_bytes <= RECENT_MAX);
-        assert_eq!(drain_batches(&mut store, 1000), (1..=5100).collect::<Vec<_>>());
-        assert_eq!(store.recent.capacity(), 0);
+        let mut outbox = outbox_over(&InspectableSpool::default());
+        push_lines(&mut outbox, 100);
+        assert_eq!(outbox.recent.capacity(), 0);
+        outbox.set_last_sent(Some(UpdateNumber(0)));
+        push_lines(&mut outbox, 5000);
+        assert!(outbox.recent_bytes <= RECENT_MAX);
+        assert_eq!(drain_batches(&mut outbox, 1000), (1..=5100).collect::<Vec<_>>());
+        assert_eq!(outbox.recent.capacity(), 0);
     }
 
     #[test]
     fn what_is_said_while_the_spool_is_away_counts_and_follows_when_it_is_back() {
         let spool = InspectableSpool::default();
-        let mut store = outbox_over(&spool);
-        push_lines(&mut store, 10);
-        let lent = store.take_spool_to_sync().unwrap();
-        push_lines(&mut store, 20_000);
-        assert!(store.is_full());
+        let mut outbox = outbox_over(&spool);
+        push_lines(&mut outbox, 10);
+        let taken_spool = outbox.take_spool_to_sync().unwrap();
+        push_lines(&mut outbox, 20_000);
+        assert!(outbox.is_full());
         assert_eq!(spool.bytes(), 1000);
-        store.ack(UpdateNumber(15));
-        store.return_spool(lent, true);
+        outbox.ack(UpdateNumber(15));
+        outbox.return_spool(taken_spool, true);
         assert_eq!(spool.bytes(), (20_010 - 15) * 100);
-        assert!(store.take_spool_to_sync().is_some(), "what came meanwhile is not synced");
+        assert!(outbox.take_spool_to_sync().is_some(), "what came meanwhile is not synced");
     }
 
     #[test]
     fn a_spool_that_takes_nothing_is_made_up_for_by_a_daemon_that_does() {
         let spool = InspectableSpool::default();
-        let mut store = outbox_over(&spool);
-        push_lines(&mut store, 5);
-        store.set_last_sent(Some(UpdateNumber(0)));
+        let mut outbox = outbox_over(&spool);
+        push_lines(&mut outbox, 5);
+        outbox.set_last_sent(Some(UpdateNumber(0)));
         spool.full.store(true, Ordering::Relaxed);
-        push_lines(&mut store, 5);
-        assert!(store.is_failing());
-        assert_eq!(drain_batches(&mut store, 1000), (1..=10).collect::<Vec<_>>());
-        store.ack(UpdateNumber(8));
+        push_lines(&mut outbox, 5);
+        assert!(outbox.is_failing());
+        assert_eq!(drain_batches(&mut outbox, 1000), (1..=10).collect::<Vec<_>>());
+        outbox.ack(UpdateNumber(8));
         spool.full.store(false, Ordering::Relaxed);
-        store.flush_to_spool();
-        assert!(!store.is_failing());
+        outbox.flush_to_spool();
+        assert!(!outbox.is_failing());
         let kept = spool.inspect(|spool| spool.read(UpdateNumber(0), usize::MAX)).unwrap();
         assert_eq!(kept, [(UpdateNumber(9), line(9)), (UpdateNumber(10), line(10))]);
     }
@@ -372,7 +371,7 @@ mod tests {
         Ack(u64),
         Attach(u64),
         Detach,
-        Give,
+        SendAll,
         Fill(bool),
         Sync,
     }
@@ -383,7 +382,7 @@ mod tests {
             2 => (0u64..3000).prop_map(OutboxOperation::Ack),
             1 => (0u64..3000).prop_map(OutboxOperation::Attach),
             1 => Just(OutboxOperation::Detach),
-            3 => Just(OutboxOperation::Give),
+            3 => Just(OutboxOperation::SendAll),
             1 => any::<bool>().prop_map(OutboxOperation::Fill),
             1 => Just(OutboxOperation::Sync),
         ]
@@ -392,49 +391,49 @@ mod tests {
     proptest! {
         #[test]
         fn whatever_happens_a_connection_is_given_all_that_follows_what_it_had(
-            deeds in proptest::collection::vec(operation(), 1..60),
+            operations in proptest::collection::vec(operation(), 1..60),
         ) {
             let spool = InspectableSpool::default();
-            let mut store = outbox_over(&spool);
-            let (mut lent, mut next) = (None, None);
-            for deed in deeds {
-                match deed {
-                    OutboxOperation::Push(count) => push_lines(&mut store, count),
+            let mut outbox = outbox_over(&spool);
+            let (mut syncing_spool, mut next) = (None, None);
+            for operation in operations {
+                match operation {
+                    OutboxOperation::Push(count) => push_lines(&mut outbox, count),
                     OutboxOperation::Ack(upto) => {
-                        // A daemon acknowledges what it was given.
+                        // A daemon only acknowledges what it was sent.
                         if let Some(next) = next {
-                            store.ack(UpdateNumber(upto.min(next - 1)));
+                            outbox.ack(UpdateNumber(upto.min(next - 1)));
                         }
                     }
                     OutboxOperation::Attach(after) => {
-                        let taken = UpdateNumber(after.clamp(store.acked.0, store.last.0));
-                        store.ack(taken);
-                        store.set_last_sent(Some(taken));
-                        next = Some(taken.0 + 1);
+                        let received = UpdateNumber(after.clamp(outbox.acked.0, outbox.last.0));
+                        outbox.ack(received);
+                        outbox.set_last_sent(Some(received));
+                        next = Some(received.0 + 1);
                     }
                     OutboxOperation::Detach => {
-                        store.set_last_sent(None);
+                        outbox.set_last_sent(None);
                         next = None;
                     }
-                    OutboxOperation::Give => {
-                        let numbers = drain_batches(&mut store, 5000);
+                    OutboxOperation::SendAll => {
+                        let numbers = drain_batches(&mut outbox, 5000);
                         if let Some(next) = &mut next {
                             prop_assert!(numbers.iter().copied().eq((*next..).take(numbers.len())));
                             *next += numbers.len() as u64;
-                            prop_assert!(lent.is_some() || *next == store.last.0 + 1, "all of it comes");
+                            prop_assert!(syncing_spool.is_some() || *next == outbox.last.0 + 1, "all of it comes");
                         } else {
                             prop_assert!(numbers.is_empty());
                         }
                     }
                     OutboxOperation::Fill(full) => spool.full.store(full, Ordering::Relaxed),
-                    OutboxOperation::Sync => match lent.take() {
-                        Some(spool) => store.return_spool(spool, true),
-                        None => lent = store.take_spool_to_sync(),
+                    OutboxOperation::Sync => match syncing_spool.take() {
+                        Some(spool) => outbox.return_spool(spool, true),
+                        None => syncing_spool = outbox.take_spool_to_sync(),
                     },
                 }
-                let unspooled: usize = store.recent.range(store.first_unspooled()..).map(Bytes::len).sum();
-                prop_assert_eq!(store.unspooled_bytes, unspooled);
-                prop_assert!(store.recent_bytes <= RECENT_MAX + unspooled + 100);
+                let unspooled: usize = outbox.recent.range(outbox.first_unspooled()..).map(Bytes::len).sum();
+                prop_assert_eq!(outbox.unspooled_bytes, unspooled);
+                prop_assert!(outbox.recent_bytes <= RECENT_MAX + unspooled + 100);
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Keeps a seat's spool safe while nobody else has what is in it. The sync is made on a thread that may wait, and the
-//! seat goes on meanwhile.
+//! Syncs an endpoint's spool while no daemon is attached to journal its updates. The sync runs on a blocking thread,
+//! and the endpoint continues meanwhile.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,25 +7,25 @@ use std::time::Duration;
 use super::EndpointShared;
 use crate::spool::Spool;
 
-/// How long a spool may go without a sync while no daemon is attached, and without another try after it has failed.
+/// The longest time between syncs while no daemon is attached, and the pause after a failed one.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Syncs the spool while no daemon is attached, and tries again what it would not take.
+/// Syncs the spool while no daemon is attached, and retries appends that failed.
 pub(super) async fn sync_spool_while_detached(shared: Arc<EndpointShared>) {
     loop {
         shared.sync_needed.notified().await;
-        while let Some(unsettled) = shared.take_spool_if_unsynced() {
-            if let Some(mut spool) = unsettled {
+        while let Some(unsynced) = shared.take_spool_if_unsynced() {
+            if let Some(mut spool) = unsynced {
                 let sync = move || {
                     let synced = spool.sync();
                     (spool, synced)
                 };
                 let Ok((spool, synced)) = tokio::task::spawn_blocking(sync).await else {
-                    tracing::error!("the spool is lost: its sync panicked");
+                    tracing::error!("lost the spool: its sync panicked");
                     return;
                 };
                 if let Err(error) = &synced {
-                    tracing::error!(%error, "the spool cannot be synced");
+                    tracing::error!(%error, "failed to sync the spool");
                 }
                 let mut state = shared.lock();
                 state.outbox.return_spool(spool, synced.is_ok());
@@ -37,7 +37,8 @@ pub(super) async fn sync_spool_while_detached(shared: Arc<EndpointShared>) {
 }
 
 impl EndpointShared {
-    /// Whether there is something to settle, and the spool if it is to be synced.
+    /// Retries failed appends, then takes the spool if it has to be synced. The outer `None` means that there is
+    /// nothing to do.
     fn take_spool_if_unsynced(&self) -> Option<Option<Box<dyn Spool>>> {
         let mut state = self.lock();
         state.outbox.flush_to_spool();

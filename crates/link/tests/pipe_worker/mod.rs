@@ -1,5 +1,5 @@
-//! A worker that is reached over pipes in memory: they can be cut or frozen, the worker can be out of reach or dead, and
-//! a test can speak to it in bare frames.
+//! A worker that is reached over pipes in memory. The pipes can be cut or frozen, the worker can be unreachable or
+//! dead, and a test can send it raw frames.
 
 #![expect(clippy::unwrap_used, reason = "this is all test")]
 
@@ -22,10 +22,9 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio_tungstenite::tungstenite::protocol::Role;
 
-/// What a pipe holds. Small, so that it is full at once.
+/// What a pipe holds. Small, so that it fills quickly.
 const PIPE: usize = 16 << 10;
 
-/// How it stands with the worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WorkerReachability {
     Open,
@@ -33,59 +32,63 @@ pub(crate) enum WorkerReachability {
     Dead,
 }
 
-/// See the module. Its clones are the same.
+/// See the module. All clones are the same worker.
 #[derive(Clone)]
 pub(crate) struct PipeWorker(Arc<PipeWorkerShared>);
 
 struct PipeWorkerShared {
-    seat: watch::Sender<Option<WorkerEndpoint>>,
+    endpoint: watch::Sender<Option<WorkerEndpoint>>,
     frozen: watch::Sender<bool>,
     state: Mutex<PipeWorkerState>,
 }
 
 struct PipeWorkerState {
-    way: WorkerReachability,
+    reachability: WorkerReachability,
     dials: usize,
-    left: Vec<AgentUpdate>,
+    undelivered: Vec<AgentUpdate>,
     tasks: Vec<AbortHandle>,
 }
 
 impl PipeWorker {
-    /// Where this seat is served.
-    pub(crate) fn of(seat: &WorkerEndpoint) -> Self {
-        let pier = Self::empty();
-        pier.0.seat.send_replace(Some(seat.clone()));
-        pier
+    /// A worker that serves this endpoint.
+    pub(crate) fn of(endpoint: &WorkerEndpoint) -> Self {
+        let worker = Self::empty();
+        worker.0.endpoint.send_replace(Some(endpoint.clone()));
+        worker
     }
 
-    /// Where nobody sits until somebody is started.
+    /// A worker without an endpoint, until a daemon starts an agent.
     pub(crate) fn empty() -> Self {
-        let state =
-            PipeWorkerState { way: WorkerReachability::Open, dials: 0, left: Vec::new(), tasks: Vec::new() };
+        let state = PipeWorkerState {
+            reachability: WorkerReachability::Open,
+            dials: 0,
+            undelivered: Vec::new(),
+            tasks: Vec::new(),
+        };
         Self(Arc::new(PipeWorkerShared {
-            seat: watch::Sender::new(None),
+            endpoint: watch::Sender::new(None),
             frozen: watch::Sender::new(false),
             state: Mutex::new(state),
         }))
     }
 
-    /// The seat of whom was started.
+    /// Waits for the endpoint of the agent that was started.
     pub(crate) async fn started(&self) -> WorkerEndpoint {
-        let mut seat = self.0.seat.subscribe();
-        let seat = seat.wait_for(Option::is_some).await.unwrap();
-        seat.clone().unwrap()
+        let mut endpoint = self.0.endpoint.subscribe();
+        let endpoint = endpoint.wait_for(Option::is_some).await.unwrap();
+        endpoint.clone().unwrap()
     }
 
-    pub(crate) fn set(&self, way: WorkerReachability) {
-        self.lock().way = way;
+    pub(crate) fn set(&self, reachability: WorkerReachability) {
+        self.lock().reachability = reachability;
     }
 
-    /// What the worker leaves in its spool, from number 1.
-    pub(crate) fn leave(&self, ups: impl IntoIterator<Item = AgentUpdate>) {
-        self.lock().left = ups.into_iter().collect();
+    /// Sets the updates that the worker leaves in its spool, numbered from 1.
+    pub(crate) fn leave(&self, updates: impl IntoIterator<Item = AgentUpdate>) {
+        self.lock().undelivered = updates.into_iter().collect();
     }
 
-    /// How often it was tried to reach the worker.
+    /// How often a connection was attempted.
     pub(crate) fn dials(&self) -> usize {
         self.lock().dials
     }
@@ -95,7 +98,7 @@ impl PipeWorker {
         self.lock().tasks.drain(..).for_each(|task| task.abort());
     }
 
-    /// From now on nothing comes through, and nobody is told.
+    /// From now on nothing passes the pipes, without either end noticing.
     pub(crate) fn freeze(&self) {
         self.set(WorkerReachability::Later);
         self.0.frozen.send_replace(true);
@@ -105,33 +108,33 @@ impl PipeWorker {
         self.0.state.lock().unwrap()
     }
 
-    /// The near end of a new connection.
+    /// The daemon's end of a new connection.
     fn connect(&self) -> DuplexStream {
-        let (near, mut near_pipe) = duplex(PIPE);
-        let (mut far_pipe, far) = duplex(PIPE);
+        let (daemon_end, mut daemon_pipe) = duplex(PIPE);
+        let (mut worker_pipe, worker_end) = duplex(PIPE);
         let mut frozen = self.0.frozen.subscribe();
         let piping = tokio::spawn(async move {
-            let freezes = async move { frozen.wait_for(|frozen| *frozen).await.is_ok() };
+            let is_frozen = async move { frozen.wait_for(|frozen| *frozen).await.is_ok() };
             tokio::select! {
-                _ended = tokio::io::copy_bidirectional(&mut near_pipe, &mut far_pipe) => {}
-                // The pipes stay, so that neither end sees the other go.
-                true = freezes => pending().await,
+                _ended = tokio::io::copy_bidirectional(&mut daemon_pipe, &mut worker_pipe) => {}
+                // The pipes stay open, so that neither end sees the other close.
+                true = is_frozen => pending().await,
             }
         });
-        let serving = tokio::spawn(serve(self.clone(), far));
+        let serving = tokio::spawn(serve(self.clone(), worker_end));
         self.lock().tasks.extend([piping.abort_handle(), serving.abort_handle()]);
-        near
+        daemon_end
     }
 }
 
 impl WorkerConnector for PipeWorker {
     async fn dial(&mut self) -> Result<Socket<Box<dyn ByteStream>>, WorkerUnreachable> {
-        let way = {
+        let reachability = {
             let mut state = self.lock();
             state.dials += 1;
-            state.way
+            state.reachability
         };
-        match way {
+        match reachability {
             WorkerReachability::Open => {
                 Ok(Socket::from_upgraded(Box::new(self.connect()) as Box<dyn ByteStream>, Role::Client).await)
             }
@@ -141,39 +144,39 @@ impl WorkerConnector for PipeWorker {
     }
 
     async fn read_undelivered(&mut self, after: UpdateNumber) -> Vec<NumberedUpdate> {
-        let all = std::mem::take(&mut self.lock().left);
+        let all = std::mem::take(&mut self.lock().undelivered);
         (1..)
             .zip(all)
-            .map(|(number, up)| NumberedUpdate { number: UpdateNumber(number), update: up })
-            .filter(|thing| thing.number > after)
+            .map(|(number, update)| NumberedUpdate { number: UpdateNumber(number), update })
+            .filter(|numbered| numbered.number > after)
             .collect()
     }
 }
 
-/// What a worker does with a connection.
-async fn serve(pier: PipeWorker, wire: DuplexStream) -> Result<(), SocketError> {
-    let mut socket = Socket::from_upgraded(wire, Role::Server).await;
+/// Serves one connection as a worker does.
+async fn serve(worker: PipeWorker, stream: DuplexStream) -> Result<(), SocketError> {
+    let mut socket = Socket::from_upgraded(stream, Role::Server).await;
     let hello = read_hello(&mut socket).await?;
-    let seat = pier.0.seat.borrow().clone();
-    match seat {
-        Some(seat) => seat.serve(socket, hello).await,
+    let endpoint = worker.0.endpoint.borrow().clone();
+    match endpoint {
+        Some(endpoint) => endpoint.serve(socket, hello).await,
         None => {
             let started = receive_agent_start(socket, hello, &secret(), "test").await?;
-            let options = WorkerEndpointOptions { numbered_after: started.spec.after, ..seat_options() };
-            let seat = WorkerEndpoint::new(options, Box::new(MemorySpool::default()));
-            pier.0.seat.send_replace(Some(seat.clone()));
-            seat.serve_started(started).await
+            let options = WorkerEndpointOptions { numbered_after: started.spec.after, ..endpoint_options() };
+            let endpoint = WorkerEndpoint::new(options, Box::new(MemorySpool::default()));
+            worker.0.endpoint.send_replace(Some(endpoint.clone()));
+            endpoint.serve_started(started).await
         }
     }
 }
 
-/// A daemon that speaks in bare frames.
+/// A daemon that sends raw frames.
 pub(crate) struct RawFrameDaemon {
     socket: Socket<DuplexStream>,
 }
 
-pub(crate) async fn raw(pier: &PipeWorker) -> RawFrameDaemon {
-    RawFrameDaemon { socket: Socket::from_upgraded(pier.connect(), Role::Client).await }
+pub(crate) async fn raw_daemon(worker: &PipeWorker) -> RawFrameDaemon {
+    RawFrameDaemon { socket: Socket::from_upgraded(worker.connect(), Role::Client).await }
 }
 
 impl RawFrameDaemon {
@@ -186,9 +189,9 @@ impl RawFrameDaemon {
         self.socket.flush().await.unwrap();
     }
 
-    /// A good hello, changed.
+    /// Sends a valid hello with this change.
     pub(crate) async fn hello(&mut self, change: impl FnOnce(&mut DaemonHello)) {
-        let LinkOptions { session, worker, journalled: taken, software, .. } = link_options();
+        let LinkOptions { session, worker, journalled, software, .. } = link_options();
         let nonce = "nonce".to_owned();
         let mut hello = DaemonHello {
             versions: ProtocolVersions::SUPPORTED,
@@ -197,13 +200,13 @@ impl RawFrameDaemon {
             session,
             worker,
             nonce,
-            journalled: taken,
+            journalled,
         };
         change(&mut hello);
         self.send(&DaemonLinkFrame::Hello(hello)).await;
     }
 
-    /// What came, if anything that can be read does before the connection ends.
+    /// The next frame that can be parsed, or `None` when the connection ends.
     pub(crate) async fn next(&mut self) -> Option<WorkerLinkFrame> {
         loop {
             if let IncomingFrame::Text(text) = self.socket.next().await.ok()? {
@@ -213,40 +216,40 @@ impl RawFrameDaemon {
     }
 }
 
-/// What is heard when a connection is there.
-pub(crate) async fn attached(link: &mut AgentLink) -> v1::AgentPresence {
+/// Waits for the `Attached` event.
+pub(crate) async fn wait_attached(link: &mut AgentLink) -> v1::AgentPresence {
     match link.next_event().await {
-        LinkEvent::Attached { presence: seat, .. } => seat,
-        other => panic!("heard {other:?}"),
+        LinkEvent::Attached { presence, .. } => presence,
+        other => panic!("got {other:?}"),
     }
 }
 
-pub(crate) async fn said(link: &mut AgentLink) -> Vec<NumberedUpdate> {
+pub(crate) async fn next_updates(link: &mut AgentLink) -> Vec<NumberedUpdate> {
     match link.next_event().await {
-        LinkEvent::Updates(said) => said,
-        other => panic!("heard {other:?}"),
+        LinkEvent::Updates(updates) => updates,
+        other => panic!("got {other:?}"),
     }
 }
 
-pub(crate) fn numbers<'a>(things: impl IntoIterator<Item = &'a NumberedUpdate>) -> Vec<u64> {
-    things.into_iter().map(|thing| thing.number.0).collect()
+pub(crate) fn numbers<'a>(numbered: impl IntoIterator<Item = &'a NumberedUpdate>) -> Vec<u64> {
+    numbered.into_iter().map(|numbered| numbered.number.0).collect()
 }
 
-/// Something that is never merged and can be told from all others.
+/// An update that is never merged and can be told from all others.
 pub(crate) fn notice(text: impl Display) -> AgentUpdate {
     AgentUpdate::Turn { run: run(), update: TurnUpdate::Notice { text: text.to_string() } }
 }
 
-pub(crate) fn text_of(thing: &NumberedUpdate) -> &str {
-    match &thing.update {
+pub(crate) fn text_of(numbered: &NumberedUpdate) -> &str {
+    match &numbered.update {
         AgentUpdate::Turn { update: TurnUpdate::Notice { text }, .. } => text,
-        other => panic!("{other:?} is no notice"),
+        other => panic!("{other:?} is not a notice"),
     }
 }
 
-/// The numbers in notices.
-pub(crate) fn notices(things: &[NumberedUpdate]) -> impl Iterator<Item = usize> {
-    things.iter().map(|thing| text_of(thing).parse().unwrap())
+/// The numbers in the texts of notices.
+pub(crate) fn notices(numbered: &[NumberedUpdate]) -> impl Iterator<Item = usize> {
+    numbered.iter().map(|numbered| text_of(numbered).parse().unwrap())
 }
 
 pub(crate) fn run() -> RunId {
@@ -277,9 +280,16 @@ pub(crate) fn spec() -> Box<AgentSpec> {
     Box::new(AgentSpec::new(session, worker, "test", "/"))
 }
 
-pub(crate) fn seat_options() -> WorkerEndpointOptions {
-    let LinkOptions { session, worker, secret, journalled: taken, software, .. } = link_options();
-    WorkerEndpointOptions { session, worker, secret, numbered_after: taken, spool_max: SPOOL_MAX, software }
+pub(crate) fn endpoint_options() -> WorkerEndpointOptions {
+    let LinkOptions { session, worker, secret, journalled, software, .. } = link_options();
+    WorkerEndpointOptions {
+        session,
+        worker,
+        secret,
+        numbered_after: journalled,
+        spool_max: SPOOL_MAX,
+        software,
+    }
 }
 
 pub(crate) fn link_options() -> LinkOptions {

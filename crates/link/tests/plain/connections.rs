@@ -1,4 +1,4 @@
-//! Who is let in, and how connections are served.
+//! Which connections are accepted, and how they are served.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ async fn who_is_not_let_in_does_not_count_as_the_one() {
 async fn reusable_serves_one_after_another_and_ends_when_idle() {
     let (endpoint, ended) = serve(done, REUSABLE).await;
     let mut first = PlainClient::connect(&endpoint, None).await.unwrap();
-    // The second gets as far as the kernel, and is not upgraded while the first is there.
+    // The second connection reaches the kernel, but is not upgraded while the first is open.
     let second = tokio::spawn({
         let endpoint = endpoint.clone();
         async move { PlainClient::connect(&endpoint, None).await.unwrap() }
@@ -72,9 +72,9 @@ async fn reusable_serves_one_after_another_and_ends_when_idle() {
 #[tokio::test]
 async fn many_serves_all_at_once() {
     let (endpoint, _ended) = serve(
-        async |_: RunAssignment, turn: RunHandle| {
-            turn.send_text("here").await.unwrap();
-            turn.cancelled().await;
+        async |_: RunAssignment, run_handle: RunHandle| {
+            run_handle.send_text("here").await.unwrap();
+            run_handle.cancelled().await;
             TurnOutcome::cancelled()
         },
         ServeMode::Many,
@@ -101,7 +101,7 @@ async fn only_the_right_token_opens_the_door() {
     for wrong in [None, Some("wrong"), Some("righ"), Some("rightx"), Some("")] {
         match PlainClient::connect(&endpoint, wrong).await {
             Err(SocketError::Refused { status, .. }) => assert_eq!(status, 401),
-            other => panic!("{wrong:?} was let in: {other:?}"),
+            other => panic!("{wrong:?} was accepted: {other:?}"),
         }
     }
     assert!(PlainClient::connect(&endpoint, Some("right")).await.is_ok());
@@ -118,9 +118,9 @@ async fn a_web_page_is_never_let_in() {
         )
         .await
         .unwrap();
-    let mut answer = vec![0; 12];
-    within(stream.read_exact(&mut answer)).await.unwrap();
-    assert_eq!(answer, b"HTTP/1.1 403");
+    let mut response = vec![0; 12];
+    within(stream.read_exact(&mut response)).await.unwrap();
+    assert_eq!(response, b"HTTP/1.1 403");
 }
 
 #[tokio::test]
@@ -143,10 +143,10 @@ async fn a_server_that_is_stopped_ends_its_runs_and_says_so() {
     let stop = CancellationToken::new();
     let server = WorkerServer::bind(ANY).await.unwrap().with_shutdown(stop.clone());
     let endpoint = server.endpoint();
-    let executor = async |_: RunAssignment, turn: RunHandle| {
-        turn.send_text("here").await.unwrap();
-        turn.cancelled().await;
-        turn.send_text("bye").await.unwrap();
+    let executor = async |_: RunAssignment, run_handle: RunHandle| {
+        run_handle.send_text("here").await.unwrap();
+        run_handle.cancelled().await;
+        run_handle.send_text("bye").await.unwrap();
         TurnOutcome::completed("")
     };
     let ended = tokio::spawn(server.serve(executor, ServeMode::Many));

@@ -12,43 +12,43 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::support::{guest, read_run, run, serve, token, within};
+use crate::support::{connect_to_new_server, read_run, run, serve, token, within};
 
-/// Says its words, each with its trailing space, and gives them back.
-async fn echo(job: RunAssignment, turn: RunHandle) -> TurnOutcome {
-    for word in job.prompt.split_inclusive(' ') {
-        if turn.send_text(word).await.is_err() {
+/// Sends the words of its prompt, each with its trailing space, and returns them.
+async fn echo(assignment: RunAssignment, run_handle: RunHandle) -> TurnOutcome {
+    for word in assignment.prompt.split_inclusive(' ') {
+        if run_handle.send_text(word).await.is_err() {
             return TurnOutcome::cancelled();
         }
     }
-    TurnOutcome::completed(format!("echo: {}", job.prompt))
+    TurnOutcome::completed(format!("echo: {}", assignment.prompt))
 }
 
-/// Says its name, waits to be cancelled, and says goodbye.
-async fn wait(job: RunAssignment, turn: RunHandle) -> TurnOutcome {
-    let _said = turn.send_text(job.prompt.as_str()).await;
-    turn.cancelled().await;
-    let _said = turn.send_text(format!("bye {}", job.prompt)).await;
+/// Sends its prompt, waits to be cancelled, and says goodbye.
+async fn wait(assignment: RunAssignment, run_handle: RunHandle) -> TurnOutcome {
+    let _sent = run_handle.send_text(assignment.prompt.as_str()).await;
+    run_handle.cancelled().await;
+    let _sent = run_handle.send_text(format!("bye {}", assignment.prompt)).await;
     TurnOutcome::completed("too late")
 }
 
-/// Never stops saying things, and tells how many when it was stopped.
+/// Sends text until it is stopped, then reports how many pieces it sent.
 struct EndlessExecutor(mpsc::Sender<usize>);
 
 impl Executor for EndlessExecutor {
-    async fn run(&self, _: RunAssignment, turn: RunHandle) -> TurnOutcome {
-        let mut said = 0;
-        while turn.send_text("x".repeat(1000)).await.is_ok() {
-            said += 1;
+    async fn run(&self, _: RunAssignment, run_handle: RunHandle) -> TurnOutcome {
+        let mut sent = 0;
+        while run_handle.send_text("x".repeat(1000)).await.is_ok() {
+            sent += 1;
         }
-        let _heard = self.0.send(said).await;
+        let _reported = self.0.send(sent).await;
         TurnOutcome::cancelled()
     }
 }
 
 #[tokio::test]
 async fn a_run_streams_its_words_then_complete_and_then_its_terminal() {
-    let mut client = guest(echo).await;
+    let mut client = connect_to_new_server(echo).await;
     for words in ["one two three", "and again"] {
         let run = run(&mut client, words).await;
         assert_eq!(run.tokens(), words.split_inclusive(' ').collect::<Vec<_>>());
@@ -63,9 +63,9 @@ async fn a_run_streams_its_words_then_complete_and_then_its_terminal() {
 #[tokio::test]
 async fn every_event_of_a_long_run_arrives_once_and_in_order() {
     const COUNT: usize = 200_000;
-    let mut client = guest(async |_: RunAssignment, turn: RunHandle| {
+    let mut client = connect_to_new_server(async |_: RunAssignment, run_handle: RunHandle| {
         for number in 0..COUNT {
-            turn.send_text(number.to_string()).await.unwrap();
+            run_handle.send_text(number.to_string()).await.unwrap();
         }
         TurnOutcome::completed("")
     })
@@ -76,7 +76,7 @@ async fn every_event_of_a_long_run_arrives_once_and_in_order() {
 
 #[tokio::test]
 async fn a_second_run_cancels_the_first_whose_terminal_comes_before_anything_of_the_second() {
-    let mut client = guest(wait).await;
+    let mut client = connect_to_new_server(wait).await;
     client.start_run(RunAssignment::from("one")).await.unwrap();
     assert_eq!(token(&mut client).await, "one");
     client.start_run(RunAssignment::from("two")).await.unwrap();
@@ -90,7 +90,7 @@ async fn a_second_run_cancels_the_first_whose_terminal_comes_before_anything_of_
 
 #[tokio::test]
 async fn every_run_has_its_terminal_however_fast_the_next_one_comes() {
-    let mut client = guest(wait).await;
+    let mut client = connect_to_new_server(wait).await;
     for name in ["one", "two", "three", "four"] {
         client.start_run(RunAssignment::from(name)).await.unwrap();
     }
@@ -105,7 +105,7 @@ async fn every_run_has_its_terminal_however_fast_the_next_one_comes() {
 
 #[tokio::test]
 async fn a_cancel_of_nothing_does_not_poison_the_next_run() {
-    let mut client = guest(echo).await;
+    let mut client = connect_to_new_server(echo).await;
     client.cancel().await.unwrap();
     assert_eq!(run(&mut client, "a").await.status, Some(PlainRunStatus::Completed));
     client.cancel().await.unwrap();
@@ -114,7 +114,7 @@ async fn a_cancel_of_nothing_does_not_poison_the_next_run() {
 
 #[tokio::test]
 async fn a_cancelled_run_ends_so_whatever_its_executor_says() {
-    let mut client = guest(wait).await;
+    let mut client = connect_to_new_server(wait).await;
     client.start_run(RunAssignment::from("a")).await.unwrap();
     client.cancel().await.unwrap();
     let run = read_run(&mut client).await;
@@ -125,24 +125,24 @@ async fn a_cancelled_run_ends_so_whatever_its_executor_says() {
 #[tokio::test]
 async fn a_peer_that_does_not_read_can_still_cancel_at_once() {
     let (stopped, mut was_stopped) = mpsc::channel(1);
-    let mut client = guest(EndlessExecutor(stopped)).await;
+    let mut client = connect_to_new_server(EndlessExecutor(stopped)).await;
     client.start_run(RunAssignment::from("")).await.unwrap();
-    // The first event is there, so the run is under way; nothing more is read until it has been stopped.
+    // The first event has arrived, so the run is active. Nothing more is read until the run has stopped.
     token(&mut client).await;
     client.cancel().await.unwrap();
-    let said = within(was_stopped.recv()).await.unwrap();
+    let sent = within(was_stopped.recv()).await.unwrap();
     let run = read_run(&mut client).await;
     assert_eq!(run.status, Some(PlainRunStatus::Cancelled));
-    assert_eq!(run.events.len() + 1, said, "what was said before the cancel still comes");
+    assert_eq!(run.events.len() + 1, sent, "what was sent before the cancel still arrives");
     client.start_run(RunAssignment::from("")).await.unwrap();
     token(&mut client).await;
 }
 
 #[tokio::test]
 async fn a_message_reaches_the_active_run_and_nobody_else() {
-    let mut client = guest(async |_: RunAssignment, turn: RunHandle| {
-        let text = turn.next_steer().await.unwrap();
-        turn.send_text(text).await.unwrap();
+    let mut client = connect_to_new_server(async |_: RunAssignment, run_handle: RunHandle| {
+        let text = run_handle.next_steer().await.unwrap();
+        run_handle.send_text(text).await.unwrap();
         TurnOutcome::completed("steered")
     })
     .await;
@@ -158,10 +158,13 @@ async fn a_message_reaches_the_active_run_and_nobody_else() {
 
 #[tokio::test]
 async fn an_approval_waits_for_its_own_id_and_takes_the_first_answer() {
-    let mut client = guest(async |job: RunAssignment, turn: RunHandle| {
-        let asked =
-            PlainApproval { tool_name: "Bash".to_owned(), resource: job.prompt, ..PlainApproval::default() };
-        TurnOutcome::completed(turn.request_approval(asked).await.to_string())
+    let mut client = connect_to_new_server(async |assignment: RunAssignment, run_handle: RunHandle| {
+        let approval = PlainApproval {
+            tool_name: "Bash".to_owned(),
+            resource: assignment.prompt,
+            ..PlainApproval::default()
+        };
+        TurnOutcome::completed(run_handle.request_approval(approval).await.to_string())
     })
     .await;
     let mut ids = Vec::new();
@@ -169,7 +172,7 @@ async fn an_approval_waits_for_its_own_id_and_takes_the_first_answer() {
         client.start_run(RunAssignment::from(resource)).await.unwrap();
         let PlainWorkerFrame::ApprovalRequest { id, body } = within(client.next_frame()).await.unwrap()
         else {
-            panic!("it asks first")
+            panic!("it must ask for approval")
         };
         assert_eq!((body.tool_name.as_str(), body.resource.as_str()), ("Bash", resource));
         for wrong in ["", "1", "ask_1", "../x"].into_iter().chain(ids.iter().map(String::as_str)) {
@@ -187,15 +190,15 @@ async fn an_approval_waits_for_its_own_id_and_takes_the_first_answer() {
 
 #[tokio::test]
 async fn a_cancel_ends_the_wait_for_an_approval_with_no() {
-    let mut client = guest(async |_: RunAssignment, turn: RunHandle| {
-        let allowed = turn.request_approval(PlainApproval::default()).await;
-        let _said = turn.send_text(allowed.to_string()).await;
+    let mut client = connect_to_new_server(async |_: RunAssignment, run_handle: RunHandle| {
+        let allowed = run_handle.request_approval(PlainApproval::default()).await;
+        let _sent = run_handle.send_text(allowed.to_string()).await;
         TurnOutcome::completed("")
     })
     .await;
     client.start_run(RunAssignment::from("")).await.unwrap();
-    let asked = within(client.next_frame()).await.unwrap();
-    assert!(matches!(asked, PlainWorkerFrame::ApprovalRequest { .. }), "{asked:?}");
+    let frame = within(client.next_frame()).await.unwrap();
+    assert!(matches!(frame, PlainWorkerFrame::ApprovalRequest { .. }), "{frame:?}");
     client.cancel().await.unwrap();
     let run = read_run(&mut client).await;
     assert_eq!((run.tokens(), run.status), (vec!["false"], Some(PlainRunStatus::Cancelled)));
@@ -239,31 +242,31 @@ async fn a_closed_connection_cancels_its_run_and_no_other() {
     let (stopped, mut was_stopped) = mpsc::channel(1);
     let stopped = Arc::new(stopped);
     let (endpoint, _server) = serve(
-        move |job: RunAssignment, turn: RunHandle| {
+        move |assignment: RunAssignment, run_handle: RunHandle| {
             let stopped = Arc::clone(&stopped);
             async move {
-                turn.send_text("here").await.unwrap();
-                if job.prompt == "leave" {
-                    turn.cancelled().await;
+                run_handle.send_text("here").await.unwrap();
+                if assignment.prompt == "leave" {
+                    run_handle.cancelled().await;
                     stopped.send(()).await.unwrap();
                     return TurnOutcome::cancelled();
                 }
-                TurnOutcome::completed(turn.next_steer().await.unwrap())
+                TurnOutcome::completed(run_handle.next_steer().await.unwrap())
             }
         },
         ServeMode::Many,
     )
     .await;
-    let mut stays = PlainClient::connect(&endpoint, None).await.unwrap();
-    stays.start_run(RunAssignment::from("stay")).await.unwrap();
-    token(&mut stays).await;
-    let mut leaves = PlainClient::connect(&endpoint, None).await.unwrap();
-    leaves.start_run(RunAssignment::from("leave")).await.unwrap();
-    token(&mut leaves).await;
-    drop(leaves);
+    let mut staying_client = PlainClient::connect(&endpoint, None).await.unwrap();
+    staying_client.start_run(RunAssignment::from("stay")).await.unwrap();
+    token(&mut staying_client).await;
+    let mut leaving_client = PlainClient::connect(&endpoint, None).await.unwrap();
+    leaving_client.start_run(RunAssignment::from("leave")).await.unwrap();
+    token(&mut leaving_client).await;
+    drop(leaving_client);
     within(was_stopped.recv()).await.unwrap();
-    stays.send_message("still here").await.unwrap();
-    let run = read_run(&mut stays).await;
+    staying_client.send_message("still here").await.unwrap();
+    let run = read_run(&mut staying_client).await;
     assert_eq!((run.status, run.result.as_deref()), (Some(PlainRunStatus::Completed), Some("still here")));
 }
 
@@ -281,8 +284,8 @@ async fn connections_never_see_each_other() {
 
 #[tokio::test]
 async fn a_panic_in_an_executor_is_an_error_and_the_worker_goes_on() {
-    let mut client = guest(async |job: RunAssignment, _: RunHandle| {
-        assert_ne!(job.prompt, "bad", "no such luck");
+    let mut client = connect_to_new_server(async |assignment: RunAssignment, _: RunHandle| {
+        assert_ne!(assignment.prompt, "bad", "no such luck");
         TurnOutcome::completed("fine")
     })
     .await;
@@ -294,14 +297,14 @@ async fn a_panic_in_an_executor_is_an_error_and_the_worker_goes_on() {
 
 #[tokio::test]
 async fn an_executor_that_ignores_its_cancel_is_dropped_when_the_grace_is_over() {
-    let mut client = guest(async |_: RunAssignment, turn: RunHandle| {
-        turn.send_text("here").await.unwrap();
+    let mut client = connect_to_new_server(async |_: RunAssignment, run_handle: RunHandle| {
+        run_handle.send_text("here").await.unwrap();
         std::future::pending().await
     })
     .await;
     client.start_run(RunAssignment::from("")).await.unwrap();
     token(&mut client).await;
-    // From here on the clock jumps to whatever is waited for: the grace.
+    // From here on the clock jumps to the next deadline, which is the grace.
     tokio::time::pause();
     let before = tokio::time::Instant::now();
     client.cancel().await.unwrap();
@@ -317,14 +320,14 @@ async fn an_executor_that_ignores_its_cancel_is_dropped_when_the_grace_is_over()
 #[tokio::test]
 async fn nothing_of_a_run_comes_after_its_terminal() {
     let (late, mut was_late) = mpsc::channel(1);
-    let mut client = guest(move |job: RunAssignment, turn: RunHandle| {
+    let mut client = connect_to_new_server(move |assignment: RunAssignment, run_handle: RunHandle| {
         let late = late.clone();
         async move {
-            if job.prompt == "leaves somebody behind" {
+            if assignment.prompt == "leaves somebody behind" {
                 tokio::spawn(async move {
-                    // Until the run is over, which a voice that is left behind cannot be told otherwise.
-                    while turn.send_text("still talking").await.is_ok() {}
-                    late.send(turn.send_text("late").await).await.unwrap();
+                    // Sends until the run is over; a handle that outlives its run cannot find out in another way.
+                    while run_handle.send_text("still talking").await.is_ok() {}
+                    late.send(run_handle.send_text("late").await).await.unwrap();
                 });
             }
             TurnOutcome::completed("")
@@ -338,11 +341,14 @@ async fn nothing_of_a_run_comes_after_its_terminal() {
 
 #[tokio::test]
 async fn every_end_has_its_terminal() {
-    let mut client = guest(async |job: RunAssignment, _: RunHandle| match job.prompt.as_str() {
+    let mut client = connect_to_new_server(async |assignment: RunAssignment, _: RunHandle| match assignment
+        .prompt
+        .as_str()
+    {
         "fail" => TurnOutcome::failed(RunError::new("broken", "it broke")),
         "refuse" => TurnOutcome::of(qd_protocol::link::TurnStopReason::Refused),
         "cancel" => TurnOutcome::cancelled(),
-        _ => TurnOutcome::suspended(job.messages),
+        _ => TurnOutcome::suspended(assignment.messages),
     })
     .await;
     let failed = run(&mut client, "fail").await;
@@ -365,8 +371,8 @@ async fn every_end_has_its_terminal() {
 
 #[tokio::test]
 async fn what_is_not_text_travels_under_its_own_name() {
-    let mut client = guest(async |_: RunAssignment, turn: RunHandle| {
-        turn.send_update(TurnUpdate::Thought { text: "hm".to_owned() }).await.unwrap();
+    let mut client = connect_to_new_server(async |_: RunAssignment, run_handle: RunHandle| {
+        run_handle.send_update(TurnUpdate::Thought { text: "hm".to_owned() }).await.unwrap();
         TurnOutcome::completed("")
     })
     .await;

@@ -1,5 +1,5 @@
-//! What the two hosts of the simulation do, and the memory that outlives them: the daemon's journal, the worker's spool,
-//! and what the agent said and was told, by which they are judged.
+//! The two hosts of the simulation, and the memory that outlives them: the daemon's journal, the worker's spool, and
+//! the commands that the agent received. The verdict is based on these.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -23,12 +23,12 @@ use tokio_tungstenite::tungstenite::protocol::Role;
 use turmoil::net::{TcpListener, TcpStream};
 
 const PORT: u16 = 7000;
-/// Words that the agent says.
+/// How many pieces of text the agent sends.
 const WORDS: usize = 150;
-/// Commands that the daemon gives.
+/// How many commands the daemon sends.
 const COMMANDS: u64 = 40;
 
-/// A small generator of numbers that only look random.
+/// A small deterministic random number generator.
 #[derive(Debug, Clone)]
 pub(crate) struct SimulationRandom(u64);
 
@@ -41,7 +41,7 @@ impl SimulationRandom {
         Self(self.below(u64::MAX))
     }
 
-    /// One of the numbers below this one.
+    /// A number from 0 up to, but not including, `end`.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         // SplitMix64.
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -52,7 +52,7 @@ impl SimulationRandom {
     }
 }
 
-/// See the module. Its clones are the same.
+/// See the module. All clones share the same state.
 #[derive(Clone)]
 pub(crate) struct SimulatedHosts {
     state: Arc<Mutex<SimulatedHostsState>>,
@@ -60,18 +60,18 @@ pub(crate) struct SimulatedHosts {
 }
 
 struct SimulatedHostsState {
-    chance: SimulationRandom,
+    random: SimulationRandom,
     journal: SimulatedJournal,
-    /// What the agent was told, in the order it was.
+    /// The commands that the agent received, in order.
     applied: Vec<AgentCommand>,
     worker_is_dead: bool,
     faults: Vec<String>,
 }
 
-/// What a daemon remembers when it is killed.
+/// What survives when the daemon is killed.
 #[derive(Default)]
 struct SimulatedJournal {
-    taken: u64,
+    journalled: u64,
     text: String,
     asks: Vec<AskId>,
     commands: Vec<AgentCommand>,
@@ -79,9 +79,9 @@ struct SimulatedJournal {
 }
 
 impl SimulatedHosts {
-    pub(crate) fn new(chance: SimulationRandom) -> Self {
+    pub(crate) fn new(random: SimulationRandom) -> Self {
         let state = SimulatedHostsState {
-            chance,
+            random,
             journal: SimulatedJournal::default(),
             applied: Vec::new(),
             worker_is_dead: false,
@@ -105,32 +105,32 @@ impl SimulatedHosts {
         !state.faults.is_empty() || (state.journal.is_over && (all_applied || state.worker_is_dead))
     }
 
-    /// What was promised, looked at when all is over.
+    /// Checks the promises at the end of a run.
     pub(crate) fn verdict(&self) -> Result<(), String> {
         let state = self.lock();
-        let SimulatedJournal { taken, text, asks, commands, is_over } = &state.journal;
+        let SimulatedJournal { journalled, text, asks, commands, is_over } = &state.journal;
         let check = |good: bool, fault: String| if good { Ok(()) } else { Err(fault) };
         check(state.faults.is_empty(), state.faults.join("; "))?;
-        check(*is_over, format!("not over; {taken} taken, {} applied", state.applied.len()))?;
+        check(*is_over, format!("not over; {journalled} journalled, {} applied", state.applied.len()))?;
 
         let words = text.split_terminator(' ').count();
-        let said: String = (0..words).map(word).collect();
-        check(*text == said, format!("the journal has {text:?}"))?;
+        let expected: String = (0..words).map(word).collect();
+        check(*text == expected, format!("the journal has {text:?}"))?;
         check(asks.iter().eq(&asks_of(asks.len())), format!("the journal has {asks:?}"))?;
         let last = self.spool.lock().last.0;
-        check(*taken == last, format!("{taken} of {last} are journalled"))?;
+        check(*journalled == last, format!("{journalled} of {last} are journalled"))?;
         if !state.worker_is_dead {
             check(words == WORDS, format!("{words} words are journalled"))?;
             check(asks.len() == asks_among(WORDS), format!("{} asks are journalled", asks.len()))?;
         }
 
-        // A cancel may overtake; all else comes in its order, and nothing comes twice.
-        let steers = |all: &[AgentCommand]| -> Vec<u64> {
-            all.iter().filter(|down| !is_cancel(down)).map(|down| down.number().0).collect()
+        // A cancel may overtake. Everything else arrives in order, and nothing arrives twice.
+        let steers = |commands: &[AgentCommand]| -> Vec<u64> {
+            commands.iter().filter(|command| !is_cancel(command)).map(|command| command.number().0).collect()
         };
-        let (given, applied) = (steers(commands), steers(&state.applied));
-        check(given.starts_with(&applied), format!("of {given:?} were applied {applied:?}"))?;
-        let mut numbers: Vec<_> = state.applied.iter().map(|down| down.number().0).collect();
+        let (sent, applied) = (steers(commands), steers(&state.applied));
+        check(sent.starts_with(&applied), format!("of {sent:?} were applied {applied:?}"))?;
+        let mut numbers: Vec<_> = state.applied.iter().map(|command| command.number().0).collect();
         numbers.sort_unstable();
         let count = numbers.len();
         numbers.dedup();
@@ -138,7 +138,7 @@ impl SimulatedHosts {
         check(state.worker_is_dead || count == COMMANDS as usize, format!("{count} commands were applied"))
     }
 
-    /// The worker's host: listens until the end of the world.
+    /// The worker's host. It listens until the end of the simulation.
     pub(crate) async fn worker(self) -> turmoil::Result {
         let options = WorkerEndpointOptions {
             session: session(),
@@ -148,56 +148,59 @@ impl SimulatedHosts {
             spool_max: SPOOL_MAX,
             software: String::new(),
         };
-        let seat = WorkerEndpoint::new(options, Box::new(self.spool.clone()));
-        let harbour = self.clone();
-        seat.set_agent(host_agent(UpdateNumber(0), |agent| harbour.agent(agent)));
+        let endpoint = WorkerEndpoint::new(options, Box::new(self.spool.clone()));
+        let hosts = self.clone();
+        endpoint.set_agent(host_agent(UpdateNumber(0), |agent| hosts.agent(agent)));
         let listener = TcpListener::bind((IpAddr::from(Ipv4Addr::UNSPECIFIED), PORT)).await?;
         loop {
             let (stream, _) = listener.accept().await?;
-            let seat = seat.clone();
+            let endpoint = endpoint.clone();
             tokio::spawn(async move {
                 let mut socket = Socket::from_upgraded(stream, Role::Server).await;
                 if let Ok(hello) = read_hello(&mut socket).await {
-                    // However it ends, the daemon comes again.
-                    let _ended = seat.serve(socket, hello).await;
+                    // However the connection ends, the daemon connects again.
+                    let _ended = endpoint.serve(socket, hello).await;
                 }
             });
         }
     }
 
-    /// The agent: talks, asks and does as it is told, until it has no more to say and nobody more to hear.
+    /// The agent: sends text and asks, and receives commands, until both are complete.
     async fn agent(self, mut agent: AgentEndpoint) -> AgentExitReason {
-        let voice = agent.output();
-        let talk = async {
+        let output = agent.output();
+        let send_updates = async {
             for number in 0..WORDS {
                 self.pause(100).await;
-                let what = TurnUpdate::Text { text: word(number) };
-                voice.send(AgentUpdate::Turn { run: run(), update: what }).await.expect("the seat hears");
+                let update = TurnUpdate::Text { text: word(number) };
+                output
+                    .send(AgentUpdate::Turn { run: run(), update })
+                    .await
+                    .expect("the endpoint accepts updates");
                 if number % 10 == 9 {
-                    voice.send(ask(number / 10)).await.expect("the seat hears");
+                    output.send(ask(number / 10)).await.expect("the endpoint accepts updates");
                 }
             }
         };
-        let obey = async {
-            while let Some(down) = agent.next_command().await {
+        let receive_commands = async {
+            while let Some(command) = agent.next_command().await {
                 let mut state = self.lock();
-                state.applied.push(down);
+                state.applied.push(command);
                 if state.applied.len() == COMMANDS as usize {
                     break;
                 }
             }
         };
-        tokio::join!(talk, obey);
+        tokio::join!(send_updates, receive_commands);
         AgentExitReason::Stopped
     }
 
-    /// The daemon's host: journals what it hears, and commands what it likes.
+    /// The daemon's host: journals what it receives and sends commands at random times.
     pub(crate) async fn daemon(self) -> turmoil::Result {
         let options = LinkOptions {
             session: session(),
             worker: worker_id(),
             secret: secret(),
-            journalled: UpdateNumber(self.lock().journal.taken),
+            journalled: UpdateNumber(self.lock().journal.journalled),
             software: String::new(),
             start: None,
         };
@@ -206,40 +209,40 @@ impl SimulatedHosts {
         loop {
             let may_command = (self.lock().journal.commands.len() as u64) < COMMANDS;
             tokio::select! {
-                heard = link.next_event() => match heard {
-                    LinkEvent::Updates(said) => {
-                        // A commit takes a while, and whoever is killed meanwhile has journalled nothing.
+                event = link.next_event() => match event {
+                    LinkEvent::Updates(updates) => {
+                        // A commit takes a while. A daemon that is killed meanwhile has journalled nothing.
                         self.pause(60).await;
-                        self.lock().journal(&said);
-                        if self.lock().chance.below(3) > 0 {
-                            link.ack(said[said.len() - 1].number);
+                        self.lock().journal(&updates);
+                        if self.lock().random.below(3) > 0 {
+                            link.ack(updates[updates.len() - 1].number);
                         }
                     }
                     LinkEvent::Attached { applied, .. } => {
                         let state = self.lock();
-                        let owed = state.journal.commands.iter().filter(|down| down.number() > applied);
-                        owed.for_each(|down| link.send(down.clone()));
+                        let outstanding = state.journal.commands.iter().filter(|command| command.number() > applied);
+                        outstanding.for_each(|command| link.send(command.clone()));
                     }
                     LinkEvent::Disconnected => {}
                     LinkEvent::Gone(_) => self.lock().journal.is_over = true,
                 },
                 () = sleep_until(next_command), if may_command => {
                     let mut state = self.lock();
-                    let down = command(state.journal.commands.len() as u64 + 1);
-                    state.journal.commands.push(down.clone());
-                    link.send(down);
-                    next_command = Instant::now() + Duration::from_millis(state.chance.below(500));
+                    let command_to_send = command(state.journal.commands.len() as u64 + 1);
+                    state.journal.commands.push(command_to_send.clone());
+                    link.send(command_to_send);
+                    next_command = Instant::now() + Duration::from_millis(state.random.below(500));
                 }
             }
             if self.lock().journal.is_over {
-                // The link of an agent that is no more has nothing more to say.
+                // Nothing more happens on the link of an agent that has ended.
                 std::future::pending::<()>().await;
             }
         }
     }
 
     async fn pause(&self, longest: u64) {
-        let pause = self.lock().chance.below(longest);
+        let pause = self.lock().random.below(longest);
         sleep(Duration::from_millis(pause)).await;
     }
 
@@ -249,19 +252,19 @@ impl SimulatedHosts {
 }
 
 impl SimulatedHostsState {
-    /// Commits what was heard. Only what comes next may come.
-    fn journal(&mut self, said: &[NumberedUpdate]) {
-        for NumberedUpdate { number, update: up } in said {
+    /// Journals updates. Only the next number in order is allowed.
+    fn journal(&mut self, updates: &[NumberedUpdate]) {
+        for NumberedUpdate { number, update } in updates {
             let journal = &mut self.journal;
-            if number.0 != journal.taken + 1 {
-                self.faults.push(format!("heard {} after {}", number.0, journal.taken));
+            if number.0 != journal.journalled + 1 {
+                self.faults.push(format!("received {} after {}", number.0, journal.journalled));
             }
-            journal.taken = number.0;
-            match up {
+            journal.journalled = number.0;
+            match update {
                 AgentUpdate::Turn { update: TurnUpdate::Text { text }, .. } => journal.text.push_str(text),
                 AgentUpdate::Ask { ask, .. } => journal.asks.push(ask.id.clone()),
                 AgentUpdate::Gone(_) => journal.is_over = true,
-                other => self.faults.push(format!("nobody said {other:?}")),
+                other => self.faults.push(format!("unexpected update: {other:?}")),
             }
         }
     }
@@ -291,14 +294,14 @@ impl WorkerConnector for SimulatedHosts {
     }
 }
 
-/// A spool that outlives its worker, as one on a disk does.
+/// A spool that outlives its worker, like one on disk.
 #[derive(Clone, Default)]
 struct SharedSpool(Arc<Mutex<SharedSpoolState>>);
 
 #[derive(Default)]
 struct SharedSpoolState {
     spool: MemorySpool,
-    /// The last number that was ever kept.
+    /// The last number that was ever appended.
     last: UpdateNumber,
 }
 
@@ -310,9 +313,9 @@ impl SharedSpool {
 
 impl Spool for SharedSpool {
     fn append(&mut self, first: UpdateNumber, lines: &[Bytes]) -> io::Result<()> {
-        let mut kept = self.lock();
-        kept.last = UpdateNumber(first.0 + lines.len() as u64 - 1);
-        kept.spool.append(first, lines)
+        let mut state = self.lock();
+        state.last = UpdateNumber(first.0 + lines.len() as u64 - 1);
+        state.spool.append(first, lines)
     }
 
     fn sync(&mut self) -> io::Result<()> {
@@ -336,7 +339,7 @@ fn word(number: usize) -> String {
     format!("{number} ")
 }
 
-/// How many asks there are among so many words.
+/// How many asks the agent sends among so many pieces of text.
 fn asks_among(words: usize) -> usize {
     words / 10
 }
@@ -365,7 +368,7 @@ fn ask(number: usize) -> AgentUpdate {
     }
 }
 
-/// Every seventh is a cancel.
+/// Every seventh command is a cancel.
 fn command(number: u64) -> AgentCommand {
     let (number, run) = (EventNumber(number), run());
     if number.0.is_multiple_of(7) {
@@ -375,8 +378,8 @@ fn command(number: u64) -> AgentCommand {
     }
 }
 
-fn is_cancel(down: &AgentCommand) -> bool {
-    matches!(down, AgentCommand::Cancel { .. })
+fn is_cancel(command: &AgentCommand) -> bool {
+    matches!(command, AgentCommand::Cancel { .. })
 }
 
 fn run() -> RunId {

@@ -1,14 +1,15 @@
-//! Records what `qd` and a real agent say to each other, for the replays of the drivers' tests: `cargo build -p qd`, then
-//! `cargo run -p qd-testkit --example record -- gemini`, and perhaps the names of the scenes. The recordings go to
-//! `crates/worker/tests/recorded`, where a README says what is in them.
+//! Records what `qd` and a real agent send each other, for the replay tests of the drivers: `cargo build -p qd`, then
+//! `cargo run -p qd-testkit --example record -- gemini`, optionally with the names of scenes. The recordings go to
+//! `crates/worker/tests/recorded`, where a README describes them.
 //!
-//! `qd` is the real binary, the agent is the pinned one in a home of its own, and the model is the scripted one. Between
-//! `qd` and the agent stands this program once more, under the agent's name: it passes every line on and keeps it.
+//! `qd` is the real binary, the agent is the pinned one in a home of its own, and the model is the scripted one.
+//! Between `qd` and the agent this program runs a second time, under the agent's name: it passes every line on and
+//! logs it.
 //!
-//! - `scenes`: what the agent is put through.
+//! - `scenes`: the scenarios that are recorded.
 //! - `tee`: this program in the agent's place.
-//! - `tape`: what was kept, made into a recording.
-#![expect(clippy::print_stderr, reason = "whoever records wants to see how far it is")]
+//! - `tape`: turns the log into a recording.
+#![expect(clippy::print_stderr, reason = "shows the progress of recording")]
 
 mod scenes;
 mod tape;
@@ -22,22 +23,22 @@ use qd_testkit::{FakeModel, InstalledAgents, RealAgent, TestDaemon, TestHome};
 use serde_json::{Value, json};
 
 use self::scenes::Scene;
-use self::tape::{Header, Tape};
+use self::tape::{Recording, RecordingHeader};
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match &args[..] {
-        [tee, log, program @ ..] if tee == tee::WORD => tee::run(Path::new(log), program),
+        [mode, log, program @ ..] if mode == tee::MODE_ARG => tee::run(Path::new(log), program),
         [agent, scenes @ ..] => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.expect("a runtime can be built").block_on(record(agent, scenes));
         }
-        [] => panic!("the first argument is one of {:?}", RealAgent::ALL.map(agent_of)),
+        [] => panic!("the first argument is one of {:?}", RealAgent::ALL.map(manifest_name)),
     }
 }
 
-/// The name of an agent's manifest, which is that of its recordings.
-fn agent_of(cli: RealAgent) -> &'static str {
+/// The name of the agent's manifest, which is also the name of its recordings.
+fn manifest_name(cli: RealAgent) -> &'static str {
     match cli {
         RealAgent::ClaudeAcp => "claude-acp",
         other => other.name(),
@@ -45,86 +46,89 @@ fn agent_of(cli: RealAgent) -> &'static str {
 }
 
 async fn record(agent: &str, wanted: &[String]) {
-    let cli = RealAgent::ALL.into_iter().find(|cli| agent_of(*cli) == agent);
-    let cli = cli.unwrap_or_else(|| panic!("the agent is one of {:?}", RealAgent::ALL.map(agent_of)));
+    let cli = RealAgent::ALL.into_iter().find(|cli| manifest_name(*cli) == agent);
+    let cli = cli.unwrap_or_else(|| panic!("the agent is one of {:?}", RealAgent::ALL.map(manifest_name)));
     let mut version = None;
     for scene in Scene::ALL {
         if !wanted.is_empty() && !wanted.iter().any(|name| name == scene.name()) {
             continue;
         }
-        let stage = Stage::new(cli).await;
-        if !stage.can(scene) {
-            eprintln!("{agent} has no {}", scene.name());
+        let setup = SceneSetup::new(cli).await;
+        if !setup.can(scene) {
+            eprintln!("{agent} does not support {}", scene.name());
             continue;
         }
         if version.is_none() {
-            version = Some(stage.version().await);
+            version = Some(setup.version().await);
         }
-        let session = stage.session().await;
-        scene.play(&stage, &session).await;
+        let session = setup.session().await;
+        scene.play(&setup, &session).await;
         let conversation = session.show().await["agent_session_id"].as_str().map(str::to_owned);
         session.close().await;
-        stage.daemon.home.wait_for_no_agents().await;
-        let header = Header {
+        setup.daemon.home.wait_for_no_agents().await;
+        let header = RecordingHeader {
             agent: agent.to_owned(),
             version: version.clone().unwrap_or_default(),
             resume: conversation.filter(|_| scene == Scene::Resume),
         };
-        let file = stage.keep(&header, scene);
+        let file = setup.save_recording(&header, scene);
         eprintln!("{}", file.display());
     }
 }
 
-/// One agent in a home of its own, with somebody in between who listens.
-pub(crate) struct Stage {
+/// One agent in a home of its own, with the logging program in between.
+pub(crate) struct SceneSetup {
     cli: RealAgent,
     model: FakeModel,
     pub(crate) daemon: TestDaemon,
-    /// What the list of agents says of it.
-    about: Value,
+    /// The agent's entry in the list of agents.
+    agent_info: Value,
     log: PathBuf,
 }
 
-impl Stage {
+impl SceneSetup {
     async fn new(cli: RealAgent) -> Self {
         let (model, home) = (FakeModel::start(), TestHome::new());
-        let (log, between) = (home.sibling_path("log.jsonl"), home.sibling_path("between"));
-        put_between(cli, &between, &log);
+        let (log, wrapper_dir) = (home.sibling_path("log.jsonl"), home.sibling_path("wrapper_dir"));
+        install_wrapper(cli, &wrapper_dir, &log);
         let path = std::env::var("PATH").unwrap_or_default();
-        let path = format!("{}:{}:{path}", between.display(), InstalledAgents::installed().bin().display());
+        let path =
+            format!("{}:{}:{path}", wrapper_dir.display(), InstalledAgents::installed().bin().display());
         let daemon = TestDaemon::start_in(home, |options| {
             options.env("PATH", &path);
         })
         .await;
         let list = daemon.client().get("/v1/agents").await.list();
-        let about = list.into_iter().find(|one| one["name"] == agent_of(cli)).expect("it is built in");
-        Self { cli, model, daemon, about, log }
+        let agent_info =
+            list.into_iter().find(|entry| entry["name"] == manifest_name(cli)).expect("it is built in");
+        Self { cli, model, daemon, agent_info, log }
     }
 
     fn can(&self, scene: Scene) -> bool {
-        scene.needs().is_none_or(|what| self.about[what] == true)
+        scene.needs().is_none_or(|capability| self.agent_info[capability] == true)
     }
 
     async fn version(&self) -> String {
         let list = self.daemon.client().get("/v1/agents?versions=true").await.list();
-        let about = list.iter().find(|one| one["name"] == agent_of(self.cli)).expect("it is built in");
-        about["version"].as_str().expect("a program that is installed tells its version").to_owned()
+        let agent_info =
+            list.iter().find(|entry| entry["name"] == manifest_name(self.cli)).expect("it is built in");
+        agent_info["version"].as_str().expect("a program that is installed tells its version").to_owned()
     }
 
     async fn session(&self) -> qd_testkit::TestSession {
         let env = isolated_environment(self.cli, &self.daemon.home.sibling_path("agent"), &self.model);
-        self.daemon.session_with(json!({ "agent": agent_of(self.cli), "env": env })).await
+        self.daemon.session_with(json!({ "agent": manifest_name(self.cli), "env": env })).await
     }
 
-    /// Notes what the session does, before it does it.
-    pub(crate) fn note(&self, what: &Value) {
-        tee::append(&self.log, &json!({ "!": what }));
+    /// Logs an action of the session, before it is done.
+    pub(crate) fn log_action(&self, action: &Value) {
+        tee::append(&self.log, &json!({ "!": action }));
     }
 
-    /// Makes a recording of what was said.
-    fn keep(&self, header: &Header, scene: Scene) -> PathBuf {
+    /// Turns the log into a recording.
+    fn save_recording(&self, header: &RecordingHeader, scene: Scene) -> PathBuf {
         let log = std::fs::read_to_string(&self.log).expect("something was said");
-        let places = [
+        let paths = [
             (self.daemon.home.project_dir(), "/w"),
             (self.daemon.home.sibling_path("agent"), "/home/user"),
             (
@@ -133,26 +137,31 @@ impl Stage {
             ),
         ];
         let mut names: Vec<(String, &str)> =
-            places.into_iter().map(|(path, name)| (path.display().to_string(), name)).collect();
+            paths.into_iter().map(|(path, name)| (path.display().to_string(), name)).collect();
         names.push((self.model.url(), "http://model"));
         names.push((self.model.address().to_string(), "model"));
-        // Not a key of anybody, but it looks like one.
+        // It is not a real key, but it looks like one.
         names.push(("a-key-of-nobody".to_owned(), "scripted"));
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../worker/tests/recorded").join(&header.agent);
         std::fs::create_dir_all(&dir).expect("the folder of recordings can be written");
         let file = dir.join(scene.name()).with_extension("jsonl");
-        std::fs::write(&file, Tape::of(&log).recording(header, &names)).expect("a recording can be written");
+        std::fs::write(&file, Recording::from_log(&log).to_text(header, &names))
+            .expect("a recording can be written");
         file
     }
 }
 
-/// A folder for the path in which the agent's name is ours.
-fn put_between(cli: RealAgent, folder: &Path, log: &Path) {
-    let me = std::env::current_exe().expect("a process knows its own file");
+/// Creates a folder for PATH in which the agent's name is a script that runs this program.
+fn install_wrapper(cli: RealAgent, folder: &Path, log: &Path) {
+    let this_program = std::env::current_exe().expect("a process knows its own file");
     let real =
         InstalledAgents::installed().program(cli).iter().map(|word| format!(" '{word}'")).collect::<String>();
-    let script =
-        format!("#!/bin/sh\nexec '{}' {} '{}'{real} \"$@\"\n", me.display(), tee::WORD, log.display());
+    let script = format!(
+        "#!/bin/sh\nexec '{}' {} '{}'{real} \"$@\"\n",
+        this_program.display(),
+        tee::MODE_ARG,
+        log.display()
+    );
     std::fs::create_dir_all(folder).expect("the home can be written");
     let file = folder.join(cli.name());
     std::fs::write(&file, script).expect("the home can be written");

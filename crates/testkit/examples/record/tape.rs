@@ -1,99 +1,98 @@
-//! What was kept, made into a recording: one process of the agent, with what the session did put where its effect can be
-//! seen, without the paths of this machine and without what no driver reads.
+//! Turns a log into a recording: one process of the agent, with each action of the session placed where its effect
+//! shows, without the paths of this machine, and without data that no driver reads.
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Longer texts of an agent are cut: what a replay needs to see is short.
+/// Longer texts of an agent are cut: a replay needs only short ones.
 const TEXT_MAX: usize = 600;
 /// Longer lists of an agent are cut. Models, modes and commands come in lists of a hundred.
 const LIST_MAX: usize = 8;
-/// Lists of an agent that no driver reads, whole pages of text among them.
-const UNREAD: [&str; 3] = ["availableCommands", "availableSkills", "availableSkillDetails"];
+/// Lists that no driver reads. Some contain whole pages of text.
+const UNREAD_LISTS: [&str; 3] = ["availableCommands", "availableSkills", "availableSkillDetails"];
 
 /// The first line of a recording.
 #[derive(Debug, Serialize)]
-pub(crate) struct Header {
+pub(crate) struct RecordingHeader {
     pub(crate) agent: String,
     pub(crate) version: String,
-    /// The agent's name for the conversation that it was to go on with.
+    /// The agent's id of the conversation that it was to resume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) resume: Option<String>,
 }
 
-/// One line.
 #[derive(Debug, Clone, PartialEq)]
-enum Line {
-    /// What the session did.
-    Did(Value),
-    /// What we said to the agent.
-    Ours(Value),
-    /// What the agent said.
-    Theirs(Value),
+enum LogLine {
+    /// An action of the session.
+    Action(Value),
+    /// A message from us to the agent.
+    ToAgent(Value),
+    /// A message from the agent.
+    FromAgent(Value),
 }
 
-/// The lines of one process.
+/// The lines of one agent process.
 #[derive(Debug)]
-pub(crate) struct Tape(Vec<Line>);
+pub(crate) struct Recording(Vec<LogLine>);
 
-impl Tape {
-    /// The last process of a log to which anything was said, and what the session did with it.
-    pub(crate) fn of(log: &str) -> Self {
-        let all: Vec<Value> =
+impl Recording {
+    /// The last process in a log that received a message, and the session's actions during its life.
+    pub(crate) fn from_log(log: &str) -> Self {
+        let entries: Vec<Value> =
             log.lines().map(|line| serde_json::from_str(line).expect("a line of a log")).collect();
-        let told = |line: &&Value| line.get(">").is_some();
-        let pid = all.iter().rfind(told).expect("the agent was told something")["pid"].clone();
-        let first = all.iter().position(|line| line["pid"] == pid).expect("it is there");
-        // A process is started by what was done last.
-        let from = all[..first].iter().rposition(|line| line.get("!").is_some()).unwrap_or(first);
+        let is_sent = |line: &&Value| line.get(">").is_some();
+        let pid = entries.iter().rfind(is_sent).expect("the agent was sent a message")["pid"].clone();
+        let first = entries.iter().position(|line| line["pid"] == pid).expect("it is there");
+        // The last action before its first line is the one that started the process.
+        let from = entries[..first].iter().rposition(|line| line.get("!").is_some()).unwrap_or(first);
         let lines =
-            all[from..].iter().filter_map(|line| match (line.get("!"), line.get(">"), line.get("<")) {
-                (Some(did), ..) => Some(Line::Did(did.clone())),
-                (_, Some(said), _) if line["pid"] == pid => Some(Line::Ours(said.clone())),
-                (.., Some(said)) if line["pid"] == pid => Some(Line::Theirs(said.clone())),
+            entries[from..].iter().filter_map(|line| match (line.get("!"), line.get(">"), line.get("<")) {
+                (Some(action), ..) => Some(LogLine::Action(action.clone())),
+                (_, Some(message), _) if line["pid"] == pid => Some(LogLine::ToAgent(message.clone())),
+                (.., Some(message)) if line["pid"] == pid => Some(LogLine::FromAgent(message.clone())),
                 _ => None,
             });
-        Self(lines.collect()).with_deeds_before_their_effects()
+        Self(lines.collect()).with_actions_before_their_effects()
     }
 
-    /// What the session does takes a while until it reaches the agent, and nothing that the agent says meanwhile is known
-    /// to have been heard before it.
-    fn with_deeds_before_their_effects(self) -> Self {
+    /// Moves each action to the line that shows its effect. An action takes a while to reach the agent, and what the
+    /// agent sends meanwhile does not depend on it.
+    fn with_actions_before_their_effects(self) -> Self {
         let mut lines = self.0;
         let mut at = lines.len();
-        while let Some(found) = lines[..at].iter().rposition(|line| matches!(line, Line::Did(_))) {
+        while let Some(found) = lines[..at].iter().rposition(|line| matches!(line, LogLine::Action(_))) {
             at = found;
-            let deed = lines.remove(at);
-            let to = effect(&deed, &lines[at..]).map_or(at, |ahead| at + ahead);
-            lines.insert(to, deed);
+            let action = lines.remove(at);
+            let to = lines_until_effect(&action, &lines[at..]).map_or(at, |ahead| at + ahead);
+            lines.insert(to, action);
         }
         Self(lines)
     }
 
-    /// The text of a recording, with places under other names.
-    pub(crate) fn recording(&self, header: &Header, names: &[(String, &str)]) -> String {
+    /// The text of the recording, with the paths of this machine replaced.
+    pub(crate) fn to_text(&self, header: &RecordingHeader, names: &[(String, &str)]) -> String {
         let mut text = format!("{}\n", json!({ "#": header }));
         for line in &self.0 {
             let line = match line {
-                Line::Did(did) => json!({ "!": did }),
-                Line::Ours(said) => json!({ ">": said }),
-                Line::Theirs(said) => {
-                    let mut said = said.clone();
-                    cut(&mut said);
-                    json!({ "<": said })
+                LogLine::Action(action) => json!({ "!": action }),
+                LogLine::ToAgent(message) => json!({ ">": message }),
+                LogLine::FromAgent(message) => {
+                    let mut message = message.clone();
+                    cut(&mut message);
+                    json!({ "<": message })
                 }
             };
             let line = names.iter().fold(line.to_string(), |line, (path, name)| line.replace(path, name));
             text.push_str(&line);
             text.push('\n');
         }
-        numbered(&text)
+        normalized(&text)
     }
 }
 
-/// The same text with the names that an agent draws numbered and its times at rest, so that what differs from an older
-/// recording is what the agent does differently.
-fn numbered(text: &str) -> String {
+/// Numbers the random ids and fixes the times in the text, so that a difference from an older recording is a difference
+/// in what the agent does.
+fn normalized(text: &str) -> String {
     const NAME: &str = "xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx";
     const TIME: &str = "dddd-dd-ddTdd:dd:dd.dddZ";
     let has_shape = |text: &str, shape: &str| {
@@ -104,7 +103,7 @@ fn numbered(text: &str) -> String {
         };
         text.len() >= shape.len() && text.chars().zip(shape.chars()).all(fits)
     };
-    let (mut numbered, mut names) = (String::new(), Vec::new());
+    let (mut normalized, mut names) = (String::new(), Vec::new());
     let mut rest = text;
     while let Some(c) = rest.chars().next() {
         if has_shape(rest, NAME) {
@@ -113,39 +112,39 @@ fn numbered(text: &str) -> String {
                 names.push(name);
                 names.len() - 1
             });
-            numbered.push_str(&format!("00000000-0000-4000-8000-{:012}", number + 1));
+            normalized.push_str(&format!("00000000-0000-4000-8000-{:012}", number + 1));
             rest = after;
         } else if has_shape(rest, TIME) {
-            numbered.push_str("2026-01-01T00:00:00.000Z");
+            normalized.push_str("2026-01-01T00:00:00.000Z");
             rest = &rest[TIME.len()..];
         } else {
-            numbered.push(c);
+            normalized.push(c);
             rest = &rest[c.len_utf8()..];
         }
     }
-    numbered
+    normalized
 }
 
-/// How far ahead the effect of a deed is.
-fn effect(deed: &Line, ahead: &[Line]) -> Option<usize> {
-    let Line::Did(deed) = deed else { return None };
-    let words = deed.get("prompt").or_else(|| deed.get("steer")).and_then(Value::as_str);
-    let told = |line: &Line| match (line, words) {
-        (Line::Ours(said), Some(words)) => said.to_string().contains(words),
-        (Line::Ours(_), None) => true,
+/// How many lines ahead the effect of an action is.
+fn lines_until_effect(action: &LogLine, ahead: &[LogLine]) -> Option<usize> {
+    let LogLine::Action(action) = action else { return None };
+    let text = action.get("prompt").or_else(|| action.get("steer")).and_then(Value::as_str);
+    let shows_effect = |line: &LogLine| match (line, text) {
+        (LogLine::ToAgent(message), Some(text)) => message.to_string().contains(text),
+        (LogLine::ToAgent(_), None) => true,
         _ => false,
     };
-    let to = ahead.iter().position(told)?;
-    // An agent that asks for its steers must not have asked before.
-    let Line::Ours(said) = &ahead[to] else { return None };
-    let asked = |line: &Line| matches!(line, Line::Theirs(asked) if asked.get("method").is_some() && asked.get("id") == said.get("id"));
-    if words.is_some() && said.get("method").is_none() && said.get("id").is_some() {
-        return ahead[..to].iter().rposition(asked).or(Some(to));
+    let to = ahead.iter().position(shows_effect)?;
+    // If the agent requests its steers, the action goes before the agent's request.
+    let LogLine::ToAgent(message) = &ahead[to] else { return None };
+    let is_its_request = |line: &LogLine| matches!(line, LogLine::FromAgent(request) if request.get("method").is_some() && request.get("id") == message.get("id"));
+    if text.is_some() && message.get("method").is_none() && message.get("id").is_some() {
+        return ahead[..to].iter().rposition(is_its_request).or(Some(to));
     }
     Some(to)
 }
 
-/// Takes out what is long.
+/// Cuts long texts and lists.
 fn cut(value: &mut Value) {
     match value {
         Value::String(text) if text.chars().count() > TEXT_MAX => {
@@ -156,7 +155,7 @@ fn cut(value: &mut Value) {
             list.iter_mut().for_each(cut);
         }
         Value::Object(fields) => {
-            for name in UNREAD {
+            for name in UNREAD_LISTS {
                 if let Some(list) = fields.get_mut(name) {
                     *list = json!([]);
                 }
@@ -173,13 +172,13 @@ mod tests {
 
     fn recorded(log: &[Value]) -> Vec<String> {
         let log: String = log.iter().map(|line| format!("{line}\n")).collect();
-        let header = Header { agent: "a".to_owned(), version: "1".to_owned(), resume: None };
+        let header = RecordingHeader { agent: "a".to_owned(), version: "1".to_owned(), resume: None };
         let places = [("/tmp/x".to_owned(), "/w")];
-        Tape::of(&log).recording(&header, &places).lines().skip(1).map(str::to_owned).collect()
+        Recording::from_log(&log).to_text(&header, &places).lines().skip(1).map(str::to_owned).collect()
     }
 
     #[test]
-    fn the_last_process_is_kept_with_the_deed_that_started_it_before_its_effect() {
+    fn the_last_process_is_kept_with_the_action_that_started_it_before_its_effect() {
         let log = [
             json!({"!": {"prompt": "one"}}),
             json!({"pid": 1, ">": {"prompt": "one"}}),
@@ -189,13 +188,13 @@ mod tests {
             json!({"pid": 2, ">": {"prompt": "two"}}),
             json!({"pid": 3, "<": {"version": "of a process that nobody spoke to"}}),
         ];
-        let wanted = [r#"{">":{"method":"open"}}"#, r#"{"<":{"cwd":"/w/f"}}"#, r#"{"!":{"prompt":"two"}}"#];
-        assert_eq!(recorded(&log)[..3], wanted);
+        let expected = [r#"{">":{"method":"open"}}"#, r#"{"<":{"cwd":"/w/f"}}"#, r#"{"!":{"prompt":"two"}}"#];
+        assert_eq!(recorded(&log)[..3], expected);
         assert_eq!(recorded(&log)[3..], [r#"{">":{"prompt":"two"}}"#]);
     }
 
     #[test]
-    fn a_cancel_stands_where_the_agent_is_told_and_a_steer_before_the_agent_asks_for_it() {
+    fn a_cancel_is_placed_where_the_agent_gets_it_and_a_steer_before_the_agent_asks_for_it() {
         let log = [
             json!({"!": {"cancel": true}}),
             json!({"pid": 1, "<": "meanwhile"}),
@@ -213,7 +212,7 @@ mod tests {
         let name = |c: &str| format!("{0}-{1}-{1}-{1}-{0}{1}", c.repeat(8), c.repeat(4));
         let text = format!("{} {} {} 2026-11-16T10:05:22.306Z", name("a"), name("b"), name("a"));
         let (one, two) = ("00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002");
-        assert_eq!(numbered(&text), format!("{one} {two} {one} 2026-01-01T00:00:00.000Z"));
+        assert_eq!(normalized(&text), format!("{one} {two} {one} 2026-01-01T00:00:00.000Z"));
         let mut long =
             json!({"text": "x".repeat(2 * TEXT_MAX), "list": vec![1; 20], "availableCommands": [1]});
         cut(&mut long);

@@ -7,24 +7,26 @@ use super::server::{ModelReply, ModelReplyEncoder, sse};
 use super::{INPUT_TOKENS, tools::ModelToolCall};
 
 pub(super) fn parse_request(body: &Value) -> ModelRequest {
-    let mut heard = ModelRequest { stream: body["stream"] == true, ..ModelRequest::default() };
+    let mut request = ModelRequest { stream: body["stream"] == true, ..ModelRequest::default() };
     for message in items(&body["messages"]) {
         match message["role"].as_str() {
-            Some("user") => part_texts(&message["content"]).iter().for_each(|text| heard.add_user_text(text)),
-            Some("tool") => heard.add_tool_result(flatten_text(&message["content"])),
+            Some("user") => {
+                part_texts(&message["content"]).iter().for_each(|text| request.add_user_text(text))
+            }
+            Some("tool") => request.add_tool_result(flatten_text(&message["content"])),
             _ => {}
         }
     }
     for tool in items(&body["tools"]).iter().filter(|tool| tool["type"] == "function") {
-        heard.add_tool(&tool["function"]["name"], &tool["function"]["parameters"]);
+        request.add_tool(&tool["function"]["name"], &tool["function"]["parameters"]);
     }
     let format = &body["response_format"];
-    heard.json_schema = (format["type"] == "json_schema" || format["type"] == "json_object")
+    request.json_schema = (format["type"] == "json_schema" || format["type"] == "json_object")
         .then(|| format["json_schema"]["schema"].clone());
-    heard
+    request
 }
 
-/// One completion.
+/// Encodes one completion.
 #[derive(Debug)]
 pub(super) struct ChatEncoder {
     pub(super) id: String,

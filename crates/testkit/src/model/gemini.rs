@@ -9,34 +9,34 @@ use super::server::{ModelReply, ModelReplyEncoder, sse};
 pub(super) fn parse_request(path: &str, body: &Value) -> ModelRequest {
     let name = path.rsplit('/').next().and_then(|name| name.split(':').next()).unwrap_or_default();
     let stream = path.contains(":streamGenerateContent");
-    let mut heard = ModelRequest { model: name.to_owned(), stream, ..ModelRequest::default() };
+    let mut request = ModelRequest { model: name.to_owned(), stream, ..ModelRequest::default() };
     for content in items(&body["contents"]).iter().filter(|content| content["role"] != "model") {
         for part in items(&content["parts"]) {
-            if let Some(answer) = part.get("functionResponse") {
-                heard.add_tool_result(answer["response"].to_string());
+            if let Some(response) = part.get("functionResponse") {
+                request.add_tool_result(response["response"].to_string());
             } else if let Some(text) = part["text"].as_str() {
-                heard.add_user_text(text);
+                request.add_user_text(text);
             }
         }
     }
     let declared = items(&body["tools"]).iter().flat_map(|tool| items(&tool["functionDeclarations"]));
     for function in declared {
         let schema = function.get("parametersJsonSchema").unwrap_or(&function["parameters"]);
-        heard.add_tool(&function["name"], schema);
+        request.add_tool(&function["name"], schema);
     }
     let config = &body["generationConfig"];
     let schema = || config.get("responseJsonSchema").or_else(|| config.get("responseSchema"));
-    heard.json_schema =
+    request.json_schema =
         (config["responseMimeType"] == "application/json").then(|| schema().cloned().unwrap_or_default());
-    heard
+    request
 }
 
-/// One answer.
+/// Encodes one answer.
 #[derive(Debug)]
 pub(super) struct GeminiEncoder {
     pub(super) id: String,
     pub(super) model: String,
-    /// What has been said: every piece counts all before it.
+    /// The tokens sent so far. Every piece reports the total.
     pub(super) tokens: u64,
 }
 

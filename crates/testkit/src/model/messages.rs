@@ -7,42 +7,42 @@ use super::server::{ModelReply, ModelReplyEncoder, sse};
 use super::{INPUT_TOKENS, tools::ModelToolCall};
 
 pub(super) fn parse_request(body: &Value) -> ModelRequest {
-    let mut heard = ModelRequest { stream: body["stream"] == true, ..ModelRequest::default() };
+    let mut request = ModelRequest { stream: body["stream"] == true, ..ModelRequest::default() };
     for message in items(&body["messages"]) {
         let content = &message["content"];
         match message["role"].as_str() {
             Some("user") => match content {
-                Value::Array(parts) => parts.iter().for_each(|part| parse_part(&mut heard, part)),
-                text => heard.add_user_text(&flatten_text(text)),
+                Value::Array(parts) => parts.iter().for_each(|part| parse_part(&mut request, part)),
+                text => request.add_user_text(&flatten_text(text)),
             },
-            // So Claude Code puts in what the user said while a turn was under way.
+            // Claude Code adds the user's messages during a turn in this form.
             Some("system") => {
                 const STEER: &str = "The user sent a new message while you were working:\n";
-                if let Some((_, said)) = flatten_text(content).split_once(STEER) {
-                    heard.add_user_text(said.split("\n\n").next().unwrap_or_default());
+                if let Some((_, steer)) = flatten_text(content).split_once(STEER) {
+                    request.add_user_text(steer.split("\n\n").next().unwrap_or_default());
                 }
             }
             _ => {}
         }
     }
     for tool in items(&body["tools"]) {
-        heard.add_tool(&tool["name"], &tool["input_schema"]);
+        request.add_tool(&tool["name"], &tool["input_schema"]);
     }
     let format =
         [&body["output_config"]["format"], &body["output_format"]].into_iter().find(|f| f.is_object());
-    heard.json_schema = format.map(|format| format["schema"].clone());
-    heard
+    request.json_schema = format.map(|format| format["schema"].clone());
+    request
 }
 
-fn parse_part(heard: &mut ModelRequest, part: &Value) {
+fn parse_part(request: &mut ModelRequest, part: &Value) {
     match part["type"].as_str() {
-        Some("tool_result") => heard.add_tool_result(flatten_text(&part["content"])),
-        Some("text") => heard.add_user_text(&flatten_text(part)),
+        Some("tool_result") => request.add_tool_result(flatten_text(&part["content"])),
+        Some("text") => request.add_user_text(&flatten_text(part)),
         _ => {}
     }
 }
 
-/// One message.
+/// Encodes one message.
 #[derive(Debug)]
 pub(super) struct MessagesEncoder {
     pub(super) id: String,

@@ -1,24 +1,21 @@
-//! What a request says, whichever API it came by: who said what, which tools are offered, and in which form the answer
-//! is wanted. Agents wrap what the user says in much of their own; here it is unwrapped.
+//! A request in a form that is independent of the API: the conversation, the offered tools, and the wanted form of the
+//! answer. Agents wrap the user's text in much text of their own; it is unwrapped here.
 
 use serde_json::Value;
 
-/// One request, read.
 #[derive(Debug, Default)]
 pub(super) struct ModelRequest {
-    /// The model that is asked for.
     pub(super) model: String,
-    /// The conversation, oldest first. What the model itself said is left out.
+    /// The conversation, oldest first, without the model's own messages.
     pub(super) messages: Vec<ModelMessage>,
-    /// What it may call.
+    /// The tools that the model may call.
     pub(super) tools: Vec<ModelTool>,
-    /// Whether the answer is wanted piece by piece.
+    /// Whether the answer is to be streamed.
     pub(super) stream: bool,
-    /// The schema of the JSON that is wanted instead of text; null where any JSON will do.
+    /// The schema of the JSON that is wanted instead of text; null if any JSON will do.
     pub(super) json_schema: Option<Value>,
 }
 
-/// One part of a conversation.
 #[derive(Debug, PartialEq)]
 pub(super) enum ModelMessage {
     User(String),
@@ -33,7 +30,7 @@ pub(super) struct ModelTool {
 }
 
 impl ModelRequest {
-    /// Adds what came in the place of the user's words, if a user can have said it.
+    /// Adds a text in the user's role, unless it is the agent's own.
     pub(super) fn add_user_text(&mut self, text: &str) {
         if let Some(text) = unwrap_user_text(text) {
             self.messages.push(ModelMessage::User(text));
@@ -50,19 +47,19 @@ impl ModelRequest {
         }
     }
 
-    /// What the user said, oldest first.
+    /// The user's messages, oldest first.
     pub(super) fn user_texts(&self) -> Vec<String> {
-        let text = |said: &ModelMessage| match said {
+        let text = |message: &ModelMessage| match message {
             ModelMessage::User(text) => Some(text.clone()),
             ModelMessage::ToolResult(_) => None,
         };
         self.messages.iter().filter_map(text).collect()
     }
 
-    /// The results since the user spoke last.
+    /// The tool results since the user's last message.
     pub(super) fn latest_results(&self) -> Vec<&str> {
-        fn result(said: &ModelMessage) -> Option<&str> {
-            match said {
+        fn result(message: &ModelMessage) -> Option<&str> {
+            match message {
                 ModelMessage::ToolResult(text) => Some(text),
                 ModelMessage::User(_) => None,
             }
@@ -72,16 +69,16 @@ impl ModelRequest {
         results
     }
 
-    /// No turn of a conversation goes without tools, and none wants JSON. Some side calls do offer the tools of the
-    /// conversation that they look back on: those are known by how they begin.
+    /// A turn of a conversation always offers tools and never wants JSON. Some side calls offer the tools of the
+    /// conversation that they refer to; those are recognized by how they begin.
     pub(super) fn is_side_call(&self) -> bool {
-        let newest = self.messages.iter().rev().find_map(|said| match said {
+        let newest = self.messages.iter().rev().find_map(|message| match message {
             ModelMessage::User(text) => Some(text),
             ModelMessage::ToolResult(_) => None,
         });
-        let is_aside =
+        let has_side_call_prefix =
             newest.is_some_and(|text| SIDE_CALL_PREFIXES.iter().any(|start| text.starts_with(start)));
-        self.tools.is_empty() || self.json_schema.is_some() || is_aside
+        self.tools.is_empty() || self.json_schema.is_some() || has_side_call_prefix
     }
 }
 
@@ -106,39 +103,39 @@ pub(super) fn part_texts(content: &Value) -> Vec<String> {
     }
 }
 
-/// The items of a list, or none.
+/// The items of a list; empty if the value is not a list.
 pub(super) fn items(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// What agents begin their own messages with, where a user would speak.
+/// How agents begin messages of their own that they send in the user's role.
 const AGENT_PREFIXES: [&str; 7] = [
     "<",
     "# AGENTS",
     "SYSTEM:",
     "This is the Gemini CLI",
     "This is the Qwen Code",
-    // So Claude remembers that it was cancelled.
+    // Claude's note that it was cancelled.
     "[Request interrupted",
-    // So Qwen asks for the rest of a stream that was cut.
+    // Qwen's request for the rest of a stream that was cut.
     "The connection dropped mid-response",
 ];
 
-/// What Claude and Qwen begin with when they want to know what the user may say next.
+/// How Claude and Qwen begin when they ask what the user may type next.
 const SIDE_CALL_PREFIXES: [&str; 1] = ["[SUGGESTION MODE"];
 
-/// What agents put between tags beside the user's words, before or after them.
+/// Tags in which agents put text of their own, before or after the user's.
 const WRAPPERS: [&str; 3] = ["<system-reminder>", "<reminder>", "<current_datetime>"];
 
 fn unwrap_user_text(text: &str) -> Option<String> {
     let is_wrapped = text.trim_start().starts_with('<') || WRAPPERS.iter().any(|tag| text.contains(tag));
     let text = if is_wrapped { without_elements(text) } else { text.to_owned() };
     let text = text.trim();
-    let is_the_user = !text.is_empty() && !AGENT_PREFIXES.iter().any(|start| text.starts_with(start));
-    is_the_user.then(|| text.to_owned())
+    let is_user_text = !text.is_empty() && !AGENT_PREFIXES.iter().any(|start| text.starts_with(start));
+    is_user_text.then(|| text.to_owned())
 }
 
-/// `text` without every `<name ...>...</name>` in it.
+/// `text` without any `<name ...>...</name>` element.
 fn without_elements(text: &str) -> String {
     let (mut kept, mut rest) = (String::new(), text);
     while let Some(start) = rest.find('<') {
@@ -179,23 +176,23 @@ mod tests {
 
     #[test]
     fn what_looks_back_on_a_conversation_is_no_turn_of_it() {
-        let mut heard = ModelRequest::default();
-        heard.add_tool(&"Bash".into(), &Value::Null);
-        heard.add_user_text("hello");
-        assert!(!heard.is_side_call());
-        heard.add_user_text("[SUGGESTION MODE: Suggest what the user might naturally type next.]");
-        assert!(heard.is_side_call());
+        let mut request = ModelRequest::default();
+        request.add_tool(&"Bash".into(), &Value::Null);
+        request.add_user_text("hello");
+        assert!(!request.is_side_call());
+        request.add_user_text("[SUGGESTION MODE: Suggest what the user might naturally type next.]");
+        assert!(request.is_side_call());
     }
 
     #[test]
     fn only_results_after_the_users_last_words_count() {
-        let mut heard = ModelRequest::default();
-        heard.add_user_text("one");
-        heard.add_tool_result("a".into());
-        heard.add_user_text("two");
-        heard.add_tool_result("b".into());
-        heard.add_tool_result("c".into());
-        assert_eq!(heard.latest_results(), ["b", "c"]);
-        assert_eq!(heard.user_texts(), ["one", "two"]);
+        let mut request = ModelRequest::default();
+        request.add_user_text("one");
+        request.add_tool_result("a".into());
+        request.add_user_text("two");
+        request.add_tool_result("b".into());
+        request.add_tool_result("c".into());
+        assert_eq!(request.latest_results(), ["b", "c"]);
+        assert_eq!(request.user_texts(), ["one", "two"]);
     }
 }

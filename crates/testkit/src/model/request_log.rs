@@ -1,11 +1,11 @@
-//! What the model saw: one record for each request, and how it went. Records are only ever added and brought up to
-//! date, and whoever waits is told of every change.
+//! The requests that the model received: one record per request, with its outcome. Records are only added and updated,
+//! and subscribers are notified of every change.
 
 use std::time::Instant;
 
 use tokio::sync::watch;
 
-/// Which API a request spoke.
+/// The API of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ModelApi {
     /// Anthropic's Messages.
@@ -16,69 +16,61 @@ pub enum ModelApi {
     Chat,
     /// Google's Gemini.
     Gemini,
-    /// None of them: a list of models, or a path that the model does not know.
+    /// None of them: a list of models, or an unknown path.
     Other,
 }
 
-/// How a request went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModelRequestOutcome {
-    /// The answer is still being given.
+    /// The answer is being sent.
     Streaming,
-    /// It was given to its end.
+    /// The answer was sent completely.
     Done {
-        /// What it cost in output tokens.
+        /// The output tokens that it cost.
         tokens: u64,
     },
-    /// The client closed the connection first. So looks a cancel that has reached the model.
+    /// The client closed the connection first, as it does when a cancel has reached the model.
     ClientGone {
-        /// What had been said by then.
+        /// The tokens sent by then.
         tokens: u64,
     },
-    /// The script cut the stream in its middle.
+    /// The script cut the stream.
     Cut {
-        /// What had been said by then.
+        /// The tokens sent by then.
         tokens: u64,
     },
-    /// An error was given instead: one of the script's, or 404 and 415 for what the model does not understand.
-    Refused {
-        /// Its status.
-        status: u16,
-    },
+    /// An error was sent instead: one of the script's, or 404 and 415 for requests that the model does not understand.
+    Refused { status: u16 },
 }
 
-/// One request.
 #[derive(Debug, Clone)]
 pub struct ModelRequestRecord {
-    /// What it spoke.
     pub api: ModelApi,
-    /// Its path, with the query.
+    /// The path with the query.
     pub path: String,
-    /// The model that it asked for.
+    /// The requested model.
     pub model: String,
-    /// What the user said in this conversation, oldest first, without what agents wrap around it.
+    /// The user's messages in this conversation, oldest first, without what agents wrap around them.
     pub texts: Vec<String>,
-    /// Results of tools since the newest of those texts.
+    /// Tool results since the last of those messages.
     pub results: usize,
-    /// The names of the tools that it offered.
+    /// The names of the offered tools.
     pub tools: Vec<String>,
-    /// Whether it is none of the conversation's turns: a title, a summary, a count of tokens, a choice of models.
+    /// Whether this is not a turn of the conversation but a title, a summary, a token count or a model list.
     pub is_side_call: bool,
-    /// When it came.
     pub received_at: Instant,
-    /// When it had its outcome.
+    /// When the outcome was known.
     pub ended_at: Option<Instant>,
-    /// How it went.
     pub outcome: ModelRequestOutcome,
 }
 
 impl ModelRequestRecord {
-    /// What the user said last.
+    /// The user's last message.
     pub fn last_text(&self) -> &str {
         self.texts.last().map_or("", String::as_str)
     }
 
-    /// How often the user spoke.
+    /// How many messages the user has sent.
     pub fn user_count(&self) -> usize {
         self.texts.len()
     }
@@ -89,15 +81,14 @@ impl ModelRequestRecord {
     }
 }
 
-/// All that was seen.
 #[derive(Debug, Default)]
 pub(super) struct ModelLogContents {
     pub(super) requests: Vec<ModelRequestRecord>,
-    /// Hosts that somebody wanted to reach through us.
+    /// Hosts that a client tried to reach through us.
     pub(super) proxied_hosts: Vec<String>,
 }
 
-/// Where it is kept. Clones are the same log.
+/// The shared log. Clones are the same log.
 #[derive(Debug, Clone)]
 pub(super) struct ModelLog(watch::Sender<ModelLogContents>);
 
@@ -115,26 +106,26 @@ impl ModelLog {
     }
 
     pub(super) fn add_proxied_host(&self, host: String) {
-        self.0.send_modify(|all| all.proxied_hosts.push(host));
+        self.0.send_modify(|contents| contents.proxied_hosts.push(host));
     }
 
-    /// Adds a request. It is open until its record says otherwise.
-    pub(super) fn add(&self, seen: ModelRequestRecord) -> ModelLogEntry {
-        let mut place = 0;
-        self.0.send_modify(|all| {
-            place = all.requests.len();
-            all.requests.push(seen);
+    /// Adds a request as streaming. The returned entry sets its outcome.
+    pub(super) fn add(&self, record: ModelRequestRecord) -> ModelLogEntry {
+        let mut index = 0;
+        self.0.send_modify(|contents| {
+            index = contents.requests.len();
+            contents.requests.push(record);
         });
-        ModelLogEntry { log: self.clone(), index: place, tokens: 0, is_open: true }
+        ModelLogEntry { log: self.clone(), index, tokens: 0, is_open: true }
     }
 }
 
-/// One request's place in the log. Whoever drops it without an outcome was dropped by the client.
+/// One request's entry in the log. Dropping it without an outcome means that the client is gone.
 #[derive(Debug)]
 pub(super) struct ModelLogEntry {
     log: ModelLog,
     index: usize,
-    /// What has been said so far.
+    /// The tokens sent so far.
     pub(super) tokens: u64,
     is_open: bool,
 }
@@ -156,10 +147,10 @@ impl ModelLogEntry {
 
     fn set_outcome(&mut self, outcome: ModelRequestOutcome) {
         self.is_open = false;
-        self.log.0.send_modify(|all| {
-            let seen = &mut all.requests[self.index];
-            seen.ended_at = Some(Instant::now());
-            seen.outcome = outcome;
+        self.log.0.send_modify(|contents| {
+            let record = &mut contents.requests[self.index];
+            record.ended_at = Some(Instant::now());
+            record.outcome = outcome;
         });
     }
 }

@@ -6,57 +6,59 @@ use super::request::{ModelRequest, flatten_text, items, part_texts};
 use super::server::{ModelReply, ModelReplyEncoder, sse};
 use super::{INPUT_TOKENS, tools::ModelToolCall};
 
-/// The search for tools that are not offered at once.
+/// The tool that searches for tools that are not offered at once.
 pub(super) const TOOL_SEARCH: &str = "tool_search";
 
-/// Between the name of a namespace and that of a tool in it, neither of which has one.
+/// Joins the name of a namespace and the name of a tool in it. Neither contains this character.
 const NAMESPACE_SEPARATOR: char = '/';
 
 pub(super) fn parse_request(body: &Value) -> ModelRequest {
-    let mut heard = ModelRequest { stream: body["stream"] == true, ..ModelRequest::default() };
+    let mut request = ModelRequest { stream: body["stream"] == true, ..ModelRequest::default() };
     if let Some(text) = body["input"].as_str() {
-        heard.add_user_text(text);
+        request.add_user_text(text);
     }
     for item in items(&body["input"]) {
         match item["type"].as_str().unwrap_or("message") {
             "message" if item["role"] == "user" => {
-                part_texts(&item["content"]).iter().for_each(|text| heard.add_user_text(text));
+                part_texts(&item["content"]).iter().for_each(|text| request.add_user_text(text));
             }
-            kind if kind.ends_with("_call_output") => heard.add_tool_result(flatten_text(&item["output"])),
+            kind if kind.ends_with("_call_output") => request.add_tool_result(flatten_text(&item["output"])),
             _ => {}
         }
     }
     for tool in items(&body["tools"]).iter().filter(|tool| tool["type"] == "function") {
-        heard.add_tool(&tool["name"], &tool["parameters"]);
+        request.add_tool(&tool["name"], &tool["parameters"]);
     }
-    // Tools that were searched for come with what was found, and are offered from then on.
+    // Tools that were searched for come with the search results, and are offered from then on.
     let found: Vec<&Value> =
         items(&body["input"]).iter().filter(|item| item["type"] == "tool_search_output").collect();
     let found_tools = found.iter().flat_map(|item| items(&item["tools"]));
-    for space in items(&body["tools"]).iter().chain(found_tools).filter(|tool| tool["type"] == "namespace") {
-        for tool in items(&space["tools"]) {
-            let name = space["name"].as_str().zip(tool["name"].as_str());
-            let name = name.map(|(space, name)| format!("{space}{NAMESPACE_SEPARATOR}{name}"));
-            heard.add_tool(&json!(name), &tool["parameters"]);
+    for namespace in
+        items(&body["tools"]).iter().chain(found_tools).filter(|tool| tool["type"] == "namespace")
+    {
+        for tool in items(&namespace["tools"]) {
+            let name = namespace["name"].as_str().zip(tool["name"].as_str());
+            let name = name.map(|(namespace, name)| format!("{namespace}{NAMESPACE_SEPARATOR}{name}"));
+            request.add_tool(&json!(name), &tool["parameters"]);
         }
     }
     if found.is_empty() && items(&body["tools"]).iter().any(|tool| tool["type"] == TOOL_SEARCH) {
-        heard.add_tool(&json!(TOOL_SEARCH), &json!({}));
+        request.add_tool(&json!(TOOL_SEARCH), &json!({}));
     }
     let format = &body["text"]["format"];
-    heard.json_schema = (format["type"] == "json_schema" || format["type"] == "json_object")
+    request.json_schema = (format["type"] == "json_schema" || format["type"] == "json_object")
         .then(|| format["schema"].clone());
-    heard
+    request
 }
 
-/// One response.
+/// Encodes one response.
 #[derive(Debug)]
 pub(super) struct ResponsesEncoder {
     pub(super) id: String,
     pub(super) model: String,
     /// The number of the next event.
     pub(super) next_sequence: u64,
-    /// What has been said, which the end repeats.
+    /// The text sent so far, which the end repeats.
     pub(super) text: String,
 }
 
@@ -90,8 +92,8 @@ impl ResponsesEncoder {
             "type": "function_call", "id": format!("fc_{}", self.id), "call_id": format!("call_{}", self.id),
             "name": call.name, "arguments": arguments, "status": status,
         });
-        if let Some((space, name)) = call.name.split_once(NAMESPACE_SEPARATOR) {
-            item["namespace"] = json!(space);
+        if let Some((namespace, name)) = call.name.split_once(NAMESPACE_SEPARATOR) {
+            item["namespace"] = json!(namespace);
             item["name"] = json!(name);
         }
         item

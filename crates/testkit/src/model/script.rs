@@ -1,4 +1,4 @@
-//! What the model does, decided by the markers in what the user said last. Nothing here knows of HTTP.
+//! Decides what the model does, by the markers in the user's last message. Nothing here knows of HTTP.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -6,43 +6,46 @@ use std::time::Duration;
 use super::request::ModelRequest;
 use super::tools::{self, ModelToolCall, ShellRights};
 
-/// What the model does with one request.
 #[derive(Debug, PartialEq)]
 pub(super) enum ModelPlan {
-    /// Says these tokens, each after a pause.
-    Say { tokens: Vec<String>, pause: Duration },
-    /// Calls a tool.
+    /// Sends these tokens, each after a pause.
+    Say {
+        tokens: Vec<String>,
+        pause: Duration,
+    },
     Call(ModelToolCall),
-    /// Answers with an error.
+    /// Answers with this error status.
     Refuse(u16),
-    /// Says these tokens, and then cuts the connection.
-    Cut { tokens: Vec<String>, pause: Duration },
+    /// Sends these tokens, and then cuts the connection.
+    Cut {
+        tokens: Vec<String>,
+        pause: Duration,
+    },
 }
 
-/// Between tokens of a slow answer: five in a second.
+/// The pause between tokens of a slow answer: five per second.
 const SLOW_TOKEN_PAUSE: Duration = Duration::from_millis(200);
 
-/// Between tokens of an answer that is cut, so that each of them is on its way before the cut.
+/// The pause between tokens of an answer that is cut, so that each token is sent before the cut.
 const BEFORE_CUT: Duration = Duration::from_millis(30);
 
-/// The name of the process that `TOOL:sleep:<seconds>` starts: its first argument, whatever program it is.
+/// The name of the process that `TOOL:sleep:SECONDS` starts, given as its `argv[0]`.
 pub fn sleeper_name(seconds: &str) -> String {
     format!("qd-sleep-{seconds}")
 }
 
-/// What the model remembers from one request to the next: which errors it has given already.
+/// What the model remembers between requests: which errors it has already given.
 #[derive(Debug, Default)]
 pub(super) struct ModelScript {
     given_errors: HashSet<String>,
 }
 
 impl ModelScript {
-    /// Decides.
-    pub(super) fn plan(&mut self, heard: &ModelRequest) -> ModelPlan {
-        if heard.is_side_call() {
-            return plan_side_call(heard);
+    pub(super) fn plan(&mut self, request: &ModelRequest) -> ModelPlan {
+        if request.is_side_call() {
+            return plan_side_call(request);
         }
-        let (texts, results) = (heard.user_texts(), heard.latest_results());
+        let (texts, results) = (request.user_texts(), request.latest_results());
         let Some((text, earlier)) = texts.split_last() else {
             return plan_text("ECHO[] the user said nothing");
         };
@@ -61,7 +64,7 @@ impl ModelScript {
         } else if text.contains("DROP") {
             return plan_cut();
         }
-        if let Some(plan) = plan_tool_call(heard, text, results.len()) {
+        if let Some(plan) = plan_tool_call(request, text, results.len()) {
             return plan;
         }
         if results.is_empty() {
@@ -91,32 +94,32 @@ impl ModelScript {
     }
 }
 
-/// The call that `text` wants next, if it wants one.
-fn plan_tool_call(heard: &ModelRequest, text: &str, results: usize) -> Option<ModelPlan> {
+/// The next tool call that `text` asks for, if any.
+fn plan_tool_call(request: &ModelRequest, text: &str, results: usize) -> Option<ModelPlan> {
     let line = after_marker(text, "TOOL:")?;
     let (kind, argument) = line.split_once(':').unwrap_or((line.split_whitespace().next()?, ""));
-    let word = argument.split_whitespace().next().unwrap_or("x");
+    let first_word = argument.split_whitespace().next().unwrap_or("x");
     if results >= if kind == "two" { 2 } else { 1 } {
         return None;
     }
-    let shell = |command: &str, rights| tools::shell_call(&heard.tools, command, rights);
+    let shell = |command: &str, rights| tools::shell_call(&request.tools, command, rights);
     let call = match kind {
         "run" => shell(argument.trim(), ShellRights::Escalated),
         "plain" => shell(argument.trim(), ShellRights::Plain),
-        "write" => shell(&format!("echo hi > {word}"), ShellRights::Escalated),
-        "two" => shell(&format!("echo hi{results} >> {word}"), ShellRights::Escalated),
-        // Claude refuses to begin with `sleep`, and Gemini takes `bash -c` away and leaves its quotes. The name is for
-        // whoever looks for the process.
+        "write" => shell(&format!("echo hi > {first_word}"), ShellRights::Escalated),
+        "two" => shell(&format!("echo hi{results} >> {first_word}"), ShellRights::Escalated),
+        // Claude refuses commands that begin with `sleep`, and Gemini removes `bash -c` but leaves its quotes. The
+        // name lets tests find the process.
         "sleep" => {
-            let line = format!("(exec -a {} sleep {word}) && echo slept", sleeper_name(word));
-            shell(&line, ShellRights::Escalated)
+            let command = format!("(exec -a {} sleep {first_word}) && echo slept", sleeper_name(first_word));
+            shell(&command, ShellRights::Escalated)
         }
-        "read" => tools::read_call(&heard.tools, word),
-        "ask" => tools::question_call(&heard.tools),
-        "mcp" => tools::mcp_call(&heard.tools, argument.trim()),
+        "read" => tools::read_call(&request.tools, first_word),
+        "ask" => tools::question_call(&request.tools),
+        "mcp" => tools::mcp_call(&request.tools, argument.trim()),
         other => return Some(plan_text(&format!("ECHO no such tool in the script: {other}"))),
     };
-    let names = || heard.tools.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>().join(", ");
+    let names = || request.tools.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>().join(", ");
     Some(
         call.map_or_else(
             || plan_text(&format!("ECHO no tool for {kind} among {}", names())),
@@ -125,9 +128,9 @@ fn plan_tool_call(heard: &ModelRequest, text: &str, results: usize) -> Option<Mo
     )
 }
 
-/// A title, a summary, a judgement: whoever asks is content with anything of the right form.
-fn plan_side_call(heard: &ModelRequest) -> ModelPlan {
-    match &heard.json_schema {
+/// A title, a summary, a judgement: any answer of the right form will do.
+fn plan_side_call(request: &ModelRequest) -> ModelPlan {
+    match &request.json_schema {
         Some(schema) => {
             ModelPlan::Say { tokens: vec![tools::minimal_value(schema).to_string()], pause: Duration::ZERO }
         }
@@ -143,12 +146,12 @@ fn plan_cut() -> ModelPlan {
     ModelPlan::Cut { tokens: (0..3).map(|n| format!("d{n} ")).collect(), pause: BEFORE_CUT }
 }
 
-/// What follows `marker` on its line.
+/// The rest of the line after `marker`.
 fn after_marker<'a>(text: &'a str, marker: &str) -> Option<&'a str> {
     text.split_once(marker)?.1.lines().next()
 }
 
-/// The number that follows `marker`.
+/// The number after `marker`.
 fn number_after_marker<T: std::str::FromStr>(text: &str, marker: &str) -> Option<T> {
     let rest = after_marker(text, marker)?;
     let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());

@@ -1,6 +1,6 @@
-//! The model's HTTP: which path is which API, how an answer goes out piece by piece, and who is refused. A connection
-//! that the client closes is noticed while nothing is being written, too: hyper watches it, drops the body, and the
-//! task that feeds the body waits for that beside its pauses.
+//! The model's HTTP server: routing paths to APIs, streaming answers, and refusing requests. A client that closes its
+//! connection is noticed even while nothing is being written: hyper watches the connection and drops the body, and the
+//! task that feeds the body waits for that alongside its pauses.
 
 use std::convert::Infallible;
 use std::io;
@@ -25,38 +25,36 @@ use super::tools::ModelToolCall;
 use super::{CALL_TOKENS, INPUT_TOKENS, chat, gemini, messages, responses};
 use crate::response_body::TestResponseBody;
 
-/// What an answer is made of.
 #[derive(Debug)]
 pub(super) enum ModelReply {
     Text,
     Call(ModelToolCall),
 }
 
-/// How an API says it.
+/// Encodes an answer for one API.
 pub(super) trait ModelReplyEncoder: Send {
-    /// What comes before the first token; of a call, all but its end.
+    /// What comes before the first token. For a call, everything except its end.
     fn encode_start(&mut self, reply: &ModelReply) -> String;
-    /// One token of a text.
+    /// One token of text.
     fn encode_token(&mut self, token: &str) -> String;
-    /// What comes after the last.
+    /// What comes after the last token.
     fn encode_end(&mut self, reply: &ModelReply, tokens: u64) -> String;
-    /// Everything at once.
+    /// A whole answer that is not streamed.
     fn encode_whole(&mut self, reply: &ModelReply, text: &str, tokens: u64) -> Value;
 }
 
-/// One server-sent event.
 pub(super) fn sse(event: Option<&str>, data: &Value) -> String {
     let event = event.map(|event| format!("event: {event}\n")).unwrap_or_default();
     format!("{event}data: {data}\n\n")
 }
 
-/// Serves whoever connects, until it is dropped.
+/// Serves connections until the future is dropped.
 pub(super) async fn serve(listener: TcpListener, log: ModelLog) {
-    let own = listener.local_addr().expect("it is bound").to_string();
-    let room = Arc::new(FakeModelServer { log, own_address: own, script: Mutex::default() });
+    let own_address = listener.local_addr().expect("it is bound").to_string();
+    let server = Arc::new(FakeModelServer { log, own_address, script: Mutex::default() });
     let mut connections = JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
-        connections.spawn(connection(stream, Arc::clone(&room)));
+        connections.spawn(connection(stream, Arc::clone(&server)));
         while connections.try_join_next().is_some() {}
     }
 }
@@ -65,18 +63,18 @@ pub(super) async fn serve(listener: TcpListener, log: ModelLog) {
 #[derive(Debug)]
 struct FakeModelServer {
     log: ModelLog,
-    /// Our own address; requests for another are on their way through a proxy.
+    /// Our own address. Requests for another address are meant for a proxy.
     own_address: String,
     script: Mutex<ModelScript>,
 }
 
-async fn connection(stream: TcpStream, room: Arc<FakeModelServer>) {
+async fn connection(stream: TcpStream, server: Arc<FakeModelServer>) {
     let _undelayed = stream.set_nodelay(true);
     let service = service_fn(move |request| {
-        let room = Arc::clone(&room);
-        async move { Ok::<_, Infallible>(room.respond(request).await) }
+        let server = Arc::clone(&server);
+        async move { Ok::<_, Infallible>(server.respond(request).await) }
     });
-    // A client that goes away is seen by its request's record, and a cut is our own doing.
+    // A client that goes away is recorded in its request's log entry, and a cut is our own doing.
     let _ended =
         hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
 }
@@ -84,49 +82,50 @@ async fn connection(stream: TcpStream, room: Arc<FakeModelServer>) {
 impl FakeModelServer {
     async fn respond(&self, request: Request<Incoming>) -> Response<TestResponseBody> {
         let (head, body) = request.into_parts();
-        let elsewhere =
+        let proxied_host =
             head.uri.authority().map(ToString::to_string).filter(|host| *host != self.own_address);
-        if let Some(host) = elsewhere {
+        if let Some(host) = proxied_host {
             self.log.add_proxied_host(host);
-            let mut refusal = error_response(403, "this is no way out");
-            // Who wanted a tunnel might take what follows for its other end.
+            let mut refusal = error_response(403, "this model is not a proxy");
+            // A client that asked for a tunnel might take what follows for its other end.
             refusal.headers_mut().insert(hyper::header::CONNECTION, HeaderValue::from_static("close"));
             return refusal;
         }
         let path = head.uri.path_and_query().map_or_else(String::new, ToString::to_string);
-        let other = |side| request_record(ModelApi::Other, &path, side, &ModelRequest::default());
+        let other_record =
+            |is_side_call| request_record(ModelApi::Other, &path, is_side_call, &ModelRequest::default());
         if head.method == Method::GET && head.uri.path().ends_with("/models") {
-            self.log.add(other(true)).finish();
+            self.log.add(other_record(true)).finish();
             return json_response(200, &models());
         }
         if head.method == Method::HEAD {
-            self.log.add(other(true)).finish();
+            self.log.add(other_record(true)).finish();
             return Response::new(TestResponseBody::Whole(None));
         }
-        let Ok(body) = body.collect().await else { return error_response(400, "half a request") };
+        let Ok(body) = body.collect().await else { return error_response(400, "incomplete request") };
         if head.headers.contains_key("content-encoding") {
-            self.log.add(other(false)).finish_refused(415);
-            return error_response(415, "requests are not to be compressed");
+            self.log.add(other_record(false)).finish_refused(415);
+            return error_response(415, "compressed requests are not supported");
         }
         let body: Value = serde_json::from_slice(&body.to_bytes()).unwrap_or_default();
-        let Some((api, heard)) = parse_request(head.uri.path(), &body) else {
-            self.log.add(other(false)).finish_refused(404);
+        let Some((api, model_request)) = parse_request(head.uri.path(), &body) else {
+            self.log.add(other_record(false)).finish_refused(404);
             return error_response(404, "no such path");
         };
         if let Some(count) = token_count(head.uri.path()) {
-            self.log.add(request_record(api, &path, true, &heard)).finish();
+            self.log.add(request_record(api, &path, true, &model_request)).finish();
             return json_response(200, &count);
         }
-        let plan = self.script.lock().unwrap_or_else(PoisonError::into_inner).plan(&heard);
-        let record = self.log.add(request_record(api, &path, heard.is_side_call(), &heard));
-        let id = format!("{:08x}", self.log.read(|all| all.requests.len()));
-        run_plan(plan, record, encoder_for(api, id, heard.model), heard.stream).await
+        let plan = self.script.lock().unwrap_or_else(PoisonError::into_inner).plan(&model_request);
+        let entry = self.log.add(request_record(api, &path, model_request.is_side_call(), &model_request));
+        let id = format!("{:08x}", self.log.read(|contents| contents.requests.len()));
+        run_plan(plan, entry, encoder_for(api, id, model_request.model), model_request.stream).await
     }
 }
 
-/// What a path and its body say. The last segment alone decides: base addresses differ from agent to agent.
+/// Parses a request. Only the end of the path decides, because base addresses differ between agents.
 fn parse_request(path: &str, body: &Value) -> Option<(ModelApi, ModelRequest)> {
-    let (api, mut heard) = if path.ends_with("/messages") || path.ends_with("/messages/count_tokens") {
+    let (api, mut request) = if path.ends_with("/messages") || path.ends_with("/messages/count_tokens") {
         (ModelApi::Messages, messages::parse_request(body))
     } else if path.ends_with("/responses") {
         (ModelApi::Responses, responses::parse_request(body))
@@ -138,9 +137,9 @@ fn parse_request(path: &str, body: &Value) -> Option<(ModelApi, ModelRequest)> {
         return None;
     };
     if let Some(model) = body["model"].as_str() {
-        heard.model = model.to_owned();
+        request.model = model.to_owned();
     }
-    Some((api, heard))
+    Some((api, request))
 }
 
 fn token_count(path: &str) -> Option<Value> {
@@ -153,7 +152,7 @@ fn token_count(path: &str) -> Option<Value> {
     }
 }
 
-/// One list for whoever asks: each reads what it knows of it.
+/// One list for all clients; each reads the fields that it knows.
 fn models() -> Value {
     let model = json!({
         "id": "scripted", "object": "model", "type": "model", "display_name": "Scripted", "created": 1,
@@ -162,15 +161,20 @@ fn models() -> Value {
     json!({ "object": "list", "data": [model], "models": [], "has_more": false })
 }
 
-fn request_record(api: ModelApi, path: &str, side: bool, heard: &ModelRequest) -> ModelRequestRecord {
+fn request_record(
+    api: ModelApi,
+    path: &str,
+    is_side_call: bool,
+    request: &ModelRequest,
+) -> ModelRequestRecord {
     ModelRequestRecord {
         api,
         path: path.to_owned(),
-        model: heard.model.clone(),
-        texts: heard.user_texts(),
-        results: heard.latest_results().len(),
-        tools: heard.tools.iter().map(|tool| tool.name.clone()).collect(),
-        is_side_call: side,
+        model: request.model.clone(),
+        texts: request.user_texts(),
+        results: request.latest_results().len(),
+        tools: request.tools.iter().map(|tool| tool.name.clone()).collect(),
+        is_side_call,
         received_at: Instant::now(),
         ended_at: None,
         outcome: ModelRequestOutcome::Streaming,
@@ -190,69 +194,69 @@ fn encoder_for(api: ModelApi, id: String, model: String) -> Box<dyn ModelReplyEn
 
 async fn run_plan(
     plan: ModelPlan,
-    mut record: ModelLogEntry,
-    mut voice: Box<dyn ModelReplyEncoder>,
+    mut entry: ModelLogEntry,
+    mut encoder: Box<dyn ModelReplyEncoder>,
     stream: bool,
 ) -> Response<TestResponseBody> {
     let (tokens, pause, is_cut) = match plan {
         ModelPlan::Refuse(status) => {
-            record.finish_refused(status);
+            entry.finish_refused(status);
             return error_response(status, "the script wants it");
         }
         ModelPlan::Call(call) => {
-            record.tokens = CALL_TOKENS;
+            entry.tokens = CALL_TOKENS;
             let reply = ModelReply::Call(call);
-            let answer = if stream {
-                let text = voice.encode_start(&reply) + &voice.encode_end(&reply, CALL_TOKENS);
+            let response = if stream {
+                let text = encoder.encode_start(&reply) + &encoder.encode_end(&reply, CALL_TOKENS);
                 event_stream(TestResponseBody::Whole(Some(text.into())))
             } else {
-                json_response(200, &voice.encode_whole(&reply, "", CALL_TOKENS))
+                json_response(200, &encoder.encode_whole(&reply, "", CALL_TOKENS))
             };
-            record.finish();
-            return answer;
+            entry.finish();
+            return response;
         }
         ModelPlan::Say { tokens, pause } => (tokens, pause, false),
         ModelPlan::Cut { tokens, pause } => (tokens, pause, true),
     };
     if !stream && !is_cut {
-        // The client may go away meanwhile: then this whole future is dropped, and the record with it.
+        // If the client goes away meanwhile, this future is dropped, and the log entry with it.
         for _ in &tokens {
             tokio::time::sleep(pause).await;
-            record.tokens += 1;
+            entry.tokens += 1;
         }
-        let answer =
-            json_response(200, &voice.encode_whole(&ModelReply::Text, &tokens.concat(), record.tokens));
-        record.finish();
-        return answer;
+        let response =
+            json_response(200, &encoder.encode_whole(&ModelReply::Text, &tokens.concat(), entry.tokens));
+        entry.finish();
+        return response;
     }
-    let (feed, pieces) = mpsc::channel(BODY_CAPACITY);
+    let (sender, pieces) = mpsc::channel(BODY_CAPACITY);
     tokio::spawn(async move {
-        let gone = feed.clone();
-        let said = async {
-            let send = async |text: String| feed.send(Ok(text.into())).await.is_ok();
-            let mut is_heard = send(voice.encode_start(&ModelReply::Text)).await;
+        let client = sender.clone();
+        let stream_answer = async {
+            let send = async |text: String| sender.send(Ok(text.into())).await.is_ok();
+            let mut is_connected = send(encoder.encode_start(&ModelReply::Text)).await;
             for token in &tokens {
                 if !pause.is_zero() {
                     tokio::time::sleep(pause).await;
                 }
-                is_heard = is_heard && send(voice.encode_token(token)).await;
-                record.tokens += u64::from(is_heard);
+                is_connected = is_connected && send(encoder.encode_token(token)).await;
+                entry.tokens += u64::from(is_connected);
             }
             if is_cut {
-                // hyper forgets what it has not yet written when the body breaks.
+                // hyper drops what it has not yet written when the body fails, so give it time.
                 tokio::time::sleep(pause).await;
-                let error = io::Error::other("the script cuts the stream");
-                if feed.send(Err(error)).await.is_ok() {
-                    record.finish_cut();
+                let error = io::Error::other("the script cut the stream");
+                if sender.send(Err(error)).await.is_ok() {
+                    entry.finish_cut();
                 }
-            } else if send(voice.encode_end(&ModelReply::Text, record.tokens)).await {
-                record.finish();
+            } else if send(encoder.encode_end(&ModelReply::Text, entry.tokens)).await {
+                entry.finish();
             }
         };
-        // Whichever comes first; the record that is dropped unfinished says that the client has gone.
+        // Whichever comes first. An entry that is dropped without an outcome records that the client is gone.
         tokio::select! {
-            () = said => {}
-            () = gone.closed() => {}
+            () = stream_answer => {}
+            () = client.closed() => {}
         }
     });
     event_stream(TestResponseBody::Streamed(pieces))
@@ -272,15 +276,15 @@ fn json_response(status: u16, body: &Value) -> Response<TestResponseBody> {
     builder.body(TestResponseBody::Whole(Some(body.to_string().into()))).expect("the head is valid")
 }
 
-/// An error in a form that holds what each API's clients look for.
-fn error_response(status: u16, why: &str) -> Response<TestResponseBody> {
+/// An error body with the fields that the clients of each API look for.
+fn error_response(status: u16, reason: &str) -> Response<TestResponseBody> {
     let kind = match status {
         400 => "invalid_request_error",
         429 => "rate_limit_error",
         529 => "overloaded_error",
         _ => "api_error",
     };
-    let message = format!("scripted {status}: {why}");
+    let message = format!("scripted {status}: {reason}");
     let error = json!({ "type": kind, "message": message, "code": status, "status": "SCRIPTED" });
     json_response(status, &json!({ "type": "error", "error": error }))
 }

@@ -16,7 +16,7 @@ fn client(model: &FakeModel) -> TestClient {
     TestClient::tcp(model.address())
 }
 
-/// A request in which the user says `texts`, with a shell to call.
+/// A request with these texts of the user and a shell tool.
 fn request(api: ModelApi, texts: &[&str], stream: bool) -> (String, Value) {
     let schema = json!({
         "type": "object", "properties": { "command": { "type": "string" } }, "required": ["command"],
@@ -50,31 +50,31 @@ fn request(api: ModelApi, texts: &[&str], stream: bool) -> (String, Value) {
             let tools = json!([{ "functionDeclarations": [function] }]);
             (format!("/v1beta/models/m:{verb}"), json!({ "contents": contents, "tools": tools }))
         }
-        ModelApi::Other => unreachable!("no conversation speaks it"),
+        ModelApi::Other => unreachable!("not an API of a conversation"),
     }
 }
 
 async fn post(model: &FakeModel, api: ModelApi, texts: &[&str], stream: bool) -> (u16, String) {
     let (path, body) = request(api, texts, stream);
-    let answer = client(model).post(&path, &body).await;
-    (answer.status, String::from_utf8(answer.body.to_vec()).unwrap())
+    let response = client(model).post(&path, &body).await;
+    (response.status, String::from_utf8(response.body.to_vec()).unwrap())
 }
 
-/// Everything in the answer that is text, a piece for each token where it came as a stream.
-fn text(api: ModelApi, answer: &str) -> String {
+/// All text in the response, one piece per token if it was streamed.
+fn text(api: ModelApi, response: &str) -> String {
     let pointer = match api {
         ModelApi::Messages => ["/delta/text", "/content/0/text"],
         ModelApi::Responses => ["/delta", "/output/0/content/0/text"],
         ModelApi::Chat => ["/choices/0/delta/content", "/choices/0/message/content"],
         _ => ["/candidates/0/content/parts/0/text"; 2],
     };
-    let texts = event_data(answer);
+    let texts = event_data(response);
     let texts = texts.iter().filter_map(|data| pointer.iter().find_map(|p| data.pointer(p)?.as_str()));
     texts.collect()
 }
 
-/// The arguments and the name of the one call in the answer.
-fn call(api: ModelApi, answer: &str) -> (String, Value) {
+/// The name and the arguments of the single call in the response.
+fn call(api: ModelApi, response: &str) -> (String, Value) {
     let parsed = |text: &Value| serde_json::from_str::<Value>(text.as_str()?).ok();
     let (name, args) = match api {
         ModelApi::Messages => ("/content_block/name", "/delta/partial_json"),
@@ -88,53 +88,53 @@ fn call(api: ModelApi, answer: &str) -> (String, Value) {
             "/candidates/0/content/parts/0/functionCall/args",
         ),
     };
-    let datas = event_data(answer);
-    let find = |pointer| datas.iter().find_map(|data| data.pointer(pointer));
+    let data_list = event_data(response);
+    let find = |pointer| data_list.iter().find_map(|data| data.pointer(pointer));
     let args = find(args).unwrap();
     (find(name).unwrap().as_str().unwrap().to_owned(), parsed(args).unwrap_or_else(|| args.clone()))
 }
 
-/// The events' data, or the whole body where it is no stream.
-fn event_data(answer: &str) -> Vec<Value> {
-    if let Ok(whole) = serde_json::from_str(answer) {
+/// The data of each event, or the whole body if it is not a stream.
+fn event_data(response: &str) -> Vec<Value> {
+    if let Ok(whole) = serde_json::from_str(response) {
         return vec![whole];
     }
-    let lines = answer.lines().filter_map(|line| line.strip_prefix("data: "));
+    let lines = response.lines().filter_map(|line| line.strip_prefix("data: "));
     lines.filter(|line| *line != "[DONE]").map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// The output tokens that the end of the answer speaks of.
-fn output_tokens(answer: &str) -> u64 {
+/// The output tokens that the end of the response reports.
+fn output_tokens(response: &str) -> u64 {
     fn find(value: &Value) -> Option<u64> {
         let keys = ["output_tokens", "completion_tokens", "candidatesTokenCount"];
         let own = keys.iter().find_map(|key| value.get(key)?.as_u64());
         own.or_else(|| value.as_object()?.values().find_map(find))
     }
-    event_data(answer).iter().filter_map(find).next_back().unwrap()
+    event_data(response).iter().filter_map(find).next_back().unwrap()
 }
 
-fn has_ended(seen: &ModelRequestRecord) -> bool {
-    seen.outcome != ModelRequestOutcome::Streaming
+fn has_ended(record: &ModelRequestRecord) -> bool {
+    record.outcome != ModelRequestOutcome::Streaming
 }
 
 #[tokio::test]
 async fn a_plain_text_is_echoed_in_every_api_streamed_or_whole() {
     for (api, stream) in APIS.into_iter().flat_map(|api| [(api, true), (api, false)]) {
         let model = FakeModel::start();
-        let (status, answer) = post(&model, api, &["one", "two"], stream).await;
+        let (status, response) = post(&model, api, &["one", "two"], stream).await;
         assert_eq!(
-            (status, text(api, &answer).as_str()),
+            (status, text(api, &response).as_str()),
             (200, "ECHO[two] users=2 results=0"),
-            "{api:?}: {answer}"
+            "{api:?}: {response}"
         );
-        assert_eq!(output_tokens(&answer), 3, "{api:?}: {answer}");
-        let seen = model.wait_for("the end", has_ended).await;
+        assert_eq!(output_tokens(&response), 3, "{api:?}: {response}");
+        let record = model.wait_for("the end", has_ended).await;
         assert_eq!(
-            (seen.api, seen.model.as_str(), seen.outcome),
+            (record.api, record.model.as_str(), record.outcome),
             (api, "m", ModelRequestOutcome::Done { tokens: 3 })
         );
         assert_eq!(
-            (seen.texts.as_slice(), seen.tools.len()),
+            (record.texts.as_slice(), record.tools.len()),
             (["one".to_owned(), "two".to_owned()].as_slice(), 1)
         );
     }
@@ -144,11 +144,11 @@ async fn a_plain_text_is_echoed_in_every_api_streamed_or_whole() {
 async fn the_agents_own_shell_is_called_in_every_api() {
     for api in APIS {
         let model = FakeModel::start();
-        let (_, answer) = post(&model, api, &["TOOL:run:echo a b > c"], true).await;
-        let (name, args) = call(api, &answer);
+        let (_, response) = post(&model, api, &["TOOL:run:echo a b > c"], true).await;
+        let (name, args) = call(api, &response);
         assert!(["Bash", "shell", "bash", "run_shell_command"].contains(&name.as_str()), "{name}");
         assert_eq!(args, json!({ "command": "echo a b > c" }));
-        assert_eq!(output_tokens(&answer), CALL_TOKENS);
+        assert_eq!(output_tokens(&response), CALL_TOKENS);
         let (_, whole) = post(&model, api, &["TOOL:sleep:61"], false).await;
         assert!(whole.contains(&sleeper_name("61")), "{whole}");
     }
@@ -174,8 +174,8 @@ async fn after_the_results_of_its_tools_the_model_speaks() {
 async fn memory_is_everything_that_the_user_said_before() {
     for api in APIS {
         let model = FakeModel::start();
-        let (_, answer) = post(&model, api, &["the word is plum", "hello", "RECALL"], true).await;
-        assert_eq!(text(api, &answer), "RECALL[the word is plum | hello]");
+        let (_, response) = post(&model, api, &["the word is plum", "hello", "RECALL"], true).await;
+        assert_eq!(text(api, &response), "RECALL[the word is plum | hello]");
     }
 }
 
@@ -188,11 +188,11 @@ async fn a_client_that_leaves_a_slow_stream_is_missed_at_once() {
         read_until(&mut stream, "tok1 ").await;
         let left = Instant::now();
         drop(stream);
-        let seen = model.wait_for("a client that is gone", ModelRequestRecord::is_client_gone).await;
-        // Between two tokens are 200 ms: it did not take the next one to notice.
-        let noticed = seen.ended_at.unwrap() - left;
+        let record = model.wait_for("a client that is gone", ModelRequestRecord::is_client_gone).await;
+        // Tokens are 200 ms apart, so it was noticed before the next one.
+        let noticed = record.ended_at.unwrap() - left;
         assert!(noticed < Duration::from_millis(150), "{api:?}: {noticed:?}");
-        assert!(matches!(seen.outcome, ModelRequestOutcome::ClientGone { tokens: 2..=3 }), "{seen:?}");
+        assert!(matches!(record.outcome, ModelRequestOutcome::ClientGone { tokens: 2..=3 }), "{record:?}");
     }
 }
 
@@ -201,7 +201,7 @@ async fn a_client_that_does_not_want_a_stream_is_missed_too() {
     let model = FakeModel::start();
     let (path, body) = request(ModelApi::Chat, &["SLOW:60"], false);
     let stream = open(&model, &path, &body).await;
-    model.wait_for("the request", |seen| seen.last_text() == "SLOW:60").await;
+    model.wait_for("the request", |record| record.last_text() == "SLOW:60").await;
     drop(stream);
     model.wait_for("a client that is gone", ModelRequestRecord::is_client_gone).await;
 }
@@ -213,8 +213,8 @@ async fn a_client_that_does_not_read_holds_back_a_burst() {
     let mut stream = open(&model, &path, &body).await;
     read_until(&mut stream, "b1 ").await;
     drop(stream);
-    let seen = model.wait_for("a client that is gone", ModelRequestRecord::is_client_gone).await;
-    assert!(matches!(seen.outcome, ModelRequestOutcome::ClientGone { tokens: 1..200_000 }), "{seen:?}");
+    let record = model.wait_for("a client that is gone", ModelRequestRecord::is_client_gone).await;
+    assert!(matches!(record.outcome, ModelRequestOutcome::ClientGone { tokens: 1..200_000 }), "{record:?}");
 }
 
 #[tokio::test]
@@ -237,11 +237,11 @@ async fn a_stream_is_cut_in_its_middle() {
         let once = client(&model).send(Method::POST, &path, Some(body.to_string().into())).await;
         once.expect_err("the stream must not come to an end");
         let mut stream = open(&model, &path, &request(api, &["DROP"], true).1).await;
-        let mut said = String::new();
-        let _cut = stream.read_to_string(&mut said).await;
-        assert!(said.contains("d2 ") && !said.contains("\r\n0\r\n"), "{api:?}: {said}");
+        let mut received = String::new();
+        let _cut = stream.read_to_string(&mut received).await;
+        assert!(received.contains("d2 ") && !received.contains("\r\n0\r\n"), "{api:?}: {received}");
         assert_eq!(post(&model, api, &["DROPONCE"], true).await.0, 200);
-        let outcomes: Vec<_> = model.turns().iter().map(|seen| seen.outcome).collect();
+        let outcomes: Vec<_> = model.turns().iter().map(|record| record.outcome).collect();
         assert_eq!(outcomes[..2], [ModelRequestOutcome::Cut { tokens: 3 }; 2]);
     }
 }
@@ -252,8 +252,8 @@ async fn side_calls_follow_no_script_and_are_no_turns() {
         let model = FakeModel::start();
         let (path, mut body) = request(api, &["ERR:500 SLOW:60"], true);
         body.as_object_mut().unwrap().remove("tools");
-        let answer = client(&model).post(&path, &body).await;
-        assert_eq!(answer.status, 200, "{answer}");
+        let response = client(&model).post(&path, &body).await;
+        assert_eq!(response.status, 200, "{response}");
         assert_eq!((model.turn_count(), model.requests().len()), (0, 1));
     }
     let model = FakeModel::start();
@@ -262,8 +262,8 @@ async fn side_calls_follow_no_script_and_are_no_turns() {
     let schema =
         json!({ "type": "OBJECT", "properties": { "next_speaker": speaker }, "required": ["next_speaker"] });
     body["generationConfig"] = json!({ "responseMimeType": "application/json", "responseSchema": schema });
-    let answer = client(&model).post(&path, &body).await;
-    assert_eq!(text(ModelApi::Gemini, &answer.expect(200).to_string()), r#"{"next_speaker":"user"}"#);
+    let response = client(&model).post(&path, &body).await;
+    assert_eq!(text(ModelApi::Gemini, &response.expect(200).to_string()), r#"{"next_speaker":"user"}"#);
     let counted = client(&model).post("/v1beta/models/m:countTokens", &body).await;
     assert_eq!(counted.expect(200), json!({ "totalTokens": 100 }));
     let counted = client(&model).post("/v1/messages/count_tokens", &json!({})).await;
@@ -288,7 +288,7 @@ async fn a_dropped_model_no_longer_listens() {
     let model = FakeModel::start();
     let address = model.address();
     drop(model);
-    TcpStream::connect(address).await.expect_err("nobody is there");
+    TcpStream::connect(address).await.expect_err("nothing listens there");
 }
 
 async fn open(model: &FakeModel, path: &str, body: &Value) -> TcpStream {

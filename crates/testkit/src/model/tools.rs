@@ -1,12 +1,11 @@
-//! Which of an agent's own tools a script means, and what it is called with. Tools are known by the names that agents
-//! give them; what else a tool requires is filled in from its schema.
+//! Chooses the agent's tool for a scripted call, and the arguments. Tools are known by the names that agents give
+//! them. Other required arguments are filled in from the schema.
 
 use serde_json::{Map, Value, json};
 
 use super::request::ModelTool;
 use super::responses::TOOL_SEARCH;
 
-/// One call of a tool.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ModelToolCall {
     pub(super) name: String,
@@ -28,27 +27,26 @@ const SHELL_TOOLS: [&str; 8] = [
 /// The names of tools that read a file.
 const READ_TOOLS: [&str; 5] = ["Read", "read", "read_file", "view", "cat"];
 
-/// The names of tools that put a question to the user.
+/// The names of tools that ask the user a question.
 const QUESTION_TOOLS: [&str; 5] =
     ["AskUserQuestion", "request_user_input", "question", "ask_user_question", "ask_user"];
 
-/// What a shell call asks for beside its command.
+/// The rights that a shell call asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ShellRights {
-    /// More than the sandbox gives, where the tool can say so: it is what makes Codex ask.
+    /// More than the sandbox gives, if the tool supports it. This makes Codex ask for approval.
     Escalated,
-    /// Nothing more.
     Plain,
 }
 
-/// A line of shell.
+/// Runs a line of shell.
 pub(super) fn shell_call(tools: &[ModelTool], command: &str, rights: ShellRights) -> Option<ModelToolCall> {
     let tool = find_tool(tools, &SHELL_TOOLS)?;
     let properties = &tool.schema["properties"];
     let mut args = Map::new();
     let key = if properties.get("cmd").is_some() { "cmd" } else { "command" };
-    let words = properties[key]["type"] == "array";
-    args.insert(key.into(), if words { json!(["bash", "-lc", command]) } else { json!(command) });
+    let is_array = properties[key]["type"] == "array";
+    args.insert(key.into(), if is_array { json!(["bash", "-lc", command]) } else { json!(command) });
     if properties.get("description").is_some() {
         args.insert("description".into(), json!("scripted"));
     }
@@ -59,7 +57,7 @@ pub(super) fn shell_call(tools: &[ModelTool], command: &str, rights: ShellRights
     Some(tool.call_with(args))
 }
 
-/// A file is read, by the shell where there is no tool for it.
+/// Reads a file, by the shell if there is no tool for it.
 pub(super) fn read_call(tools: &[ModelTool], path: &str) -> Option<ModelToolCall> {
     let Some(tool) = find_tool(tools, &READ_TOOLS) else {
         return shell_call(tools, &format!("cat {path}"), ShellRights::Plain);
@@ -69,7 +67,7 @@ pub(super) fn read_call(tools: &[ModelTool], path: &str) -> Option<ModelToolCall
     Some(tool.call_with(Map::from_iter([((*key).to_owned(), json!(path))])))
 }
 
-/// The user is asked `Which colour?`, and may choose `Red` or `Blue`.
+/// Asks the user `Which colour?`, with `Red` and `Blue` to choose from.
 pub(super) fn question_call(tools: &[ModelTool]) -> Option<ModelToolCall> {
     let tool = find_tool(tools, &QUESTION_TOOLS)?;
     let properties = &tool.schema["properties"];
@@ -88,15 +86,15 @@ pub(super) fn question_call(tools: &[ModelTool]) -> Option<ModelToolCall> {
     Some(tool.call_with(args))
 }
 
-/// A tool of a server that the agent was given: its own name, then what it is called with as JSON.
+/// Calls a tool of an MCP server that the agent was given. `line` is the tool's own name, then its arguments as JSON.
 pub(super) fn mcp_call(tools: &[ModelTool], line: &str) -> Option<ModelToolCall> {
     let (name, args) = line.split_once(' ').unwrap_or((line, "{}"));
-    let is_it = |tool: &&ModelTool| {
+    let matches_name = |tool: &&ModelTool| {
         tool.name.starts_with("mcp")
             && tool.name.strip_suffix(name).is_some_and(|server| server.ends_with(['_', '/']))
     };
-    let Some(tool) = tools.iter().find(is_it) else {
-        // Some offer such tools only to one who looks for them.
+    let Some(tool) = tools.iter().find(matches_name) else {
+        // Some agents offer such tools only after a search for them.
         let search = find_tool(tools, &[TOOL_SEARCH])?;
         return Some(ModelToolCall { name: search.name.clone(), args: json!({ "query": name }) });
     };
@@ -109,21 +107,21 @@ fn find_tool<'a>(tools: &'a [ModelTool], names: &[&str]) -> Option<&'a ModelTool
 
 impl ModelTool {
     fn call_with(&self, args: Map<String, Value>) -> ModelToolCall {
-        let mut all = minimal_value(&self.schema);
+        let mut merged = minimal_value(&self.schema);
         for (name, value) in args {
-            all[name] = value;
+            merged[name] = value;
         }
-        ModelToolCall { name: self.name.clone(), args: all }
+        ModelToolCall { name: self.name.clone(), args: merged }
     }
 }
 
-/// The least that a JSON schema accepts.
+/// The smallest value that a JSON schema accepts.
 pub(super) fn minimal_value(schema: &Value) -> Value {
     if let Some(constant) = schema.get("const") {
         return constant.clone();
     }
     if let Some(choices) = schema["enum"].as_array() {
-        // Who speaks next is a question of Gemini's; that it is the user ends a turn.
+        // Gemini asks who speaks next; the answer `user` ends the turn.
         let user = choices.iter().find(|choice| **choice == "user");
         return user.or(choices.first()).cloned().unwrap_or_default();
     }
